@@ -1,0 +1,254 @@
+"""Checkpoints: immutable state at a barrier, chained by parent, stored as deltas (§4.5).
+
+A ``Delta`` is what one barrier changed: the finished tasks with their writes, and what runs next. ``advance``
+applies one to its parent; live code and loading call the same function, so what is loaded is what was live.
+A checkpoint's hash is H(parent's hash, delta's bytes); the event of its commit names it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon, ids
+from holdfast.core.canon import EMPTY_LIST
+from holdfast.core.channels import CUSTOM, LAST, MISSING, reduce
+from holdfast.core.errors import ErrorValue, EventUnreadable
+from holdfast.core.outcomes import OK, SKIPPED
+from holdfast.core.waits import Wait
+
+INPUT_TASK = "@input"
+PATCH_TASK = "@patch"
+RESULT = "@result"
+
+
+class Source(StrEnum):
+    INPUT = "input"
+    LOOP = "loop"
+    WAIT = "wait"
+    FAILURE = "failure"
+    CANCEL = "cancel"
+    FORK = "fork"
+    PATCH = "patch"
+
+
+class Boundary(StrEnum):
+    RUN_STARTED = "run_started"
+    STEP_COMPLETED = "step_completed"
+    WAITING_FOR_HUMAN = "waiting_for_human"
+    WAITING_FOR_SIGNAL = "waiting_for_signal"
+    RUN_COMPLETED = "run_completed"
+    RUN_FAILED = "run_failed"
+    RUN_CANCELED = "run_canceled"
+
+
+class Task(msgspec.Struct, frozen=True, array_like=True):
+    """A node's turn in the coming super-step. ``seen``: the trigger channels it consumes; ``skip``: why it is passed over."""
+
+    node: str
+    index: int = 0
+    payload: msgspec.Raw | None = None
+    seen: tuple[str, ...] = ()
+    skip: str = ""
+
+    @property
+    def key(self) -> str:
+        return ids.task_key(self.node, self.index)
+
+
+class SendTo(msgspec.Struct, frozen=True, array_like=True):
+    node: str
+    payload: msgspec.Raw
+
+
+class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """What a finished task leaves: writes, routing and outcome, one atomic record (§4.6). ``writes`` is an encoded dict."""
+
+    task: str
+    outcome: str = OK
+    writes: msgspec.Raw | None = None
+    goto: tuple[str, ...] | None = None
+    chosen: tuple[str, ...] = ()
+    sends: tuple[SendTo, ...] = ()
+    attempt: int = 1
+    result: msgspec.Raw | None = None
+
+
+class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """A recorded call inside a task, by scope and position (§4.12). ``value`` is encoded; a failure has ``error``."""
+
+    task: str
+    path: str
+    name: str
+    value: msgspec.Raw | None = None
+    error: ErrorValue | None = None
+    attempt: int = 1
+    kind: str = "step"
+    digest: str = ""
+
+
+Result = TaskResult | StepRecord
+
+
+class Delta(msgspec.Struct, frozen=True, array_like=True):
+    """What a checkpoint changes of its parent. ``done`` names finished tasks in task order: the result itself, or
+    the key of one that was durable before. ``kinds``: reducers other than ``last``; ``values``: what no built-in
+    reducer made (defaults, custom reducers, patches). With ``step`` unchanged nothing advances (§4.8)."""
+
+    step: int
+    source: Source = Source.LOOP
+    done: tuple[TaskResult | str, ...] = ()
+    kinds: dict[str, str] = {}
+    values: msgspec.Raw | None = None
+    pending: tuple[Task, ...] | None = None
+
+
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+    """A whole checkpoint, as loaded. ``values`` are frozen; ``created_at`` is microseconds since 1970.
+
+    ``results`` and ``records`` are the pending writes: what is finished or recorded since the last barrier.
+    ``skipped`` are the nodes whose last turn was a skip; ``topics`` the channels to be emptied at the next barrier.
+    """
+
+    run_id: str
+    seq: int
+    step: int
+    values: Mapping[str, Any]
+    versions: Mapping[str, int]
+    seen: Mapping[str, Mapping[str, int]]
+    pending: tuple[Task, ...]
+    parent: str | None = None
+    skipped: frozenset[str] = frozenset()
+    topics: tuple[str, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    source: Source = Source.INPUT
+    boundaries: tuple[Boundary, ...] = ()
+    writes: Mapping[str, Any] = {}
+    hash: bytes = b""
+    created_at: int = 0
+    format: int = 1
+
+    @property
+    def checkpoint_id(self) -> str:
+        return ids.checkpoint_id(self.run_id, self.seq)
+
+
+def empty(run_id: str) -> Checkpoint:
+    """What precedes the first checkpoint of a run."""
+    return Checkpoint(run_id=run_id, seq=0, step=-1, values={}, versions={}, seen={}, pending=())
+
+
+def written(result: TaskResult) -> Mapping[str, Any]:
+    """The decoded writes of a finished task."""
+    if result.writes is None:
+        return {}
+    value = canon.decode(result.writes)
+    if not isinstance(value, dict):
+        raise EventUnreadable(f"the writes of {result.task} are not a mapping")
+    return value
+
+
+def bumped(done: tuple[TaskResult, ...], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    """The channels that have news after these tasks, in a repeatable order (§4.3)."""
+    out: dict[str, None] = {}
+    for result in done:
+        node = ids.node_of(result.task)
+        if result.task == INPUT_TASK:
+            out["start"] = None
+        elif result.goto is None and not node.startswith("@"):
+            out[f"done:{node}"] = None
+        for target in (*(result.goto or ()), *result.chosen):
+            out[f"goto:{target}"] = None
+        for channel in writes[result.task]:
+            out[channel] = None
+    return list(out)
+
+
+def advance(
+    parent: Checkpoint,
+    delta: Delta,
+    results: Mapping[str, TaskResult],
+    *,
+    seq: int,
+    at: int,
+    hash: bytes,
+    waits: tuple[Wait, ...] = (),
+    boundaries: tuple[Boundary, ...] = (),
+    decoded: Mapping[str, Mapping[str, Any]] | None = None,
+) -> Checkpoint:
+    """The checkpoint after ``delta``. ``results`` holds what ``delta.done`` names by key; ``decoded`` spares the live
+    path a second decode of writes it has just made.
+
+    Raises:
+        EventUnreadable: the delta names a result that is not there.
+    """
+    parent_id = parent.checkpoint_id if parent.seq else None
+    if delta.step == parent.step and not delta.done and delta.values is None:
+        return msgspec.structs.replace(
+            parent, seq=seq, parent=parent_id, created_at=at, hash=hash, waits=waits, boundaries=boundaries, source=delta.source, writes={}
+        )
+    done = tuple(_find(d, results) for d in delta.done)
+    writes = {r.task: (decoded[r.task] if decoded is not None and r.task in decoded else written(r)) for r in done}
+    values = dict(parent.values)
+    changed = [c for w in writes.values() for c in w]
+    for name in parent.topics:
+        values[name] = EMPTY_LIST
+    for name in delta.kinds:
+        if delta.kinds[name] == "topic":
+            values[name] = EMPTY_LIST
+    for write in writes.values():
+        for name, value in write.items():
+            tag = delta.kinds.get(name, LAST)
+            if tag != CUSTOM:
+                values[name] = reduce(tag, values.get(name, MISSING), value)
+    if delta.values is not None:
+        values.update(canon.decode(delta.values))
+    news = bumped(done, writes)
+    if delta.source is Source.PATCH and delta.values is not None:
+        news += [n for n in canon.decode(delta.values) if n not in news]
+    versions = {**parent.versions, **dict.fromkeys(news, delta.step)} if news else parent.versions
+    seen, skipped = parent.seen, parent.skipped
+    if done:
+        tasks = {t.key: t for t in parent.pending}
+        seen = dict(seen)
+        marks = set(skipped)
+        for result in done:
+            node = ids.node_of(result.task)
+            if (task := tasks.get(result.task)) is not None and task.seen:
+                seen[node] = {**seen.get(node, {}), **{c: parent.versions.get(c, 0) for c in task.seen}}
+            if result.outcome.strip().lower().startswith(SKIPPED):
+                marks.add(node)
+            else:
+                marks.discard(node)
+        if marks != skipped:
+            skipped = frozenset(marks)
+    return Checkpoint(
+        run_id=parent.run_id,
+        seq=seq,
+        step=delta.step,
+        values=values,
+        versions=versions,
+        seen=seen,
+        pending=parent.pending if delta.pending is None else delta.pending,
+        parent=parent_id,
+        skipped=skipped,
+        topics=tuple(n for n in dict.fromkeys(changed) if delta.kinds.get(n) == "topic"),
+        waits=waits,
+        source=delta.source,
+        boundaries=boundaries,
+        writes={t: w for t, w in writes.items()},
+        hash=hash,
+        created_at=at,
+    )
+
+
+def _find(done: TaskResult | str, results: Mapping[str, TaskResult]) -> TaskResult:
+    if isinstance(done, TaskResult):
+        return done
+    found = results.get(done)
+    if found is None:
+        raise EventUnreadable(f"the checkpoint refers to the result of {done}, which is not on record")
+    return found

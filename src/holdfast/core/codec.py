@@ -1,0 +1,269 @@
+"""Records to bytes and back (§1.8, §1.10): what one commit leaves in the log is one row, one encode.
+
+A row is ``[format, at, fence, actor, facts, delta, results]`` in msgpack. Its hash is H(previous row's hash, row):
+the chain by which a lost, cut or edited row is named. ``format`` is major x 100 + minor; an older minor is upgraded by
+registered upcasters, another major is a typed error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.core import canon, commands
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Checkpoint, Delta, Result, Source, StepRecord, Task, TaskResult
+from holdfast.core.commit import Commit
+from holdfast.core.effects import Effect
+from holdfast.core.errors import ChainBroken, EventUnreadable, UnsupportedFormat
+from holdfast.core.run import Run
+from holdfast.core.waits import Wait
+
+FORMAT = 100
+_encoder = msgspec.msgpack.Encoder()
+
+
+class Record(msgspec.Struct, frozen=True):
+    """One commit as read back from the log. ``seq`` is its last event's number."""
+
+    seq: int
+    at: int
+    fence: int
+    actor: str
+    events: tuple[ev.Event, ...]
+    delta: Delta | None
+    delta_bytes: bytes
+    results: tuple[Result, ...]
+    hash: bytes
+    size: int
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A log row as a store keeps it: the last event's number, the bytes and their place in the chain."""
+
+    seq: int
+    data: bytes
+    hash: bytes
+
+
+class _Outgoing(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    at: int
+    fence: int
+    actor: str
+    facts: tuple[Any, ...]
+    delta: msgspec.Raw | None
+    results: tuple[Result, ...]
+
+
+class _Incoming(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    at: int
+    fence: int
+    actor: str
+    facts: tuple[msgspec.Raw, ...]
+    delta: msgspec.Raw | None
+    results: tuple[msgspec.Raw, ...]
+
+
+class Sealed(msgspec.Struct, frozen=True):
+    """A commit ready to be written: its row, and the run row's cold part if that changed."""
+
+    row: Row
+    doc: bytes | None
+
+
+def seal(commit: Commit, previous: bytes = b"") -> Sealed:
+    """Encodes a commit before its transaction begins; ``previous`` is the hash at its tip."""
+    facts = tuple([e.fact for e in commit.events])
+    data = _encoder.encode(
+        _Outgoing(FORMAT, commit.at, commit.fence & 0xFFFFFFFF, commit.actor, facts, commit.delta, commit.results)
+    )
+    cold = False
+    for fact in facts:
+        if not fact.hot:
+            cold = True
+            break
+    row = Row(commit.events[-1].seq, data, canon.chain(previous, data))
+    return Sealed(row, _encoder.encode(commit.run) if cold else None)
+
+
+_row = msgspec.msgpack.Decoder(_Incoming)
+_delta = msgspec.msgpack.Decoder(Delta)
+_result: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(TaskResult | StepRecord)
+_fact_decoders = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in ev.TAGS.items()}
+_any = msgspec.msgpack.Decoder()
+_run = msgspec.msgpack.Decoder(Run)
+_effect = msgspec.msgpack.Decoder(Effect)
+_command: msgspec.msgpack.Decoder[commands.AnyCommand] = msgspec.msgpack.Decoder(commands.AnyCommand)
+
+T = TypeVar("T")
+Upcaster = Callable[[list[Any]], list[Any]]
+_upcasters: dict[int, list[tuple[int, Upcaster]]] = {}
+
+
+def upcast(tag: int, before: int, function: Upcaster) -> None:
+    """Registers a pure function that brings a fact's stored fields, written by a format below ``before``, up to date."""
+    _upcasters.setdefault(tag, []).append((before, function))
+    _upcasters[tag].sort(key=lambda pair: pair[0])
+
+
+def check_format(format: int) -> None:
+    """Refuses another major version (§1.8).
+
+    Raises:
+        UnsupportedFormat: naming both versions.
+    """
+    if format // 100 != FORMAT // 100:
+        have, want = f"{format // 100}.{format % 100}", f"{FORMAT // 100}.{FORMAT % 100}"
+        raise UnsupportedFormat(f"the payload has format {have}, this release reads {want}", hint="use the release that wrote it, or migrate")
+
+
+def open_row(row: Row, previous: bytes | None = None) -> Record:
+    """Decodes a row; with ``previous`` it also holds the row against the chain.
+
+    Raises:
+        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with it.
+    """
+    from_chain(row, previous)
+    try:
+        raw = _row.decode(row.data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+        raise EventUnreadable(f"the commit that ends with event {row.seq} cannot be decoded: {e}") from e
+    check_format(raw.format)
+    first = row.seq - len(raw.facts) + 1
+    events = tuple(
+        ev.Event(first + i, raw.at, _fact(f, raw.format, first + i), raw.actor, raw.fence) for i, f in enumerate(raw.facts)
+    )
+    try:
+        delta = None if raw.delta is None else _delta.decode(raw.delta)
+        results = tuple(_result.decode(r) for r in raw.results)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+        raise EventUnreadable(f"the checkpoint of event {row.seq} cannot be decoded: {e}") from e
+    delta_bytes = b"" if raw.delta is None else bytes(raw.delta)
+    return Record(row.seq, raw.at, raw.fence, raw.actor, events, delta, delta_bytes, results, row.hash, len(row.data))
+
+
+def from_chain(row: Row, previous: bytes | None) -> None:
+    """Holds a row against the chain; None skips it, where the row before is not at hand."""
+    if previous is not None and canon.chain(previous, row.data) != row.hash:
+        raise ChainBroken(f"the commit that ends with event {row.seq} does not match its hash", hint="holdfast check names the damage; restore a backup")
+
+
+def _fact(raw: msgspec.Raw, format: int, seq: int) -> ev.Fact | ev.Unknown:
+    try:
+        fields = None
+        tag = _tag(raw)
+        decoder = _fact_decoders.get(tag)
+        if decoder is None:
+            fields = _any.decode(raw)
+            return ev.Unknown(tag, fields[1:])
+        todo = [f for before, f in _upcasters.get(tag, ()) if format < before]
+        if todo:
+            fields = list(_any.decode(raw))[1:]
+            for function in todo:
+                fields = function(fields)
+            return decoder.decode(_encoder.encode([tag, *fields]))
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as e:
+        raise EventUnreadable(f"event {seq} cannot be decoded: {e}") from e
+
+
+def _tag(raw: msgspec.Raw) -> int:
+    """The first element of a msgpack array, without decoding the rest."""
+    data = bytes(raw[:8]) if isinstance(raw, bytes) else bytes(memoryview(raw)[:8])
+    at = 1 if data[0] & 0xF0 == 0x90 else 3 if data[0] == 0xDC else -1
+    if at < 0:
+        raise ValueError("a fact is not an array")
+    if data[at] < 0x80:
+        return data[at]
+    if data[at] == 0xCC:
+        return data[at + 1]
+    raise ValueError("a fact has no tag")
+
+
+def encode_delta(delta: Delta) -> bytes:
+    return _encoder.encode(delta)
+
+
+def encode_run(run: Run) -> bytes:
+    return _encoder.encode(run)
+
+
+def decode_run(data: bytes) -> Run:
+    """The cold part of a run row.
+
+    Raises:
+        EventUnreadable: damaged bytes, or a status outside the eight (§2.6).
+    """
+    return _strict(_run, data, "the run row")
+
+
+def encode_effect(effect: Effect) -> bytes:
+    return _encoder.encode(effect)
+
+
+def decode_effect(data: bytes) -> Effect:
+    return _strict(_effect, data, "an effect record")
+
+
+def encode_command(command: commands.AnyCommand) -> bytes:
+    return _encoder.encode(command)
+
+
+def decode_command(data: bytes) -> commands.AnyCommand:
+    return _strict(_command, data, "an inbox item")
+
+
+def _strict(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+        raise EventUnreadable(f"{what} cannot be decoded: {e}") from e
+
+
+class _Whole(msgspec.Struct, frozen=True, array_like=True):
+    format: int
+    seq: int
+    step: int
+    values: bytes
+    versions: dict[str, int]
+    seen: dict[str, dict[str, int]]
+    pending: tuple[Task, ...]
+    parent: str | None
+    skipped: tuple[str, ...]
+    topics: tuple[str, ...]
+    waits: tuple[Wait, ...]
+    source: str
+    hash: bytes
+    created_at: int
+    chain: bytes
+
+
+_whole = msgspec.msgpack.Decoder(_Whole)
+
+
+def encode_whole(cp: Checkpoint, chain: bytes) -> bytes:
+    """A whole checkpoint with the hash of its log row, so that loading can start the chain there."""
+    values = canon.encode(canon.FrozenDict(cp.values))
+    seen = {n: dict(s) for n, s in cp.seen.items()}
+    return _encoder.encode(
+        _Whole(
+            FORMAT, cp.seq, cp.step, values, dict(cp.versions), seen, cp.pending, cp.parent, tuple(sorted(cp.skipped)),
+            cp.topics, cp.waits, cp.source, cp.hash, cp.created_at, chain,
+        )
+    )  # fmt: skip
+
+
+def decode_whole(run_id: str, data: bytes) -> tuple[Checkpoint, bytes]:
+    """The checkpoint, and the hash of the log row it was saved with."""
+    w: _Whole = _strict(_whole, data, "a whole checkpoint")
+    check_format(w.format)
+    cp = Checkpoint(
+        run_id=run_id, seq=w.seq, step=w.step, values=canon.decode(w.values), versions=w.versions, seen=w.seen, pending=w.pending,
+        parent=w.parent, skipped=frozenset(w.skipped), topics=w.topics, waits=w.waits, source=Source(w.source), hash=w.hash,
+        created_at=w.created_at, format=w.format,
+    )  # fmt: skip
+    return cp, w.chain

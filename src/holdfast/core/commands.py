@@ -1,0 +1,105 @@
+"""Requests that may be refused, imperative: what waits in a run's inbox (§5, §7, §10.12).
+
+Each has a key, unique in its run: one answer and its timeout share a key, so one of them wins whoever comes first.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.errors import ErrorValue
+
+
+class Command(msgspec.Struct, frozen=True, array_like=True):
+    """Base of all commands. ``actor`` is who asks."""
+
+    @property
+    def key(self) -> str:
+        raise NotImplementedError
+
+
+class Decide(Command, frozen=True, tag=1):
+    """``payload`` is encoded; None means that none was given, which is not an answer of None."""
+
+    wait_id: str
+    action: str
+    actor: str
+    feedback: str | None = None
+    note: str | None = None
+    payload: msgspec.Raw | None = None
+    at: int = 0
+    resume: bool = True
+
+    @property
+    def key(self) -> str:
+        return f"wait:{self.wait_id}"
+
+
+class FireTimeout(Command, frozen=True, tag=2):
+    """A wait's deadline has passed: injected by any sweeper, once (§5.10)."""
+
+    wait_id: str
+    deadline: int
+
+    @property
+    def key(self) -> str:
+        return f"wait:{self.wait_id}"
+
+
+class Signal(Command, frozen=True, tag=3):
+    name: str
+    signal_key: str
+    payload: msgspec.Raw
+    actor: str
+
+    @property
+    def key(self) -> str:
+        return f"signal:{self.name}:{self.signal_key}"
+
+
+class Cancel(Command, frozen=True, tag=4):
+    actor: str
+    reason: str = ""
+    nonce: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"cancel:{self.nonce}" if self.nonce else "cancel"
+
+
+class ChildEnded(Command, frozen=True, tag=5):
+    child_run_id: str
+    status: str
+    result: msgspec.Raw | None = None
+    error: ErrorValue | None = None
+
+    @property
+    def key(self) -> str:
+        return f"child:{self.child_run_id}"
+
+
+class Resume(Command, frozen=True, tag=6):
+    """Go on with a failed, canceled or interrupted run; ``acknowledge`` names what was inspected (§7.3)."""
+
+    actor: str
+    acknowledge: str | None = None
+    force: bool = False
+    nonce: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"resume:{self.nonce}"
+
+
+class LateResult(Command, frozen=True, tag=7):
+    """What an owner did after it had lost its lease: evidence only (§10.2)."""
+
+    attempt_id: str
+    summary: str
+
+    @property
+    def key(self) -> str:
+        return f"late:{self.attempt_id}"
+
+
+AnyCommand = Decide | FireTimeout | Signal | Cancel | ChildEnded | Resume | LateResult

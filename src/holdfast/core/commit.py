@@ -1,0 +1,122 @@
+"""The seam: everything that one decision makes durable (§1.6)."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core import commands
+from holdfast.core.checkpoint import Checkpoint, Result
+from holdfast.core.effects import Effect
+from holdfast.core.events import Event
+from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch
+from holdfast.core.run import Run
+
+
+class Tip(msgspec.Struct, frozen=True):
+    """Where a run's log ends: the compare-and-set of every commit.
+
+    ``row`` is the store's own pointer; ``since`` and ``whole`` are the bytes logged since the last whole
+    checkpoint and that one's size, by which the next whole one is timed.
+    """
+
+    seq: int
+    hash: bytes
+    row: int
+    since: int = 0
+    whole: int = 0
+
+
+class InboxItem(msgspec.Struct, frozen=True):
+    """A command waiting for a run, under a key unique in it. ``put_at``: microseconds since 1970."""
+
+    run_id: str
+    key: str
+    command: commands.AnyCommand
+    put_at: int
+    taken_seq: int | None = None
+
+
+class DedupClaim(msgspec.Struct, frozen=True):
+    """A key that may be taken once: a request, an inbound message, a shared effect (§3.5, §9.8).
+
+    ``kind`` is request, inbound or effect; ``digest`` is the fingerprint of what was asked under it.
+    """
+
+    kind: str
+    scope: str
+    key: str
+    run_id: str
+    digest: str
+    expires_at: int | None = None
+
+
+class Intent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """An act decided, not yet done: sent only after its commit, under its key (§9)."""
+
+    intent_id: str
+    run_id: str
+    type: str
+    payload: msgspec.Raw
+    key: str
+    order_key: str = ""
+    created_at: int = 0
+    state: str = "queued"
+    attempts: int = 0
+    due: int = 0
+    owner: str | None = None
+    lease_until: int | None = None
+    detail: str = ""
+    settled_at: int | None = None
+
+
+class LedgerRow(msgspec.Struct, frozen=True):
+    """A row kept for people and applications; the engine never reads it (§9.6). ``data`` is encoded."""
+
+    run_id: str
+    topic: str
+    key: str
+    data: msgspec.Raw
+    at: int
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one decision makes durable. Applied whole, or not at all.
+
+    ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was
+    decided; with ``Take`` and ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``.
+    """
+
+    run: Run
+    events: tuple[Event, ...]
+    after: Tip | None
+    fence: int
+    at: int
+    actor: str = "system"
+    checkpoint: Checkpoint | None = None
+    delta: msgspec.Raw | None = None
+    results: tuple[Result, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    took: tuple[str, ...] = ()
+    puts: tuple[InboxItem, ...] = ()
+    creates: tuple[Commit, ...] = ()
+    claims: tuple[DedupClaim, ...] = ()
+    intents: tuple[Intent, ...] = ()
+    ledger: tuple[LedgerRow, ...] = ()
+    lease: LeaseAction = KEEP
+    due: int | None = None
+
+    @property
+    def plain(self) -> bool:
+        """Whether it writes nothing beside its log row and the run's hot columns."""
+        return not (self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger)
+
+    def check(self) -> None:
+        """Asserts what must hold of every commit, whichever store it goes to."""
+        first = self.after.seq + 1 if self.after is not None else 1
+        assert self.events, "a commit without events decides nothing"
+        assert [e.seq for e in self.events] == list(range(first, first + len(self.events))), "event numbers have a gap"
+        assert (self.after is None) == (self.events[0].type == "run.submitted"), "a run begins with run.submitted"
+        assert (self.checkpoint is None) == (self.delta is None), "a checkpoint travels with its delta"
+        assert not (self.run.terminal and isinstance(self.lease, Take)), "an ended run keeps no lease"
+        assert all(c.after is None and not c.creates for c in self.creates), "created runs are born by their own first commit"
+        assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "a new run is taken or left at rest"

@@ -1,0 +1,378 @@
+"""The whole tree of errors, drawn once, by who must act.
+
+``UsageError``: the caller made a mistake. ``Rejected``: the state machine or a policy says no.
+``Conflict``: someone else was first. ``StepFailure``: user code went wrong; it is stored as a value.
+``StoreError``: the database, the disk or its contents.
+
+Every error has a stable ``code`` (an API: tests, exit codes and HTTP problems use it) and may carry a
+``hint``, the way out, in one sentence.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class HoldfastError(Exception):
+    """Base of everything this package raises on purpose."""
+
+    code = "error"
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "", code: str | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        if code is not None:
+            self.code = code
+
+    def line(self) -> str:
+        """One line for people: code, what happened, what to do."""
+        text = " ".join(self.message.split())
+        return f"{self.code}: {text}" + (f" ({self.hint})" if self.hint else "")
+
+
+# -- the caller's mistake ---------------------------------------------------------------------------
+
+
+class UsageError(HoldfastError):
+    code = "usage"
+    exit_code = 2
+
+
+class InvalidGraph(UsageError):
+    code = "invalid_graph"
+
+
+class InvalidInput(UsageError):
+    code = "invalid_input"
+
+
+class Unserializable(UsageError):
+    """A value no store could keep; ``path`` names the field (§1.10)."""
+
+    code = "unserializable"
+
+    def __init__(self, path: str, why: str, *, hint: str = "") -> None:
+        super().__init__(f"{path}: {why}", hint=hint)
+        self.path = path
+        self.why = why
+
+
+class TooLarge(UsageError):
+    code = "too_large"
+
+
+class ChannelEmpty(UsageError, AttributeError):
+    """A ``last`` channel was read before anything wrote it."""
+
+    code = "channel_empty"
+
+
+class AmbiguousWait(UsageError):
+    """Several waits are open and the answer names none (§5.11)."""
+
+    code = "ambiguous_wait"
+
+
+class ConcurrentScope(UsageError):
+    """Two ctx calls of one scope in flight at once (§4.12)."""
+
+    code = "concurrent_scope"
+
+
+class NotFound(UsageError):
+    code = "not_found"
+    exit_code = 3
+
+
+class RunNotFound(NotFound):
+    code = "run_not_found"
+
+
+class CheckpointNotFound(NotFound):
+    code = "checkpoint_not_found"
+
+
+class WaitNotFound(NotFound):
+    code = "wait_not_found"
+
+
+class SkillUnknown(NotFound):
+    code = "skill_unknown"
+
+
+# -- the state machine or a policy says no ----------------------------------------------------------
+
+
+class Rejected(HoldfastError):
+    code = "rejected"
+    exit_code = 6
+
+
+class IllegalTransition(Rejected):
+    """One of the 52 pairs that are not an edge (§2.2)."""
+
+    code = "illegal_transition"
+
+    def __init__(self, current: str, wanted: str) -> None:
+        super().__init__(f"a run cannot go from {current} to {wanted}")
+        self.current = current
+        self.wanted = wanted
+
+
+class UnknownStatus(Rejected):
+    """A stored status outside the eight (§2.6)."""
+
+    code = "unknown_status"
+
+
+class AlreadyTerminal(Rejected):
+    code = "already_terminal"
+
+
+class SettledTerminal(Rejected):
+    code = "settled_terminal"
+
+
+class UndecidedWait(Rejected):
+    code = "undecided_wait"
+
+
+class NotDecidable(Rejected):
+    code = "not_decidable"
+
+
+class ActionUnavailable(Rejected):
+    code = "action_unavailable"
+
+
+class AcknowledgeRequired(Rejected):
+    code = "acknowledge_required"
+
+
+class RunIsLive(Rejected):
+    code = "run_is_live"
+
+
+class NothingEligible(Rejected):
+    code = "nothing_eligible"
+
+
+class FingerprintMismatch(Rejected):
+    code = "fingerprint_mismatch"
+
+
+class Denied(Rejected):
+    """A policy or a resolver said no; it is never retried (§8.1)."""
+
+    code = "denied"
+
+
+class RestrictedOption(Rejected):
+    code = "restricted_option"
+
+
+class TokenRefused(Rejected):
+    code = "token_refused"
+
+
+class RepairRefused(Rejected):
+    code = "repair_refused"
+
+
+# -- someone was first ------------------------------------------------------------------------------
+
+
+class Conflict(HoldfastError):
+    code = "conflict"
+    exit_code = 6
+
+
+class VersionConflict(Conflict):
+    """The log's tip moved since it was read."""
+
+    code = "version_conflict"
+
+
+class LeaseLost(Conflict):
+    """The fence is not the current one (§10.2): nothing was written."""
+
+    code = "lease_lost"
+
+
+class DecisionConflict(Conflict):
+    code = "decision_conflict"
+
+
+class RequestConflict(Conflict):
+    """The same request key with another input (§3.5)."""
+
+    code = "request_conflict"
+
+
+class EffectConflict(Conflict):
+    """The same effect key with another request (§6.3)."""
+
+    code = "effect_conflict"
+
+
+class EffectInProgress(Conflict):
+    code = "effect_in_progress"
+
+
+# -- user code; a value in the run ------------------------------------------------------------------
+
+
+class StepFailure(HoldfastError):
+    code = "step_failed"
+
+
+class UndeclaredChannel(StepFailure):
+    code = "undeclared_channel"
+
+
+class TwoWriters(StepFailure):
+    """Two writers on a ``last`` channel in one super-step (§4.1)."""
+
+    code = "two_writers"
+
+
+class ContractViolation(StepFailure):
+    """A write outside ``writes=`` (§4.2)."""
+
+    code = "contract_violation"
+
+
+class BadReturn(StepFailure):
+    code = "bad_return"
+
+
+class StepTimeout(StepFailure):
+    code = "step_timeout"
+
+
+class StepLimit(StepFailure):
+    """More super-steps in one invocation than allowed (§4.9); resumable."""
+
+    code = "step_limit"
+
+
+class RecordMismatch(StepFailure):
+    """Recorded calls no longer fit the code (§4.12); shows the difference."""
+
+    code = "record_mismatch"
+
+
+class NodeMissing(StepFailure):
+    """A pending node the graph no longer has (§3.2)."""
+
+    code = "node_missing"
+
+
+class SuspensionSwallowed(StepFailure):
+    code = "suspension_swallowed"
+
+
+class EffectUnknown(StepFailure):
+    """An effect was attempted and nobody knows its outcome; never repeated (§6.5)."""
+
+    code = "effect_unknown"
+
+
+class EffectFailed(StepFailure):
+    code = "effect_failed"
+
+
+class PermanentError(StepFailure):
+    """Raise it from a step to say that retrying is no use."""
+
+    code = "permanent"
+
+
+class RunFailed(HoldfastError):
+    """Raised by ``result``, ``run`` and ``holdfast.run``; ``run`` is the run as it ended."""
+
+    code = "run_failed"
+
+    def __init__(self, run: object, message: str) -> None:
+        super().__init__(message)
+        self.run = run
+
+
+class RunWaiting(HoldfastError):
+    """Raised by ``result``, ``run`` and ``holdfast.run`` when the run rests in a wait."""
+
+    code = "run_waiting"
+    exit_code = 4
+
+    def __init__(self, run: object, message: str) -> None:
+        super().__init__(message)
+        self.run = run
+
+
+# -- the database, the disk, or what is on it -------------------------------------------------------
+
+
+class StoreError(HoldfastError):
+    code = "store_error"
+
+
+class StoreBusy(StoreError):
+    code = "store_writer_stalled"
+
+
+class StoreReadOnly(StoreError):
+    code = "store_read_only"
+
+
+class StoreFull(StoreError):
+    code = "store_full"
+
+
+class StoreCorrupt(StoreError):
+    code = "store_corrupt"
+
+
+class EventUnreadable(StoreCorrupt):
+    code = "event_unreadable"
+
+
+class ChainBroken(StoreCorrupt):
+    code = "event_chain_broken"
+
+
+class LogRolledBack(StoreCorrupt):
+    code = "log_rolled_back"
+
+
+class IncarnationChanged(StoreCorrupt):
+    code = "store_incarnation_changed"
+
+
+class UnsupportedFormat(StoreError):
+    """A payload of a newer or unknown major version (§1.8)."""
+
+    code = "unsupported_format"
+
+
+class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
+    """A failure as data: what is kept in a run, a step or an effect (§2.8).
+
+    ``type`` is the exception's qualified name, ``code`` the stable code if it has one.
+    """
+
+    type: str
+    message: str
+    code: str = "step_failed"
+    where: str = ""
+
+    @classmethod
+    def of(cls, error: BaseException, where: str = "") -> ErrorValue:
+        kind = type(error)
+        name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+        text = error.message if isinstance(error, HoldfastError) else str(error)
+        # A message may hold what no store could keep; the failure must be stored all the same.
+        clean = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
+        code = error.code if isinstance(error, HoldfastError) else "step_failed"
+        return cls(type=name, message=clean[:4000], code=code, where=where)

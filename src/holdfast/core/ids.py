@@ -1,0 +1,75 @@
+"""Ids: opaque, unique, sortable by creation (§3.4); what hangs on a run is named after it.
+
+A run id is 26 base-32 characters: 10 of time, 14 of randomness, 2 of bucket. Derived ids are functions of
+their parents, so they are never stored and are the same after a crash.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+_ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
+ENTROPY_BITS = 70
+BUCKETS = 1024
+
+
+def _base32(number: int, length: int) -> str:
+    out = []
+    for _ in range(length):
+        number, digit = divmod(number, 32)
+        out.append(_ALPHABET[digit])
+    return "".join(reversed(out))
+
+
+def bucket(tenant: str, session: str) -> str:
+    """Two characters that place a session's runs together in a partitioned store."""
+    h = hashlib.sha256(f"{tenant}\0{session}".encode("utf-8", "surrogatepass")).digest()
+    return _base32(int.from_bytes(h[:4], "big") % BUCKETS, 2)
+
+
+def stamp(at_us: int, entropy: int) -> str:
+    """24 sortable characters: milliseconds, then 70 bits of entropy."""
+    return _base32(at_us // 1000, 10) + _base32(entropy % (1 << ENTROPY_BITS), 14)
+
+
+def run_id(at_us: int, entropy: int, tenant: str = "", session: str = "") -> str:
+    """A new run's id. With no session of its own the run is its session, and the id names the bucket."""
+    head = stamp(at_us, entropy)
+    return head + bucket(tenant, session or head)
+
+
+def event_id(run: str, seq: int) -> str:
+    return f"{run}.e{seq}"
+
+
+def checkpoint_id(run: str, seq: int) -> str:
+    """``seq`` is the number of the last event in the checkpoint's commit."""
+    return f"{run}.c{seq}"
+
+
+def checkpoint_seq(run: str, checkpoint: str) -> int | None:
+    """The inverse of ``checkpoint_id``; None if this is no checkpoint of that run."""
+    head, _, tail = checkpoint.rpartition(".c")
+    return int(tail) if head == run and tail.isascii() and tail.isdigit() else None
+
+
+def step_id(run: str, step: int, task: str, path: str = "") -> str:
+    """A node's turn in a super-step, or with ``path`` a recorded call inside it."""
+    return f"{run}.{step}.{task}" + (f".{path}" if path else "")
+
+
+def attempt_id(step: str, number: int) -> str:
+    return f"{step}@{number}"
+
+
+def task_key(node: str, index: int) -> str:
+    """The name of a task in its super-step: the node, and for a ``Send`` its number."""
+    return node if index == 0 else f"{node}~{index}"
+
+
+def node_of(task: str) -> str:
+    return task.partition("~")[0]
+
+
+def wait_id(run: str, step: int, task: str, path: str) -> str:
+    return f"{run}.{step}.{task}.{path}" if path else f"{run}.{step}.{task}"

@@ -1,0 +1,71 @@
+"""Leases and fences (§10): who may write a run, and until when.
+
+A fence is one integer: the store's incarnation in the high bits, a counter in the low 32. A commit under any
+other fence than the current one is refused, so a restored or replaced store also fences off its old workers.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import msgspec
+
+COUNTER_BITS = 32
+DEFAULT_TTL_US = 30_000_000
+SAFE_PART = 0.6
+
+
+class Alive(StrEnum):
+    """Whether the owner's process lives: ``no`` only by proof (§2.9)."""
+
+    YES = "true"
+    NO = "false"
+    UNKNOWN = "unknown"
+
+
+class Lease(msgspec.Struct, frozen=True):
+    """The operational columns of a run: no part of the fold (§1.4)."""
+
+    fence: int
+    owner: str | None = None
+    expires_at: int | None = None
+    owner_alive: Alive = Alive.UNKNOWN
+    due: int | None = None
+
+    def live(self, now: int) -> bool:
+        """Whether somebody holds it: not expired, and not proven dead."""
+        return self.owner is not None and self.owner_alive is not Alive.NO and self.expires_at is not None and self.expires_at > now
+
+
+class Take(msgspec.Struct, frozen=True):
+    """The commit takes the run for ``owner``: fence n becomes n + 1."""
+
+    owner: str
+
+
+class Keep(msgspec.Struct, frozen=True):
+    """The holder writes on."""
+
+
+class Release(msgspec.Struct, frozen=True):
+    """The holder writes its last and gives the lease back in the same commit (§10.5)."""
+
+
+class Touch(msgspec.Struct, frozen=True):
+    """Written at rest by whoever came: takes fence n + 1 and gives it back at once."""
+
+
+LeaseAction = Take | Keep | Release | Touch
+KEEP = Keep()
+RELEASE = Release()
+TOUCH = Touch()
+
+
+def counter(fence: int) -> int:
+    """The part of a fence that people see beside an event."""
+    return fence & ((1 << COUNTER_BITS) - 1)
+
+
+def safe_until(renewed_at: int, ttl_us: int) -> int:
+    """The last moment at which a holder may begin an effect (§10.3)."""
+    return renewed_at + int(ttl_us * SAFE_PART)

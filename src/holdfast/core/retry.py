@@ -1,0 +1,49 @@
+"""Retries: how often, how long apart, and for which failures (§10.9)."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from holdfast.core.errors import BadReturn, ContractViolation, Denied, PermanentError, UndeclaredChannel, Unserializable
+
+SECOND = 1_000_000
+CEILING = 300 * SECOND
+
+# What another attempt cannot mend: decided by type, never by an error's text.
+PERMANENT: tuple[type[BaseException], ...] = (Denied, PermanentError, UndeclaredChannel, ContractViolation, BadReturn, Unserializable)
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """``max_attempts`` counts failures, the first try included; ``base_us`` is the first pause in microseconds."""
+
+    max_attempts: int = 1
+    base_us: int = SECOND
+    on: tuple[type[BaseException], ...] = (Exception,)
+
+    def retries(self, error: BaseException, attempt: int) -> bool:
+        """Whether a failure of attempt number ``attempt`` (from 1) is tried again."""
+        return attempt < self.max_attempts and isinstance(error, self.on) and not isinstance(error, PERMANENT)
+
+
+ONCE = Retry()
+
+
+def coerce(value: Retry | int | None) -> Retry:
+    """``retry=3`` is short for three attempts."""
+    if value is None:
+        return ONCE
+    return Retry(max_attempts=value) if isinstance(value, int) else value
+
+
+def backoff(attempt_id: str, attempt: int, base_us: int = SECOND, retry_after_us: int | None = None) -> int:
+    """Microseconds until the next attempt: min(5 min, base x 2^(n-1)) x (0.5 + u).
+
+    ``u`` in [0, 1) comes from the attempt's id, so that the pause is bounded and repeatable. An outside
+    ``Retry-After`` is honoured when it is longer.
+    """
+    word = int.from_bytes(hashlib.sha256(attempt_id.encode()).digest()[:8], "big")
+    u = word / 2**64
+    pause = int(min(CEILING, base_us * 2 ** min(attempt - 1, 40)) * (0.5 + u))
+    return max(pause, retry_after_us or 0)

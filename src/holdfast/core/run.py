@@ -1,0 +1,285 @@
+"""The run record and its fold (§1.4, §3.1): the only place a run changes.
+
+``fold`` is used live, in recovery, by the checker and by repair alike. It is a table from kind to a small
+function, so that what an event does to a run can be read in one place. A kind it does not know changes nothing,
+not even the version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import events as ev
+from holdfast.core import ids
+from holdfast.core.errors import ErrorValue, EventUnreadable
+from holdfast.core.status import TERMINAL, Status, move, path
+from holdfast.core.waits import Decision, Wait, WaitKind, wake_at
+
+
+class Versions(msgspec.Struct, frozen=True, array_like=True):
+    capabilities: str | None = None
+    bindings: str | None = None
+    registry_ref: str | None = None
+
+
+class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """The folded record of a run. Times are microseconds since 1970, UTC; ``result`` is encoded.
+
+    ``version`` is the number of events folded. ``waits`` are the open ones; ``decisions`` those that the run has
+    not yet consumed; ``seen_handoffs`` is never cleared (§5.14).
+    """
+
+    run_id: str
+    thread_id: str
+    session_key: str
+    lane: str
+    skill_id: str
+    skill_version: str
+    fingerprint: str
+    queue: str
+    priority: int
+    status: Status
+    created_at: int
+    version: int
+    lineage_root: str
+    tenant_id: str = "default"
+    environment: str = "development"
+    not_before: int | None = None
+    blocked_by: str | None = None
+    started_at: int | None = None
+    finished_at: int | None = None
+    current_step_id: str | None = None
+    checkpoint_head: str | None = None
+    resume_from_checkpoint_id: str | None = None
+    trace_id: str | None = None
+    versions: Versions = Versions()
+    policy_snapshot_id: str | None = None
+    job_id: str | None = None
+    source_run_id: str | None = None
+    source_checkpoint_id: str | None = None
+    parent_run_id: str | None = None
+    parent_wait_id: str | None = None
+    on_parent_end: str = "cancel"
+    stop_reason: str | None = None
+    settled: bool = False
+    result: msgspec.Raw | None = None
+    error: ErrorValue | None = None
+    tags: tuple[str, ...] = ()
+    waits: tuple[Wait, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+    active_handoff: str | None = None
+    seen_handoffs: tuple[str, ...] = ()
+    waivers: tuple[Decision, ...] = ()
+    cancel_requested_at: int | None = None
+    interrupted_at: int | None = None
+    takeovers: int = 0
+    target: str | None = None
+    request_key: str | None = None
+    paused_lane: str = "hold"
+    recovery: str = "auto"
+    kind: str | None = None
+    unattended: bool = False
+
+    @property
+    def terminal(self) -> bool:
+        return self.status in TERMINAL
+
+    @property
+    def wake_at(self) -> int | None:
+        return wake_at(self.waits)
+
+
+def _moved(run: Run, wanted: Status, **changes: Any) -> Run:
+    return replace(run, status=move(run.status, wanted), **changes)
+
+
+def _submitted(_: Run, e: ev.Event, f: ev.RunSubmitted) -> Run:
+    return Run(
+        run_id=f.run_id,
+        thread_id=f.thread_id,
+        session_key=f.session_key,
+        lane=f.lane,
+        skill_id=f.skill_id,
+        skill_version=f.skill_version,
+        fingerprint=f.fingerprint,
+        queue=f.queue,
+        priority=f.priority,
+        status=Status.PENDING,
+        created_at=e.at,
+        version=0,
+        lineage_root=f.lineage_root or f.run_id,
+        tenant_id=f.tenant_id,
+        environment=f.environment,
+        not_before=f.not_before,
+        trace_id=f.trace_id,
+        versions=Versions(f.capabilities, f.bindings, f.registry_ref),
+        policy_snapshot_id=f.policy_snapshot_id,
+        job_id=f.job_id,
+        source_run_id=f.source_run_id,
+        source_checkpoint_id=f.source_checkpoint_id,
+        resume_from_checkpoint_id=f.source_checkpoint_id,
+        parent_run_id=f.parent_run_id,
+        parent_wait_id=f.parent_wait_id,
+        on_parent_end=f.on_parent_end,
+        tags=f.tags,
+        target=f.target,
+        request_key=f.request_key,
+        paused_lane=f.paused_lane,
+        recovery=f.recovery,
+        kind=f.kind,
+        unattended=f.unattended,
+    )
+
+
+def _started(run: Run, e: ev.Event, f: ev.RunStarted) -> Run:
+    return _moved(run, Status.RUNNING, started_at=run.started_at if run.started_at is not None else e.at, blocked_by=None)
+
+
+def _resumed(run: Run, e: ev.Event, f: ev.RunResumed) -> Run:
+    # RESUMABLE is consulted by the resume operation alone; here its outcome is only written down (§2.3).
+    status = Status.RUNNING if run.terminal else move(run.status, Status.RUNNING)
+    return replace(
+        run,
+        status=status,
+        finished_at=None,
+        stop_reason=None,
+        error=None,
+        settled=False,
+        interrupted_at=None,
+        takeovers=0,
+        cancel_requested_at=None,
+        fingerprint=f.upgraded or run.fingerprint,
+        resume_from_checkpoint_id=f.checkpoint_id or run.resume_from_checkpoint_id,
+        started_at=run.started_at if run.started_at is not None else e.at,
+    )
+
+
+def _ended(run: Run, e: ev.Event, status: Status, **changes: Any) -> Run:
+    for step in path(run.status, status):
+        run = _moved(run, step)
+    return replace(run, finished_at=e.at, **changes)
+
+
+def _completed(run: Run, e: ev.Event, f: ev.RunCompleted) -> Run:
+    return replace(_moved(run, Status.COMPLETED), finished_at=e.at, result=f.result, waits=(), active_handoff=None, decisions=())
+
+
+def _failed(run: Run, e: ev.Event, f: ev.RunFailed) -> Run:
+    return _ended(run, e, Status.FAILED, stop_reason=f.stop_reason, error=f.error)
+
+
+def _canceled(run: Run, e: ev.Event, f: ev.RunCanceled) -> Run:
+    return _ended(
+        run, e, Status.CANCELED, stop_reason=f.stop_reason, settled=f.settled, waits=(), active_handoff=None, decisions=()
+    )
+
+
+def _wait_requested(run: Run, e: ev.Event, f: ev.WaitRequested) -> Run:
+    waits = (*(w for w in run.waits if w.wait_id != f.wait.wait_id), f.wait)
+    if f.wait.kind is not WaitKind.HANDOFF:
+        return replace(run, waits=waits)
+    return replace(run, waits=waits, active_handoff=f.wait.wait_id, seen_handoffs=(*run.seen_handoffs, f.wait.wait_id))
+
+
+def _without(run: Run, wait_id: str) -> dict[str, Any]:
+    return {
+        "waits": tuple(w for w in run.waits if w.wait_id != wait_id),
+        "active_handoff": None if run.active_handoff == wait_id else run.active_handoff,
+    }
+
+
+def _decided(run: Run, e: ev.Event, f: ev.WaitDecided | ev.WaitTimedOut) -> Run:
+    """A decision closes the wait; what was decided stays until a step consumes it."""
+    if run.status in (Status.COMPLETED, Status.CANCELED):
+        return run  # a late answer must not revive what has ended (T-08)
+    waived = (*run.waivers, f.decision) if f.decision.action == "continue_with_waiver" else run.waivers
+    return replace(run, decisions=(*run.decisions, f.decision), waivers=waived, **_without(run, f.decision.wait_id))
+
+
+def _wait_closed(run: Run, e: ev.Event, f: ev.WaitClosed) -> Run:
+    return replace(run, **_without(run, f.wait_id), decisions=tuple(d for d in run.decisions if d.wait_id != f.wait_id))
+
+
+def _step_started(run: Run, e: ev.Event, f: ev.StepStarted) -> Run:
+    return replace(run, current_step_id=ids.step_id(run.run_id, f.step, f.task))
+
+
+def _step_ended(run: Run, e: ev.Event, f: ev.StepEnded) -> Run:
+    return replace(run, checkpoint_head=ids.checkpoint_id(run.run_id, e.seq)) if f.hash else run
+
+
+def _saved(run: Run, e: ev.Event, f: ev.CheckpointSaved | ev.StatePatched) -> Run:
+    return replace(run, checkpoint_head=ids.checkpoint_id(run.run_id, e.seq)) if f.hash else run
+
+
+def _patched(run: Run, e: ev.Event, f: ev.RunPatched) -> Run:
+    return replace(
+        run,
+        tags=run.tags if f.tags is None else f.tags,
+        priority=run.priority if f.priority is None else f.priority,
+        trace_id=run.trace_id if f.trace_id is None else f.trace_id,
+    )
+
+
+def _same(run: Run, e: ev.Event, f: ev.Fact) -> Run:
+    return run
+
+
+_FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
+    ev.RunSubmitted: _submitted,
+    ev.RunQueued: lambda run, e, f: replace(run, blocked_by=f.blocked_by),
+    ev.RunStarted: _started,
+    ev.RunResumed: _resumed,
+    ev.RunRecovered: lambda run, e, f: replace(run, interrupted_at=None),
+    ev.RunInterrupted: lambda run, e, f: replace(run, interrupted_at=e.at),
+    ev.RunWaitingForHuman: lambda run, e, f: _moved(run, Status.WAITING_FOR_HUMAN),
+    ev.RunWaitingForSignal: lambda run, e, f: _moved(run, Status.WAITING_FOR_SIGNAL),
+    ev.RunReplaying: lambda run, e, f: _moved(run, Status.REPLAYING),
+    ev.RunCompleted: _completed,
+    ev.RunFailed: _failed,
+    ev.RunCanceled: _canceled,
+    ev.RunCancelRequested: lambda run, e, f: replace(run, cancel_requested_at=e.at),
+    ev.RunPatched: _patched,
+    ev.StepStarted: _step_started,
+    ev.StepCompleted: _step_ended,
+    ev.StepDegraded: _step_ended,
+    ev.StepSkipped: _step_ended,
+    ev.AttemptTakenOver: lambda run, e, f: replace(run, takeovers=f.takeovers),
+    ev.CheckpointSaved: _saved,
+    ev.StatePatched: _saved,
+    ev.WaitRequested: _wait_requested,
+    ev.WaitDecided: _decided,
+    ev.WaitTimedOut: _decided,
+    ev.WaitClosed: _wait_closed,
+}
+
+
+def fold(run: Run | None, event: ev.Event) -> Run | None:
+    """The run after one more event (§1.4). Total over kinds: an unknown one leaves the run as it is.
+
+    Raises:
+        IllegalTransition: the event implies an edge that is not in the table (§2.2).
+        EventUnreadable: the first event is not ``run.submitted``.
+    """
+    fact = event.fact
+    if type(fact) is ev.Unknown:
+        return run
+    if run is None:
+        if type(fact) is not ev.RunSubmitted:
+            raise EventUnreadable(f"a run begins with run.submitted, not {fact.wire}")
+        return replace(_submitted(run, event, fact), version=1)  # type: ignore[arg-type]
+    changed = _FOLD.get(type(fact), _same)(run, event, fact)
+    return replace(changed, version=run.version + 1)
+
+
+def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
+    """Folds many; the run must exist afterwards."""
+    for event in events:
+        run = fold(run, event)
+    if run is None:
+        raise EventUnreadable("no events, no run")
+    return run

@@ -1,0 +1,208 @@
+"""One round of a program: plan, then barrier (§4.3). Pure: results go in, the next checkpoint comes out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon
+from holdfast.core.channels import CUSTOM, LAST, MISSING
+from holdfast.core.checkpoint import (
+    INPUT_TASK,
+    Checkpoint,
+    Delta,
+    Source,
+    Task,
+    TaskResult,
+    advance,
+    bumped,
+    written,
+)
+from holdfast.core.errors import ContractViolation, InvalidInput, NodeMissing, TwoWriters, UndeclaredChannel, Unserializable
+from holdfast.core.graph import Node, Program, Trigger
+
+INTENTS = "intents"
+
+
+def plan(program: Program, checkpoint: Checkpoint, news: Iterable[str]) -> tuple[Task, ...]:
+    """The tasks of the next super-step: nodes with a trigger whose channels are newer than they have seen.
+
+    Only nodes that listen to ``news`` are looked at: any other was runnable before and has had its turn.
+    """
+    found: dict[str, Task] = {}
+    for channel in news:
+        for name in program.listeners.get(channel, ()):
+            if name not in found and (task := _ready(program.nodes[name], checkpoint)) is not None:
+                found[name] = task
+    if len(found) < 2:
+        return tuple(found.values())
+    return tuple(found[n] for n in sorted(found, key=program.order.__getitem__))
+
+
+def _ready(node: Node, cp: Checkpoint) -> Task | None:
+    """The node's task, a skip if all that it joins was skipped, or None if it is not its turn."""
+    seen = cp.seen.get(node.name, {})
+    goto = f"goto:{node.name}"
+    if cp.versions.get(goto, -1) > seen.get(goto, -1):
+        return Task(node.name, seen=(goto, *_newer(node.triggers, cp, seen)))
+    skip: Task | None = None
+    for trigger in node.triggers:
+        newer = [c for c in trigger.channels if cp.versions.get(c, -1) > seen.get(c, -1)]
+        if not newer or (trigger.mode == "all" and len(newer) < len(trigger.channels)):
+            continue
+        alive = [c for c in newer if not (c.startswith("done:") and c[5:] in cp.skipped)]
+        if alive:
+            return Task(node.name, seen=tuple(newer))
+        if len(newer) == len(trigger.channels):
+            skip = Task(node.name, seen=tuple(newer), skip="skipped: all it comes after was skipped")
+    return skip
+
+
+def _newer(triggers: tuple[Trigger, ...], cp: Checkpoint, seen: Mapping[str, int]) -> list[str]:
+    return [c for t in triggers for c in t.channels if cp.versions.get(c, -1) > seen.get(c, -1)]
+
+
+def check_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> None:
+    """Refuses what a node may not write, before it becomes a result.
+
+    Raises:
+        UndeclaredChannel: the state has no such channel (§4.1).
+        ContractViolation: outside the node's ``writes=`` (§4.2).
+    """
+    for name in writes:
+        if name not in program.channels:
+            known = ", ".join(program.channels)
+            raise UndeclaredChannel(f"{node.name} wrote {name!r}, which the state does not declare", hint=f"its channels are {known}")
+        if node.writes is not None and name not in node.writes:
+            raise ContractViolation(f"{node.name} wrote {name!r} outside its contract writes={list(node.writes)}")
+
+
+def barrier(
+    program: Program,
+    parent: Checkpoint,
+    results: Mapping[str, TaskResult],
+    *,
+    inline: frozenset[str] | set[str],
+    decoded: Mapping[str, Mapping[str, Any]],
+    source: Source = Source.LOOP,
+) -> tuple[Delta, Checkpoint]:
+    """Applies the writes of all tasks in task order and plans what is next.
+
+    ``inline`` names the results that become durable with this very commit; the others are referred to by key.
+    The checkpoint lacks what only its commit knows: seq, time and hash.
+
+    Raises:
+        TwoWriters: two tasks wrote one ``last`` channel (§4.1).
+        Unserializable: a custom reducer made a value no store could keep.
+    """
+    done = [results[t.key] for t in parent.pending]
+    kinds: dict[str, str] = {}
+    custom: dict[str, Any] = {}
+    writer: dict[str, str] = {}
+    for result in done:
+        for name, value in (decoded.get(result.task) or written(result)).items():
+            reducer = program.channels[name].reducer if name in program.channels else None
+            tag = reducer.tag if reducer is not None else LAST
+            if tag == LAST:
+                if name in writer:
+                    raise TwoWriters(
+                        f"{writer[name]} and {result.task} both wrote {name!r} in one super-step",
+                        hint="give the channel a reducer: Annotated[..., append], override, merge",
+                    )
+                writer[name] = result.task
+                continue
+            kinds[name] = tag
+            if reducer is not None and reducer.function is not None:
+                old = custom.get(name, parent.values.get(name, MISSING))
+                custom[name] = value if old is MISSING else canon.admit(reducer.function(old, value), name)
+    delta = Delta(
+        step=parent.step + 1,
+        source=source,
+        done=tuple(r if r.task in inline else r.task for r in done),
+        kinds=kinds,
+        values=msgspec.Raw(canon.encode(canon.FrozenDict(custom))) if custom else None,
+    )
+    moved = advance(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
+    news = bumped(tuple(done), moved.writes)
+    tasks = plan(program, moved, news)
+    sends: list[Task] = []
+    counts: dict[str, int] = {}
+    for result in done:
+        for send in result.sends:
+            if send.node not in program.nodes:
+                raise NodeMissing(f"{result.task} sent to {send.node!r}, which is not a node")
+            counts[send.node] = counts.get(send.node, 0) + 1
+            sends.append(Task(send.node, index=counts[send.node], payload=send.payload))
+    pending = tasks + tuple(sends)
+    return msgspec.structs.replace(delta, pending=pending), msgspec.structs.replace(moved, pending=pending)
+
+
+def first(
+    program: Program,
+    start: Checkpoint,
+    given: TaskResult,
+    carried: Mapping[str, Any] | None = None,
+    *,
+    inline: bool = False,
+    source: Source = Source.INPUT,
+) -> tuple[Delta, Checkpoint]:
+    """The checkpoint of a run's start: the input through the reducers, defaults, and what the thread carries (§4.15)."""
+    writes = written(given)
+    base: dict[str, Any] = {}
+    for channel in program.channels.values():
+        value = (carried or {}).get(channel.name, MISSING) if channel.thread else MISSING
+        value = channel.initial if value is MISSING else value
+        if value is not MISSING:
+            base[channel.name] = value
+    kinds = {n: program.channels[n].reducer.tag for n in writes if program.channels[n].reducer.tag != LAST}
+    explicit = {n: v for n, v in base.items() if n not in writes}
+    for name in writes:
+        tag = kinds.get(name, LAST)
+        if tag == CUSTOM or (name in base and tag != LAST):
+            reducer = program.channels[name].reducer
+            explicit[name] = canon.admit(reducer(base[name], writes[name]), name) if name in base else writes[name]
+            kinds[name] = CUSTOM
+    values = msgspec.Raw(canon.encode(canon.FrozenDict(explicit))) if explicit else None
+    delta = Delta(step=0, source=source, done=(given if inline else INPUT_TASK,), kinds=kinds, values=values)
+    moved = advance(start, delta, {INPUT_TASK: given}, seq=0, at=0, hash=b"")
+    tasks = plan(program, moved, ["start", *moved.values])
+    return msgspec.structs.replace(delta, pending=tasks), msgspec.structs.replace(moved, pending=tasks)
+
+
+def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:
+    """The admitted input of a run.
+
+    Raises:
+        InvalidInput: a channel the state does not have, or a required one that is missing, by name.
+        Unserializable: with the field's path (§1.10).
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidInput(f"the input of {program.id} is a mapping of its channels, not {type(given).__name__}")
+    if not program.flow or program.inputs:
+        allowed = program.inputs if program.flow else tuple(program.channels)
+        for name in given:
+            if name not in allowed:
+                raise InvalidInput(f"{program.id} has no input {name!r}", hint="it takes " + ", ".join(allowed))
+    missing = [c.name for c in program.channels.values() if c.required and c.name not in given]
+    if missing:
+        raise InvalidInput(f"{program.id} needs {', '.join(missing)} in its input", hint="give it as " + ", ".join(f'"{m}"' for m in missing))
+    admitted = canon.admit(dict(given), "input")
+    assert isinstance(admitted, canon.FrozenDict)
+    return admitted
+
+
+def expect(program: Program, pending: tuple[Task, ...]) -> None:
+    """A pending node that no longer exists is an error, never "done" (§3.2).
+
+    Raises:
+        NodeMissing: naming it and what the program has.
+    """
+    for task in pending:
+        if task.node not in program.nodes:
+            known = ", ".join(program.nodes)
+            raise NodeMissing(f"the run is to go on with {task.node!r}, which {program.id} no longer has", hint=f"it has {known}")
+
+
+__all__ = ["INTENTS", "Unserializable", "barrier", "check_input", "check_writes", "expect", "first", "plan"]

@@ -1,0 +1,171 @@
+"""Waits and decisions: why a run rests, who may end it and how (§5).
+
+A wait is part of a paused checkpoint; nothing registers it elsewhere. This module holds the values and the
+predicates that readers and writers share.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import ActionUnavailable, InvalidInput
+from holdfast.core.status import Status
+
+
+class WaitKind(StrEnum):
+    APPROVAL = "approval"
+    HANDOFF = "handoff"
+    GATE = "gate"
+    REVIEW = "review"
+    INPUT = "input"
+    EFFECT = "effect"
+    RETRY = "retry"
+    TAKEOVER = "takeover"
+    BUDGET = "budget"
+    SIGNAL = "signal"
+    TIMER = "timer"
+    CHILD = "child"
+
+
+HUMAN = frozenset(
+    {
+        WaitKind.APPROVAL,
+        WaitKind.HANDOFF,
+        WaitKind.GATE,
+        WaitKind.REVIEW,
+        WaitKind.INPUT,
+        WaitKind.EFFECT,
+        WaitKind.RETRY,
+        WaitKind.TAKEOVER,
+        WaitKind.BUDGET,
+    }
+)
+
+APPROVE, DENY, ANSWER = "approve", "deny", "answer"
+CONTINUE, WAIVE, RETRY, HALT = "continue", "continue_with_waiver", "retry_feedback", "halt"
+RECORD_RESULT, REEXECUTE, ABANDON = "record_result", "reexecute", "abandon"
+TIMEOUT, SIGNAL = "timeout", "signal"
+
+ACTIONS: dict[WaitKind, tuple[str, ...]] = {
+    WaitKind.APPROVAL: (APPROVE, DENY),
+    WaitKind.GATE: (APPROVE, DENY),
+    WaitKind.RETRY: (APPROVE, DENY),
+    WaitKind.TAKEOVER: (APPROVE, DENY),
+    WaitKind.BUDGET: (APPROVE, DENY),
+    WaitKind.INPUT: (ANSWER, DENY),
+    WaitKind.HANDOFF: (CONTINUE, WAIVE, RETRY, HALT),
+    WaitKind.REVIEW: (APPROVE, CONTINUE, RETRY, HALT),
+    WaitKind.EFFECT: (RECORD_RESULT, REEXECUTE, ABANDON, HALT),
+}
+NEEDS_FEEDBACK = frozenset({WAIVE, RETRY})
+HALTING = frozenset({HALT, DENY})
+DEFAULT_DEADLINE_US = 7 * 24 * 3600 * 1_000_000
+
+
+class OnTimeout(StrEnum):
+    HALT = "halt"
+    DELIVER = "deliver"
+    DEFAULT = "default"
+    FAIL = "fail"
+
+
+class Wait(msgspec.Struct, frozen=True, array_like=True):
+    """An open question to a person or the world (§5.2).
+
+    ``show`` is the encoded payload shown, ``digest`` its fingerprint with the step and the policy snapshot; ``name`` is
+    a signal's name or a child's run id; ``deadline`` and ``requested_at`` are microseconds since 1970.
+    """
+
+    wait_id: str
+    kind: WaitKind
+    step: int
+    task: str
+    path: str = ""
+    prompt: str = ""
+    name: str = ""
+    show: msgspec.Raw | None = None
+    available_actions: tuple[str, ...] = ()
+    schema: msgspec.Raw | None = None
+    deadline: int | None = None
+    on_timeout: OnTimeout = OnTimeout.HALT
+    default: msgspec.Raw | None = None
+    on_deny: str = "halt"
+    who: tuple[str, ...] = ()
+    requested_at: int = 0
+    digest: str = ""
+    policy_snapshot_id: str | None = None
+    round: int = 0
+    authoritative: bool = True
+    redo: str = "node"
+    verdict: str = ""
+    effect_id: str | None = None
+
+    @property
+    def human(self) -> bool:
+        return self.kind in HUMAN
+
+
+class Decision(msgspec.Struct, frozen=True, array_like=True):
+    """What was decided about a wait, by whom. ``payload`` is encoded; None means that none was given."""
+
+    wait_id: str
+    action: str
+    actor: str
+    feedback: str | None = None
+    note: str | None = None
+    payload: msgspec.Raw | None = None
+    decided_at: int = 0
+    resume: bool = True
+
+    def same(self, other: Decision) -> bool:
+        """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""
+        mine = (self.wait_id, self.action, self.feedback, self.note, _bytes(self.payload))
+        return mine == (other.wait_id, other.action, other.feedback, other.note, _bytes(other.payload))
+
+
+def _bytes(raw: msgspec.Raw | None) -> bytes | None:
+    return None if raw is None else bytes(raw)
+
+
+def decidable(status: Status, waits: tuple[Wait, ...], wait_id: str) -> bool:
+    """The one predicate of §5.4, for a wait of a run with this status: is it open, and may it be decided now?
+
+    A failed or interrupted run records the decision only; the resume of §7.3 uses it.
+    """
+    open_now = any(w.wait_id == wait_id and w.human for w in waits)
+    return open_now and status in (Status.WAITING_FOR_HUMAN, Status.RUNNING, Status.REPLAYING, Status.FAILED)
+
+
+def allowed(wait: Wait, action: str, feedback: str | None) -> None:
+    """Refuses an action the wait does not publish, or one that lacks its feedback (§5.5).
+
+    Raises:
+        ActionUnavailable: not in the published list; an empty list allows nothing.
+        InvalidInput: the action needs feedback.
+    """
+    if not wait.available_actions:
+        raise ActionUnavailable(f"the wait {wait.wait_id} publishes no action", hint="check the run: holdfast check")
+    if action not in wait.available_actions:
+        offered = ", ".join(wait.available_actions)
+        raise ActionUnavailable(f"{action!r} is not offered by {wait.wait_id}", hint=f"it offers {offered}")
+    if action in NEEDS_FEEDBACK and not (feedback and feedback.strip()):
+        raise InvalidInput(f"{action} needs feedback", hint="say what should change: --feedback TEXT")
+
+
+def resting(waits: tuple[Wait, ...]) -> Status:
+    """The status of a run whose tasks all rest in these waits (§5.2)."""
+    return Status.WAITING_FOR_HUMAN if any(w.human for w in waits) else Status.WAITING_FOR_SIGNAL
+
+
+def wake_at(waits: tuple[Wait, ...]) -> int | None:
+    """When the earliest deadline falls due: a fold of the waits, never authoritative (§5.10)."""
+    return min((w.deadline for w in waits if w.deadline is not None), default=None)
+
+
+def plain(wait: Wait) -> dict[str, Any]:
+    """The fields of a wait that need no decoding."""
+    skip = {"show", "schema", "default"}
+    return {f: getattr(wait, f) for f in wait.__struct_fields__ if f not in skip}

@@ -1,0 +1,173 @@
+"""The ports: what the engine asks of the outside, in few domain verbs with their guarantees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.codec import Row
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.effects import Effect
+from holdfast.core.lease import Lease
+from holdfast.core.run import Run
+
+
+class Claim(msgspec.Struct, frozen=True):
+    """A run that now belongs to its claimer under ``fence``. ``previous_owner`` is set when it was taken over."""
+
+    run_id: str
+    fence: int
+    previous_owner: str | None = None
+    cause: str = ""
+
+
+class Loaded(msgspec.Struct, frozen=True):
+    """All that is needed to go on with a run. ``whole``: the newest whole checkpoint with its row's chain hash, if any;
+    ``rows``: the log after it (all of it without one); ``inbox``: commands not yet taken, oldest first."""
+
+    run: Run
+    tip: Tip
+    lease: Lease
+    whole: tuple[Checkpoint, bytes] | None
+    rows: tuple[Row, ...]
+    inbox: tuple[InboxItem, ...]
+
+
+class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
+    """What to list: None means any. ``before`` is a run id (the cursor): newest first, strictly older than it."""
+
+    tenant_id: str | None = None
+    statuses: tuple[str, ...] | None = None
+    skill_id: str | None = None
+    thread_id: str | None = None
+    session_key: str | None = None
+    parent_run_id: str | None = None
+    lineage_root: str | None = None
+    before: str | None = None
+    limit: int = 50
+
+
+class Worker(msgspec.Struct, frozen=True):
+    """A process that holds leases, as ``leases`` shows it. Times are microseconds since 1970."""
+
+    owner: str
+    started_at: int
+    expires_at: int
+    alive: str
+    runs: int = 0
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A named inconsistency with a stable code (§12.1)."""
+
+    code: str
+    severity: str
+    message: str
+    repair_hint: str = ""
+    run_id: str | None = None
+
+
+class Store(Protocol):
+    """Durable state behind few verbs; every verb is one transaction. One suite proves every store.
+
+    All times are the store's own clock, microseconds since 1970, UTC (§10.3). Every verb may raise StoreError.
+    """
+
+    url: str
+
+    async def open(self) -> None:
+        """Opens or creates the store and proves that its log has not gone backwards (§1.9).
+
+        Raises:
+            StoreCorrupt, UnsupportedFormat, StoreReadOnly: by what stands in the way.
+        """
+
+    async def close(self) -> None: ...
+
+    def now(self) -> int: ...
+
+    async def commit(self, commit: Commit) -> Tip:
+        """Applies everything or nothing, and answers after the sync.
+
+        Raises:
+            LeaseLost: the fence is not the current one, or the run is held.
+            VersionConflict: the tip moved.
+            Conflict: a claim's key is taken; the message carries the code ``claim_taken``.
+        """
+
+    async def put(self, item: InboxItem) -> InboxItem:
+        """Puts a command into an inbox; gives the item already there under that key, if any. A run at rest becomes claimable."""
+
+    async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
+        """Takes due runs, expired or proven-dead owners' runs included; with ``run_id`` that one, if nobody lives on it."""
+
+    async def register(self, owner: str, ttl_us: int) -> None:
+        """Makes an owner known; its liveness can be proven from now on (§2.9)."""
+
+    async def renew(self, owner: str, ttl_us: int) -> int:
+        """Extends all of an owner's leases at once; gives the new expiry, 0 if the owner is no longer known (§10.4)."""
+
+    async def retire(self, owner: str) -> None:
+        """A clean end: the owner's runs become claimable at once (§10.4)."""
+
+    async def load(self, run_id: str) -> Loaded | None: ...
+
+    async def get(self, run_id: str) -> tuple[Run, Lease] | None: ...
+
+    async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]: ...
+
+    async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
+        """Log rows whose last event is newer than ``after``, oldest first."""
+
+    async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]: ...
+
+    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None: ...
+
+    async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
+        """Effect records, oldest first, of a run, of a key or of a lineage."""
+
+    async def settle_effect(self, effect: Effect, expected: str) -> bool:
+        """Compare-and-set of one effect record's status, allowed after lease loss (§6.5)."""
+
+    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]: ...
+
+    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]: ...
+
+    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool: ...
+
+    async def ledger(self, run_id: str) -> list[LedgerRow]: ...
+
+    async def workers(self) -> list[Worker]: ...
+
+    async def wait_for_change(self, timeout: float) -> None:
+        """Returns when something may have changed, or after ``timeout`` seconds: a hint, never the truth (§1.5)."""
+
+    async def verify(self) -> list[Problem]:
+        """What is wrong with the store as a whole: integrity, incarnation, anchor (§1.9)."""
+
+
+class Clock(Protocol):
+    def now(self) -> int:
+        """Microseconds since 1970, UTC."""
+
+    def monotonic(self) -> float:
+        """Seconds that go on while the machine sleeps."""
+
+    async def sleep(self, seconds: float) -> None: ...
+
+
+class Transport(Protocol):
+    """Sends one kind of intent. ``dedupes`` says that the receiver drops a repeated key."""
+
+    dedupes: bool
+
+    async def send(self, payload: Any, key: str) -> Any: ...
+
+
+class Resolver(Protocol):
+    """Decides whether an actor may take an action on a wait (§5.7)."""
+
+    def __call__(self, actor: str, action: str, wait: Any, run: Run) -> bool | str: ...
