@@ -54,7 +54,7 @@ class _Outgoing(msgspec.Struct, frozen=True, array_like=True):
     fence: int
     actor: str
     facts: tuple[Any, ...]
-    delta: msgspec.Raw | None
+    delta: bytes | None
     results: tuple[Result, ...]
 
 
@@ -64,7 +64,7 @@ class _Incoming(msgspec.Struct, frozen=True, array_like=True):
     fence: int
     actor: str
     facts: tuple[msgspec.Raw, ...]
-    delta: msgspec.Raw | None
+    delta: bytes | None
     results: tuple[msgspec.Raw, ...]
 
 
@@ -186,6 +186,10 @@ def _tag(raw: msgspec.Raw) -> int:
 
 def encode_delta(delta: Delta) -> bytes:
     return _encoder.encode(delta)
+
+
+def decode_delta(data: bytes) -> Delta:
+    return _strict(_delta, data, "a checkpoint's delta")
 
 
 def encode_run(run: Run) -> bytes:

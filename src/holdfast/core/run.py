@@ -66,7 +66,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     on_parent_end: str = "cancel"
     stop_reason: str | None = None
     settled: bool = False
-    result: msgspec.Raw | None = None
+    result: bytes | None = None
     error: ErrorValue | None = None
     tags: tuple[str, ...] = ()
     waits: tuple[Wait, ...] = ()
@@ -97,7 +97,7 @@ def _moved(run: Run, wanted: Status, **changes: Any) -> Run:
     return replace(run, status=move(run.status, wanted), **changes)
 
 
-def _submitted(_: Run, e: ev.Event, f: ev.RunSubmitted) -> Run:
+def _submitted(e: ev.Event, f: ev.RunSubmitted) -> Run:
     return Run(
         run_id=f.run_id,
         thread_id=f.thread_id,
@@ -110,7 +110,7 @@ def _submitted(_: Run, e: ev.Event, f: ev.RunSubmitted) -> Run:
         priority=f.priority,
         status=Status.PENDING,
         created_at=e.at,
-        version=0,
+        version=1,
         lineage_root=f.lineage_root or f.run_id,
         tenant_id=f.tenant_id,
         environment=f.environment,
@@ -225,12 +225,16 @@ def _patched(run: Run, e: ev.Event, f: ev.RunPatched) -> Run:
     )
 
 
+def _again(run: Run, e: ev.Event, f: ev.RunSubmitted) -> Run:
+    raise EventUnreadable(f"event {e.seq} submits the run {run.run_id} a second time")
+
+
 def _same(run: Run, e: ev.Event, f: ev.Fact) -> Run:
     return run
 
 
 _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
-    ev.RunSubmitted: _submitted,
+    ev.RunSubmitted: _again,
     ev.RunQueued: lambda run, e, f: replace(run, blocked_by=f.blocked_by),
     ev.RunStarted: _started,
     ev.RunResumed: _resumed,
@@ -263,7 +267,7 @@ def fold(run: Run | None, event: ev.Event) -> Run | None:
 
     Raises:
         IllegalTransition: the event implies an edge that is not in the table (§2.2).
-        EventUnreadable: the first event is not ``run.submitted``.
+        EventUnreadable: the first event is not ``run.submitted``, or a later one is.
     """
     fact = event.fact
     if type(fact) is ev.Unknown:
@@ -271,7 +275,7 @@ def fold(run: Run | None, event: ev.Event) -> Run | None:
     if run is None:
         if type(fact) is not ev.RunSubmitted:
             raise EventUnreadable(f"a run begins with run.submitted, not {fact.wire}")
-        return replace(_submitted(run, event, fact), version=1)  # type: ignore[arg-type]
+        return _submitted(event, fact)
     changed = _FOLD.get(type(fact), _same)(run, event, fact)
     return replace(changed, version=run.version + 1)
 

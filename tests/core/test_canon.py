@@ -1,0 +1,476 @@
+"""Values to bytes and back (§1.10, §4.2, §14.3)."""
+
+from __future__ import annotations
+
+import collections
+import copy
+import dataclasses
+import datetime as dt
+import decimal
+import enum
+import math
+import pathlib
+import pickle
+import typing
+import uuid
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core import canon
+from holdfast.core.canon import FrozenDict, FrozenList, admit, decode, encode, pack, reveal, thaw
+from holdfast.core.errors import EventUnreadable, TooLarge, Unserializable, UsageError
+
+
+@dataclasses.dataclass
+class Point:
+    x: int
+    tags: list[typing.Any] = dataclasses.field(default_factory=list)
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    point: Point
+    y: int = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Fixed:
+    name: str
+    items: typing.Any = ()
+
+
+@dataclasses.dataclass
+class Busy:
+    """It has code of its own, which may thaw what it is given."""
+
+    items: list[typing.Any]
+    extra: dict[str, typing.Any] = dataclasses.field(default_factory=dict)
+    seen: typing.Any = None
+    count: int = dataclasses.field(default=0, init=False)
+
+    def __post_init__(self) -> None:
+        self.items = [[*x] if isinstance(x, list) else x for x in self.items]
+        self.extra = dict(self.extra)
+        self.seen = {1}
+        self.count = len(self.items)
+
+
+@dataclasses.dataclass
+class Restless:
+    """Not the same after a round trip."""
+
+    n: int
+
+    def __post_init__(self) -> None:
+        self.n += 1
+
+
+class Loose(msgspec.Struct):
+    x: int
+    items: list[typing.Any] = []
+
+    def __post_init__(self) -> None:
+        self.x = abs(self.x)
+
+
+class Tight(msgspec.Struct, frozen=True):
+    x: int
+    items: list[typing.Any] = []
+
+
+class Pair(typing.NamedTuple):
+    left: typing.Any
+    right: typing.Any = None
+
+
+class Colour(enum.StrEnum):
+    RED = "red"
+
+
+class Odd(enum.Enum):
+    LIST = [1]  # noqa: RUF012
+    TUPLE = (1, 2)
+
+
+class Celsius:
+    def __init__(self, degrees: float) -> None:
+        self.degrees = degrees
+
+
+class Model:
+    """What a pydantic model looks like from here."""
+
+    def __init__(self, x: int, items: list[typing.Any], inner: Model | None = None) -> None:
+        self.x, self.items, self.inner = x, items, inner
+
+    def model_dump(self) -> dict[str, typing.Any]:
+        return {"x": self.x, "items": self.items, "inner": None if self.inner is None else self.inner.model_dump()}
+
+    @classmethod
+    def model_validate(cls, given: dict[str, typing.Any]) -> Model:
+        inner = given["inner"]
+        return cls(given["x"], given["items"], None if inner is None else cls.model_validate(inner))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Model) and self.model_dump() == other.model_dump()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+for _kind in (Point, Slotted, Fixed, Busy, Restless, Loose, Tight, Pair, Colour, Odd, Model):
+    canon.register(_kind)
+canon.register(Celsius, dump=lambda c: c.degrees, load=Celsius)
+
+TEXT = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
+ATOMS = (
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXT | st.binary(max_size=8)
+    | st.datetimes() | st.datetimes(timezones=st.just(dt.UTC)) | st.dates() | st.times() | st.timedeltas() | st.uuids()
+    | st.decimals(allow_nan=False, allow_infinity=False) | st.sampled_from([*Colour, *Odd]) | st.just(pathlib.Path("/a/b"))
+)  # fmt: skip
+HASHABLE = st.integers() | TEXT | st.tuples(TEXT, st.integers())
+
+
+def _nest(inner: st.SearchStrategy[typing.Any]) -> st.SearchStrategy[typing.Any]:
+    lists = st.lists(inner, max_size=3)
+    return (
+        lists | st.dictionaries(TEXT, inner, max_size=3) | st.lists(inner, max_size=3).map(tuple) | st.frozensets(HASHABLE, max_size=4)
+        | st.sets(HASHABLE, max_size=4) | st.builds(Point, st.integers(), lists) | st.builds(Fixed, TEXT, inner) | st.builds(Pair, inner, inner)
+        | st.builds(Slotted, st.builds(Point, st.integers(), lists)) | st.builds(Loose, st.integers(), lists) | st.builds(Tight, st.integers(), lists)
+        | st.builds(Busy, lists)
+    )  # fmt: skip
+
+
+VALUES = st.recursive(ATOMS, _nest, max_leaves=12)
+
+
+@given(VALUES)
+def test_what_is_admitted_is_what_comes_back(value: typing.Any) -> None:
+    """§4.2: the codec's value on the first call too; and §1.10: the same bytes however it was made."""
+    frozen, data = pack(value)
+    assert decode(data) == frozen == admit(value)
+    assert encode(frozen) == data
+    assert encode(decode(data)) == data
+    assert pack(frozen) == (frozen, data)
+    assert type(decode(data)) is type(frozen)
+
+
+@given(VALUES)
+def test_views_and_copies_of_anything(value: typing.Any) -> None:
+    """What can be stored can be shown as JSON, thawed and hashed to a name."""
+    frozen, data = pack(value)
+    msgspec.json.encode(reveal(data))
+    assert admit(thaw(frozen)) == frozen
+    assert canon.fingerprint(value) == canon.fingerprint(frozen)
+
+
+def test_a_fingerprint_ignores_the_order_of_keys() -> None:
+    assert canon.fingerprint({"a": 1, "b": 2}) == canon.fingerprint({"b": 2, "a": 1})
+    assert canon.digest(["ab", "c"]) != canon.digest(["a", "bc"])
+
+
+@pytest.mark.parametrize(
+    ("value", "path"),
+    [
+        ({"a": ["x", "y\0"]}, "value.a[1]"),
+        ({"a": {"b": "\ud800"}}, "value.a.b"),
+        ([1.0, math.nan], "value[1]"),
+        ([math.inf], "value[0]"),
+        ({"k\0": 1}, "value"),
+        ({1: "x"}, "value"),
+        ({True: "x"}, "value"),
+        ({Colour.RED: "x"}, "value"),
+        ([decimal.Decimal("NaN")], "value[0]"),
+        (decimal.Decimal("-Infinity"), "value"),
+        ({"a": object()}, "value.a"),
+        ([print], "value[0]"),
+        (bytearray(b"x"), "value"),
+        (Fixed("x", [object()]), "value.items[0]"),
+        (collections.deque([1]), "value"),
+    ],
+)
+def test_what_no_store_could_keep_is_refused_with_its_path(value: typing.Any, path: str) -> None:
+    """X-11, §1.10."""
+    with pytest.raises(Unserializable) as refused:
+        admit(value)
+    assert refused.value.path == path
+
+
+class Unregistered(enum.StrEnum):
+    A = "a"
+
+
+class Number(enum.IntEnum):
+    A = 1
+
+
+@pytest.mark.parametrize("value", [Unregistered.A, Number.A])
+def test_an_unregistered_enum_is_refused_with_the_way_out(value: typing.Any) -> None:
+    """It would come back as plain text or a plain number, which is another type."""
+    with pytest.raises(Unserializable) as refused:
+        admit(value)
+    assert "register" in refused.value.hint
+
+
+def test_subclasses_of_containers_are_admitted_as_what_they_hold() -> None:
+    class Mine(list[int]):
+        pass
+
+    assert type(admit(collections.OrderedDict(a=1))) is FrozenDict
+    assert admit(collections.defaultdict(list, a=[1])) == {"a": [1]}
+    assert type(admit(Mine([1]))) is FrozenList
+
+
+def test_depth_and_size_are_bounded() -> None:
+    """§14.3."""
+    deep: list[typing.Any] = []
+    for _ in range(canon.MAX_DEPTH + 5):
+        deep = [deep]
+    with pytest.raises(Unserializable, match="deeper"):
+        admit(deep)
+    loop: list[typing.Any] = []
+    loop.append(loop)
+    with pytest.raises(Unserializable, match="deeper"):
+        admit(loop)
+
+
+def test_a_value_may_be_too_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(canon, "MAX_VALUE_BYTES", 10)
+    with pytest.raises(TooLarge):
+        pack("x" * 20)
+
+
+def test_wide_integers_have_no_limit() -> None:
+    wide = 7**20_000
+    assert decode(pack([wide, -wide])[1]) == [wide, -wide]
+    assert reveal(pack(2**70)[1]) == 2**70
+    assert isinstance(reveal(pack(wide)[1]), str)
+
+
+def test_sets_have_one_order_of_bytes() -> None:
+    """§1.10: repr of a nested set differs between processes; bytes of its items do not."""
+    one = frozenset({frozenset({"a", "b", "c"}), "x"})
+    other = frozenset({"x", frozenset({"c", "b", "a"})})
+    assert pack(one)[1] == pack(other)[1]
+
+
+MUTATIONS: list[typing.Callable[[typing.Any], object]] = [
+    lambda v: v["list"].append(1),
+    lambda v: v["list"][1].extend([1]),
+    lambda v: v["list"].sort(),
+    lambda v: v["list"].__setitem__(0, 1),
+    lambda v: v["list"].__delitem__(0),
+    lambda v: v["list"].__iadd__([1]),
+    lambda v: v.update(a=1),
+    lambda v: v.pop("list"),
+    lambda v: v.__ior__({"a": 1}),
+    lambda v: v["list"][1].insert(0, 1),
+    lambda v: setattr(v["point"], "x", 1),
+    lambda v: delattr(v["point"], "x"),
+    lambda v: v["point"].tags.append(1),
+    lambda v: setattr(v["slotted"], "y", 1),
+    lambda v: setattr(v["slotted"].point, "x", 1),
+    lambda v: setattr(v["fixed"], "name", 1),
+    lambda v: v["fixed"].items.append(1),
+    lambda v: v["busy"].items.append(1),
+    lambda v: v["busy"].items[0].append(1),
+    lambda v: v["busy"].extra.update(a=1),
+    lambda v: v["busy"].seen.add(2),
+    lambda v: setattr(v["loose"], "x", 1),
+    lambda v: v["loose"].items.append(1),
+    lambda v: setattr(v["tight"], "x", 1),
+    lambda v: v["tight"].items.append(1),
+    lambda v: v["pair"].left.append(1),
+    lambda v: setattr(v["model"], "x", 1),
+    lambda v: v["model"].items.append(1),
+    lambda v: setattr(v["model"].inner, "x", 1),
+    lambda v: v["model"].inner.items.append(1),
+]
+
+
+@pytest.mark.parametrize("n", range(len(MUTATIONS)))
+@pytest.mark.parametrize("again", [False, True])
+def test_a_snapshot_refuses_every_change(n: int, again: bool) -> None:
+    """T-60, §4.2: the copy that all nodes share stays as it was, as admitted and as decoded."""
+    given = {
+        "list": [1, [2]], "point": Point(1, [2]), "slotted": Slotted(Point(1)), "fixed": Fixed("a", [1]), "busy": Busy([[1]]),
+        "loose": Loose(1, [2]), "tight": Tight(1, [2]), "pair": Pair([1]), "model": Model(1, [2], Model(3, [4])),
+    }  # fmt: skip
+    value = admit(given)
+    if again:
+        value = decode(encode(value))
+    before = encode(value)
+    with pytest.raises((TypeError, AttributeError)):
+        MUTATIONS[n](value)
+    assert encode(value) == before
+    assert given["point"] == Point(1, [2])
+
+
+@pytest.mark.parametrize("value", [Point(1, [2, {"a": 3}]), Slotted(Point(1), 4), Busy([[1]]), Loose(1, [2]), Model(1, [2], Model(3, []))])
+def test_a_twin_passes_for_its_class(value: typing.Any) -> None:
+    """Equality both ways, isinstance, and copies that can be changed."""
+    twin = admit(value)
+    assert twin == value
+    assert value == twin
+    assert isinstance(twin, type(value))
+    assert twin.__class__ is type(value)
+    assert admit(twin) == twin
+    assert twin != object()
+    for made in (copy.copy(twin), copy.deepcopy(twin), thaw(twin)):
+        assert type(made) is type(value)
+        assert made == value
+    name = "y" if isinstance(value, Slotted) else "items" if isinstance(value, Busy) else "x"
+    mine = copy.deepcopy(twin)
+    setattr(mine, name, 9)
+    assert getattr(mine, name) == 9
+    assert pickle.loads(pickle.dumps(twin)) == value
+
+
+def test_a_changed_copy_of_a_twin_is_an_ordinary_value() -> None:
+    changed = dataclasses.replace(admit(Point(1)), x=2)
+    assert type(changed) is Point
+    changed.tags = [1]
+    assert admit(changed) == Point(2, [1])
+    assert admit([thaw(admit(Point(1, [(1, [2])])))]) == [Point(1, [(1, [2])])]
+
+
+def test_frozen_containers_work_like_their_kind() -> None:
+    values, names = admit([1, 2]), admit({"a": 1})
+    assert type(values + [3]) is list
+    assert type(values[:1]) is list
+    assert type(names | {"b": 2}) is dict
+    assert copy.copy(values) == copy.deepcopy(values) == pickle.loads(pickle.dumps(values)) == [1, 2]
+    assert copy.copy(names) == copy.deepcopy(names) == pickle.loads(pickle.dumps(names)) == {"a": 1}
+    assert type(copy.deepcopy(admit([[1]]))[0]) is list
+    assert {values: 1, names: 2}[admit([1, 2])] == 1
+
+
+def test_a_type_that_changes_on_the_way_is_refused() -> None:
+    """§4.2: what does not round-trip is registered or refused."""
+    with pytest.raises(Unserializable, match="changes"):
+        admit(Restless(1))
+
+
+def test_a_type_with_its_own_dump_and_load() -> None:
+    assert admit({"t": Celsius(3.5)})["t"].degrees == 3.5
+    assert decode(pack([Celsius(1.0)])[1])[0].degrees == 1.0
+
+    class Broken:
+        pass
+
+    canon.register(Broken, dump=lambda v: 1, load=lambda v: 1 / 0)
+    with pytest.raises(Unserializable, match="round-trip"):
+        admit(Broken())
+
+    class Box:
+        def __init__(self, inner: typing.Any) -> None:
+            self.inner = inner
+
+    canon.register(Box, "Box", dump=lambda v: [v.inner], load=lambda v: Box(Celsius(v[0].degrees)))
+    assert admit(Box(Celsius(1.0))).inner.degrees == 1.0
+
+
+def test_tags_are_unique_and_a_reloaded_class_replaces_itself() -> None:
+    """§14.3."""
+
+    def make() -> type:
+        @dataclasses.dataclass
+        class Local:
+            a: int
+
+        return canon.register(Local)
+
+    old, new = make(), make()
+    assert admit(new(1)) == new(1)
+    with pytest.raises(Unserializable):
+        admit(old(1))
+    assert canon.register(new) is new
+    assert admit(admit(new(2))) == new(2)
+    with pytest.raises(UsageError):
+        canon.register(Celsius, "Point", dump=str, load=str)
+    with pytest.raises(UsageError):
+        canon.register(complex)
+
+
+def test_what_can_be_registered_by_itself() -> None:
+    assert all(canon.storable(k) for k in (Point, Loose, Colour, Pair, Model))
+    assert not any(canon.storable(k) for k in (complex, tuple, 3, Celsius))
+
+
+def test_a_class_may_gain_fields_with_defaults() -> None:
+    """§1.8: what was stored before the class grew is read; what does not fit is a typed error."""
+
+    def grown(*fields: typing.Any) -> type:
+        made = dataclasses.make_dataclass("Grown", fields)
+        made.__module__ = __name__
+        return canon.register(made, "Grown")
+
+    data = pack(grown(("a", int))(1))[1]
+    grown(("a", int), ("b", int, 2), ("c", list, dataclasses.field(default_factory=list)))
+    value = decode(data)
+    assert (value.a, value.b, value.c) == (1, 2, [])
+    with pytest.raises(TypeError):
+        value.c.append(1)
+    grown(("a", int), ("b", int))
+    with pytest.raises(EventUnreadable, match="lacks the field"):
+        decode(data)
+    grown(("z", int, 1))
+    with pytest.raises(EventUnreadable, match="which the class lacks"):
+        decode(data)
+
+
+def _ext(code: int, payload: object) -> bytes:
+    return msgspec.msgpack.encode(msgspec.msgpack.Ext(code, msgspec.msgpack.encode(payload)))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"", b"\xc1", b"\x91", b"\xdd\xff\xff\xff\xff", _ext(1, ["os.system", ["x"]]), _ext(1, ["Point", 3]), _ext(1, [3, 4]), _ext(1, 7),
+        _ext(2, ["tuple", []]), _ext(1, ["datetime", "nonsense"]), _ext(1, ["Odd", 99]), _ext(1, ["Colour", [1]]), _ext(1, ["timedelta", [1, 2, 3, 4, 5, 6, 7, 8]]),
+        b"\x91" * 100_000, _ext(1, ["uuid", 3]), _ext(1, ["decimal", "x"]), _ext(1, ["tuple", 5]), _ext(1, ["Loose", {"no": 1}]),
+    ],
+)  # fmt: skip
+def test_hostile_bytes_are_one_typed_error(data: bytes) -> None:
+    """L-18, §14.3: nothing is called, nothing is imported."""
+    with pytest.raises(EventUnreadable):
+        decode(data)
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_decode_or_are_a_typed_error(data: bytes) -> None:
+    """L-18."""
+    for read in (decode, reveal):
+        try:
+            read(data)
+        except EventUnreadable:
+            pass
+
+
+@given(VALUES, st.integers(0, 400), st.integers(0, 255))
+def test_a_flipped_byte_decodes_or_is_a_typed_error(value: typing.Any, at: int, byte: int) -> None:
+    """L-18."""
+    data = bytearray(pack(value)[1])
+    data[at % len(data)] = byte
+    for read in (decode, reveal):
+        try:
+            read(bytes(data))
+        except EventUnreadable:
+            pass
+
+
+def test_a_value_is_shown_without_its_types() -> None:
+    """§14.3: a run can be looked at without its code."""
+    value = {"p": Point(1, [b"\xff"]), "t": (1, {2}), "d": dt.timedelta(seconds=2), "u": uuid.UUID(int=1), "c": Colour.RED, "w": dt.date(2026, 1, 2)}
+    assert reveal(pack(value)[1]) == {
+        "p": {"x": 1, "tags": ["ff"]}, "t": [1, [2]], "d": 2.0, "u": uuid.UUID(int=1).hex, "c": "red", "w": "2026-01-02",
+    }  # fmt: skip
+    assert canon.plain({1: (b"a",)}) == {"1": ["61"]}
+    with pytest.raises(EventUnreadable):
+        reveal(_ext(2, 1))
+
+
+def test_a_thawed_value_is_plain() -> None:
+    assert type(thaw(admit({"a": [1]}))["a"]) is list
