@@ -280,8 +280,8 @@ def payload(run_id: str, event: ev.Event) -> dict[str, Any]:
 
 
 def _field(name: str, value: Any) -> Any:
-    if isinstance(value, bytes):
-        return _shown(value)
+    if isinstance(value, bytes) and name != "hash":
+        return _shown(value)  # all other bytes in a fact are an encoded value
     if isinstance(value, ErrorValue):
         return error_view(value)
     if isinstance(value, Wait):
