@@ -64,8 +64,28 @@ class SendTo(msgspec.Struct, frozen=True, array_like=True):
     payload: msgspec.Raw
 
 
+class IntentWrite(msgspec.Struct, frozen=True, array_like=True):
+    """An act a task asks for; the barrier makes an intent of it (§9.1). ``payload`` is encoded."""
+
+    type: str
+    payload: msgspec.Raw
+    key: str = ""
+    order_key: str = ""
+
+
+class LedgerWrite(msgspec.Struct, frozen=True, array_like=True):
+    """A ledger row a task returns; it commits with the barrier (§9.6). ``data`` is encoded."""
+
+    topic: str
+    key: str
+    data: msgspec.Raw
+
+
 class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What a finished task leaves: writes, routing and outcome, one atomic record (§4.6). ``writes`` is an encoded dict."""
+    """What a finished task leaves: writes, routing, outcome and what it sends: one atomic record (§4.6).
+
+    ``writes`` is an encoded dict; ``goto`` and ``chosen`` are what the node and its routers named; ``result`` is a flow's value.
+    """
 
     task: str
     outcome: str = OK
@@ -75,6 +95,8 @@ class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1):
     sends: tuple[SendTo, ...] = ()
     attempt: int = 1
     result: msgspec.Raw | None = None
+    intents: tuple[IntentWrite, ...] = ()
+    ledger: tuple[LedgerWrite, ...] = ()
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -157,7 +179,7 @@ def bumped(done: tuple[TaskResult, ...], writes: Mapping[str, Mapping[str, Any]]
     for result in done:
         node = ids.node_of(result.task)
         if result.task == INPUT_TASK:
-            out["start"] = None
+            out["@start"] = None
         elif result.goto is None and not node.startswith("@"):
             out[f"done:{node}"] = None
         for target in (*(result.goto or ()), *result.chosen):

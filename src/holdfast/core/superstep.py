@@ -21,7 +21,7 @@ from holdfast.core.checkpoint import (
     written,
 )
 from holdfast.core.errors import ContractViolation, InvalidInput, NodeMissing, TwoWriters, UndeclaredChannel, Unserializable
-from holdfast.core.graph import Node, Program, Trigger
+from holdfast.core.graph import START, Node, Program, Trigger
 
 INTENTS = "intents"
 
@@ -167,7 +167,7 @@ def first(
     values = msgspec.Raw(canon.encode(canon.FrozenDict(explicit))) if explicit else None
     delta = Delta(step=0, source=source, done=(given if inline else INPUT_TASK,), kinds=kinds, values=values)
     moved = advance(start, delta, {INPUT_TASK: given}, seq=0, at=0, hash=b"")
-    tasks = plan(program, moved, ["start", *moved.values])
+    tasks = plan(program, moved, [START, *moved.values])
     return msgspec.structs.replace(delta, pending=tasks), msgspec.structs.replace(moved, pending=tasks)
 
 
