@@ -325,6 +325,50 @@ def decode(data: bytes | memoryview | msgspec.Raw) -> Any:
         raise EventUnreadable(f"stored bytes cannot be decoded: {e}") from e
 
 
+# -- views ------------------------------------------------------------------------------------------
+
+
+def reveal(data: bytes | memoryview | msgspec.Raw) -> Any:
+    """What stored bytes say, as JSON could carry it: no type is revived, so anyone may look at any run (§14.3).
+
+    Registered types show their fields, dates and numbers their text, bytes their hex digits.
+
+    Raises:
+        EventUnreadable: damaged bytes.
+    """
+    try:
+        return plain(_untyped.decode(data))
+    except EventUnreadable:
+        raise
+    except Exception as e:  # as in decode: hostile bytes are one typed error
+        raise EventUnreadable(f"stored bytes cannot be decoded: {e}") from e
+
+
+def plain(value: Any) -> Any:
+    """The JSON shape of a decoded, untyped value."""
+    if isinstance(value, msgspec.msgpack.Ext):
+        return _plain_ext(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if isinstance(value, dict):
+        return {k if isinstance(k, str) else str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(x) for x in value]
+    return value
+
+
+def _plain_ext(ext: msgspec.msgpack.Ext) -> Any:
+    if ext.code != _EXT:
+        raise EventUnreadable(f"extension {ext.code} is not known")
+    tag, fields = _untyped.decode(ext.data)
+    if tag == "timedelta":
+        return dt.timedelta(*fields).total_seconds()
+    return int(fields) if tag == "int" else plain(fields)
+
+
+_untyped: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
+
+
 # -- hashes -----------------------------------------------------------------------------------------
 
 
