@@ -201,7 +201,7 @@ class Context:
     ) -> Coroutine[Any, Any, T]: ...
 
     def step(
-        self, fn: Callable[..., Any], /, *args: Any, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None
+        self, fn: Any, /, *args: Any, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None
     ) -> Coroutine[Any, Any, Any]:
         """Runs ``fn(*args)`` once in the life of the run and records what it returns (§4.12).
 
@@ -276,7 +276,7 @@ class Context:
                     _scope.set(Scope(self, f"{path}/{number}/"))
                     return await awaitable
 
-            tasks = [asyncio.ensure_future(branch(i, c)) for i, c in enumerate(calls)]
+            tasks = [asyncio.create_task(branch(i, c)) for i, c in enumerate(calls)]
             await self._all(tasks)
             suspended: dict[str, Wait] = {}
             failed: BaseException | None = None
@@ -292,7 +292,7 @@ class Context:
                 raise Suspend(tuple(suspended.values()))
             return [t.result() for t in tasks]
 
-    async def _all(self, tasks: list[asyncio.Future[T]]) -> None:
+    async def _all(self, tasks: list[asyncio.Task[T]]) -> None:
         """Waits for every branch to end; one that fails does not undo what its siblings finish."""
         try:
             if tasks:

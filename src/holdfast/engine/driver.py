@@ -21,14 +21,15 @@ from holdfast.core.checkpoint import Source, Task, TaskResult
 from holdfast.core.commit import Intent, LedgerRow
 from holdfast.core.errors import ErrorValue, HoldfastError, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
 from holdfast.core.graph import Program
-from holdfast.core.lease import KEEP, RELEASE
+from holdfast.core.lease import KEEP, RELEASE, Take
 from holdfast.core.run import Run
-from holdfast.core.status import LIVE, Status
+from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
 from holdfast.engine.context import Restart, Suspend
 from holdfast.engine.executor import Finished, StepError, execute
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.services import Services
+from holdfast.engine.threads import carried
 from holdfast.ports import Claim, Loaded
 
 
@@ -59,10 +60,10 @@ class Driver:
         if await self._drain(inbox):
             return self._journal.run
         status = self._journal.run.status
-        if status is Status.PENDING:
-            await self.begin()
-        elif status not in LIVE and not await self._reenter():
+        if status in AT_REST - {Status.PENDING} and not await self._reenter():
             return self._journal.run
+        if self._journal.run.current_step_id is None:
+            await self.begin()
         return await self._rounds()
 
     def _entry(self, claim: Claim) -> list[ev.Fact]:
@@ -78,20 +79,23 @@ class Driver:
             ]
         return facts
 
-    async def begin(self, submitted: list[ev.Fact] | None = None, carried: Mapping[str, Any] | None = None, draft: Draft | None = None) -> None:
-        """The first checkpoint: the input through the reducers. With ``submitted`` the run is created in the same commit."""
-        given = self._journal.progress.results[cps.INPUT_TASK]
-        delta, checkpoint = superstep.first(self._program, self._journal.checkpoint, given, carried)
-        draft = draft or Draft()
-        draft.facts = [*(submitted or ()), *draft.facts, ev.RunStarted(), *self._started(checkpoint.pending, 1)]
-        await self._journal.checkpointed(draft, delta, checkpoint, lease=self._journal.entry_lease)
-        self._journal.entry_lease = KEEP
+    async def begin(self, born: Draft | None = None) -> None:
+        """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit."""
+        journal = self._journal
+        given = journal.progress.results[cps.INPUT_TASK]
+        draft = born or Draft()
+        thread_id = draft.facts[0].thread_id if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run.thread_id
+        delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, await carried(self._services.store, self._program, thread_id))
+        if born is not None or journal.run.status is Status.PENDING:
+            draft.facts.append(ev.RunStarted())
+        draft.facts += self._started(checkpoint.pending, 1)
+        await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner))
 
     async def _reenter(self) -> bool:
         """Leaves a wait if an answer has come (§2.7); otherwise gives the run back as it was."""
         run = self._journal.run
         if not run.decisions:
-            await self._journal.hand_back(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=run.wake_at)
+            await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=run.wake_at)
             return False
         last = run.decisions[-1]
         records = decisions.answers(run)

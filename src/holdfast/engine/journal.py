@@ -13,10 +13,10 @@ import msgspec
 
 from holdfast.core import canon, codec
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint, Delta, Result, Source, StepRecord, TaskResult
+from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.lease import KEEP, RELEASE, LeaseAction, Touch, counter
+from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress, boundaries
 from holdfast.core.run import Run, fold
 from holdfast.ports import Loaded, Store
@@ -61,7 +61,6 @@ class Journal:
         self.progress = progress
         self.dead: BaseException | None = None
         self.held = Draft()
-        self.entry_lease: LeaseAction = KEEP
         self._lock = asyncio.Lock()
         self._next: Draft | None = None
         self._joined: asyncio.Task[None] | None = None
@@ -134,14 +133,22 @@ class Journal:
             _vouch(draft.facts, hash, delta.source)
             await self._write(draft, checkpoint=checkpoint, delta=msgspec.Raw(data), lease=lease, due=due)
 
-    async def rest(self, draft: Draft, source: Source, *, due: int | None = None) -> None:
-        """Ends this claim in a wait or for good: a checkpoint with the parent's values (§4.8), and the lease goes back."""
-        await self.checkpointed(draft, Delta(step=self.checkpoint.step, source=source), self.checkpoint, lease=RELEASE, due=due)
+    async def rest(self, draft: Draft, source: Source, *, lease: LeaseAction = RELEASE, due: int | None = None) -> None:
+        """Ends this claim in a wait or for good: a checkpoint with the parent's values (§4.8), and the lease goes back.
 
-    async def hand_back(self, draft: Draft, *, due: int | None = None) -> None:
-        """Gives the lease back with a commit that moves no checkpoint."""
+        A run that never started has no parent: its single checkpoint holds its input (§2.4).
+        """
+        parent = self.checkpoint
+        delta, checkpoint = Delta(step=parent.step, source=source), parent
+        if parent.seq == 0:
+            delta = Delta(step=0, source=source, done=(INPUT_TASK,))
+            checkpoint = advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
+        await self.checkpointed(draft, delta, checkpoint, lease=lease, due=due)
+
+    async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None) -> None:
+        """A commit that moves no checkpoint and leaves the run without an owner."""
         async with self._lock:
-            await self._write(draft, lease=RELEASE, due=due)
+            await self._write(draft, lease=lease, due=due)
 
     async def _write(
         self,
@@ -225,15 +232,3 @@ def _vouch(facts: list[ev.Fact], hash: bytes, source: Source) -> None:
             facts[i] = msgspec.structs.replace(fact, hash=hash)
             return
     facts.append(ev.CheckpointSaved(hash=hash, source=source.value))
-
-
-def touching(run: Run, tip: Tip, fence: int, facts: tuple[ev.Fact, ...], *, at: int, actor: str, took: tuple[str, ...] = (), due: int | None = None) -> Commit:
-    """One commit by whoever comes to a run at rest: takes the next fence and gives it back."""
-    events = []
-    folded: Run | None = run
-    for n, fact in enumerate(facts, tip.seq + 1):
-        event = ev.Event(n, at, fact, actor=actor, fence=counter(fence + 1))
-        events.append(event)
-        folded = fold(folded, event)
-    assert folded is not None
-    return Commit(run=folded, events=tuple(events), after=tip, fence=fence + 1, at=at, actor=actor, took=took, lease=Touch(), due=due)
