@@ -40,7 +40,7 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.graph import Program
-from holdfast.core.lease import DEFAULT_TTL_US, TOUCH, Alive, Lease, Touch
+from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Lease, Touch
 from holdfast.core.progress import Progress
 from holdfast.core.status import AT_REST, LIVE, TERMINAL, Condition, Status, parse
 from holdfast.core.views import record as run_record
@@ -164,7 +164,7 @@ class Runtime:
         clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
-        self._store: Store = open_url(store_url(url), clock=self._clock) if url is None or isinstance(url, str) else url
+        self._store: Store = open_url(store_url(url), now=self._clock.now) if url is None or isinstance(url, str) else url
         self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
         self._skills = Skills()
         for skill in skills:
@@ -268,7 +268,7 @@ class Runtime:
         born = birth(self._services, program, _mapping(inputs), request)
         draft = born.draft()
         draft.facts.append(ev.RunQueued("submitted"))
-        return await self._create(program, born, lambda: _enqueue(born, draft))
+        return await self._create(program, born, lambda: _enqueue(born, draft, self._first_fence()))
 
     async def _create(self, program: Program, born: Birth, act: Callable[[], Awaitable[None]]) -> Run[Any]:
         try:
@@ -336,13 +336,14 @@ class Runtime:
             journal.dead = None
             queued = born.draft()
             queued.facts.append(ev.RunQueued("lane busy", blocked_by=await self._holder(born.fact)))
-            await _enqueue(born, queued)
+            await _enqueue(born, queued, self._first_fence())
             return await self._drive_on(born.run_id, step_limit=step_limit)
         await self._driven(born.run_id, driver, None, ())
         return await self._drive_on(born.run_id, step_limit=step_limit)
 
     def _first_fence(self) -> int:
-        return cast(int, getattr(self._store, "fence_base", 0)) | 1
+        """A new run begins with counter 1 under the store's incarnation."""
+        return self._store.incarnation << COUNTER_BITS | 1
 
     async def _holder(self, fact: ev.RunSubmitted) -> str | None:
         """The run that this one queues behind (§5.13)."""
@@ -825,9 +826,9 @@ def _checkpoint_view(progress: Progress, pending: Mapping[str, cps.TaskResult]) 
     )
 
 
-async def _enqueue(born: Birth, draft: Draft) -> None:
+async def _enqueue(born: Birth, draft: Draft, fence: int) -> None:
     journal = cast(Journal, born.journal)
-    journal.fence = journal.fence or 1
+    journal.fence = fence
     await journal.leave(draft, lease=Touch())
 
 

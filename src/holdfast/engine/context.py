@@ -200,7 +200,7 @@ class Context:
         self, fn: Callable[[*Ts], T], /, *args: *Ts, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None
     ) -> Coroutine[Any, Any, T]: ...
 
-    def step(
+    def step(  # type: ignore[misc]  # mypy does not match a TypeVarTuple with the Any of an implementation
         self, fn: Any, /, *args: Any, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None
     ) -> Coroutine[Any, Any, Any]:
         """Runs ``fn(*args)`` once in the life of the run and records what it returns (§4.12).

@@ -107,7 +107,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         kind=program.kind,
         unattended=request.unattended,
     )
-    claims = ()
+    claims: tuple[DedupClaim, ...] = ()
     if request.key is not None:
         digest = canon.fingerprint(admitted)
         claims = (DedupClaim("request", f"{request.tenant_id}\x1f{program.id}", request.key, run_id, digest, now + KEY_RETENTION_US),)

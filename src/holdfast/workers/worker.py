@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
 
 import msgspec
 
@@ -59,7 +60,7 @@ class Worker:
             StoreError: the store failed; nothing was reported as done that is not durable.
         """
         services = self._services
-        stop = asyncio.ensure_future(self._draining.wait())
+        stop: asyncio.Future[Any] = asyncio.ensure_future(self._draining.wait())
         try:
             while not self._draining.is_set():
                 room = self._concurrency - len(self._running)
@@ -76,13 +77,14 @@ class Worker:
                 await asyncio.wait(self._running)
             await self._reap()
 
-    async def _pause(self, stop: asyncio.Future[bool], busy: bool) -> None:
+    async def _pause(self, stop: asyncio.Future[Any], busy: bool) -> None:
         """Waits for a change, a finished run or the drain; then looks at what ended."""
         if busy and len(self._running) < self._concurrency:
             await asyncio.sleep(0)
         else:
-            change = asyncio.ensure_future(self._services.store.wait_for_change(IDLE_SECONDS))
-            await asyncio.wait({change, stop, *self._running}, return_when=asyncio.FIRST_COMPLETED)
+            change: asyncio.Future[Any] = asyncio.ensure_future(self._services.store.wait_for_change(IDLE_SECONDS))
+            waited: set[asyncio.Future[Any]] = {change, stop, *self._running}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
             change.cancel()
             await asyncio.gather(change, return_exceptions=True)
         for run_id, driver in self._drivers.items():
