@@ -5,7 +5,17 @@ from __future__ import annotations
 from holdfast.authoring import Flow, Graph, State, Tool, flow
 from holdfast.core.canon import register
 from holdfast.core.channels import append, last, merge, override, thread, topic, window
-from holdfast.core.errors import Conflict, HoldfastError, PermanentError, Rejected, RunFailed, RunWaiting, StepFailure, StoreError, UsageError
+from holdfast.core.errors import (
+    Conflict,
+    HoldfastError,
+    PermanentError,
+    Rejected,
+    RunFailed,
+    RunWaiting,
+    StepFailure,
+    StoreError,
+    UsageError,
+)
 from holdfast.core.graph import END, START, Goto, Send, any_of
 from holdfast.core.retry import Retry
 from holdfast.engine.context import Context

@@ -13,8 +13,8 @@ from typing import Annotated, Any, ClassVar, Concatenate, Generic, ParamSpec, Ty
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.channels import MISSING, Channel, Reducer, last, thread
 from holdfast.core.channels import CUSTOM as _CUSTOM
+from holdfast.core.channels import MISSING, Channel, Reducer, last, thread
 from holdfast.core.effects import EffectClass, Idempotency
 from holdfast.core.errors import ChannelEmpty, ContractViolation, InvalidGraph, UsageError
 from holdfast.core.graph import DEFAULT_STEP_LIMIT, DEFAULT_TIMEOUT_US, END, START, AnyOf, Node, Program, Trigger, compile

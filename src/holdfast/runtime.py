@@ -404,7 +404,7 @@ class Runtime:
                 break
             now = self._store.now()
             if run.status in (Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL) and not run.decisions and not lease.live(now):
-                if lease.due is None or run.status is Status.WAITING_FOR_HUMAN and lease.due > now:
+                if lease.due is None or (run.status is Status.WAITING_FOR_HUMAN and lease.due > now):
                     break
                 if lease.due > now:
                     await self._clock.sleep(min((lease.due - now) / 1_000_000, POLL_SECONDS))
@@ -484,7 +484,7 @@ class Runtime:
         """
         run, _ = await self._found(run_id)
         wait_id = wait_id or _only_wait(run, action)
-        raw = None if payload is ... else msgspec.Raw(canon.pack(payload, "payload")[1])
+        raw = None if payload is ... else canon.pack(payload, "payload")[1]
         command = cmd.Decide(wait_id=wait_id, action=action, actor=actor, feedback=feedback, note=note, payload=raw, at=self._store.now(), resume=resume)
         wait = next((w for w in run.waits if w.wait_id == wait_id), None)
         if wait is not None:
@@ -589,7 +589,7 @@ class Runtime:
     async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> Run[Any]:
         """Gives a run an outside input; the same key is delivered once (§5.11)."""
         now = self._store.now()
-        raw = msgspec.Raw(canon.pack(payload, "payload")[1])
+        raw = canon.pack(payload, "payload")[1]
         command = cmd.Signal(name=name, signal_key=key or f"{now}-{self._services.entropy() % 10**9}", payload=raw, actor=actor)
         await self._found(run_id)
         await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=now))

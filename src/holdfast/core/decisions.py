@@ -139,7 +139,7 @@ def answers(run: Run) -> tuple[StepRecord, ...]:
 def answer(decision: Decision) -> StepRecord:
     """One decision as the record that ``ctx.approve`` and its kin look up by the wait's place."""
     task, path = place(decision.wait_id)
-    return StepRecord(task=task, path=path, name=decision.asked, kind="wait", value=msgspec.Raw(msgspec.msgpack.encode(decision)))
+    return StepRecord(task=task, path=path, name=decision.asked, kind="wait", value=bytes(msgspec.msgpack.encode(decision)))
 
 
 def place(wait_id: str) -> tuple[str, str]:
@@ -167,7 +167,7 @@ def _child(run: Run, c: cmd.ChildEnded, now: int) -> Facts:
     wait = next((w for w in run.waits if w.kind is ws.WaitKind.CHILD and w.name == c.child_run_id), None)
     if wait is None or run.status in TERMINAL:
         return ()
-    payload = msgspec.Raw(encode({"run_id": c.child_run_id, "status": c.status, "error": None if c.error is None else c.error.message}))
+    payload = encode({"run_id": c.child_run_id, "status": c.status, "error": None if c.error is None else c.error.message})
     value = c.result if c.status == Status.COMPLETED and c.result is not None else payload
     return (ev.WaitDecided(Decision(wait_id=wait.wait_id, action=c.status, actor=ev.SYSTEM, payload=value, decided_at=now, asked=wait.asked)),)
 
@@ -190,7 +190,7 @@ def close_waits(run: Run, reason: str) -> Facts:
     return tuple(ev.WaitClosed(w.wait_id, reason) for w in run.waits)
 
 
-def mark_run_done(run: Run, result: msgspec.Raw | None = None) -> Facts:
+def mark_run_done(run: Run, result: bytes | None = None) -> Facts:
     return (*close_waits(run, "done"), ev.RunCompleted(result))
 
 

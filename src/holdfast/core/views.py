@@ -232,7 +232,7 @@ def decision_view(decision: Decision) -> dict[str, Any]:
     }
 
 
-def _shown(raw: msgspec.Raw | None) -> Any:
+def _shown(raw: bytes | None) -> Any:
     """A stored value for showing. Damage in one value must not hide the rest of the record."""
     if raw is None:
         return None
@@ -280,7 +280,7 @@ def payload(run_id: str, event: ev.Event) -> dict[str, Any]:
 
 
 def _field(name: str, value: Any) -> Any:
-    if isinstance(value, msgspec.Raw):
+    if isinstance(value, bytes):
         return _shown(value)
     if isinstance(value, ErrorValue):
         return error_view(value)

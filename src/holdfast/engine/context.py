@@ -19,8 +19,6 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar, TypeVarTuple, cast, overload
 
-import msgspec
-
 from holdfast.authoring import microseconds
 from holdfast.core import canon, decisions, ids, waits
 from holdfast.core import events as ev
@@ -136,7 +134,7 @@ class Context:
     def feedback(self) -> str | None:
         """What a person asked to be changed, in a step that is done again after ``retry_feedback`` (§5.5)."""
         given = [r for (task, _), r in self._journal.progress.records.items() if task == self._key and r.kind == "feedback"]
-        return None if not given else cast("str | None", canon.decode(cast("msgspec.Raw", given[-1].value)))
+        return None if not given else cast("str | None", canon.decode(cast("bytes", given[-1].value)))
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -229,7 +227,7 @@ class Context:
             await self._journal.save(Draft(facts=[fact], results=[done]))
             return value
 
-    async def _attempts(self, path: str, name: str, retry: Retry, act: Callable[[], Awaitable[Any]]) -> tuple[Any, msgspec.Raw, int]:
+    async def _attempts(self, path: str, name: str, retry: Retry, act: Callable[[], Awaitable[Any]]) -> tuple[Any, bytes, int]:
         """Tries until it works or the budget is spent; every failure is durable before the next try (§10.9)."""
         attempt, due = self._journal.progress.attempts.get((self._key, path), (0, 0))
         while True:
@@ -238,7 +236,7 @@ class Context:
             attempt += 1
             try:
                 value, data = canon.pack(await act(), f"{name}()")
-                return value, msgspec.Raw(data), attempt
+                return value, data, attempt
             except Exception as e:
                 error = ErrorValue.of(e, where=path)
                 if not retry.retries(e, attempt):
@@ -348,7 +346,7 @@ class Context:
                 raise Suspend(tuple(suspended.values()))
             value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
             closed: list[ev.Fact] = [ev.WaitClosed(w.wait_id, "another came first") for w in self._journal.run.waits if self._below(w, path)]
-            done_record = StepRecord(self._key, path, "first_of", value=msgspec.Raw(data), kind="first_of")
+            done_record = StepRecord(self._key, path, "first_of", value=data, kind="first_of")
             fact = ev.StepCompleted(self._step, self._key, path=path)
             await self._journal.save(Draft(facts=[*closed, fact], results=[done_record]))
             return winner, value[1]
@@ -409,7 +407,7 @@ class Context:
                     raise RecordMismatch(f"wait {path} of {self._key}: open is {was}, the code now asks {now}", hint="restore the order of the waits")
                 raise Suspend((known,))
             at = self._services.clock.now()
-            shown = None if show is None else msgspec.Raw(canon.pack(show, "show")[1])
+            shown = None if show is None else canon.pack(show, "show")[1]
             human = kind in waits.HUMAN
             span = microseconds(timeout, waits.DEFAULT_DEADLINE_US if human else 0)
             wait = Wait(
@@ -422,10 +420,10 @@ class Context:
                 name=name,
                 show=shown,
                 available_actions=actions if actions is not None else waits.ACTIONS.get(kind, ()),
-                schema=None if schema is None else msgspec.Raw(canon.pack(schema, "schema")[1]),
+                schema=None if schema is None else canon.pack(schema, "schema")[1],
                 deadline=at + span if span or timeout is not None else None,
                 on_timeout=OnTimeout(on_timeout),
-                default=None if default is None else msgspec.Raw(canon.pack(default, "default")[1]),
+                default=None if default is None else canon.pack(default, "default")[1],
                 on_deny=on_deny,
                 who=(who,) if isinstance(who, str) else tuple(who or ()),
                 requested_at=at,
@@ -474,11 +472,11 @@ class Context:
 
     def send(self, type: str, payload: Any, *, key: str = "", order: str = "") -> None:
         """Asks for something to be sent after the step has committed, never before (§9.1)."""
-        self._intents.append(IntentWrite(type, msgspec.Raw(canon.pack(payload, "intent")[1]), key, order))
+        self._intents.append(IntentWrite(type, canon.pack(payload, "intent")[1], key, order))
 
     def record(self, topic: str, key: str, data: Any) -> None:
         """A ledger row that commits with the step (§9.6)."""
-        self._ledger.append(LedgerWrite(topic, key, msgspec.Raw(canon.pack(data, "ledger")[1])))
+        self._ledger.append(LedgerWrite(topic, key, canon.pack(data, "ledger")[1]))
 
     def emit(self, value: Any) -> None:
         """A provisional chunk for whoever streams the run now; nothing of it is durable (§13.2a)."""
@@ -508,7 +506,7 @@ class Context:
             if record is not None:
                 return self._served(record)
             value, data = canon.pack(make(), name)
-            self._journal.hold(Draft(results=[StepRecord(self._key, path, name, value=msgspec.Raw(data), kind="value")]))
+            self._journal.hold(Draft(results=[StepRecord(self._key, path, name, value=data, kind="value")]))
             return value
 
     def restart(self, **inputs: Any) -> None:

@@ -12,10 +12,9 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-
-from holdfast.core import decisions, ids, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
+from holdfast.core import decisions, ids, superstep
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Source, Task, TaskResult
 from holdfast.core.commit import Intent, LedgerRow

@@ -111,7 +111,7 @@ async def perform(ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], optio
             await journal.save(Draft(facts=[ev.SideEffectFailed(effect.effect_id, key, ctx._step, ctx._key, path, error.message)], effects=[failed]))
             raise
         value, data = canon.pack(result, f"{name}()")
-        raw = msgspec.Raw(data)
+        raw = data
         recorded = msgspec.structs.replace(
             effect, status=EffectStatus.RECORDED, result=raw, response_hash=canon.fingerprint(value), settled_at=services.clock.now()
         )

@@ -112,17 +112,17 @@ def _finish(program: Program, node: Node, task: Task, values: Mapping[str, Any],
     """What the node returned, as a result: checked, packed, routed."""
     if program.flow:
         _, data = canon.pack(value, f"{program.id}()")
-        result = TaskResult(task.key, outcome=_outcome(task, ctx), attempt=ctx.attempt, result=msgspec.Raw(data))
+        result = TaskResult(task.key, outcome=_outcome(task, ctx), attempt=ctx.attempt, result=data)
         return Finished(msgspec.structs.replace(result, intents=tuple(ctx._intents), ledger=tuple(ctx._ledger)), NOTHING)
     raw, goto, sends = _interpret(node, value)
     if INTENTS in raw and INTENTS not in program.channels:
         ctx._intents += _intents(raw.pop(INTENTS))
     writes: Mapping[str, Any] = NOTHING
-    packed: msgspec.Raw | None = None
+    packed: bytes | None = None
     if raw:
         check_writes(program, node, raw)
         writes, data = canon.pack(raw, node.name)
-        packed = msgspec.Raw(data)
+        packed = data
     chosen: tuple[str, ...] = ()
     if node.routers:
         chosen, routed = _route(program, node, values, writes)
@@ -136,7 +136,7 @@ def _finish(program: Program, node: Node, task: Task, values: Mapping[str, Any],
         writes=packed,
         goto=goto,
         chosen=chosen,
-        sends=tuple(SendTo(s.node, msgspec.Raw(canon.pack(s.payload, f"Send({s.node!r})")[1])) for s in sends),
+        sends=tuple(SendTo(s.node, canon.pack(s.payload, f"Send({s.node!r})")[1]) for s in sends),
         attempt=ctx.attempt,
         intents=tuple(ctx._intents),
         ledger=tuple(ctx._ledger),
@@ -182,7 +182,7 @@ def _intents(written: Any) -> list[IntentWrite]:
             raise BadReturn("an intent is a mapping with a type and a payload")
         rest = {k: v for k, v in item.items() if k not in ("type", "payload", "key", "order")}
         payload = item.get("payload", rest or None)
-        out.append(IntentWrite(item["type"], msgspec.Raw(canon.pack(payload, "intent")[1]), str(item.get("key", "")), str(item.get("order", ""))))
+        out.append(IntentWrite(item["type"], canon.pack(payload, "intent")[1], str(item.get("key", "")), str(item.get("order", ""))))
     return out
 
 

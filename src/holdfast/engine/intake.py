@@ -73,7 +73,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         Unserializable: by the path of the field (§1.10).
     """
     admitted = superstep.check_input(program, given)
-    data = msgspec.Raw(canon.encode(admitted))
+    data = canon.encode(admitted)
     now = services.store.now()
     run_id = ids.run_id(now, services.entropy(), request.tenant_id, request.session_key or request.thread_id or "")
     thread = request.thread_id or run_id

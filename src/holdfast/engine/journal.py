@@ -131,7 +131,7 @@ class Journal:
             parent = self.checkpoint.checkpoint_id if self.checkpoint.seq else None
             checkpoint = msgspec.structs.replace(checkpoint, hash=hash, parent=parent, source=delta.source)
             _vouch(draft.facts, hash, delta.source)
-            await self._write(draft, checkpoint=checkpoint, delta=msgspec.Raw(data), lease=lease, due=due)
+            await self._write(draft, checkpoint=checkpoint, delta=data, lease=lease, due=due)
 
     async def rest(self, draft: Draft, source: Source, *, lease: LeaseAction = RELEASE, due: int | None = None) -> None:
         """Ends this claim in a wait or for good: a checkpoint with the parent's values (§4.8), and the lease goes back.
@@ -155,7 +155,7 @@ class Journal:
         draft: Draft,
         *,
         checkpoint: Checkpoint | None = None,
-        delta: msgspec.Raw | None = None,
+        delta: bytes | None = None,
         lease: LeaseAction = KEEP,
         due: int | None = None,
     ) -> None:
@@ -180,7 +180,7 @@ class Journal:
                 self.progress.barrier()
 
     def _number(
-        self, draft: Draft, checkpoint: Checkpoint | None, delta: msgspec.Raw | None, lease: LeaseAction, due: int | None
+        self, draft: Draft, checkpoint: Checkpoint | None, delta: bytes | None, lease: LeaseAction, due: int | None
     ) -> Commit:
         """Numbers and folds the facts. A checkpoint is named after the fact that vouches for it."""
         at = self.store.now()
