@@ -104,7 +104,7 @@ class State(Mapping[str, Any]):
         frame = sys._getframe(1)
         hints = typing.get_type_hints(cls, localns=_names(frame), include_extras=True)
         channels = dict(cls.__channels__)
-        for name in cls.__dict__.get("__annotations__", {}):
+        for name in inspect.get_annotations(cls):
             if typing.get_origin(hints[name]) is ClassVar:
                 continue
             channels[name] = _channel(name, hints[name], cls.__dict__.get(name, MISSING))

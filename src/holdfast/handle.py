@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -17,6 +17,7 @@ from holdfast.core.status import Condition, Status
 from holdfast.core.views import condition
 
 S = TypeVar("S")
+T = TypeVar("T")
 
 
 def when(at: int) -> dt.datetime:
@@ -173,3 +174,74 @@ class Run(Generic[S]):
 
     def __repr__(self) -> str:
         return f"<Run {self._record.run_id} {self._record.skill_id} {self.status.value} ({self.condition.value})>"
+
+
+class EventView(msgspec.Struct, frozen=True):
+    """An event in its envelope (§13.1); reads like a mapping too."""
+
+    event_id: str
+    event_version: int
+    event_type: str
+    occurred_at: str
+    run_id: str
+    seq: int
+    fence: int
+    trace_id: str | None
+    tenant_id: str
+    actor: str
+    payload: dict[str, Any]
+
+    @property
+    def type(self) -> str:
+        return self.event_type
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class CheckpointView(msgspec.Struct, frozen=True):
+    """A whole checkpoint as loaded (§4.5)."""
+
+    checkpoint_id: str
+    run_id: str
+    seq: int
+    step: int
+    parent_id: str | None
+    boundaries: tuple[str, ...]
+    values: Mapping[str, Any]
+    channel_versions: Mapping[str, int]
+    versions_seen: Mapping[str, Mapping[str, int]]
+    pending_tasks: tuple[str, ...]
+    pending_writes: Mapping[str, Any]
+    waits: tuple[Wait, ...]
+    metadata: Mapping[str, Any]
+    created_at: dt.datetime
+    hash: str
+    format: int
+
+    @property
+    def next_tasks(self) -> tuple[str, ...]:
+        return self.pending_tasks
+
+    @property
+    def state_values(self) -> Mapping[str, Any]:
+        return self.values
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class Feed(Generic[T]):
+    """``await feed`` gives a list; ``async for x in feed`` streams."""
+
+    def __init__(self, source: Callable[[], AsyncIterator[T]]) -> None:
+        self._source = source
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._source()
+
+    def __await__(self) -> Generator[Any, None, list[T]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[T]:
+        return [x async for x in self._source()]

@@ -5,133 +5,40 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterable, Mapping, Sequence
-from typing import Any, Generic, ParamSpec, Self, TypeVar, cast, overload
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
 import msgspec
 
-from holdfast.authoring import Flow, Graph, Skill, State, Tool, Values, microseconds
+from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.clock import SystemClock
-from holdfast.core import canon, decisions, ids, views
-from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
+from holdfast.core import decisions, views
 from holdfast.core import events as ev
 from holdfast.core import run as records
-from holdfast.core.codec import open_row
 from holdfast.core.commit import InboxItem
-from holdfast.core.errors import (
-    AmbiguousWait,
-    CheckpointNotFound,
-    Conflict,
-    DecisionConflict,
-    Denied,
-    HoldfastError,
-    InvalidInput,
-    LeaseLost,
-    NotDecidable,
-    NothingEligible,
-    RequestConflict,
-    RunFailed,
-    RunIsLive,
-    RunNotFound,
-    RunWaiting,
-    StoreError,
-    UndecidedWait,
-    UsageError,
-)
+from holdfast.core.effects import Effect
+from holdfast.core.errors import Conflict, InvalidInput, RequestConflict, RunFailed, RunIsLive, RunWaiting, StoreError, UsageError
 from holdfast.core.graph import Program
-from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Lease, Touch
-from holdfast.core.progress import Progress
-from holdfast.core.status import AT_REST, LIVE, TERMINAL, Condition, Status, parse
-from holdfast.core.views import record as run_record
+from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Lease
+from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
+from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver, loaded_driver
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.intake import Birth, Request, birth, owner_id
 from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.reader import POLL_SECONDS, Reader
 from holdfast.engine.services import Services, Skills
 from holdfast.engine.streams import Chunk
-from holdfast.handle import Run, Wait
-from holdfast.ports import Claim, Clock, Loaded, Resolver, RunFilter, Store
+from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
+from holdfast.ports import Claim, Clock, Resolver, RunFilter, Store
 from holdfast.stores import open_url
 from holdfast.workers.worker import Report, Worker
 
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
 P = ParamSpec("P")
-T = TypeVar("T")
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
-POLL_SECONDS = 0.5
-
-
-class EventView(msgspec.Struct, frozen=True):
-    """An event in its envelope (§13.1); reads like a mapping too."""
-
-    event_id: str
-    event_version: int
-    event_type: str
-    occurred_at: str
-    run_id: str
-    seq: int
-    fence: int
-    trace_id: str | None
-    tenant_id: str
-    actor: str
-    payload: dict[str, Any]
-
-    @property
-    def type(self) -> str:
-        return self.event_type
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-
-class CheckpointView(msgspec.Struct, frozen=True):
-    """A whole checkpoint as loaded (§4.5)."""
-
-    checkpoint_id: str
-    run_id: str
-    seq: int
-    step: int
-    parent_id: str | None
-    boundaries: tuple[str, ...]
-    values: Mapping[str, Any]
-    channel_versions: Mapping[str, int]
-    versions_seen: Mapping[str, Mapping[str, int]]
-    pending_tasks: tuple[str, ...]
-    pending_writes: Mapping[str, Any]
-    waits: tuple[Wait, ...]
-    metadata: Mapping[str, Any]
-    created_at: dt.datetime
-    hash: str
-    format: int
-
-    @property
-    def next_tasks(self) -> tuple[str, ...]:
-        return self.pending_tasks
-
-    @property
-    def state_values(self) -> Mapping[str, Any]:
-        return self.values
-
-    def __getitem__(self, name: str) -> Any:
-        return getattr(self, name)
-
-
-class Feed(Generic[T]):
-    """``await feed`` gives a list; ``async for x in feed`` streams."""
-
-    def __init__(self, source: Callable[[], AsyncIterator[T]]) -> None:
-        self._source = source
-
-    def __aiter__(self) -> AsyncIterator[T]:
-        return self._source()
-
-    def __await__(self) -> Generator[Any, None, list[T]]:
-        return self._all().__await__()
-
-    async def _all(self) -> list[T]:
-        return [x async for x in self._source()]
 
 
 def store_url(url: str | None) -> str:
@@ -184,6 +91,9 @@ class Runtime:
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
         self._drivers: dict[str, Driver] = {}
+        self._reader = Reader(self._services)
+        self._desk = Desk(self._services, self._reader, self._drivers)
+        self._registered = False
         self._open = False
 
     # -- life ---------------------------------------------------------------------------------------
@@ -204,8 +114,6 @@ class Runtime:
         await self._store.register(self._services.owner, self._ttl_us)
         self._registered = True
         self._heartbeat.start()
-
-    _registered = False
 
     async def close(self) -> None:
         """Hands leases back and closes the store (§10.4)."""
@@ -277,7 +185,7 @@ class Runtime:
             if e.code != "claim_taken" or not born.claims:
                 raise
             return await self._existing(born)
-        return await self.get(born.run_id)
+        return await self._reader.get(born.run_id)
 
     async def _existing(self, born: Birth) -> Run[Any]:
         """The run that already has this request key, if it asked for the same."""
@@ -287,7 +195,7 @@ class Runtime:
             raise StoreError(f"the request key {claim.key!r} is taken, and by nothing")
         if taken.digest != claim.digest:
             raise RequestConflict(f"the key {claim.key!r} was used with another input, by the run {taken.run_id}", hint="use another key")
-        run = await self.get(taken.run_id)
+        run = await self._reader.get(taken.run_id)
         run.deduplicated = True
         return run
 
@@ -392,14 +300,14 @@ class Runtime:
         return got[0] if got else None
 
     async def _drive_claim(self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None) -> None:
-        loaded = await self._loaded(claim.run_id)
+        loaded = await self._reader.loaded(claim.run_id)
         driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit)
         await self._driven(claim.run_id, driver, claim, loaded.inbox)
 
     async def _drive_on(self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None) -> Run[Any]:
         """Drives what this process can and returns at human and signal waits (§4.18); nothing hangs behind a waiting holder."""
         while True:
-            run, lease = await self._found(run_id)
+            run, lease = await self._reader.found(run_id)
             if run.status in TERMINAL:
                 break
             now = self._store.now()
@@ -416,7 +324,7 @@ class Runtime:
                 await self._store.wait_for_change(POLL_SECONDS)
                 continue
             await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit)
-        return await self.get(run_id)
+        return await self._reader.get(run_id)
 
     async def _behind_a_wait(self, run: records.Run) -> bool:
         """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming (§5.13)."""
@@ -433,7 +341,7 @@ class Runtime:
         for report in done:
             if isinstance(report.error, StoreError):
                 raise report.error
-        return [await self.get(r.run_id) for r in done]
+        return [await self._reader.get(r.run_id) for r in done]
 
     async def worker(
         self,
@@ -482,75 +390,8 @@ class Runtime:
             DecisionConflict: it was decided otherwise before.
             NotDecidable, ActionUnavailable, Denied: the state machine or the resolver says no.
         """
-        run, _ = await self._found(run_id)
-        wait_id = wait_id or _only_wait(run, action)
-        raw = None if payload is ... else canon.pack(payload, "payload")[1]
-        command = cmd.Decide(wait_id=wait_id, action=action, actor=actor, feedback=feedback, note=note, payload=raw, at=self._store.now(), resume=resume)
-        wait = next((w for w in run.waits if w.wait_id == wait_id), None)
-        if wait is not None:
-            await self._authorise(run, wait, command)
-            decisions.decide(run, command, self._store.now())  # refuses before anything is written
-        elif not await self._was_put(command, run):
-            decisions.decide(run, command, self._store.now())
-            raise NotDecidable(f"the wait {wait_id} is not open")
-        item = await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
-        self._same(command, item)
-        await self._settle(run_id)
-        return await self.get(run_id)
-
-    async def _was_put(self, command: cmd.Decide, run: records.Run) -> bool:
-        return any(i.key == command.key for i in await self._store.inbox(run.run_id, taken=True))
-
-    def _same(self, command: cmd.Decide, item: InboxItem) -> None:
-        """Another decision than the one on record is a conflict; the same one comes back as it is (§5.6)."""
-        there = item.command
-        if isinstance(there, cmd.Decide) and _saying(there) == _saying(command):
-            return
-        said = f"{there.actor} decided {there.action}" if isinstance(there, cmd.Decide) else "it timed out"
-        raise DecisionConflict(f"the wait {command.wait_id} is decided already: {said}")
-
-    async def _authorise(self, run: records.Run, wait: Any, command: cmd.Decide) -> None:
-        """Asks the resolver before anything enters the run; a refusal leaves an audit event (§5.7)."""
-        resolver = self._services.resolver
-        verdict: bool | str = True if resolver is None else resolver(command.actor, command.action, wait, run)
-        if wait.who and command.actor not in wait.who and verdict is True:
-            verdict = f"it is for {', '.join(wait.who)}"
-        if verdict is True:
-            return
-        reason = verdict if isinstance(verdict, str) else "the resolver refused"
-        await self._at_rest(run.run_id, Draft(facts=[ev.WaitDenied(wait.wait_id, command.action, command.actor, reason)]))
-        raise Denied(f"{command.actor} may not {command.action} {wait.wait_id}: {reason}")
-
-    async def _at_rest(self, run_id: str, draft: Draft, *, source: cps.Source | None = None, due: int | None = None) -> bool:
-        """One commit on a run that nobody drives; False if somebody does, or came first."""
-        loaded = await self._loaded(run_id)
-        if loaded.lease.live(self._store.now()):
-            return False
-        journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
-        try:
-            if source is None:
-                await journal.leave(draft, lease=TOUCH, due=due)
-            else:
-                await journal.rest(draft, source, lease=TOUCH, due=due)
-        except Conflict:
-            return False
-        return True
-
-    async def _settle(self, run_id: str) -> None:
-        """Turns what waits in the inbox of a run at rest into events; a live run's owner does it itself."""
-        for _ in range(100):
-            loaded = await self._loaded(run_id)
-            if not loaded.inbox or loaded.lease.live(self._store.now()) or loaded.run.status in LIVE:
-                for driver in [self._drivers.get(run_id)]:
-                    if driver is not None:
-                        driver.nudge()
-                return
-            item = loaded.inbox[0]
-            facts = decisions.decide(loaded.run, item.command, self._store.now())
-            ends = any(isinstance(f, ev.RunCanceled | ev.RunFailed) for f in facts)
-            draft = Draft(facts=list(facts) or [ev.NoteAdded(f"{item.key} changed nothing")], took=[item.key])
-            due = self._store.now() if not ends and getattr(item.command, "resume", True) else None
-            await self._at_rest(run_id, draft, source=cps.Source.CANCEL if ends else None, due=due)
+        await self._desk.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload, resume=resume)
+        return await self._reader.get(run_id)
 
     async def approve(
         self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True
@@ -575,25 +416,13 @@ class Runtime:
         Raises:
             AlreadyTerminal: it has ended already.
         """
-        run, lease = await self._found(run_id)
-        command = cmd.Cancel(actor=actor, reason=reason, nonce=str(run.version))
-        facts = decisions.decide(run, command, self._store.now())
-        if not lease.live(self._store.now()) and await self._at_rest(run_id, Draft(facts=list(facts)), source=cps.Source.CANCEL):
-            return await self.get(run_id)
-        await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
-        driver = self._drivers.get(run_id)
-        if driver is not None:
-            driver.nudge()
-        return await self.get(run_id)
+        await self._desk.cancel(run_id, actor=actor, reason=reason)
+        return await self._reader.get(run_id)
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> Run[Any]:
         """Gives a run an outside input; the same key is delivered once (§5.11)."""
-        now = self._store.now()
-        raw = canon.pack(payload, "payload")[1]
-        command = cmd.Signal(name=name, signal_key=key or f"{now}-{self._services.entropy() % 10**9}", payload=raw, actor=actor)
-        await self._found(run_id)
-        await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=now))
-        return await self.get(run_id)
+        await self._desk.signal(run_id, name, payload, key=key, actor=actor)
+        return await self._reader.get(run_id)
 
     # -- resume -------------------------------------------------------------------------------------
 
@@ -616,11 +445,11 @@ class Runtime:
             SettledTerminal: it ended for good.
             RunIsLive: somebody drives it now; names the owner and the expiry.
         """
-        run, lease = await self._found(run_id)
+        run, lease = await self._reader.found(run_id)
         now = self._store.now()
         if run.status in LIVE and lease.live(now):
             await self._refuse_live(run, lease, wait)
-            run, lease = await self._found(run_id)
+            run, lease = await self._reader.found(run_id)
         program = self._skills.for_run(run, upgrade=upgrade)
         if run.status not in LIVE and run.status is not Status.PENDING:
             decisions.refuse_resume(run, acknowledge)
@@ -629,7 +458,7 @@ class Runtime:
             facts = decisions.decide(run, command, now)
             upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
-            if not await self._at_rest(run_id, Draft(facts=list(facts), results=list(decisions.answers(run))), due=now):
+            if not await self._desk.at_rest(run_id, Draft(facts=list(facts), results=list(decisions.answers(run))), due=now):
                 raise Conflict(f"somebody else went on with {run_id} meanwhile")
         return await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit)
 
@@ -640,41 +469,15 @@ class Runtime:
             raise RunIsLive(f"{run.run_id} is driven by {lease.owner} until {until}", hint="wait for it, or cancel it")
         while lease.live(self._store.now()):
             await self._store.wait_for_change(POLL_SECONDS)
-            run, lease = await self._found(run.run_id)
+            run, lease = await self._reader.found(run.run_id)
             if run.status not in LIVE:
                 return
 
     # -- reading ------------------------------------------------------------------------------------
 
-    async def _found(self, run_id: str) -> tuple[records.Run, Lease]:
-        if not run_id:
-            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
-        found = await self._store.get(run_id)
-        if found is None:
-            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
-        return found
-
-    async def _loaded(self, run_id: str) -> Loaded:
-        loaded = await self._store.load(run_id)
-        if loaded is None:
-            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
-        return loaded
-
     async def get(self, run_id: str) -> Run[Any]:
         """The run as it stands, with its state."""
-        if not run_id:
-            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
-        return self._handle(await self._loaded(run_id))
-
-    def _handle(self, loaded: Loaded) -> Run[Any]:
-        progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
-        values = progress.checkpoint.values
-        return Run(loaded.run, loaded.lease, self._store.now(), values, self._view(loaded.run, values))
-
-    def _view(self, run: records.Run, values: Mapping[str, Any]) -> State:
-        known = run.skill_id in self._skills.ids
-        cls: type[State] = self._skills.find(run.skill_id, run.skill_version).state if known else Values
-        return cls._view(canon.FrozenDict(values))
+        return await self._reader.get(run_id)
 
     async def runs(
         self,
@@ -687,93 +490,35 @@ class Runtime:
         before: str | None = None,
     ) -> list[Run[Any]]:
         """Runs, newest first; ``before`` is the last id of the page before."""
-        if not 1 <= limit <= 500:
-            raise InvalidInput(f"limit is 1 to 500, not {limit}")
-        statuses = (parse(status).value,) if status else None
-        wanted = Condition(condition) if condition else None
-        out: list[Run[Any]] = []
-        cursor = before
-        while len(out) < limit:
-            page = await self._store.runs(RunFilter(statuses=statuses, skill_id=skill_id, thread_id=thread_id, before=cursor, limit=limit))
-            now = self._store.now()
-            for run, lease in page:
-                handle: Run[Any] = Run(run, lease, now, {}, Values._view({}))
-                if (wanted is None or handle.condition is wanted) and len(out) < limit:
-                    out.append(handle)
-            if len(page) < limit:
-                break
-            cursor = page[-1][0].run_id
-        return out
+        return await self._reader.runs(status=status, condition=condition, skill_id=skill_id, thread_id=thread_id, limit=limit, before=before)
 
     async def waits(self, run_id: str | None = None, *, limit: int = 100) -> list[Wait]:
         """Open waits, of one run or of all that wait."""
-        if run_id is not None:
-            run, _ = await self._found(run_id)
-            return [Wait.of(w) for w in run.waits]
-        found = await self._store.runs(RunFilter(statuses=(Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL), limit=limit))
-        return [Wait.of(w) for run, _ in found for w in run.waits]
+        return await self._reader.waits(run_id, limit=limit)
 
     def events(self, run_id: str, after: int = 0, follow: bool = False, limit: int | None = None) -> Feed[EventView]:
         """Events newer than ``after``: ``await`` it for a list, or ``async for``; with ``follow`` until the run has ended."""
-        return Feed(lambda: self._events(run_id, after, follow, limit))
-
-    async def _events(self, run_id: str, after: int, follow: bool, limit: int | None) -> AsyncIterator[EventView]:
-        given = 0
-        while True:
-            run, _ = await self._found(run_id)
-            rows = await self._store.rows(run_id, after, 1000)
-            for row in rows:
-                for event in open_row(row).events:
-                    if event.seq <= after:
-                        continue
-                    after = event.seq
-                    yield EventView(**views.envelope(run, event))
-                    given += 1
-                    if limit is not None and given >= limit:
-                        return
-            if len(rows) == 1000:
-                continue
-            if not follow or run.status in TERMINAL:
-                return
-            await self._store.wait_for_change(POLL_SECONDS)
+        return self._reader.events(run_id, after, follow, limit)
 
     async def checkpoints(self, run_id: str) -> list[CheckpointView]:
         """All checkpoints of a run, oldest first (§4.5)."""
-        await self._found(run_id)
-        progress = Progress(run_id)
-        out: list[CheckpointView] = []
-        for row in await self._store.rows(run_id):
-            record = open_row(row, progress.hash)
-            pending = dict(progress.results)
-            progress.step(record)
-            if record.delta is not None:
-                out.append(_checkpoint_view(progress, pending))
-        return out
+        return await self._reader.checkpoints(run_id)
 
     async def checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> CheckpointView:
         """One checkpoint; the head by default."""
-        found = await self.checkpoints(run_id)
-        for view in reversed(found):
-            if checkpoint_id is None or view.checkpoint_id == checkpoint_id:
-                return view
-        raise CheckpointNotFound(f"{run_id} has no checkpoint {checkpoint_id}", hint=f"holdfast checkpoints {run_id} lists them")
+        return await self._reader.checkpoint(run_id, checkpoint_id)
 
     async def state(self, run_id: str, checkpoint_id: str | None = None) -> State:
         """The channels' values at the head, or at any checkpoint."""
-        run, _ = await self._found(run_id)
-        if checkpoint_id is None:
-            return cast(State, (await self.get(run_id)).state)
-        return self._view(run, (await self.checkpoint(run_id, checkpoint_id)).values)
+        return await self._reader.state(run_id, checkpoint_id)
 
     async def record(self, run_id: str) -> dict[str, Any]:
         """The run record with every field of §3.1, as JSON-able values."""
-        run, lease = await self._found(run_id)
-        return run_record(run, lease, self._store.now())
+        return await self._reader.record(run_id)
 
-    async def effects(self, run_id: str) -> list[Any]:
+    async def effects(self, run_id: str) -> list[Effect]:
         """The effect records of a run, oldest first (§6.4)."""
-        await self._found(run_id)
-        return list(await self._store.effects(run_id))
+        return await self._reader.effects(run_id)
 
     async def result(self, run_id: str, timeout: dt.timedelta | float | None = None) -> Any:
         """Waits for a run's end and gives its result.
@@ -784,7 +529,7 @@ class Runtime:
         limit = None if timeout is None else microseconds(timeout, 0) / 1_000_000
         async with asyncio.timeout(limit):
             while True:
-                run = await self.get(run_id)
+                run = await self._reader.get(run_id)
                 if run.status in TERMINAL or (run.status in AT_REST and run.waits and any(w.kind not in ("timer", "child") for w in run.waits)):
                     return _result(run)
                 await self._store.wait_for_change(POLL_SECONDS)
@@ -798,38 +543,12 @@ class Runtime:
         finally:
             self._services.streams.leave(run_id, queue)
 
-    async def check(self, run_id: str | None = None) -> list[Any]:
-        """Named inconsistencies of one run, or of the store and every run; empty if all is well (§12.1)."""
-        raise NotImplementedError
-
-
-def _checkpoint_view(progress: Progress, pending: Mapping[str, cps.TaskResult]) -> CheckpointView:
-    from_now = progress.checkpoint
-    left = {k: cps.written(r) for k, r in (progress.results or {}).items() if k != cps.INPUT_TASK}
-    return CheckpointView(
-        checkpoint_id=from_now.checkpoint_id,
-        run_id=from_now.run_id,
-        seq=from_now.seq,
-        step=from_now.step,
-        parent_id=from_now.parent,
-        boundaries=tuple(b.value for b in from_now.boundaries),
-        values=canon.FrozenDict(from_now.values),
-        channel_versions=canon.FrozenDict(from_now.versions),
-        versions_seen=canon.FrozenDict(from_now.seen),
-        pending_tasks=tuple(t.key for t in from_now.pending),
-        pending_writes=canon.FrozenDict(left),
-        waits=tuple(Wait.of(w) for w in from_now.waits),
-        metadata=canon.FrozenDict({"source": from_now.source.value, "step": from_now.step, "writes": from_now.writes}),
-        created_at=dt.datetime.fromtimestamp(from_now.created_at / 1_000_000, dt.UTC),
-        hash=from_now.hash.hex(),
-        format=from_now.format,
-    )
 
 
 async def _enqueue(born: Birth, draft: Draft, fence: int) -> None:
     journal = cast(Journal, born.journal)
     journal.fence = fence
-    await journal.leave(draft, lease=Touch())
+    await journal.leave(draft, lease=TOUCH)
 
 
 def _mapping(inputs: Any) -> Mapping[str, Any]:
@@ -856,26 +575,6 @@ def _request(thread_id: str | None, key: str | None, due: int | None, options: M
         return Request(thread_id=thread_id, key=key, not_before=due, **known)
     except TypeError as e:
         raise UsageError(f"an option is not known: {e}", hint="options: " + ", ".join(Request.__struct_fields__)) from None
-
-
-def _only_wait(run: records.Run, action: str) -> str:
-    """The one open wait an answer can mean.
-
-    Raises:
-        AmbiguousWait: several are open; lists them (§5.11).
-    """
-    human = [w for w in run.waits if w.human]
-    if len(human) == 1:
-        return human[0].wait_id
-    if len(human) > 1:
-        raise AmbiguousWait(f"{len(human)} waits are open: {', '.join(w.wait_id for w in human)}", hint="name one: --wait WAIT_ID")
-    if run.status in TERMINAL:
-        decisions.decide(run, cmd.Decide(wait_id="", action=action, actor=""), 0)
-    raise NotDecidable(f"{run.run_id} waits for no decision; it is {run.status}", hint="holdfast show RUN")
-
-
-def _saying(d: cmd.Decide) -> tuple[Any, ...]:
-    return (d.wait_id, d.action, d.feedback, d.note, None if d.payload is None else bytes(d.payload))
 
 
 def _result(run: Run[Any]) -> Any:
@@ -907,4 +606,4 @@ async def _run(skill: Skill, inputs: Mapping[str, Any] | None, store: str | None
         return _result(await rt.invoke(skill, inputs, **options))
 
 
-__all__ = ["CheckpointView", "EventView", "Feed", "HoldfastError", "LeaseLost", "NothingEligible", "Runtime", "UndecidedWait", "ids", "run", "store_url"]
+__all__ = ["Runtime", "run", "store_url"]
