@@ -68,6 +68,7 @@ class Store(Protocol):
     """
 
     url: str
+    incarnation: int
 
     async def open(self) -> None:
         """Opens or creates the store and proves that its log has not gone backwards (§1.9).

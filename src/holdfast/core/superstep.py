@@ -127,7 +127,7 @@ def barrier(
         source=source,
         done=tuple([r if r.task in inline else r.task for r in done]),
         kinds=kinds,
-        values=bytes(canon.encode(canon.FrozenDict(custom))) if custom else None,
+        values=canon.encode(canon.FrozenDict(custom)) if custom else None,
     )
     moved = advance(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
     news = bumped(tuple(done), moved.writes)
@@ -177,7 +177,7 @@ def first(
             reducer = program.channels[name].reducer
             explicit[name] = writes[name] if old is MISSING else canon.admit(reducer(old, writes[name]), name)
             kinds[name] = CUSTOM
-    values = bytes(canon.encode(canon.FrozenDict(explicit))) if explicit else None
+    values = canon.encode(canon.FrozenDict(explicit)) if explicit else None
     delta = Delta(step=0, source=source, done=(given if inline else INPUT_TASK,), kinds=kinds, values=values)
     moved = advance(start, delta, {INPUT_TASK: given}, seq=0, at=0, hash=b"")
     tasks = plan(program, moved, [START, *moved.values])
