@@ -474,7 +474,7 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def decode(data: bytes | memoryview | bytes) -> Any:
+def decode(data: bytes | memoryview) -> Any:
     """The frozen value of stored bytes.
 
     Raises:
@@ -491,7 +491,7 @@ def decode(data: bytes | memoryview | bytes) -> Any:
 # -- views ------------------------------------------------------------------------------------------
 
 
-def reveal(data: bytes | memoryview | bytes) -> Any:
+def reveal(data: bytes | memoryview) -> Any:
     """What stored bytes say, as JSON could carry it: no type is revived, so anyone may look at any run (§14.3).
 
     Registered types show their fields, dates and numbers their text, bytes their hex digits.
@@ -537,7 +537,7 @@ _untyped: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 # -- hashes -----------------------------------------------------------------------------------------
 
 
-def chain(previous: bytes, data: bytes | bytes) -> bytes:
+def chain(previous: bytes, data: bytes) -> bytes:
     """H(previous, data): SHA-256 cut to 128 bits."""
     h = hashlib.sha256(previous)
     h.update(data)

@@ -175,12 +175,12 @@ def _tag(raw: msgspec.Raw) -> int:
     """The first element of a msgpack array, without decoding the rest."""
     data = bytes(raw[:8]) if isinstance(raw, bytes) else bytes(memoryview(raw)[:8])
     at = 1 if data[0] & 0xF0 == 0x90 else 3 if data[0] == 0xDC else -1
-    if at < 0:
+    if not 0 < at < len(data):
         raise ValueError("a fact is not an array")
     if data[at] < 0x80:
         return data[at]
-    if data[at] == 0xCC:
-        return data[at + 1]
+    if 0xCC <= data[at] <= 0xCE:  # uint 8, 16, 32
+        return int.from_bytes(data[at + 1 : at + 1 + (1 << data[at] - 0xCC)], "big")
     raise ValueError("a fact has no tag")
 
 
@@ -194,11 +194,6 @@ def decode_delta(data: bytes) -> Delta:
 
 def encode_run(run: Run) -> bytes:
     return _encoder.encode(run)
-
-
-def encode_field(value: Any) -> bytes:
-    """Bytes of one field of a record, for comparing what ``==`` cannot (encoded values inside)."""
-    return _encoder.encode(value)
 
 
 _STATUS = Run.__struct_encode_fields__.index("status")

@@ -306,7 +306,7 @@ class Diagnosis:
 
 def drift(row: Run, folded: Run) -> list[str]:
     """The fields in which a run row is not the fold of its events."""
-    return [n for n in Run.__struct_fields__ if codec.encode_field(getattr(row, n)) != codec.encode_field(getattr(folded, n))]
+    return [n for n in Run.__struct_fields__ if getattr(row, n) != getattr(folded, n)]
 
 
 def diagnose(

@@ -128,12 +128,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
 
     def same(self, other: Decision) -> bool:
         """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""
-        mine = (self.wait_id, self.action, self.feedback, self.note, _bytes(self.payload))
-        return mine == (other.wait_id, other.action, other.feedback, other.note, _bytes(other.payload))
-
-
-def _bytes(raw: bytes | None) -> bytes | None:
-    return None if raw is None else bytes(raw)
+        mine = (self.wait_id, self.action, self.feedback, self.note, self.payload)
+        return mine == (other.wait_id, other.action, other.feedback, other.note, other.payload)
 
 
 def decidable(status: Status, waits: tuple[Wait, ...], wait_id: str) -> bool:
