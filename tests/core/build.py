@@ -116,8 +116,9 @@ class World:
         if spec.when is not None and not spec.when(self.values):
             return TaskResult(task.key, outcome="skipped: when")
         seen = {**self.values, "@payload": canon.decode(task.payload) if task.payload is not None else None}
-        back = self.calls.get(task.node, lambda s: None)(seen)
-        chosen = tuple(str(r(self.values)) for r in spec.routers)
+        call: Call = self.calls.get(task.node, lambda state: None)
+        back = call(seen)
+        chosen = tuple(str(router(self.values)) for router in spec.routers)
         if isinstance(back, Goto):
             return TaskResult(task.key, writes=raw(dict(back.writes or {})), goto=back.targets)
         if isinstance(back, list):
@@ -178,13 +179,14 @@ class Log:
             seq = (self.tip.seq if self.tip else 0) + 1 + at
             parent = self.checkpoint.checkpoint_id if self.checkpoint.seq else None
             checkpoint = msgspec.structs.replace(self.checkpoint, seq=seq, hash=hash, parent=parent, step=delta.step)
-        events = numbered(made, (self.tip.seq if self.tip else 0) + 1)
+        first = (self.tip.seq if self.tip else 0) + 1
+        events = [ev.Event(first + i, first * 1_000_000, f, fence=1) for i, f in enumerate(made)]
         run = self.run
         for event in events:
             run = fold(run, event)
         assert run is not None
         commit = Commit(
-            run=run, events=tuple(events), after=self.tip, fence=1, at=events[-1].at, checkpoint=checkpoint,
+            run=run, events=tuple(events), after=self.tip, fence=1, at=events[0].at, checkpoint=checkpoint,
             delta=None if data is None else bytes(data), lease=lease, **more,
         )  # fmt: skip
         commit.check()

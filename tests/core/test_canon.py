@@ -317,7 +317,9 @@ def test_a_twin_passes_for_its_class(value: typing.Any) -> None:
     assert isinstance(twin, type(value))
     assert twin.__class__ is type(value)
     assert admit(twin) == twin
+    assert not (twin != value or value != twin)
     assert twin != object()
+    assert not twin == object()  # noqa: SIM201
     for made in (copy.copy(twin), copy.deepcopy(twin), thaw(twin)):
         assert type(made) is type(value)
         assert made == value
@@ -338,7 +340,7 @@ def test_a_changed_copy_of_a_twin_is_an_ordinary_value() -> None:
 
 def test_frozen_containers_work_like_their_kind() -> None:
     values, names = admit([1, 2]), admit({"a": 1})
-    assert type(values + [3]) is list
+    assert type(values + [3]) is list  # noqa: RUF005
     assert type(values[:1]) is list
     assert type(names | {"b": 2}) is dict
     assert copy.copy(values) == copy.deepcopy(values) == pickle.loads(pickle.dumps(values)) == [1, 2]
@@ -387,6 +389,9 @@ def test_tags_are_unique_and_a_reloaded_class_replaces_itself() -> None:
     with pytest.raises(Unserializable):
         admit(old(1))
     assert canon.register(new) is new
+    twin = type(admit(new(2)))
+    assert canon.register(new) is new
+    assert type(admit(new(2))) is twin, "a class has one twin"
     assert admit(admit(new(2))) == new(2)
     with pytest.raises(UsageError):
         canon.register(Celsius, "Point", dump=str, load=str)

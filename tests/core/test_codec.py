@@ -18,7 +18,7 @@ from holdfast.core.checkpoint import Delta, StepRecord, Task, TaskResult
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect, EffectClass
-from holdfast.core.errors import ChainBroken, ErrorValue, EventUnreadable, HoldfastError, StoreError, UnknownStatus, UnsupportedFormat
+from holdfast.core.errors import ChainBroken, ErrorValue, EventUnreadable, StoreError, UnknownStatus, UnsupportedFormat
 from tests.core.build import RUN, Log, World, folded, node, program, raw, submitted, wait
 
 EFFECT = Effect(
@@ -69,7 +69,7 @@ def test_a_commit_comes_back_as_it_was() -> None:
     ]  # fmt: skip
     third = codec.open_row(log.rows[2])
     assert [e.seq for e in third.events] == [5, 6]
-    assert (third.at, third.fence, third.actor, third.seq, third.size) == (6_000_000, 1, "system", 6, len(log.rows[2].data))
+    assert (third.at, third.fence, third.actor, third.seq, third.size) == (5_000_000, 1, "system", 6, len(log.rows[2].data))
     assert third.delta is not None
     assert canon.chain(codec.open_row(log.rows[1]).events[-1].fact.hash, third.delta_bytes) == third.events[0].fact.hash  # type: ignore[union-attr]
     assert third.results == (StepRecord("a", "0", "f", raw([1])),)
@@ -236,8 +236,8 @@ def test_damaged_records_are_read_or_are_a_typed_error(which: int, sample: bytes
         data[at % len(data)] = byte
     try:
         _decoders()[which](bytes(data))
-    except HoldfastError as e:
-        assert isinstance(e, StoreError | UnknownStatus)
+    except (StoreError, UnknownStatus):
+        pass
 
 
 @pytest.mark.parametrize("which", range(8))

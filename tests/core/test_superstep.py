@@ -47,8 +47,9 @@ def test_ten_parallel_appenders_in_task_order_a_hundred_times() -> None:
     """T-55, §4.3: whatever the order of arrival."""
     names = [f"n{i}" for i in range(10)]
     prog = program(*(node(n, start=True) for n in names), channels={"out": append})
+    calls: dict[str, Any] = {n: (lambda state, n=n: {"out": n}) for n in names}
     for seed in range(100):
-        world = World(prog, **{n: (lambda state, n=n: {"out": n}) for n in names})
+        world = World(prog, **calls)
         world.step(shuffle=random.Random(seed).shuffle)
         assert world.values["out"] == names
 
@@ -62,7 +63,7 @@ def test_two_writers_on_a_last_channel_are_refused() -> None:
 
 def test_the_built_in_reducers() -> None:
     """§4.1."""
-    channels = {"o": override, "a": append, "w": window(2), "m": merge, "c": Channel("c", TOTAL, default=10)}
+    channels: dict[str, Any] = {"o": override, "a": append, "w": window(2), "m": merge, "c": Channel("c", TOTAL, default=10)}
     prog = program(node("a", start=True), node("b", start=True), channels=channels)
     world = World(prog, a=lambda s: {"o": 1, "a": [1, 2], "w": [1, 2], "m": {"x": 1}, "c": 1}, b=lambda s: {"o": 2, "a": 3, "w": 3, "m": {"y": 2}, "c": 2})
     world.step()
@@ -162,7 +163,7 @@ def test_a_join_waits_for_all_and_any_of_for_any() -> None:
 
 def test_a_false_when_skips_and_satisfies_joins() -> None:
     """§4.17: it fires no edge, a join of skips is skipped, a join with one alive runs."""
-    never = {"when": lambda s: False}
+    never: dict[str, Any] = {"when": lambda s: False}
     prog = program(
         node("a", start=True), node("no", start=True, **never), node("after_no", after=["no"]), node("mixed", after=["a", "no"]),
         node("no2", start=True, **never), node("dead", after=["no", "no2"]), node("any_dead", any_of=["no", "no2"]), node("any_alive", any_of=["no", "a"]),

@@ -228,6 +228,7 @@ def _twin(cls: Any) -> Any:
     if issubclass(cls, msgspec.Struct):
         # Structs compare their types in C, so the twin compares its fields. Defining __eq__ would drop __hash__.
         body["__eq__"] = _same_fields
+        body["__ne__"] = lambda self, other: not self == other  # noqa: SIM201 - the base has one of its own
         body["__hash__"] = cls.__hash__
         body["__post_init__"] = lambda self: None  # the original has run its own
     else:

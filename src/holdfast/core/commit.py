@@ -8,7 +8,7 @@ from holdfast.core import commands
 from holdfast.core.checkpoint import Checkpoint, Result
 from holdfast.core.effects import Effect
 from holdfast.core.events import Event, voucher
-from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch
+from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch, counter
 from holdfast.core.run import Run
 
 
@@ -117,6 +117,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         assert [e.seq for e in self.events] == list(range(first, first + len(self.events))), "event numbers have a gap"
         assert (self.after is None) == (self.events[0].type == "run.submitted"), "a run begins with run.submitted"
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint travels with its delta"
+        told = (self.at, self.actor, counter(self.fence))
+        assert all((e.at, e.actor, e.fence) == told for e in self.events), "the log keeps one time, actor and fence a commit"
         vouched = voucher(self.events)
         if self.checkpoint is None:
             assert vouched is None, "an event vouches for a checkpoint that is not there"

@@ -1,0 +1,301 @@
+"""What is wrong with a run, by name (§12)."""
+
+from __future__ import annotations
+
+import tracemalloc
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.core import canon, codec
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Delta
+from holdfast.core.codec import Row
+from holdfast.core.commit import Intent
+from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, diagnose, drift, ok, problem
+from holdfast.core.effects import Effect, EffectClass, EffectStatus
+from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, UnknownStatus
+from holdfast.core.lease import Alive, Lease, Release
+from holdfast.core.run import Run, Versions
+from holdfast.core.status import Status
+from holdfast.core.waits import WaitKind
+from holdfast.ports import Problem
+from tests.core.build import RUN, Log, decided, raw, wait
+
+NOW = 10**9
+HELD = Lease(fence=1, owner="me", expires_at=NOW + 1, owner_alive=Alive.YES)
+EXPIRED = Lease(fence=1, owner="me", expires_at=NOW)
+FREE = Lease(fence=1)
+HANDOFF = wait(WaitKind.HANDOFF, "h1", available_actions=("continue", "halt"))
+
+
+def running() -> Log:
+    log = Log().commit(ev.RunStarted(), ev.StepStarted(1, "a"), ev.CheckpointSaved(b""), delta=Delta(step=0))
+    return log.commit(ev.StepCompleted(1, "a"), ev.StepStarted(2, "b"), delta=Delta(step=1))
+
+
+def completed() -> Log:
+    return running().commit(ev.StepCompleted(2, "b"), ev.RunCompleted(raw(1)), delta=Delta(step=2), lease=Release())
+
+
+def asking() -> Log:
+    return running().commit(ev.WaitRequested(HANDOFF), ev.CheckpointSaved(b""), ev.RunWaitingForHuman(), delta=Delta(step=1), lease=Release())
+
+
+def codes(log: Log, row: Run | HoldfastError | str | None = "own", lease: Lease | None = FREE, **more: Any) -> list[str]:
+    rows = more.pop("rows", log.rows)
+    given = log.run if row == "own" else row
+    assert not isinstance(given, str)
+    return [p.code for p in diagnose(RUN, given, lease, NOW, rows, **more)]
+
+
+def row(log: Log, **changes: Any) -> Run:
+    assert log.run is not None
+    return msgspec.structs.replace(log.run, **changes)
+
+
+def test_a_healthy_run_has_no_problem() -> None:
+    """§12.1."""
+    assert codes(running(), lease=HELD) == []
+    assert codes(completed()) == []
+    halted = asking().commit(ev.WaitDecided(decided("halt", "h1")), ev.RunCanceled("halted", settled=True), lease=Release())
+    assert codes(halted) == []
+
+
+def test_every_code_has_a_severity_and_ports_share_the_value() -> None:
+    """§12.2."""
+    assert len(SEVERITIES) == 26
+    assert Problem("snapshot_field_drift", "error", "m") == problem("snapshot_field_drift", "m")
+    assert ok([problem("active_handoff_without_decision", "m"), problem("lease_expired_running", "m")])
+    assert not ok([problem("unknown_status", "m")])
+
+
+# -- the log ----------------------------------------------------------------------------------------
+
+
+def test_a_gap_a_duplicate_and_a_break() -> None:
+    """T-16, X-01."""
+    log = completed()
+    missing = codes(log, rows=[r for i, r in enumerate(log.rows) if i != 2])
+    assert missing[:2] == ["event_chain_broken", "event_seq_gap"]
+    assert "event_seq_duplicate" in codes(log, rows=[*log.rows[:2], log.rows[1], *log.rows[2:]])
+    edited = Row(log.rows[1].seq, log.rows[1].data.replace(b"\xa1a", b"\xa1z"), log.rows[1].hash)
+    assert codes(log, rows=[log.rows[0], edited, *log.rows[2:]])[0] == "event_chain_broken"
+
+
+@pytest.mark.parametrize("cut", range(0, 60, 7))
+def test_an_unreadable_commit_is_named_and_blinds_the_fold(cut: int) -> None:
+    """T-16: it never raises, and compares nothing it cannot know."""
+    log = completed()
+    torn = Row(log.rows[2].seq, log.rows[2].data[:cut], canon.chain(log.rows[1].hash, log.rows[2].data[:cut]))
+    found = codes(log, rows=[*log.rows[:2], torn, log.rows[3]])
+    assert found == ["event_unreadable", "event_chain_broken"]
+    assert codes(log, row(log, active_handoff="ghost", status=Status.RUNNING), rows=[*log.rows[:2], torn]) == [
+        "event_unreadable", "checkpoint_head_missing", "active_handoff_without_decision",
+    ]  # fmt: skip
+
+
+def test_events_that_cannot_follow_each_other_are_named() -> None:
+    log = completed()
+    extra = _sealed(log, ev.RunWaitingForHuman())
+    assert codes(log, rows=[*log.rows, extra]) == ["event_unreadable"]
+
+
+def _sealed(log: Log, *facts: ev.Fact, delta: bytes | None = None) -> Row:
+    assert log.tip is not None
+    data = msgspec.msgpack.encode([codec.FORMAT, 1, 1, "a", facts, delta, []])
+    return Row(log.tip.seq + len(facts), data, canon.chain(log.tip.hash, data))
+
+
+def test_an_outcome_that_completes_nothing_is_named() -> None:
+    """T-12, §4.11."""
+    log = running().commit(ev.StepCompleted(2, "b", outcome="halted: no"), delta=Delta(step=2))
+    assert codes(log, lease=HELD) == ["completed_step_without_success_outcome"]
+
+
+def test_problems_of_a_kind_are_counted_not_listed_without_end() -> None:
+    log = running()
+    for i in range(PER_CODE + 5):
+        log.commit(ev.StepCompleted(i, "b", outcome="nope"))
+    diagnosis = Diagnosis(RUN, log.run, HELD, NOW)
+    for r in log.rows:
+        diagnosis.feed(r)
+    found = diagnosis.problems()
+    assert len(found) == PER_CODE + 1
+    assert found[-1].message == "and 5 more of these"
+    assert diagnosis.problems() == found
+
+
+def test_memory_does_not_grow_with_the_log() -> None:
+    """§12.1: streaming; a thousand commits need no more than the interpreter's own caches."""
+    log, diagnosis = running(), Diagnosis(RUN, None, FREE, NOW)
+    for row_ in log.rows:
+        diagnosis.feed(row_)
+    peaks = []
+    for n in (1_000, 3_000):
+        tracemalloc.start()
+        for i in range(n):
+            log.commit(ev.StepCompleted(i, "b"), ev.StepStarted(i + 1, "b"), delta=Delta(step=i + 2))
+            diagnosis.feed(log.rows.pop())
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < max(peaks[0], 150_000)
+    assert diagnosis.folded == log.run
+    assert [p.code for p in diagnosis.problems()] == ["run_row_missing"]
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+
+
+def test_checkpoints_that_do_not_fit() -> None:
+    """§4.5, §1.8."""
+    log = running()
+    assert log.run is not None
+    wrong = _sealed(log, ev.StepCompleted(2, "b", hash=b"x" * 16), delta=codec.encode_delta(Delta(step=2)))
+    assert "checkpoint_hash_mismatch" in codes(log, rows=[*log.rows, wrong], lease=HELD)
+    orphan = _sealed(log, ev.NoteAdded("x"), delta=codec.encode_delta(Delta(step=2)))
+    assert "checkpoint_orphaned" in codes(log, rows=[*log.rows, orphan], lease=HELD)
+    bare = _sealed(log, ev.StepCompleted(2, "b", hash=b"x" * 16))
+    assert codes(log, row(log, version=log.run.version + 1, checkpoint_head=f"{RUN}.c{bare.seq}"), rows=[*log.rows, bare], lease=HELD) == [
+        "checkpoint_head_missing"
+    ]
+    assert codes(log, rows=[*log.rows, bare], lease=HELD) == ["snapshot_field_drift"]
+    assert codes(log, row(log, checkpoint_head=f"{RUN}.c999"), lease=HELD) == ["checkpoint_head_missing", "snapshot_field_drift"]
+    assert "checkpoint_head_missing" in codes(log, row(log, checkpoint_head="other.c1"), lease=HELD)
+
+
+def test_whole_checkpoints_are_held_against_their_events() -> None:
+    log = running()
+    assert codes(log, wholes=[log.checkpoint], lease=HELD) == []
+    assert codes(log, wholes=[msgspec.structs.replace(log.checkpoint, hash=b"other")], lease=HELD) == ["checkpoint_hash_mismatch"]
+    assert codes(log, wholes=[msgspec.structs.replace(log.checkpoint, seq=6)], lease=HELD) == ["checkpoint_orphaned"]
+    assert codes(log, wholes=[msgspec.structs.replace(log.checkpoint, seq=99)], lease=HELD) == ["checkpoint_orphaned"]
+
+
+# -- the run row ------------------------------------------------------------------------------------
+
+OTHER: dict[str, Any] = {
+    "error": ErrorValue("E", "m"), "versions": Versions("x"), "waits": (HANDOFF,), "decisions": (decided("halt"),), "waivers": (decided("halt"),),
+    "tags": ("x",), "seen_handoffs": ("x",), "result": raw("other"), "settled": True, "unattended": True,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", [n for n in Run.__struct_fields__ if n not in ("status", "checkpoint_head", "active_handoff")])
+def test_every_field_that_drifts_is_named(name: str) -> None:
+    """T-19, §12.2."""
+    log = completed()
+    assert log.run is not None
+    value = getattr(log.run, name)
+    other = OTHER[name] if name in OTHER else (value or 0) + 1 if isinstance(value, int | None) and not isinstance(value, bool) else "other"
+    changed = row(log, **{name: other})
+    assert codes(log, changed) == ["snapshot_field_drift"]
+    assert drift(changed, log.run) == [name]
+
+
+def test_a_status_that_drifts() -> None:
+    """T-19, T-20: a crash between the events and the row."""
+    done, live = completed(), running()
+    assert codes(done, row(done, status=Status.RUNNING)) == ["terminal_event_without_terminal_snapshot"]
+    assert codes(live, row(live, status=Status.FAILED)) == ["terminal_snapshot_without_event"]
+    assert codes(live, row(live, status=Status.PENDING)) == ["snapshot_status_drift"]
+    assert codes(live, None) == ["run_row_missing"]
+    assert codes(live, None, rows=[]) == []
+    assert codes(done, rows=[]) == ["event_seq_gap", "checkpoint_head_missing", "terminal_snapshot_without_event"]
+
+
+def test_a_row_that_cannot_be_read() -> None:
+    """T-52, §2.6: named, never coerced."""
+    log = running()
+    assert codes(log, UnknownStatus("'paused' is not a status")) == ["unknown_status"]
+    assert codes(log, row(log, status="paused")) == ["unknown_status"]
+    assert codes(log, EventUnreadable("the run row cannot be decoded")) == ["snapshot_field_drift"]
+
+
+def test_an_expired_lease() -> None:
+    """§2.9, §12.2."""
+    assert codes(running(), lease=EXPIRED) == ["lease_expired_running"]
+    assert codes(running(), lease=None) == []
+    assert codes(completed(), lease=EXPIRED) == []
+
+
+# -- handoffs ---------------------------------------------------------------------------------------
+
+
+def test_a_halt_that_was_decided_and_not_carried_out() -> None:
+    """T-23."""
+    log = asking().commit(ev.WaitDecided(decided("halt", "h1")))
+    assert codes(log) == ["halt_decision_without_halted_meta"]
+    assert codes(log, lease=HELD) == [], "somebody alive may be about to carry it out"
+    held_back = asking().commit(ev.WaitDecided(decided("halt", "h1", resume=False)))
+    assert codes(held_back) == []
+    denied = running().commit(ev.WaitRequested(wait()), ev.RunWaitingForHuman()).commit(ev.WaitDecided(decided("deny")))
+    assert codes(denied) == ["halt_decision_without_halted_meta"]
+    delivered = running().commit(ev.WaitRequested(wait(on_deny="deliver")), ev.RunWaitingForHuman()).commit(ev.WaitDecided(decided("deny")))
+    assert codes(delivered) == []
+    failed = running().commit(ev.WaitRequested(HANDOFF), ev.RunFailed("x", ErrorValue("E", "m"))).commit(ev.WaitDecided(decided("halt", "h1")))
+    assert codes(failed) == [], "a failed run only records it (§5.4)"
+
+
+def test_a_denial_nobody_asked_for_halts_nothing() -> None:
+    found = Diagnosis(RUN, None, None, NOW)
+    found.feed(_sealed(running(), ev.WaitDecided(decided("deny"))))
+    assert "halt_decision_without_halted_meta" not in [p.code for p in found.problems()]
+
+
+def test_a_handoff_left_on_an_ended_run() -> None:
+    """T-21, §5.14."""
+    log = completed()
+    assert codes(log, row(log, active_handoff="h1", waits=(HANDOFF,))) == ["terminal_with_stale_handoff"]
+    assert codes(log, row(log, active_handoff="h1", tags=("x",))) == ["terminal_with_stale_handoff", "snapshot_field_drift"]
+
+
+def test_a_handoff_that_no_event_requested() -> None:
+    """T-15: history survives the clearing, so two handoffs and a halt are no misfire."""
+    log = running()
+    assert codes(log, row(log, active_handoff="ghost"), lease=HELD) == ["meta_handoff_without_event", "snapshot_field_drift"]
+    second = wait(WaitKind.HANDOFF, "h2", available_actions=("halt",))
+    twice = asking().commit(ev.WaitDecided(decided("continue", "h1")), ev.RunResumed("decision"))
+    twice.commit(ev.WaitRequested(second), ev.RunWaitingForHuman())
+    assert codes(twice) == ["active_handoff_without_decision"]
+    twice.commit(ev.WaitDecided(decided("halt", "h2")), ev.RunCanceled("halted", settled=True), lease=Release())
+    assert codes(twice) == []
+
+
+def test_an_open_handoff_is_information() -> None:
+    found = diagnose(RUN, asking().run, FREE, NOW, asking().rows)
+    assert [(p.code, p.severity, p.run_id) for p in found] == [("active_handoff_without_decision", "info", RUN)]
+    assert ok(found)
+
+
+def test_a_run_interrupted_with_a_handoff() -> None:
+    """T-101."""
+    log = running().commit(ev.WaitRequested(HANDOFF))
+    assert codes(log, lease=EXPIRED) == ["interrupted_with_active_handoff", "lease_expired_running"]
+
+
+# -- effects and intents ----------------------------------------------------------------------------
+
+
+def test_an_effect_without_its_result() -> None:
+    """T-39, §6.5."""
+    effect = Effect(
+        effect_id="e", run_id=RUN, lineage_root=RUN, step=1, task="a", path="", attempt=1, capability="mail", effect_class=EffectClass.WRITE, key="k", fence=1
+    )  # fmt: skip
+    log = running()
+    assert codes(log, effects=[effect], lease=HELD) == [], "in flight under the current fence"
+    assert codes(log, effects=[msgspec.structs.replace(effect, fence=0, capability="")], lease=HELD) == ["effect_attempted_without_result"]
+    assert codes(log, effects=[effect], lease=EXPIRED) == ["effect_attempted_without_result", "lease_expired_running"]
+    assert codes(log, effects=[effect], lease=None) == ["effect_attempted_without_result"]
+    for status in (EffectStatus.RECORDED, EffectStatus.UNKNOWN, EffectStatus.FAILED):
+        assert codes(log, effects=[msgspec.structs.replace(effect, status=status)]) == []
+
+
+def test_an_intent_nobody_is_sending_any_more() -> None:
+    """§9.4."""
+    intent = Intent(intent_id="i", run_id=RUN, type="webhook", payload=raw({}), key="k", state="sending", lease_until=NOW)
+    log = running()
+    assert codes(log, intents=[intent]) == ["intent_sending_stale"]
+    assert codes(log, intents=[msgspec.structs.replace(intent, lease_until=None)]) == ["intent_sending_stale"]
+    assert codes(log, intents=[msgspec.structs.replace(intent, lease_until=NOW + 1)]) == []
+    assert codes(log, intents=[msgspec.structs.replace(intent, state="queued")]) == []

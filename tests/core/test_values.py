@@ -1,0 +1,176 @@
+"""The small values: ids, leases, retries, effects, errors, and what a commit must hold."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core import effects, errors, ids, lease, retry
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Delta
+from holdfast.core.commit import Commit, Tip
+from holdfast.core.errors import Denied, ErrorValue, HoldfastError, Unserializable
+from holdfast.core.lease import Alive, Lease, Take
+from tests.core.build import RUN, Log, folded, submitted
+
+
+def test_run_ids_sort_by_creation_and_end_in_their_bucket() -> None:
+    """§3.4."""
+    made = [ids.run_id(1_700_000_000_000_000 + i * 1_000, (2**70 - i) % 2**70, "t", "s") for i in range(50)]
+    assert made == sorted(made)
+    assert {len(i) for i in made} == {26}
+    assert {i[-2:] for i in made} == {ids.bucket("t", "s")}
+    alone = ids.run_id(1, 2)
+    assert alone == ids.stamp(1, 2) + ids.bucket("", ids.stamp(1, 2))
+
+
+def test_derived_ids() -> None:
+    """§13.3: functions of their parents, so the same after a crash."""
+    assert ids.event_id("r", 3) == "r.e3"
+    assert ids.checkpoint_seq("r", ids.checkpoint_id("r", 12)) == 12
+    for other in ("q.c12", "r.c", "r.c-1", "r.cx", "r", "", "r.c٣"):
+        assert ids.checkpoint_seq("r", other) is None
+    assert ids.attempt_id(ids.step_id("r", 2, "a", "0.1"), 3) == "r.2.a.0.1@3"
+    assert (ids.task_key("a", 0), ids.task_key("a", 2), ids.node_of("a~2")) == ("a", "a~2", "a")
+    assert (ids.wait_id("r", 1, "a", ""), ids.wait_id("r", 1, "a", "0")) == ("r.1.a", "r.1.a.0")
+
+
+@pytest.mark.parametrize(
+    ("held", "live"),
+    [
+        (Lease(1), False),
+        (Lease(1, "w", 11), True),
+        (Lease(1, "w", 10), False),
+        (Lease(1, "w"), False),
+        (Lease(1, "w", 11, Alive.NO), False),
+        (Lease(1, "w", 11, Alive.YES), True),
+    ],
+)
+def test_who_holds_a_lease(held: Lease, live: bool) -> None:
+    """§2.9, §10.1."""
+    assert held.live(10) is live
+
+
+def test_fences_and_the_last_safe_moment() -> None:
+    """X-02, §10.3."""
+    assert lease.counter((5 << 32) + 7) == 7
+    assert lease.safe_until(100, 1_000) == 700
+
+
+@given(st.text(max_size=20), st.integers(1, 2_000))
+def test_backoff_is_bounded_and_repeatable(attempt: str, number: int) -> None:
+    """§10.9."""
+    pause = retry.backoff(attempt, number)
+    assert pause == retry.backoff(attempt, number)
+    assert min(retry.CEILING, retry.SECOND * 2 ** min(number - 1, 40)) * 0.5 <= pause <= retry.CEILING * 1.5
+    assert retry.backoff(attempt, number, retry_after_us=10**12) == 10**12
+
+
+def test_what_is_tried_again() -> None:
+    """§10.9, T-88: by type, never by text; a denial is never retried (§8.1)."""
+    three = retry.coerce(3)
+    assert three.retries(ValueError("timed out"), 2)
+    assert not three.retries(ValueError(), 3)
+    assert not three.retries(Denied("no"), 1)
+    assert not retry.Retry(5, on=(KeyError,)).retries(ValueError(), 1)
+    assert retry.coerce(None) is retry.ONCE
+    assert retry.coerce(three) is three
+
+
+def test_effect_keys_and_what_is_open() -> None:
+    """§6.3, §6.4."""
+    assert len({effects.effect_key("t", "k", "s", "x"), effects.effect_key("t", "k", "sx", ""), effects.effect_key("tk", "", "s", "x")}) == 3
+    record = effects.Effect(
+        effect_id="e", run_id="r", lineage_root="r", step=1, task="a", path="", attempt=1, capability="c", effect_class=effects.EffectClass.WRITE, key="k"
+    )  # fmt: skip
+    assert record.open
+    assert not msgspec.structs.replace(record, status=effects.EffectStatus.RECORDED).open
+    assert {effects.EffectClass.WRITE, effects.EffectClass.EXTERNAL} == effects.LEDGERED
+
+
+def _tree(kind: type[HoldfastError]) -> list[type[HoldfastError]]:
+    return [kind, *(k for sub in kind.__subclasses__() for k in _tree(sub))]
+
+
+def test_every_error_has_a_code_of_its_own() -> None:
+    """Codes are API."""
+    kinds = [k for k in _tree(HoldfastError) if k.__module__ == errors.__name__]
+    codes = [k.code for k in kinds]
+    assert len(set(codes)) == len(codes)
+    assert {k.exit_code for k in kinds} <= {1, 2, 3, 4, 6}
+
+
+def test_an_error_in_one_line() -> None:
+    assert HoldfastError("a\n  b", hint="do c", code="x").line() == "x: a b (do c)"
+    assert errors.StoreError("a").line() == "store_error: a"
+    assert errors.RunFailed(1, "m").run == errors.RunWaiting(1, "m").run == 1
+    assert Unserializable("a.b", "why").path == "a.b"
+
+
+def test_a_failure_is_a_value_whatever_it_says() -> None:
+    """§2.8, §1.10: a message may hold what no store could keep."""
+    value = ErrorValue.of(ValueError("a\0b\ud800" + "x" * 9_999), "here")
+    assert value.message.startswith("a\\0b\\ud800x")
+    assert (value.type, value.code, value.where, len(value.message)) == ("ValueError", "step_failed", "here", 4_000)
+    own = ErrorValue.of(Denied("no"))
+    assert (own.type, own.code, own.message) == ("holdfast.core.errors.Denied", "denied", "no")
+
+
+# -- commits ----------------------------------------------------------------------------------------
+
+
+def good() -> Commit:
+    log = Log().commit(ev.RunStarted())
+    assert log.run is not None
+    event = ev.Event(3, 5, ev.NoteAdded("x"), fence=1)
+    return Commit(run=log.run, events=(event,), after=Tip(2, b"", 1), fence=1, at=5)
+
+
+BAD: list[dict[str, Any]] = [
+    {"events": ()},
+    {"events": (ev.Event(4, 5, ev.NoteAdded("x"), fence=1),)},
+    {"events": (ev.Event(3, 6, ev.NoteAdded("x"), fence=1),)},
+    {"events": (ev.Event(3, 5, ev.NoteAdded("x"), fence=2),)},
+    {"events": (ev.Event(3, 5, ev.NoteAdded("x"), actor="ada", fence=1),)},
+    {"events": (ev.Event(3, 5, submitted(), fence=1),)},
+    {"events": (ev.Event(3, 5, ev.CheckpointSaved(b"h"), fence=1),)},
+    {"delta": b"x"},
+    {"run": folded(ev.RunStarted(), ev.RunCompleted()), "lease": Take("w")},
+    {"after": None},
+    {"after": None, "events": (ev.Event(1, 5, submitted(), fence=1),)},
+]
+
+
+@pytest.mark.parametrize("changes", BAD)
+def test_a_commit_that_cannot_be(changes: dict[str, Any]) -> None:
+    """§1.6."""
+    with pytest.raises(AssertionError):
+        msgspec.structs.replace(good(), **changes).check()
+
+
+def test_a_commit_that_can() -> None:
+    """§1.6; and its checkpoint is the head, vouched for by an event (§1.8)."""
+    commit = good()
+    commit.check()
+    assert commit.plain
+    assert not msgspec.structs.replace(commit, took=("x",)).plain
+    log = Log().commit(ev.RunStarted(), ev.CheckpointSaved(b""), delta=Delta(step=0))
+    assert log.run is not None
+    event = ev.Event(4, 5, ev.CheckpointSaved(log.checkpoint.hash), fence=1)
+    saved = msgspec.structs.replace(
+        commit, run=msgspec.structs.replace(log.run, checkpoint_head=f"{RUN}.c4"), events=(event,), after=Tip(3, b"", 1), delta=b"x",
+        checkpoint=msgspec.structs.replace(log.checkpoint, seq=4),
+    )  # fmt: skip
+    saved.check()
+    for changes in (
+        {"checkpoint": msgspec.structs.replace(log.checkpoint, seq=4, hash=b"other")},
+        {"checkpoint": msgspec.structs.replace(log.checkpoint, seq=3)},
+        {"events": (ev.Event(4, 5, ev.NoteAdded("x"), fence=1),)},
+        {"creates": (saved,)},
+    ):
+        with pytest.raises(AssertionError):
+            msgspec.structs.replace(saved, **changes).check()

@@ -1,0 +1,289 @@
+"""What is shown of a run: shapes are API (§2.9, §2.10, §3.1, §13.1)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core import events as ev
+from holdfast.core import views
+from holdfast.core.checkpoint import Boundary
+from holdfast.core.effects import Effect, EffectClass
+from holdfast.core.errors import ErrorValue
+from holdfast.core.lease import Alive, Lease
+from holdfast.core.run import Run
+from holdfast.core.status import Class, Condition, Status
+from holdfast.core.waits import Decision, Wait, WaitKind
+from tests.core.build import RUN, decided, folded, numbered, raw, submitted, wait
+
+NOW = 100_000_000
+HELD = Lease(fence=(7 << 32) + 3, owner="w", expires_at=NOW + 1, owner_alive=Alive.YES)
+EXPIRED = Lease(fence=1, owner="w", expires_at=NOW)
+DEAD = Lease(fence=1, owner="w", expires_at=NOW + 1, owner_alive=Alive.NO)
+FREE = Lease(fence=1)
+BOOM = ErrorValue("ValueError", "boom", where="a")
+
+
+def at(status: Status, **more: Any) -> Run:
+    return msgspec.structs.replace(folded(), status=status, **more)
+
+
+def human(*kinds: WaitKind, **more: Any) -> Run:
+    return at(Status.WAITING_FOR_HUMAN, waits=tuple(wait(k, f"w{i}") for i, k in enumerate(kinds)), **more)
+
+
+TABLE: list[tuple[Run | None, Lease | None, Condition]] = [
+    (None, None, Condition.UNKNOWN),
+    (at("paused"), FREE, Condition.UNKNOWN),  # type: ignore[arg-type]
+    (at(Status.PENDING), FREE, Condition.QUEUED),
+    (at(Status.PENDING), None, Condition.QUEUED),
+    (at(Status.RUNNING), HELD, Condition.RUNNING),
+    (at(Status.RUNNING), FREE, Condition.QUEUED),
+    (at(Status.RUNNING), None, Condition.QUEUED),
+    (at(Status.RUNNING), EXPIRED, Condition.INTERRUPTED),
+    (at(Status.RUNNING), DEAD, Condition.INTERRUPTED),
+    (at(Status.RUNNING, interrupted_at=1), FREE, Condition.INTERRUPTED),
+    (at(Status.REPLAYING), HELD, Condition.REPLAYING),
+    (at(Status.REPLAYING), EXPIRED, Condition.INTERRUPTED),
+    (at(Status.REPLAYING), DEAD, Condition.INTERRUPTED),
+    (human(WaitKind.HANDOFF), FREE, Condition.AWAITING_PHASE_HANDOFF),
+    (human(WaitKind.REVIEW), FREE, Condition.AWAITING_HUMAN_REVIEW),
+    (human(WaitKind.HANDOFF, WaitKind.REVIEW), FREE, Condition.AWAITING_HUMAN_REVIEW),
+    *[
+        (human(k), FREE, Condition.AWAITING_GATE_DECISION)
+        for k in (WaitKind.APPROVAL, WaitKind.GATE, WaitKind.EFFECT, WaitKind.RETRY, WaitKind.TAKEOVER, WaitKind.BUDGET, WaitKind.INPUT)
+    ],
+    (human(WaitKind.TIMER, decisions=(decided("approve"),)), FREE, Condition.QUEUED),
+    (human(decisions=(decided("approve"),)), FREE, Condition.QUEUED),
+    (human(decisions=(decided("approve", resume=False),)), FREE, Condition.AWAITING_GATE_DECISION),
+    (at(Status.WAITING_FOR_SIGNAL, waits=(wait(WaitKind.SIGNAL),)), FREE, Condition.AWAITING_SIGNAL),
+    (at(Status.WAITING_FOR_SIGNAL), FREE, Condition.QUEUED),
+    (at(Status.COMPLETED), FREE, Condition.DONE),
+    (at(Status.CANCELED, settled=True), FREE, Condition.HALTED),
+    (at(Status.CANCELED), FREE, Condition.CANCELLED),
+    (at(Status.FAILED), FREE, Condition.FAILED),
+    (at(Status.FAILED, waits=(wait(WaitKind.HANDOFF),)), FREE, Condition.FAILED),
+]
+
+
+@pytest.mark.parametrize(("run", "lease", "expected"), TABLE)
+def test_the_table_of_conditions(run: Run | None, lease: Lease | None, expected: Condition) -> None:
+    """§2.9."""
+    assert views.condition(run, lease, NOW) is expected
+
+
+def test_every_condition_is_reached() -> None:
+    assert {c for _, _, c in TABLE} == set(Condition)
+
+
+@given(
+    st.sampled_from([*Status, "garbage"]), st.booleans(), st.none() | st.integers(0, 5),
+    st.lists(st.sampled_from(WaitKind), max_size=3), st.lists(st.booleans(), max_size=2),
+    st.none() | st.builds(Lease, st.integers(0, 9), st.none() | st.just("w"), st.none() | st.integers(0, 9), st.sampled_from(Alive)),
+)  # fmt: skip
+def test_condition_is_total(status: Any, settled: bool, interrupted: int | None, kinds: list[WaitKind], answers: list[bool], lease: Lease | None) -> None:
+    """§2.9: it answers for everything, and its class is known."""
+    waits = tuple(wait(k, f"w{i}") for i, k in enumerate(kinds))
+    decisions = tuple(decided("approve", resume=r) for r in answers)
+    run = at(status, settled=settled, interrupted_at=interrupted, waits=waits, decisions=decisions)
+    word = views.condition(run, lease, 5)
+    assert isinstance(views.condition_class(word), Class)
+    if status == "garbage":
+        assert word is Condition.UNKNOWN
+
+
+def test_the_classes() -> None:
+    """§2.9."""
+    assert views.condition_class(Condition.QUEUED) is Class.LIVE
+    assert views.condition_class(Condition.AWAITING_HUMAN_REVIEW) is Class.OPERATOR_PAUSE
+    assert views.condition_class(Condition.INTERRUPTED) is Class.TORN
+
+
+def test_the_legacy_view() -> None:
+    """§2.10: canceled shows as failed there, and only there."""
+    assert views.legacy(at(Status.COMPLETED, result=raw([1]))) == {"status": "completed", "result": [1], "error": None}
+    assert views.legacy(at(Status.COMPLETED)) == {"status": "completed", "result": None, "error": None}
+    assert views.legacy(at(Status.FAILED, error=BOOM)) == {"status": "failed", "result": None, "error": "boom"}
+    assert views.legacy(at(Status.CANCELED, stop_reason="denied")) == {"status": "failed", "result": None, "error": "denied"}
+    for status in (Status.PENDING, Status.RUNNING, Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL, Status.REPLAYING):
+        assert views.legacy(at(status)) == {"status": "running", "result": None, "error": None}
+
+
+SPEC = ["run_id", "thread_id", "skill_id", "skill_version", "queue", "not_before", "blocked_by", "wake_at", "status", "condition", "created_at", "started_at", "finished_at", "current_step_id", "checkpoint_head", "resume_from_checkpoint_id", "trace_id", "tenant_id", "environment", "versions", "policy_snapshot_id", "session_key", "lane", "priority", "job_id", "source_run_id", "source_checkpoint_id", "lineage_root", "parent_run_id", "stop_reason", "settled", "result", "error", "tags", "waits", "active_handoff", "cancel_requested_at", "version"]
+BESIDE = ["condition_class", "decisions", "fingerprint", "target", "lease"]
+
+
+def test_the_record_has_every_field_of_the_specification() -> None:
+    """§3.1: all keys, always."""
+    record = views.record(folded(), None, NOW)
+    assert set(record) == {*SPEC, *BESIDE}
+    assert set(record["versions"]) == {"capabilities", "bindings", "registry_ref"}
+    msgspec.json.encode(record)
+
+
+def test_a_record_in_full() -> None:
+    """§3.1: times in ISO-8601, encoded values decoded, the lease beside it (§13.3)."""
+    run = folded(ev.RunStarted(), ev.WaitRequested(wait(deadline=7_000_000)), ev.WaitDecided(decided("answer", "w0", payload=raw({"x": b"\xff"}))))
+    run = msgspec.structs.replace(run, result=raw({"a": (1, 2)}), error=BOOM, tags=("x",), decisions=(decided("answer", "w0", payload=raw({"x": b"\xff"})),))
+    record = views.record(run, HELD, NOW)
+    assert record["created_at"] == "1970-01-01T00:00:01.000000Z"
+    assert record["wake_at"] == "1970-01-01T00:00:07.000000Z"
+    assert record["finished_at"] is None
+    assert (record["status"], record["condition"], record["condition_class"]) == ("running", "running", "live")
+    assert record["result"] == {"a": [1, 2]}
+    assert record["error"] == {"type": "ValueError", "message": "boom", "code": "step_failed", "where": "a"}
+    assert record["decisions"][0]["payload"] == {"x": "ff"}
+    assert record["lease"] == {"owner": "w", "expires_at": "1970-01-01T00:01:40.000001Z", "owner_alive": "true", "fence": 3}
+    assert record["waits"][0]["deadline"] == "1970-01-01T00:00:07.000000Z"
+    assert views.record(run, None, NOW)["lease"] == {"owner": None, "expires_at": None, "owner_alive": "unknown", "fence": 0}
+    msgspec.json.encode(record)
+
+
+def test_a_wait_shows_its_fields_and_its_effect() -> None:
+    """§5.2; and of kind effect: key, arguments' digest and times."""
+    asked = wait(WaitKind.EFFECT, show=raw({"q": 1}), schema=raw({"type": "object"}), default=raw(None), effect_id="e")
+    plain = views.wait_view(asked)
+    assert set(Wait.__struct_fields__) <= set(plain)
+    assert (plain["show"], plain["schema"], plain["default"], plain["kind"], plain["key"]) == ({"q": 1}, {"type": "object"}, None, "effect", None)
+    effect = Effect(
+        effect_id="e", run_id=RUN, lineage_root=RUN, step=1, task="a", path="", attempt=1, capability="c", effect_class=EffectClass.WRITE,
+        key="k", request_hash="d", attempted_at=1,
+    )  # fmt: skip
+    full = views.wait_view(asked, effect)
+    assert set(full) == set(plain)
+    assert (full["key"], full["request_hash"], full["attempted_at"], full["settled_at"]) == ("k", "d", "1970-01-01T00:00:00.000001Z", None)
+
+
+def test_a_decision_shows_every_field() -> None:
+    assert set(views.decision_view(decided("approve"))) >= set(Decision.__struct_fields__) - {"asked"}
+
+
+def test_damage_in_one_value_does_not_hide_the_record() -> None:
+    """L-18."""
+    record = views.record(at(Status.COMPLETED, result=b"\xc1", created_at=2**70), FREE, NOW)
+    assert "unreadable" in record["result"]
+    assert record["created_at"] == f"{2**70}us"
+
+
+def test_an_envelope() -> None:
+    """§13.1, with the stable ids that a fact implies (§13.3)."""
+    run = folded()
+    event = ev.Event(5, 1_000_001, ev.StepCompleted(2, "b~1", hash=b"\x01\x02", attempt=3), actor="ada", fence=(9 << 32) + 4)
+    assert views.envelope(run, event) == {
+        "event_id": f"{RUN}.e5", "event_version": 1, "event_type": "step.completed", "occurred_at": "1970-01-01T00:00:01.000001Z",
+        "run_id": RUN, "seq": 5, "fence": 4, "trace_id": None, "tenant_id": "default", "actor": "ada",
+        "payload": {
+            "step": 2, "task": "b~1", "outcome": "ok", "hash": "0102", "attempt": 3, "path": "", "step_id": f"{RUN}.2.b~1",
+            "attempt_id": f"{RUN}.2.b~1@3", "checkpoint_id": f"{RUN}.c5",
+        },
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("fact", "expected"),
+    [
+        (ev.StepStarted(1, "a"), {"step": 1, "task": "a", "step_id": f"{RUN}.1.a"}),
+        (ev.StepCompleted(1, "a"), {"hash": "", "checkpoint_id": None}),
+        (ev.CheckpointSaved(b"\x01"), {"hash": "01", "checkpoint_id": f"{RUN}.c1", "source": "loop"}),
+        (ev.SignalReceived("go", "k", raw({"x": b"\xff"})), {"name": "go", "key": "k", "payload": {"x": "ff"}}),
+        (ev.RunFailed("x", BOOM), {"stop_reason": "x", "error": {"type": "ValueError", "message": "boom", "code": "step_failed", "where": "a"}}),
+        (ev.StepRetryScheduled(1, "a", 2, 3, BOOM), {"due": "1970-01-01T00:00:00.000003Z", "attempt_id": f"{RUN}.1.a@2"}),
+        (ev.RunPatched(tags=("a",)), {"tags": ["a"], "priority": None, "trace_id": None}),
+        (ev.Unknown(99, [1, b"\x01"]), {"tag": 99, "fields": [1, "01"]}),
+        (ev.RunCompleted(), {"result": None}),
+        (submitted(not_before=1), {"not_before": "1970-01-01T00:00:00.000001Z", "input": {}}),
+    ],
+)
+def test_payloads(fact: ev.Fact, expected: dict[str, Any]) -> None:
+    """§13.1: the fact's fields, decoded; bytes as hexadecimal."""
+    shown = views.payload(RUN, ev.Event(1, 0, fact))
+    assert {k: shown[k] for k in expected} == expected
+    msgspec.json.encode(shown)
+
+
+def test_waits_and_decisions_inside_events_are_views() -> None:
+    shown = views.payload(RUN, ev.Event(1, 0, ev.WaitRequested(wait(show=raw(1)))))
+    assert shown["wait"] == views.wait_view(wait(show=raw(1)))
+    assert views.payload(RUN, ev.Event(1, 0, ev.WaitDecided(decided("deny"))))["decision"] == views.decision_view(decided("deny"))
+
+
+def test_a_story() -> None:
+    """One line for a step that ended, with its duration; a wait until its answer; the whole run at its end."""
+    story = views.timeline(
+        numbered(
+            [
+                submitted(), ev.RunStarted(), ev.CheckpointSaved(b"h"), ev.NoteAdded("hi"), ev.StepStarted(1, "a"), ev.StepCompleted(1, "a", outcome="degraded", attempt=2),
+                ev.StepStarted(2, "b"), ev.WaitRequested(wait(prompt="Publish?", path="0")), ev.WaitDecided(decided("deny", feedback="no")),
+                ev.StepFailed(2, "b", BOOM), ev.StepStarted(3, "c"), ev.StepCompleted(3, "c", path="1"), ev.RunFailed("step_failed", BOOM),
+            ]
+        )
+    )  # fmt: skip
+    assert [(m.what, m.step, m.duration, m.detail) for m in story] == [
+        ("run.submitted", "", None, "notes 1"),
+        ("run.started", "", None, ""),
+        ("note.added", "", None, "hi"),
+        ("step.completed", "a", 1.0, "degraded, attempt 2"),
+        ("wait.requested", "ask.0", None, "approval: Publish?"),
+        ("wait.decided", "", 1.0, "deny by ada: no"),
+        ("step.failed", "b", 3.0, "ValueError: boom"),
+        ("step.started", "c", None, ""),
+        ("step.completed", "c.1", None, ""),
+        ("run.failed", "", 11.0, "step_failed: boom"),
+    ]
+    assert story[0].at == "1970-01-01T00:00:01.000000Z"
+
+
+@pytest.mark.parametrize(
+    ("fact", "detail"),
+    [
+        (ev.Unknown(99, []), "a kind this release does not know (99)"),
+        (ev.RunQueued(blocked_by="r"), "behind r"),
+        (ev.RunQueued("lane"), "lane"),
+        (ev.RunResumed("operator", forced=True), "operator, forced"),
+        (ev.RunRecovered("w", "expired"), "from w: expired"),
+        (ev.RunCanceled("denied"), "denied"),
+        (ev.RunClaimed("w", 1), "w"),
+        (ev.RunForked("a", "a.c1"), "from a.c1"),
+        (ev.RunReplayed("a"), "from a"),
+        (ev.StepRetryScheduled(1, "a", 1, 0, BOOM), "attempt 1 failed (boom); again at 1970-01-01T00:00:00.000000Z"),
+        (ev.WaitRequested(wait(WaitKind.SIGNAL, name="go")), "signal: go"),
+        (ev.WaitTimedOut(decided("timeout")), "timeout by ada"),
+        (ev.WaitDenied("w", "approve", "eve", "not hers"), "approve by eve refused: not hers"),
+        (ev.SideEffectAttempted("e", "k"), "e"),
+        (ev.IntentDispatched("i", "webhook"), "webhook"),
+        (ev.SignalReceived("go", "k", raw(1)), "go"),
+        (ev.NoteAdded("hello"), "hello"),
+        (ev.AttemptLeaseExpired("w", "owner_dead"), "owner_dead"),
+        (ev.RunCancelRequested("why"), "why"),
+        (ev.RunStarted(), ""),
+        (ev.StepCompleted(1, "a"), ""),
+    ],
+)
+def test_what_is_worth_saying(fact: ev.Fact, detail: str) -> None:
+    assert views.timeline([ev.Event(1, 0, fact)])[0].detail == detail
+
+
+@pytest.mark.parametrize(
+    ("facts", "expected"),
+    [
+        ((ev.RunStarted(), ev.StepStarted(1, "a"), ev.CheckpointSaved(b"h", "input")), (Boundary.RUN_STARTED,)),
+        ((ev.StepCompleted(1, "a", hash=b"h"), ev.StepStarted(2, "b")), (Boundary.STEP_COMPLETED,)),
+        ((ev.StepSkipped(1, "a", "skipped"), ev.StepDegraded(1, "b", "degraded", hash=b"h")), (Boundary.STEP_COMPLETED,)),
+        ((ev.StepCompleted(1, "a", hash=b"h"), ev.RunCompleted()), (Boundary.STEP_COMPLETED, Boundary.RUN_COMPLETED)),
+        ((ev.StepCompleted(1, "a"), ev.CheckpointSaved(b"h")), (Boundary.STEP_COMPLETED,)),
+        ((ev.StepCompleted(1, "a"), ev.CheckpointSaved(b"h", "wait"), ev.RunWaitingForHuman()), (Boundary.WAITING_FOR_HUMAN,)),
+        ((ev.CheckpointSaved(b"h", "wait"), ev.RunWaitingForSignal()), (Boundary.WAITING_FOR_SIGNAL,)),
+        ((ev.StepCompleted(1, "a"),), ()),
+        ((ev.StepCompleted(1, "a", path="0", hash=b"h"),), ()),
+        ((ev.StepCompleted(1, "a", outcome="halted: no", hash=b"h"),), ()),
+        ((ev.StepFailed(1, "a", BOOM), ev.RunFailed("x", BOOM), ev.CheckpointSaved(b"h", "failure")), (Boundary.RUN_FAILED,)),
+        ((ev.RunCanceled("canceled"), ev.CheckpointSaved(b"h", "cancel")), (Boundary.RUN_CANCELED,)),
+    ],
+)
+def test_boundaries(facts: tuple[ev.Fact, ...], expected: tuple[Boundary, ...]) -> None:
+    """§4.5, §4.10; T-12: a halted step is no completed checkpoint."""
+    assert views.boundaries(numbered(facts)) == expected

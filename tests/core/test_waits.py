@@ -1,0 +1,80 @@
+"""Waits and decisions (§5)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.core import waits as w
+from holdfast.core.errors import ActionUnavailable, InvalidInput
+from holdfast.core.status import Status
+from holdfast.core.waits import WaitKind
+from tests.core.build import decided, raw, wait
+
+
+def test_the_same_decision_again_is_the_same() -> None:
+    """T-24, §5.6: wait, action, feedback, note and payload count; the time, the actor and ``resume`` do not."""
+    first = decided("approve", note="n", payload=raw(None), decided_at=1)
+    assert first.same(decided("approve", note="n", payload=raw(None), decided_at=2, resume=False))
+    for other in (
+        decided("deny", note="n", payload=raw(None)),
+        decided("approve", note="other", payload=raw(None)),
+        decided("approve", note="n"),
+        decided("approve", note="n", feedback="f", payload=raw(None)),
+        decided("approve", "w2", note="n", payload=raw(None)),
+    ):
+        assert not first.same(other)
+
+
+@pytest.mark.parametrize("status", list(Status))
+def test_one_predicate_says_what_is_decidable(status: Status) -> None:
+    """T-27, §5.4."""
+    now = status in (Status.WAITING_FOR_HUMAN, Status.RUNNING, Status.REPLAYING, Status.FAILED)
+    assert w.decidable(status, (wait(),), "w1") is now
+    assert not w.decidable(status, (), "w1")
+    assert not w.decidable(status, (wait(WaitKind.TIMER),), "w1")
+
+
+def test_only_published_actions_are_taken() -> None:
+    """T-26, §5.5: a missing list allows nothing."""
+    w.allowed(wait(), "approve", None)
+    with pytest.raises(ActionUnavailable):
+        w.allowed(wait(), "halt", None)
+    with pytest.raises(ActionUnavailable):
+        w.allowed(wait(available_actions=()), "approve", None)
+
+
+@pytest.mark.parametrize("action", ["continue_with_waiver", "retry_feedback"])
+def test_some_actions_need_feedback(action: str) -> None:
+    """§5.5."""
+    handoff = wait(WaitKind.HANDOFF, available_actions=w.ACTIONS[WaitKind.HANDOFF])
+    for feedback in (None, "", "  "):
+        with pytest.raises(InvalidInput):
+            w.allowed(handoff, action, feedback)
+    w.allowed(handoff, action, "shorter")
+
+
+def test_where_waits_rest_and_when_they_fall_due() -> None:
+    """§5.2, §5.10."""
+    timer = wait(WaitKind.TIMER, "t", deadline=5)
+    assert w.resting((timer,)) is Status.WAITING_FOR_SIGNAL
+    assert w.resting((timer, wait(deadline=3))) is Status.WAITING_FOR_HUMAN
+    assert w.wake_at((timer, wait(deadline=3), wait())) == 3
+    assert w.wake_at((wait(),)) is None
+
+
+def test_every_human_kind_offers_something() -> None:
+    """§5.3."""
+    assert set(w.ACTIONS) == set(w.HUMAN)
+    assert {k for k in WaitKind if k not in w.HUMAN} == {WaitKind.SIGNAL, WaitKind.TIMER, WaitKind.CHILD}
+    assert all(w.ACTIONS.values())
+
+
+def test_what_was_asked_in_a_word() -> None:
+    """§5.8: an answer fits no other question."""
+    assert wait(prompt="Publish?").asked == "approval:Publish?"
+    assert wait(WaitKind.SIGNAL, name="go", prompt="x").asked == "signal:go"
+
+
+def test_the_plain_fields() -> None:
+    assert set(w.plain(wait())) == set(msgspec.structs.asdict(wait())) - {"show", "schema", "default"}
