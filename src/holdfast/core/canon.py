@@ -311,7 +311,7 @@ def freeze(value: Any) -> Any:
     return value
 
 
-def decode(data: bytes | memoryview | msgspec.Raw) -> Any:
+def decode(data: bytes | memoryview | bytes) -> Any:
     """The frozen value of stored bytes.
 
     Raises:
@@ -328,7 +328,7 @@ def decode(data: bytes | memoryview | msgspec.Raw) -> Any:
 # -- hashes -----------------------------------------------------------------------------------------
 
 
-def chain(previous: bytes, data: bytes | msgspec.Raw) -> bytes:
+def chain(previous: bytes, data: bytes | bytes) -> bytes:
     """H(previous, data): SHA-256 cut to 128 bits."""
     h = hashlib.sha256(previous)
     h.update(data)

@@ -50,7 +50,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
 
     node: str
     index: int = 0
-    payload: msgspec.Raw | None = None
+    payload: bytes | None = None
     seen: tuple[str, ...] = ()
     skip: str = ""
 
@@ -61,7 +61,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
 
 class SendTo(msgspec.Struct, frozen=True, array_like=True):
     node: str
-    payload: msgspec.Raw
+    payload: bytes
 
 
 class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1):
@@ -69,12 +69,12 @@ class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1):
 
     task: str
     outcome: str = OK
-    writes: msgspec.Raw | None = None
+    writes: bytes | None = None
     goto: tuple[str, ...] | None = None
     chosen: tuple[str, ...] = ()
     sends: tuple[SendTo, ...] = ()
     attempt: int = 1
-    result: msgspec.Raw | None = None
+    result: bytes | None = None
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -83,7 +83,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
     task: str
     path: str
     name: str
-    value: msgspec.Raw | None = None
+    value: bytes | None = None
     error: ErrorValue | None = None
     attempt: int = 1
     kind: str = "step"
@@ -102,7 +102,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     source: Source = Source.LOOP
     done: tuple[TaskResult | str, ...] = ()
     kinds: dict[str, str] = {}
-    values: msgspec.Raw | None = None
+    values: bytes | None = None
     pending: tuple[Task, ...] | None = None
 
 

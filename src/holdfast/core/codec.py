@@ -54,7 +54,7 @@ class _Outgoing(msgspec.Struct, frozen=True, array_like=True):
     fence: int
     actor: str
     facts: tuple[Any, ...]
-    delta: msgspec.Raw | None
+    delta: bytes | None
     results: tuple[Result, ...]
 
 
@@ -64,7 +64,7 @@ class _Incoming(msgspec.Struct, frozen=True, array_like=True):
     fence: int
     actor: str
     facts: tuple[msgspec.Raw, ...]
-    delta: msgspec.Raw | None
+    delta: bytes | None
     results: tuple[msgspec.Raw, ...]
 
 

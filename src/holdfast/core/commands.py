@@ -26,7 +26,7 @@ class Decide(Command, frozen=True, tag=1):
     actor: str
     feedback: str | None = None
     note: str | None = None
-    payload: msgspec.Raw | None = None
+    payload: bytes | None = None
     at: int = 0
     resume: bool = True
 
@@ -49,7 +49,7 @@ class FireTimeout(Command, frozen=True, tag=2):
 class Signal(Command, frozen=True, tag=3):
     name: str
     signal_key: str
-    payload: msgspec.Raw
+    payload: bytes
     actor: str
 
     @property
@@ -70,7 +70,7 @@ class Cancel(Command, frozen=True, tag=4):
 class ChildEnded(Command, frozen=True, tag=5):
     child_run_id: str
     status: str
-    result: msgspec.Raw | None = None
+    result: bytes | None = None
     error: ErrorValue | None = None
 
     @property

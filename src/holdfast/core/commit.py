@@ -56,7 +56,7 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     intent_id: str
     run_id: str
     type: str
-    payload: msgspec.Raw
+    payload: bytes
     key: str
     order_key: str = ""
     created_at: int = 0
@@ -75,7 +75,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     run_id: str
     topic: str
     key: str
-    data: msgspec.Raw
+    data: bytes
     at: int
 
 
@@ -93,7 +93,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     at: int
     actor: str = "system"
     checkpoint: Checkpoint | None = None
-    delta: msgspec.Raw | None = None
+    delta: bytes | None = None
     results: tuple[Result, ...] = ()
     effects: tuple[Effect, ...] = ()
     took: tuple[str, ...] = ()

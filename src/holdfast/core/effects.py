@@ -66,7 +66,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     replay_policy: ReplayPolicy = ReplayPolicy.USE_RECORDED
     idempotent: bool = False
     verifiable: bool = False
-    result: msgspec.Raw | None = None
+    result: bytes | None = None
     error: ErrorValue | None = None
     owner: str = ""
     fence: int = 0

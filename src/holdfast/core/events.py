@@ -58,7 +58,7 @@ class RunSubmitted(Fact, frozen=True, tag=1):
     skill_id: str
     skill_version: str
     fingerprint: str
-    input: msgspec.Raw
+    input: bytes
     thread_id: str
     session_key: str
     lane: str = "main"
@@ -138,7 +138,7 @@ class RunCompleted(Fact, frozen=True, tag=10):
     """``result`` is a flow's encoded value; a graph's result is its state and is not stored twice."""
 
     wire: ClassVar[str] = "run.completed"
-    result: msgspec.Raw | None = None
+    result: bytes | None = None
 
 
 class RunFailed(Fact, frozen=True, tag=11):
@@ -325,7 +325,7 @@ class SignalReceived(Fact, frozen=True, tag=36):
     wire: ClassVar[str] = "signal.received"
     name: str
     key: str
-    payload: msgspec.Raw
+    payload: bytes
 
 
 # -- side effects -----------------------------------------------------------------------------------

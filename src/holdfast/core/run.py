@@ -66,7 +66,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     on_parent_end: str = "cancel"
     stop_reason: str | None = None
     settled: bool = False
-    result: msgspec.Raw | None = None
+    result: bytes | None = None
     error: ErrorValue | None = None
     tags: tuple[str, ...] = ()
     waits: tuple[Wait, ...] = ()

@@ -122,7 +122,7 @@ def barrier(
         source=source,
         done=tuple(r if r.task in inline else r.task for r in done),
         kinds=kinds,
-        values=msgspec.Raw(canon.encode(canon.FrozenDict(custom))) if custom else None,
+        values=bytes(canon.encode(canon.FrozenDict(custom))) if custom else None,
     )
     moved = advance(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
     news = bumped(tuple(done), moved.writes)
@@ -164,7 +164,7 @@ def first(
             reducer = program.channels[name].reducer
             explicit[name] = canon.admit(reducer(base[name], writes[name]), name) if name in base else writes[name]
             kinds[name] = CUSTOM
-    values = msgspec.Raw(canon.encode(canon.FrozenDict(explicit))) if explicit else None
+    values = bytes(canon.encode(canon.FrozenDict(explicit))) if explicit else None
     delta = Delta(step=0, source=source, done=(given if inline else INPUT_TASK,), kinds=kinds, values=values)
     moved = advance(start, delta, {INPUT_TASK: given}, seq=0, at=0, hash=b"")
     tasks = plan(program, moved, ["start", *moved.values])

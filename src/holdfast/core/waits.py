@@ -86,12 +86,12 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     path: str = ""
     prompt: str = ""
     name: str = ""
-    show: msgspec.Raw | None = None
+    show: bytes | None = None
     available_actions: tuple[str, ...] = ()
-    schema: msgspec.Raw | None = None
+    schema: bytes | None = None
     deadline: int | None = None
     on_timeout: OnTimeout = OnTimeout.HALT
-    default: msgspec.Raw | None = None
+    default: bytes | None = None
     on_deny: str = "halt"
     who: tuple[str, ...] = ()
     requested_at: int = 0
@@ -116,7 +116,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     actor: str
     feedback: str | None = None
     note: str | None = None
-    payload: msgspec.Raw | None = None
+    payload: bytes | None = None
     decided_at: int = 0
     resume: bool = True
 
@@ -126,7 +126,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
         return mine == (other.wait_id, other.action, other.feedback, other.note, _bytes(other.payload))
 
 
-def _bytes(raw: msgspec.Raw | None) -> bytes | None:
+def _bytes(raw: bytes | None) -> bytes | None:
     return None if raw is None else bytes(raw)
 
 

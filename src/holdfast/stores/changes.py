@@ -1,0 +1,102 @@
+"""Waiting for news: a hint that shortens a poll, never the truth (§1.5, §10.16).
+
+Whoever waits is woken by whatever happened since *its own* last return, so a change between looking and waiting is not
+missed. With a ``probe`` (a number that moves when another process writes) one timer polls for all waiters together.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+ACTIVE_POLL = 0.005
+IDLE_POLL = 0.050
+ACTIVE_FOR = 1.0
+
+
+class Changes:
+    """The waiters of one store. ``tell`` may be called from the loop's thread only."""
+
+    def __init__(self, probe: Callable[[], int] | None = None) -> None:
+        self._probe = probe
+        self._probed: int | None = None
+        self._generation = 0
+        self._waiters: set[asyncio.Future[None]] = set()
+        self._seen: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
+        self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
+        self._moved_at = 0.0
+        self._closed = False
+
+    def tell(self) -> None:
+        """Something of interest to others was written here."""
+        self._generation += 1
+        if self._waiters:
+            for waiter in self._waiters:
+                if not waiter.done():
+                    waiter.set_result(None)
+            self._waiters.clear()
+
+    async def wait(self, timeout: float) -> None:
+        """Returns at once if anything changed since this task's last return, else at the next change or the timeout."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._look()
+        if self._seen.get(task) == self._generation and not self._closed:
+            await self._sleep(timeout)
+        self._seen[task] = self._generation
+
+    async def _sleep(self, timeout: float) -> None:
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[None] = loop.create_future()
+        self._waiters.add(waiter)
+        self._arm(loop)
+        handle = loop.call_later(max(0.0, timeout), _release, waiter)
+        try:
+            await waiter
+        finally:
+            handle.cancel()
+            self._waiters.discard(waiter)
+
+    def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
+        if self._probe is None or (self._timer is not None and self._timer[0] is loop and not self._timer[1].cancelled()):
+            return
+        active = time.monotonic() - self._moved_at < ACTIVE_FOR
+        self._timer = (loop, loop.call_later(ACTIVE_POLL if active else IDLE_POLL, self._tick, loop))
+
+    def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
+        self._timer = None
+        if not self._closed and self._waiters:
+            self._look()
+            if self._waiters:
+                self._arm(loop)
+
+    def _look(self) -> None:
+        """Compares the probe with what it said last."""
+        if self._probe is None or self._closed:
+            return
+        value = self._probe()
+        if value != self._probed:
+            first, self._probed = self._probed is None, value
+            if not first:
+                self._moved_at = time.monotonic()
+                self.tell()
+
+    def close(self) -> None:
+        """Lets everybody go."""
+        self._closed = True
+        if self._timer is not None:
+            self._timer[1].cancel()
+            self._timer = None
+        self.tell()
+
+    def reopen(self) -> None:
+        self._closed = False
+        self._probed = None
+
+
+def _release(waiter: asyncio.Future[None]) -> None:
+    if not waiter.done():
+        waiter.set_result(None)

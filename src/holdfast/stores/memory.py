@@ -1,0 +1,420 @@
+"""The reference store: the contract in its shortest form, in one process's memory.
+
+It keeps the same encoded bytes as the databases, so what comes back has gone through the codec. Every verb runs
+without a pause, hence atomically in its loop; an error in the middle undoes what the verb did so far.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core import codec
+from holdfast.core.codec import Row
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.effects import Effect
+from holdfast.core.errors import Conflict, EffectInProgress, LeaseLost, RunNotFound, StoreError, VersionConflict
+from holdfast.core.lease import COUNTER_BITS, Alive, Lease, Take
+from holdfast.core.run import Run
+from holdfast.core.status import TERMINAL
+from holdfast.ports import Claim, Loaded, Problem, RunFilter, Worker
+from holdfast.stores import rules
+from holdfast.stores.changes import Changes
+from holdfast.stores.rules import LAST_TURN, OPEN_INTENTS, SENDER_LOST, Prepared
+
+
+class _Row(msgspec.Struct, frozen=True):
+    """A run as kept: the encoded cold part, the hot columns and the operational ones."""
+
+    number: int
+    doc: bytes
+    run: Run
+    status: str
+    version: int
+    step: str | None
+    head: str | None
+    tip: Tip
+    fence: int
+    turn: int
+    owner: str | None = None
+    due: int | None = None
+    holds: bool = False
+
+    @property
+    def lane(self) -> tuple[str, str, str]:
+        return (self.run.tenant_id, self.run.session_key, self.run.lane)
+
+
+class _Item(msgspec.Struct, frozen=True):
+    run_id: str
+    key: str
+    command: bytes
+    put_at: int
+    taken_seq: int | None
+
+
+class _Worker(msgspec.Struct, frozen=True):
+    started_at: int
+    expires_at: int
+
+
+class MemoryStore:
+    """A store that lives as long as this object. ``now`` gives its clock, microseconds since 1970."""
+
+    url = "memory:"
+
+    def __init__(self, *, now: Callable[[], int] | None = None) -> None:
+        self._now = now or (lambda: time.time_ns() // 1000)
+        self.incarnation = secrets.randbits(31)
+        self._runs: dict[str, _Row] = {}
+        self._log: dict[tuple[str, int], Row] = {}
+        self._order: dict[str, tuple[int, ...]] = {}
+        self._wholes: dict[str, tuple[int, bytes]] = {}
+        self._inbox: dict[tuple[str, str], _Item] = {}
+        self._claims: dict[tuple[str, str, str], DedupClaim] = {}
+        self._effects: dict[str, tuple[Effect, bytes]] = {}
+        self._intents: dict[str, Intent] = {}
+        self._ledger: dict[int, LedgerRow] = {}
+        self._workers: dict[str, _Worker] = {}
+        self._dead: set[str] = set()
+        self._count = 0
+        self._undo: list[Callable[[], None]] = []
+        self._guard = threading.RLock()
+        self._changes = Changes()
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        self._changes.reopen()
+
+    async def close(self) -> None:
+        self._dead.update(self._workers)
+        self._changes.close()
+
+    def now(self) -> int:
+        return self._now()
+
+    @contextlib.contextmanager
+    def _atomic(self) -> Iterator[None]:
+        """All of it or none of it: what was set is put back if anything goes wrong."""
+        with self._guard:
+            self._undo = []
+            try:
+                yield
+            except BaseException:
+                for back in reversed(self._undo):
+                    back()
+                raise
+
+    def _set(self, table: dict[Any, Any], key: Any, value: Any) -> None:
+        if key in table:
+            old = table[key]
+            self._undo.append(lambda: table.__setitem__(key, old))
+        else:
+            self._undo.append(lambda: table.pop(key, None))
+        table[key] = value
+
+    def _next(self) -> int:
+        self._count += 1
+        return self._count
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    async def commit(self, commit: Commit) -> Tip:
+        commit.check()
+        prepared = rules.prepare(commit)
+        with self._atomic():
+            tip = self._apply(prepared)
+        self._changes.tell()
+        return tip
+
+    def _apply(self, p: Prepared) -> Tip:
+        c, now, run_id = p.commit, self.now(), p.commit.run.run_id
+        old = self._runs.get(run_id)
+        if isinstance(c.lease, Take) and c.lease.owner not in self._workers:
+            raise LeaseLost(f"{c.lease.owner} is not a known worker", hint="register it first")
+        if c.after is None:
+            if old is not None:
+                raise VersionConflict(f"{run_id} exists already", hint="load it")
+            if error := rules.first_fence(c, self.incarnation):
+                raise error
+        else:
+            if old is None:
+                raise RunNotFound(f"there is no run {run_id}")
+            live = old.owner is not None and self._lost(old.owner, now) is None
+            if error := rules.refusal(c, fence=old.fence, owner=old.owner, live=live, row=old.tip.row):
+                raise error
+        number = old.number if old else self._next()
+        reborn = old is None or (old.status in TERMINAL and not c.run.terminal)
+        turn = self._next() if reborn or old is None else old.turn
+        lane = (c.run.tenant_id, c.run.session_key, c.run.lane)
+        if rules.wants_lane(c) and (blocker := self._blocker(run_id, lane, now, bool(old and old.holds), LAST_TURN if reborn else turn)):
+            raise rules.lane_busy(c.run, blocker)
+        tip = p.tip(self._next())
+        for key in c.took:
+            item = self._inbox.get((run_id, key))
+            if item is None or item.taken_seq is not None:
+                raise Conflict(f"the inbox item {key!r} of {run_id} is not there to be taken", code="inbox_taken")
+            self._set(self._inbox, (run_id, key), msgspec.structs.replace(item, taken_seq=tip.seq))
+        owner = rules.owner_after(c, old.owner if old else None)
+        unread = any(i.run_id == run_id and i.taken_seq is None for i in self._inbox.values())
+        doc = p.sealed.doc if p.sealed.doc is not None or old is None else old.doc
+        self._set(
+            self._runs,
+            run_id,
+            _Row(
+                number=number, doc=doc or codec.encode_run(c.run), run=c.run, status=c.run.status.value, version=c.run.version,
+                step=c.run.current_step_id, head=c.run.checkpoint_head, tip=tip, fence=c.fence, turn=turn, owner=owner,
+                due=rules.due_after(c, owner, now, unread), holds=rules.holds_after(c, bool(old and old.holds)),
+            ),
+        )  # fmt: skip
+        self._set(self._log, (run_id, tip.seq), p.sealed.row)
+        self._set(self._order, run_id, (*self._order.get(run_id, ()), tip.seq))
+        if p.whole is not None:
+            self._set(self._wholes, run_id, (tip.seq, p.whole))
+        self._beside(p, now)
+        return tip
+
+    def _beside(self, p: Prepared, now: int) -> None:
+        """What a commit writes beside its log row."""
+        c = p.commit
+        for claim in c.claims:
+            taken = self._claims.get((claim.kind, claim.scope, claim.key))
+            if taken is not None and (taken.expires_at is None or taken.expires_at > now):
+                raise rules.claim_taken(claim.kind, claim.key, taken.run_id)
+            self._set(self._claims, (claim.kind, claim.scope, claim.key), claim)
+        for effect in c.effects:
+            if effect.open and any(e.open and e.key == effect.key and e.effect_id != effect.effect_id for e, _ in self._effects.values()):
+                raise EffectInProgress(f"another attempt under the key {effect.key!r} is not settled")
+            self._set(self._effects, effect.effect_id, (effect, codec.encode_effect(effect)))
+        for intent in c.intents:
+            self._set(self._intents, intent.intent_id, intent)
+        for row in c.ledger:
+            self._set(self._ledger, self._next(), row)
+        for child in p.creates:
+            self._apply(child)
+        for item in c.puts:
+            self._put(item, now)
+
+    def _put(self, item: InboxItem, now: int) -> InboxItem:
+        row = self._runs.get(item.run_id)
+        if row is None:
+            raise RunNotFound(f"there is no run {item.run_id}")
+        there = self._inbox.get((item.run_id, item.key))
+        if there is not None:
+            return _item(there)
+        self._set(self._inbox, (item.run_id, item.key), _Item(item.run_id, item.key, codec.encode_command(item.command), item.put_at, None))
+        if row.owner is None and row.status not in TERMINAL:
+            due = now if row.due is None else min(now, row.due)
+            self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=due))
+        return msgspec.structs.replace(item, taken_seq=None)
+
+    async def put(self, item: InboxItem) -> InboxItem:
+        with self._atomic():
+            kept = self._put(item, self.now())
+        self._changes.tell()
+        return kept
+
+    # -- leases and lanes ---------------------------------------------------------------------------
+
+    def _lost(self, owner: str, now: int) -> str | None:
+        """Why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it lives."""
+        worker = self._workers.get(owner)
+        if owner in self._dead:
+            return "owner_dead"
+        return "expired" if worker is None or worker.expires_at <= now else None
+
+    def _blocker(self, run_id: str, lane: tuple[str, str, str], now: int, holds: bool, turn: int) -> str | None:
+        """The run that holds the lane, or is due before this turn (§10.8)."""
+        if holds:
+            return None
+        others = [r for r in self._runs.values() if r.lane == lane and r.run.run_id != run_id]
+        found = [r for r in others if r.holds] + [r for r in others if r.due is not None and r.due <= now and r.turn < turn]
+        return found[0].run.run_id if found else None
+
+    async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
+        now = self.now()
+        with self._atomic():
+            if owner not in self._workers:
+                raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+            out: list[Claim] = []
+            for row in sorted(self._runs.values(), key=lambda r: (-r.run.priority, r.due or 0, r.turn)):
+                if len(out) < limit and self._claimable(row, now, queues, skills, run_id):
+                    out.append(self._take(row, owner, now))
+        return out
+
+    def _claimable(self, row: _Row, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None) -> bool:
+        if row.status in TERMINAL or (row.owner is not None and self._lost(row.owner, now) is None):
+            return False
+        if run_id is not None:
+            wanted = row.run.run_id == run_id
+        else:
+            due = row.owner is not None or (row.due is not None and row.due <= now)
+            wanted = due and (not queues or row.run.queue in queues) and (skills is None or row.run.skill_id in skills)
+        return wanted and self._blocker(row.run.run_id, row.lane, now, row.holds, row.turn) is None
+
+    def _take(self, row: _Row, owner: str, now: int) -> Claim:
+        cause = self._lost(row.owner, now) or "" if row.owner is not None else ""
+        due = now if row.due is None else min(now, row.due)
+        self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=row.fence + 1, holds=True, due=due))
+        return Claim(row.run.run_id, row.fence + 1, row.owner, cause)
+
+    async def register(self, owner: str, ttl_us: int) -> None:
+        if owner in self._workers:
+            raise Conflict(f"the worker {owner} is registered already", hint="an owner id is unique per process start", code="owner_taken")
+        self._workers[owner] = _Worker(self.now(), self.now() + ttl_us)
+
+    async def renew(self, owner: str, ttl_us: int) -> int:
+        with self._guard:
+            worker = self._workers.get(owner)
+            if worker is None or owner in self._dead:
+                return 0
+            self._workers[owner] = msgspec.structs.replace(worker, expires_at=self.now() + ttl_us)
+            return self._workers[owner].expires_at
+
+    async def retire(self, owner: str) -> None:
+        now = self.now()
+        with self._atomic():
+            for row in [r for r in self._runs.values() if r.owner == owner]:
+                self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=None, fence=row.fence + 1, due=now))
+            self._workers.pop(owner, None)
+        self._changes.tell()
+
+    def abandon(self, owner: str) -> None:
+        """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
+        self._dead.add(owner)
+
+    async def workers(self) -> list[Worker]:
+        held = [r.owner for r in self._runs.values()]
+        return [Worker(o, w.started_at, w.expires_at, self._alive(o).value, held.count(o)) for o, w in self._workers.items()]
+
+    def _alive(self, owner: str) -> Alive:
+        if owner in self._dead:
+            return Alive.NO
+        return Alive.YES if owner in self._workers else Alive.UNKNOWN
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def _run(self, row: _Row) -> Run:
+        return rules.overlay(codec.decode_run(row.doc), status=row.status, version=row.version, step=row.step, head=row.head)
+
+    def _lease(self, row: _Row) -> Lease:
+        worker = self._workers.get(row.owner or "")
+        alive = self._alive(row.owner) if row.owner else Alive.UNKNOWN
+        return Lease(row.fence, row.owner, worker.expires_at if worker else None, alive, row.due)
+
+    async def load(self, run_id: str) -> Loaded | None:
+        row = self._runs.get(run_id)
+        if row is None:
+            return None
+        seq, data = self._wholes.get(run_id, (0, None))
+        whole = None if data is None else codec.decode_whole(run_id, data)
+        return Loaded(self._run(row), row.tip, self._lease(row), whole, tuple(await self.rows(run_id, seq)), tuple(await self.inbox(run_id)))
+
+    async def get(self, run_id: str) -> tuple[Run, Lease] | None:
+        row = self._runs.get(run_id)
+        return None if row is None else (self._run(row), self._lease(row))
+
+    async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
+        fields = ("tenant_id", "skill_id", "thread_id", "session_key", "parent_run_id", "lineage_root")
+        out = []
+        for run_id in sorted(self._runs, reverse=True):
+            row = self._runs[run_id]
+            if query.before is not None and run_id >= query.before:
+                continue
+            if query.statuses is not None and row.status not in query.statuses:
+                continue
+            if all(getattr(query, f) in (None, getattr(row.run, f)) for f in fields):
+                out.append((self._run(row), self._lease(row)))
+        return out[: query.limit]
+
+    async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
+        return [self._log[run_id, s] for s in self._order.get(run_id, ()) if s > after][:limit]
+
+    async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
+        return [_item(i) for i in self._inbox.values() if i.run_id == run_id and (taken or i.taken_seq is None)]
+
+    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+        claim = self._claims.get((kind, scope, key))
+        return None if claim is None or (claim.expires_at is not None and claim.expires_at <= self.now()) else claim
+
+    async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
+        def wanted(e: Effect) -> bool:
+            return run_id in (None, e.run_id) and key in (None, e.key) and lineage_root in (None, e.lineage_root)
+
+        return [codec.decode_effect(data) for e, data in self._effects.values() if wanted(e)]
+
+    async def settle_effect(self, effect: Effect, expected: str) -> bool:
+        there = self._effects.get(effect.effect_id)
+        if there is None or there[0].status != expected:
+            return False
+        self._effects[effect.effect_id] = (effect, codec.encode_effect(effect))
+        self._changes.tell()
+        return True
+
+    # -- outbox and ledger --------------------------------------------------------------------------
+
+    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
+        return [i for i in self._intents.values() if run_id in (None, i.run_id) and state in (None, i.state)][:limit]
+
+    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
+        now = self.now()
+        out: list[Intent] = []
+        blocked: set[str] = set()
+        for intent in list(self._intents.values()):
+            if intent.state not in OPEN_INTENTS:
+                continue
+            lost = intent.state == "sending" and ((intent.lease_until or 0) <= now or intent.owner in self._dead)
+            ready = lost or (intent.state == "queued" and intent.due <= now)
+            if ready and intent.order_key not in blocked and len(out) < limit:
+                detail = SENDER_LOST if lost else intent.detail
+                mine = msgspec.structs.replace(
+                    intent, state="sending", owner=owner, lease_until=now + ttl_us, attempts=intent.attempts + 1, detail=detail
+                )
+                self._intents[intent.intent_id] = mine
+                out.append(mine)
+            if intent.order_key:
+                blocked.add(intent.order_key)
+        return out
+
+    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool:
+        there = self._intents.get(intent.intent_id)
+        if there is None or there.state != "sending" or there.owner != expected_owner:
+            return False
+        self._intents[intent.intent_id] = intent
+        self._changes.tell()
+        return True
+
+    async def ledger(self, run_id: str) -> list[LedgerRow]:
+        return [r for r in self._ledger.values() if r.run_id == run_id]
+
+    # -- the rest -----------------------------------------------------------------------------------
+
+    async def wait_for_change(self, timeout: float) -> None:
+        await self._changes.wait(timeout)
+
+    async def verify(self) -> list[Problem]:
+        """Nothing can be wrong with a store that has no file; each run's chain is still held against its hashes."""
+        problems = []
+        for run_id, seqs in self._order.items():
+            previous = b""
+            for seq in seqs:
+                try:
+                    codec.from_chain(self._log[run_id, seq], previous)
+                except StoreError as e:
+                    problems.append(Problem(e.code, "error", e.message, e.hint, run_id))
+                previous = self._log[run_id, seq].hash
+        return problems
+
+
+def _item(kept: _Item) -> InboxItem:
+    return InboxItem(kept.run_id, kept.key, codec.decode_command(kept.command), kept.put_at, kept.taken_seq)
+
+
+__all__ = ["MemoryStore"]

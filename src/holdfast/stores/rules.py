@@ -1,0 +1,152 @@
+"""What every store decides alike: who may write, when a run is due, whether it holds its lane.
+
+Pure functions over plain values, so that the stores differ only in how they keep things.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core import codec
+from holdfast.core.checkpoint import Delta, Source
+from holdfast.core.commit import Commit, Tip
+from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, VersionConflict
+from holdfast.core.lease import COUNTER_BITS, Keep, Release, Take, Touch, counter
+from holdfast.core.run import Run
+from holdfast.core.status import WAITING, Status
+
+WHOLE_FLOOR = 64 * 1024
+LAST_TURN = 2**62
+OPEN_INTENTS = ("queued", "sending", "unknown")
+SENDER_LOST = "sender_lost"
+
+_delta = msgspec.msgpack.Decoder(Delta)
+
+
+class Prepared(msgspec.Struct, frozen=True):
+    """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if it is time for one."""
+
+    commit: Commit
+    sealed: codec.Sealed
+    whole: bytes | None
+    since: int
+    creates: tuple[Prepared, ...] = ()
+
+    @property
+    def whole_size(self) -> int:
+        if self.whole is not None:
+            return len(self.whole)
+        return self.commit.after.whole if self.commit.after is not None else 0
+
+    def tip(self, row: int) -> Tip:
+        """Where the log ends once this is durable as ``row``."""
+        return Tip(self.sealed.row.seq, self.sealed.row.hash, row, self.since, self.whole_size)
+
+
+def prepare(commit: Commit) -> Prepared:
+    """Encodes a commit and all that it creates."""
+    after = commit.after
+    sealed = codec.seal(commit, b"" if after is None else after.hash)
+    since = len(sealed.row.data) + (0 if after is None else after.since)
+    whole = None
+    if commit.checkpoint is not None and since > WHOLE_FLOOR and (after is None or since > after.whole) and _advanced(commit):
+        whole = codec.encode_whole(commit.checkpoint, sealed.row.hash)
+        since = 0
+    return Prepared(commit, sealed, whole, since, tuple([prepare(c) for c in commit.creates]) if commit.creates else ())
+
+
+def _advanced(commit: Commit) -> bool:
+    """Whether the checkpoint took in all pending results: loading starts after a whole one and would miss them."""
+    if commit.delta is None:
+        return False
+    delta = _delta.decode(commit.delta)
+    return bool(delta.done) or (delta.values is not None and delta.source is not Source.PATCH)
+
+
+def refusal(commit: Commit, *, fence: int, owner: str | None, live: bool, row: int) -> HoldfastError | None:
+    """Why a commit may not be applied to a run in this state, or None (§10.2)."""
+    run_id, lease = commit.run.run_id, commit.lease
+    taking = isinstance(lease, Take | Touch)
+    if fence != (commit.fence - 1 if taking else commit.fence):
+        if fence >> COUNTER_BITS != commit.fence >> COUNTER_BITS:
+            return LeaseLost(f"{run_id} was written under another incarnation of the store", hint="load it again")
+        return LeaseLost(f"{run_id} is at fence {counter(fence)}; the commit carries {counter(commit.fence)}", hint="load it again")
+    if taking and live:
+        return LeaseLost(f"{run_id} is held by {owner}", hint="put a command into its inbox instead")
+    if not taking and owner is None:
+        return LeaseLost(f"{run_id} was given back", hint="claim it again")
+    if commit.after is None or commit.after.row != row:
+        return VersionConflict(f"the log of {run_id} has moved on", hint="load it again")
+    return None
+
+
+def first_fence(commit: Commit, incarnation: int) -> HoldfastError | None:
+    """A new run begins with counter 1 under the store's incarnation; anything else is a worker of another one (X-02)."""
+    if commit.fence != incarnation << COUNTER_BITS | 1:
+        return LeaseLost(f"{commit.run.run_id} does not begin at fence 1 of this store's incarnation", hint="open the store again")
+    return None
+
+
+def owner_after(commit: Commit, owner: str | None) -> str | None:
+    """Who holds the run after this commit."""
+    if commit.run.terminal or isinstance(commit.lease, Release | Touch):
+        return None
+    return commit.lease.owner if isinstance(commit.lease, Take) else owner
+
+
+def wants_lane(commit: Commit) -> bool:
+    """Whether the commit begins to execute, so that the run's lane must be free for it (§10.8)."""
+    executed = commit.after is None and isinstance(commit.lease, Release) and commit.run.status is not Status.PENDING
+    return executed or isinstance(commit.lease, Take)
+
+
+def holds_after(commit: Commit, held: bool) -> bool:
+    """Whether the run holds its lane after this commit: from its claim to its end, waits included unless it lets go."""
+    run = commit.run
+    if run.terminal or (run.status in WAITING and run.paused_lane == "release"):
+        return False
+    return held or wants_lane(commit)
+
+
+def due_after(commit: Commit, owner: str | None, now: int, unread: bool) -> int | None:
+    """When the run next needs a worker. ``unread``: its inbox holds what nobody has taken; a resting run must look at it."""
+    run = commit.run
+    if run.terminal:
+        return None
+    if commit.due is not None:
+        return commit.due
+    if owner is not None:
+        return now
+    if run.status is Status.PENDING:
+        return run.not_before if run.not_before is not None else run.created_at
+    if run.status in WAITING and not unread:
+        return run.wake_at
+    return now
+
+
+def overlay(run: Run, *, status: str, version: int, step: str | None, head: str | None) -> Run:
+    """The run with its hot columns laid over the cold part.
+
+    A status that differs is taken from the column, so that a hand-made edit is seen by whoever compares (T-19).
+    """
+    if run.status != status:
+        run = msgspec.structs.replace(run, status=Status(status))
+    if run.version != version or run.current_step_id != step or run.checkpoint_head != head:
+        run = msgspec.structs.replace(run, version=version, current_step_id=step, checkpoint_head=head)
+    return run
+
+
+def lane_busy(run: Run, blocker: str) -> Conflict:
+    return Conflict(
+        f"the lane {run.lane!r} of session {run.session_key!r} is held or awaited by {blocker}", hint="submit it as pending", code="lane_busy"
+    )
+
+
+def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
+    return Conflict(f"the {kind} key {key!r} is taken by {run_id}", hint="read it with claimed()", code="claim_taken")
+
+
+__all__ = [
+    "LAST_TURN", "OPEN_INTENTS", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "first_fence", "holds_after",
+    "lane_busy", "overlay", "owner_after", "prepare", "refusal", "wants_lane",
+]  # fmt: skip
