@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.lease import Lease
 from holdfast.core.run import Run
@@ -60,16 +61,6 @@ class Worker(msgspec.Struct, frozen=True):
     runs: int = 0
 
 
-class Problem(msgspec.Struct, frozen=True):
-    """A named inconsistency with a stable code (§12.1)."""
-
-    code: str
-    severity: str
-    message: str
-    repair_hint: str = ""
-    run_id: str | None = None
-
-
 class Store(Protocol):
     """Durable state behind few verbs; every verb is one transaction. One suite proves every store.
 
@@ -77,6 +68,7 @@ class Store(Protocol):
     """
 
     url: str
+    incarnation: int
 
     async def open(self) -> None:
         """Opens or creates the store and proves that its log has not gone backwards (§1.9).
@@ -171,3 +163,6 @@ class Resolver(Protocol):
     """Decides whether an actor may take an action on a wait (§5.7)."""
 
     def __call__(self, actor: str, action: str, wait: Any, run: Run) -> bool | str: ...
+
+
+__all__ = ["Claim", "Clock", "Loaded", "Problem", "Resolver", "RunFilter", "Store", "Transport", "Worker"]

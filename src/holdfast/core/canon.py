@@ -7,6 +7,9 @@ first call is what it sees after a crash (§4.2). ``encode`` turns an admitted v
 
 Types beyond JSON's travel as one msgpack extension holding ``[tag, fields]``; only tags registered in
 this process are revived. Nothing stored ever names code to import.
+
+A mutable dataclass or Struct is revived as its *twin*: a subclass that refuses to be changed and otherwise passes
+for the class (equality, ``isinstance``, ``dataclasses.replace``), so that a shared snapshot stays as it was (§4.2).
 """
 
 from __future__ import annotations
@@ -82,26 +85,39 @@ EMPTY_LIST = FrozenList()
 
 def thaw(value: Any) -> Any:
     """A plain, mutable copy of a frozen value."""
-    if isinstance(value, FrozenList):
+    kind = type(value)
+    if kind is FrozenList:
         return [thaw(x) for x in value]
-    if isinstance(value, FrozenDict):
+    if kind is FrozenDict:
         return {k: thaw(v) for k, v in value.items()}
+    if kind is tuple:
+        return tuple(thaw(x) for x in value)
+    if kind in _twins:
+        return _unfrozen(value, thaw)
     return value
 
 
 # -- registered types -------------------------------------------------------------------------------
 
 
+_twins: dict[type, type] = {}
+
+
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Codec:
+    """``exact``: loading gives back by construction what was dumped, so admission need not try it."""
+
     tag: str
     cls: type
     dump: Callable[[Any], Any]
     load: Callable[[Any], Any]
+    exact: bool = False
 
 
 _by_type: dict[type, _Codec] = {}
 _by_tag: dict[str, _Codec] = {}
+
+
 
 
 def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | None = None, load: Callable[[Any], Any] | None = None) -> type:
@@ -114,17 +130,18 @@ def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | 
         UsageError: the tag is taken by another class, or the type needs ``dump`` and ``load``.
     """
     name = tag or cls.__qualname__
-    if dump is None or load is None:
-        dump, load = _derive(cls)
     known = _by_tag.get(name)
     if known is not None and known.cls is not cls:
         same = known.cls.__qualname__ == cls.__qualname__ and known.cls.__module__ == cls.__module__
         if not same:
             raise UsageError(f"the tag {name!r} is registered for {known.cls!r}", hint="give register(cls, tag=...) another tag")
         _by_type.pop(known.cls, None)
-    codec = _Codec(name, cls, dump, load)
+    codec = _derive(cls, name) if dump is None or load is None else _Codec(name, cls, dump, load)
     _by_type[cls] = codec
     _by_tag[name] = codec
+    for twin, original in _twins.items():
+        if original is cls:
+            _by_type[twin] = codec
     return cls
 
 
@@ -138,37 +155,170 @@ def storable(cls: object) -> bool:
     )
 
 
-def _derive(kind: type) -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+def _derive(kind: type, tag: str) -> _Codec:
     cls: Any = kind
     if issubclass(cls, enum.Enum):
-        return (lambda v: v.value), (lambda v: cls(v))
+        return _Codec(tag, cls, lambda v: v.value, lambda v: cls(thaw(v)), exact=True)
     if dataclasses.is_dataclass(cls):
-        names = [f.name for f in dataclasses.fields(cls) if f.init]
-        return (lambda v: {n: getattr(v, n) for n in names}), (lambda v: cls(**v))
+        return _dataclass(cls, tag)
     if issubclass(cls, msgspec.Struct):
-        return (lambda v: {n: getattr(v, n) for n in v.__struct_fields__}), (lambda v: cls(**v))
+        names: tuple[str, ...] = cls.__struct_fields__
+        own = cls if cls.__struct_config__.frozen else _twin(cls)
+        return _Codec(tag, cls, lambda v: {n: getattr(v, n) for n in names}, lambda v: _sealed(own, cls(**v), names))
     if issubclass(cls, tuple) and hasattr(cls, "_fields"):
-        return (lambda v: list(v)), (lambda v: cls(*v))
+        return _Codec(tag, cls, list, lambda v: cls(*v))
     if hasattr(cls, "model_validate"):
-        return (lambda v: v.model_dump()), (lambda v: cls.model_validate(thaw(v)))
+        own = _twin(cls)
+        return _Codec(tag, cls, lambda v: v.model_dump(), lambda v: _sealed(own, cls.model_validate(thaw(v)), None))
     raise UsageError(f"{cls.__qualname__} needs dump= and load= to be registered")
 
 
+def _dataclass(cls: Any, tag: str) -> _Codec:
+    own = cls if cls.__dataclass_params__.frozen else _twin(cls)
+    fields = dataclasses.fields(cls)
+    if hasattr(cls, "__post_init__") or cls.__new__ is not object.__new__ or not cls.__dataclass_params__.init:
+        # The class has code of its own to run when it is made, and may need it: it is made the ordinary way.
+        given = tuple(f.name for f in fields if f.init)
+        names = tuple(f.name for f in fields)
+        return _Codec(tag, cls, lambda v: {n: getattr(v, n) for n in given}, lambda v: _sealed(own, cls(**v), names))
+    names = tuple(f.name for f in fields)
+    known = frozenset(names)
+
+    def load(stored: Any) -> Any:
+        if stored.keys() - known:
+            raise EventUnreadable(f"a stored {tag} has the fields {sorted(stored.keys() - known)}, which the class lacks")
+        made = object.__new__(own)
+        for field in fields:
+            name = field.name
+            object.__setattr__(made, name, stored[name] if name in stored else _default(field, tag))
+        return made
+
+    return _Codec(tag, cls, lambda v: {n: getattr(v, n) for n in names}, load, exact=True)
+
+
+def _default(field: dataclasses.Field[Any], tag: str) -> Any:
+    """What a field holds that was added to its class after the value was stored."""
+    if field.default is not dataclasses.MISSING:
+        return field.default
+    if field.default_factory is not dataclasses.MISSING:
+        return admit(field.default_factory(), field.name)
+    raise EventUnreadable(f"a stored {tag} lacks the field {field.name!r}, which has no default")
+
+
+# -- twins ------------------------------------------------------------------------------------------
+
+
+def _twin(cls: Any) -> Any:
+    """The subclass of a mutable class whose instances refuse to be changed."""
+    for known, original in _twins.items():
+        if original is cls:
+            return known
+    body: dict[str, Any] = {
+        "__module__": cls.__module__,
+        "__qualname__": cls.__qualname__,
+        "__doc__": cls.__doc__,
+        "__setattr__": _refuse,
+        "__delattr__": _refuse,
+        # Dataclasses compare ``__class__`` and ``dataclasses.replace`` calls it: both shall meet the original.
+        "__class__": property(lambda self: cls),
+        "__copy__": lambda self: _unfrozen(self, lambda v: v),
+        "__deepcopy__": lambda self, memo: _unfrozen(self, thaw),
+        "__reduce_ex__": lambda self, protocol: _unfrozen(self, thaw).__reduce_ex__(protocol),
+    }
+    if issubclass(cls, msgspec.Struct):
+        # Structs compare their types in C, so the twin compares its fields. Defining __eq__ would drop __hash__.
+        body["__eq__"] = _same_fields
+        body["__hash__"] = cls.__hash__
+        body["__post_init__"] = lambda self: None  # the original has run its own
+    else:
+        body["__slots__"] = ()  # the same layout, so that an instance can become its twin
+    twin: Any = type(cls)(cls.__name__, (cls,), body)
+    _twins[twin] = cls
+    return twin
+
+
+def _same_fields(self: Any, other: Any) -> Any:
+    if other.__class__ is not self.__class__:
+        return NotImplemented
+    return all(getattr(self, n) == getattr(other, n) for n in self.__struct_fields__)
+
+
+def _sealed(own: type, made: Any, names: tuple[str, ...] | None) -> Any:
+    """Freezes what the constructor of ``made`` may have thawed, and turns it into its twin."""
+    for name in tuple(vars(made)) if names is None else names:
+        value = getattr(made, name)
+        if (frozen := _soft_freeze(value)) is not value:
+            _force(made, name, frozen)
+    if type(made) is own:
+        return made
+    if isinstance(made, msgspec.Struct):
+        return _copied(made, own, lambda v: v)
+    object.__setattr__(made, "__class__", own)
+    return made
+
+
+def _force(made: Any, name: str, value: Any) -> None:
+    if isinstance(made, msgspec.Struct):
+        msgspec.structs.force_setattr(made, name, value)
+    else:
+        object.__setattr__(made, name, value)
+
+
+def _soft_freeze(value: Any) -> Any:
+    """Freezes containers, whatever they hold."""
+    kind = type(value)
+    if kind is list:
+        return FrozenList([_soft_freeze(x) for x in value])
+    if kind is dict:
+        return FrozenDict({k: _soft_freeze(v) for k, v in value.items()})
+    if kind is set:
+        return frozenset(value)
+    return _sealed(_twin(kind), value, None) if hasattr(kind, "model_validate") else value
+
+
+def _unfrozen(twin: Any, each: Callable[[Any], Any]) -> Any:
+    """A mutable instance of a twin's original class with the same contents."""
+    return _copied(twin, _twins[type(twin)], each)
+
+
+def _copied(value: Any, cls: Any, each: Callable[[Any], Any]) -> Any:
+    """Another instance, of ``cls``, with each field copied; slots and ``__dict__`` alike."""
+    if issubclass(cls, msgspec.Struct):
+        names = [*cls.__struct_fields__]
+        made = cls(**{n: getattr(value, n) for n in names})
+    elif hasattr(cls, "model_validate"):
+        return cls.model_validate(thaw(value.model_dump()))
+    else:
+        names = [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
+        made = cls.__new__(cls)
+    for name in dict.fromkeys([*names, *getattr(value, "__dict__", ())]):
+        _force(made, name, each(getattr(value, name)))
+    return made
+
+
 def _builtin(cls: type, tag: str, dump: Callable[[Any], Any], load: Callable[[Any], Any]) -> None:
-    register(cls, tag, dump=dump, load=load)
+    _by_type[cls] = _by_tag[tag] = _Codec(tag, cls, dump, load, exact=True)
+
+
+def _finite(value: decimal.Decimal) -> str:
+    if not value.is_finite():
+        raise ValueError(f"{value} is not a finite number")
+    return str(value)
 
 
 _builtin(tuple, "tuple", list, tuple)
-_builtin(frozenset, "set", lambda v: sorted(v, key=repr), frozenset)
+# The order of a set's items differs between processes; that of their bytes does not.
+_builtin(frozenset, "set", lambda v: sorted(v, key=lambda x: encode(admit(x))), frozenset)
 _by_type[set] = _by_type[frozenset]
 _builtin(dt.datetime, "datetime", lambda v: v.isoformat(), dt.datetime.fromisoformat)
 _builtin(dt.date, "date", lambda v: v.isoformat(), dt.date.fromisoformat)
 _builtin(dt.time, "time", lambda v: v.isoformat(), dt.time.fromisoformat)
 _builtin(dt.timedelta, "timedelta", lambda v: [v.days, v.seconds, v.microseconds], lambda v: dt.timedelta(*v))
-_builtin(decimal.Decimal, "decimal", str, decimal.Decimal)
+_builtin(decimal.Decimal, "decimal", _finite, decimal.Decimal)
 _builtin(uuid.UUID, "uuid", lambda v: v.hex, uuid.UUID)
 _builtin(pathlib.PosixPath, "path", str, pathlib.Path)
-_builtin(int, "int", str, int)  # only integers wider than 64 bits travel this way
+# Only integers wider than 64 bits travel this way; Python limits the length of decimal text, not of hexadecimal.
+_builtin(int, "int", hex, lambda v: int(v, 16))
 
 
 # -- admit ------------------------------------------------------------------------------------------
@@ -215,15 +365,28 @@ class _Walk:
     def _typed(self, kind: type, value: Any, path: str, depth: int) -> Any:
         self.boxed = True
         codec = _by_type.get(kind)
+        if codec is None and isinstance(value, dict):
+            return self.admit(dict(value), path, depth)  # OrderedDict, defaultdict and the like: their contents count
+        if codec is None and isinstance(value, list):
+            return self.admit(list(value), path, depth)
         if codec is None:
             hint = f"return plain values, or holdfast.register({kind.__qualname__})"
             raise Unserializable(path, f"a {kind.__module__}.{kind.__qualname__} cannot be stored", hint=hint)
         try:
-            return codec.load(self.admit(codec.dump(value), path, depth + 1))
+            fields = self.admit(codec.dump(value), path, depth + 1)
+            loaded = codec.load(fields)
+            if not codec.exact and not _same(codec.dump(loaded), fields):
+                raise Unserializable(path, f"a {kind.__qualname__} changes when it is stored and read back")
+            return loaded
         except Unserializable:
             raise
         except Exception as e:  # a user's constructor may raise anything; naming the field is what helps
             raise Unserializable(path, f"a {kind.__qualname__} does not round-trip: {e}") from e
+
+
+def _same(again: Any, fields: Any) -> bool:
+    """Whether a value dumps to the same twice. Bytes are compared only when ``==`` says no, as it does without an ``__eq__``."""
+    return bool(again == fields) or encode(admit(again)) == encode(fields)
 
 
 def _check_text(text: str, path: str) -> None:
@@ -279,7 +442,7 @@ def _box(value: Any) -> Any:
     if kind is int and _INT_MIN <= value <= _INT_MAX:
         return value
     codec = _by_type[kind]
-    return msgspec.msgpack.Ext(_EXT, _encoder.encode([codec.tag, _box(admit(codec.dump(value)))]))
+    return msgspec.msgpack.Ext(_EXT, _encoder.encode([codec.tag, _box(codec.dump(value))]))
 
 
 def encode(admitted: Any) -> bytes:
@@ -323,6 +486,52 @@ def decode(data: bytes | memoryview | bytes) -> Any:
         raise
     except Exception as e:  # whatever a hostile payload provokes is one typed error
         raise EventUnreadable(f"stored bytes cannot be decoded: {e}") from e
+
+
+# -- views ------------------------------------------------------------------------------------------
+
+
+def reveal(data: bytes | memoryview | bytes) -> Any:
+    """What stored bytes say, as JSON could carry it: no type is revived, so anyone may look at any run (§14.3).
+
+    Registered types show their fields, dates and numbers their text, bytes their hex digits.
+
+    Raises:
+        EventUnreadable: damaged bytes.
+    """
+    try:
+        return plain(_untyped.decode(data))
+    except EventUnreadable:
+        raise
+    except Exception as e:  # as in decode: hostile bytes are one typed error
+        raise EventUnreadable(f"stored bytes cannot be decoded: {e}") from e
+
+
+def plain(value: Any) -> Any:
+    """The JSON shape of a decoded, untyped value."""
+    if isinstance(value, msgspec.msgpack.Ext):
+        return _plain_ext(value)
+    if isinstance(value, bytes | bytearray | memoryview):
+        return bytes(value).hex()
+    if isinstance(value, dict):
+        return {k if isinstance(k, str) else str(k): plain(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(x) for x in value]
+    return value
+
+
+def _plain_ext(ext: msgspec.msgpack.Ext) -> Any:
+    if ext.code != _EXT:
+        raise EventUnreadable(f"extension {ext.code} is not known")
+    tag, fields = _untyped.decode(ext.data)
+    if tag == "timedelta":
+        return dt.timedelta(*fields).total_seconds()
+    if tag == "int":
+        return int(fields, 16) if len(fields) < 1_000 else fields  # longer ones have no decimal text
+    return plain(fields)
+
+
+_untyped: msgspec.msgpack.Decoder[Any] = msgspec.msgpack.Decoder()
 
 
 # -- hashes -----------------------------------------------------------------------------------------

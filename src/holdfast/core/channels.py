@@ -16,6 +16,7 @@ from holdfast.core.errors import InvalidGraph, StepFailure
 
 LAST = "last"
 CUSTOM = "custom"
+TOPIC = "topic"
 
 
 class Missing:
@@ -49,7 +50,7 @@ last = Reducer(LAST)
 override = Reducer("override")
 append = Reducer("append")
 merge = Reducer("merge")
-topic = Reducer("topic")
+topic = Reducer(TOPIC)
 thread = _Thread()
 
 

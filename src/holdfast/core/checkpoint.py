@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core import canon, ids
 from holdfast.core.canon import EMPTY_LIST
-from holdfast.core.channels import CUSTOM, LAST, MISSING, reduce
+from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, reduce
 from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.outcomes import OK, SKIPPED
 from holdfast.core.waits import Wait
@@ -23,6 +23,7 @@ from holdfast.core.waits import Wait
 INPUT_TASK = "@input"
 PATCH_TASK = "@patch"
 RESULT = "@result"
+NONE_SEEN: Mapping[str, int] = {}
 
 
 class Source(StrEnum):
@@ -64,8 +65,28 @@ class SendTo(msgspec.Struct, frozen=True, array_like=True):
     payload: bytes
 
 
+class IntentWrite(msgspec.Struct, frozen=True, array_like=True):
+    """An act a task asks for; the barrier makes an intent of it (§9.1). ``payload`` is encoded."""
+
+    type: str
+    payload: bytes
+    key: str = ""
+    order_key: str = ""
+
+
+class LedgerWrite(msgspec.Struct, frozen=True, array_like=True):
+    """A ledger row a task returns; it commits with the barrier (§9.6). ``data`` is encoded."""
+
+    topic: str
+    key: str
+    data: bytes
+
+
 class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1):
-    """What a finished task leaves: writes, routing and outcome, one atomic record (§4.6). ``writes`` is an encoded dict."""
+    """What a finished task leaves: writes, routing, outcome and what it sends: one atomic record (§4.6).
+
+    ``writes`` is an encoded dict; ``goto`` and ``chosen`` are what the node and its routers named; ``result`` is a flow's value.
+    """
 
     task: str
     outcome: str = OK
@@ -75,6 +96,8 @@ class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1):
     sends: tuple[SendTo, ...] = ()
     attempt: int = 1
     result: bytes | None = None
+    intents: tuple[IntentWrite, ...] = ()
+    ledger: tuple[LedgerWrite, ...] = ()
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -157,7 +180,7 @@ def bumped(done: tuple[TaskResult, ...], writes: Mapping[str, Mapping[str, Any]]
     for result in done:
         node = ids.node_of(result.task)
         if result.task == INPUT_TASK:
-            out["start"] = None
+            out["@start"] = None
         elif result.goto is None and not node.startswith("@"):
             out[f"done:{node}"] = None
         for target in (*(result.goto or ()), *result.chosen):
@@ -190,41 +213,46 @@ def advance(
         return msgspec.structs.replace(
             parent, seq=seq, parent=parent_id, created_at=at, hash=hash, waits=waits, boundaries=boundaries, source=delta.source, writes={}
         )
-    done = tuple(_find(d, results) for d in delta.done)
+    done = tuple([_find(d, results) for d in delta.done])
     writes = {r.task: (decoded[r.task] if decoded is not None and r.task in decoded else written(r)) for r in done}
     values = dict(parent.values)
-    changed = [c for w in writes.values() for c in w]
-    for name in parent.topics:
-        values[name] = EMPTY_LIST
-    for name in delta.kinds:
-        if delta.kinds[name] == "topic":
+    kinds, moves = delta.kinds, delta.step != parent.step
+    topics = () if moves else parent.topics
+    if moves:
+        for name in parent.topics:
             values[name] = EMPTY_LIST
-    for write in writes.values():
-        for name, value in write.items():
-            tag = delta.kinds.get(name, LAST)
-            if tag != CUSTOM:
-                values[name] = reduce(tag, values.get(name, MISSING), value)
-    if delta.values is not None:
-        values.update(canon.decode(delta.values))
+    if not kinds:
+        for write in writes.values():
+            values.update(write)
+    else:
+        topics = (*topics, *(n for n, tag in kinds.items() if tag == TOPIC and n not in topics))
+        for name in topics:
+            if moves or name not in parent.topics:
+                values[name] = EMPTY_LIST
+        for write in writes.values():
+            for name, value in write.items():
+                tag = kinds.get(name, LAST)
+                if tag != CUSTOM:
+                    values[name] = reduce(tag, values.get(name, MISSING), value)
     news = bumped(done, writes)
-    if delta.source is Source.PATCH and delta.values is not None:
-        news += [n for n in canon.decode(delta.values) if n not in news]
+    if delta.values is not None:
+        given = canon.decode(delta.values)
+        values.update(given)
+        if delta.source is Source.PATCH:
+            news += [n for n in given if n not in news]
     versions = {**parent.versions, **dict.fromkeys(news, delta.step)} if news else parent.versions
     seen, skipped = parent.seen, parent.skipped
     if done:
         tasks = {t.key: t for t in parent.pending}
-        seen = dict(seen)
-        marks = set(skipped)
+        seen = {**seen}
         for result in done:
             node = ids.node_of(result.task)
             if (task := tasks.get(result.task)) is not None and task.seen:
-                seen[node] = {**seen.get(node, {}), **{c: parent.versions.get(c, 0) for c in task.seen}}
-            if result.outcome.strip().lower().startswith(SKIPPED):
-                marks.add(node)
-            else:
-                marks.discard(node)
-        if marks != skipped:
-            skipped = frozenset(marks)
+                seen[node] = {**seen.get(node, NONE_SEEN), **{c: parent.versions.get(c, 0) for c in task.seen}}
+            if result.outcome != OK and result.outcome.strip().lower().startswith(SKIPPED):
+                skipped |= {node}
+            elif node in skipped:
+                skipped -= {node}
     return Checkpoint(
         run_id=parent.run_id,
         seq=seq,
@@ -235,11 +263,11 @@ def advance(
         pending=parent.pending if delta.pending is None else delta.pending,
         parent=parent_id,
         skipped=skipped,
-        topics=tuple(n for n in dict.fromkeys(changed) if delta.kinds.get(n) == "topic"),
+        topics=topics,
         waits=waits,
         source=delta.source,
         boundaries=boundaries,
-        writes={t: w for t, w in writes.items()},
+        writes=writes,
         hash=hash,
         created_at=at,
     )

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.core import canon, commands
+from holdfast.core import canon, commands, status
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Delta, Result, Source, StepRecord, Task, TaskResult
 from holdfast.core.commit import Commit
@@ -192,13 +192,35 @@ def encode_run(run: Run) -> bytes:
     return _encoder.encode(run)
 
 
+def encode_field(value: Any) -> bytes:
+    """Bytes of one field of a record, for comparing what ``==`` cannot (encoded values inside)."""
+    return _encoder.encode(value)
+
+
+_STATUS = Run.__struct_encode_fields__.index("status")
+
+
 def decode_run(data: bytes) -> Run:
     """The cold part of a run row.
 
     Raises:
-        EventUnreadable: damaged bytes, or a status outside the eight (§2.6).
+        UnknownStatus: a stored status outside the eight; never coerced (§2.6).
+        EventUnreadable: damaged bytes.
     """
-    return _strict(_run, data, "the run row")
+    try:
+        return _strict(_run, data, "the run row")
+    except EventUnreadable:
+        status.parse(_stored_status(data))
+        raise
+
+
+def _stored_status(data: bytes) -> str:
+    """The status word of a run row that does not decode; a known one if it cannot be told."""
+    try:
+        word = _any.decode(data)[_STATUS]
+    except (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError):
+        return status.Status.PENDING
+    return word if isinstance(word, str) else repr(word)
 
 
 def encode_effect(effect: Effect) -> bytes:

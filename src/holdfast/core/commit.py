@@ -7,7 +7,7 @@ import msgspec
 from holdfast.core import commands
 from holdfast.core.checkpoint import Checkpoint, Result
 from holdfast.core.effects import Effect
-from holdfast.core.events import Event
+from holdfast.core.events import Event, voucher
 from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch
 from holdfast.core.run import Run
 
@@ -117,6 +117,13 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
         assert [e.seq for e in self.events] == list(range(first, first + len(self.events))), "event numbers have a gap"
         assert (self.after is None) == (self.events[0].type == "run.submitted"), "a run begins with run.submitted"
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint travels with its delta"
+        vouched = voucher(self.events)
+        if self.checkpoint is None:
+            assert vouched is None, "an event vouches for a checkpoint that is not there"
+        else:
+            assert vouched is not None, "no event vouches for the checkpoint"
+            assert vouched.fact.hash == self.checkpoint.hash, "the event names another hash"  # type: ignore[union-attr]
+            assert self.run.checkpoint_head == self.checkpoint.checkpoint_id, "the head is not the commit's checkpoint"
         assert not (self.run.terminal and isinstance(self.lease, Take)), "an ended run keeps no lease"
         assert all(c.after is None and not c.creates for c in self.creates), "created runs are born by their own first commit"
         assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "a new run is taken or left at rest"

@@ -83,4 +83,4 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 def effect_key(tenant: str, kind: str, scope: str, key: str) -> str:
     """The full key (§6.3); ``scope`` is the lineage root for a key of the run's own, any name for a shared one."""
-    return "\x1f".join((tenant, kind, scope, key))
+    return f"{tenant}\x1f{kind}\x1f{scope}\x1f{key}"

@@ -7,6 +7,7 @@ on read and never stored with each. The number in ``tag`` and the name in ``wire
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import msgspec
@@ -463,6 +464,11 @@ def _kinds(base: type[Fact]) -> list[type[Fact]]:
 KINDS: dict[str, type[Fact]] = {k.wire: k for k in _kinds(Fact)}
 TAGS: dict[int, type[Fact]] = {k.__struct_config__.tag: k for k in KINDS.values()}  # type: ignore[misc]
 STEP_ENDS: dict[str, type[StepEnded]] = {"degraded": StepDegraded, "skipped": StepSkipped}
+
+
+def voucher(events: Iterable[Event]) -> Event | None:
+    """The event of a commit that names its checkpoint's hash (§1.8), and so numbers the checkpoint; None if it has none."""
+    return next((e for e in events if getattr(e.fact, "hash", b"")), None)
 
 
 def step_ended(outcome: str) -> type[StepEnded]:

@@ -1,7 +1,7 @@
 """Programs: what a skill is once it is declared: nodes, triggers, channels, and the fingerprint of its shape (§3.2).
 
 Every way in which a node can become runnable is one ``Trigger`` over channels. ``after=`` listens to the engine's
-channels ``done:<node>``, routers and ``Goto`` write ``goto:<node>``, a start node listens to ``start``, ``on=``
+channels ``done:<node>``, routers and ``Goto`` write ``goto:<node>``, a start node listens to ``@start``, ``on=``
 to the state channels themselves. ``plan`` (superstep) then needs one rule for all of them.
 """
 
@@ -154,7 +154,7 @@ def _faults(channels: Mapping[str, Channel], nodes: Mapping[str, Node]) -> list[
     if not nodes:
         return ["it has no nodes (decorate a function with @graph.node)"]
     faults = []
-    starts = [n for n in nodes.values() if any("start" in t.channels for t in n.triggers)]
+    starts = [n for n in nodes.values() if any(START in t.channels for t in n.triggers)]
     data_driven = [n for n in nodes.values() if any(c in channels for t in n.triggers for c in t.channels)]
     if not starts and not data_driven:
         faults.append("no node starts it (give one start=True, or on=[a channel of the input])")
@@ -166,7 +166,7 @@ def _faults(channels: Mapping[str, Channel], nodes: Mapping[str, Node]) -> list[
                 kind, _, name = channel.partition(":")
                 if kind == "done" and name not in nodes:
                     faults.append(f"{node.name} comes after {name!r}, which is not a node")
-                elif not _ and channel != "start" and channel not in channels:
+                elif not _ and channel != START and channel not in channels:
                     faults.append(f"{node.name} listens to {channel!r}, which is not a channel of the state")
         for name in (*(node.reads or ()), *(node.writes or ())):
             if name not in channels:

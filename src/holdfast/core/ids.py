@@ -43,7 +43,7 @@ def event_id(run: str, seq: int) -> str:
 
 
 def checkpoint_id(run: str, seq: int) -> str:
-    """``seq`` is the number of the last event in the checkpoint's commit."""
+    """``seq`` is the number of the event that vouches for the checkpoint: the one that names its hash (§1.8)."""
     return f"{run}.c{seq}"
 
 

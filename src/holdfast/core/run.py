@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from holdfast.core import events as ev
 from holdfast.core import ids
 from holdfast.core.errors import ErrorValue, EventUnreadable
-from holdfast.core.status import TERMINAL, Status, move, path
+from holdfast.core.status import LIVE, TERMINAL, Status, move, path
 from holdfast.core.waits import Decision, Wait, WaitKind, wake_at
 
 
@@ -151,6 +151,7 @@ def _resumed(run: Run, e: ev.Event, f: ev.RunResumed) -> Run:
         settled=False,
         interrupted_at=None,
         takeovers=0,
+        decisions=(),  # the same commit records them for the steps that asked
         cancel_requested_at=None,
         fingerprint=f.upgraded or run.fingerprint,
         resume_from_checkpoint_id=f.checkpoint_id or run.resume_from_checkpoint_id,
@@ -197,7 +198,9 @@ def _decided(run: Run, e: ev.Event, f: ev.WaitDecided | ev.WaitTimedOut) -> Run:
     if run.status in (Status.COMPLETED, Status.CANCELED):
         return run  # a late answer must not revive what has ended (T-08)
     waived = (*run.waivers, f.decision) if f.decision.action == "continue_with_waiver" else run.waivers
-    return replace(run, decisions=(*run.decisions, f.decision), waivers=waived, **_without(run, f.decision.wait_id))
+    # The owner of a live run records the answer in this very commit; at rest it stays until the run is resumed.
+    kept = run.decisions if run.status in LIVE else (*run.decisions, f.decision)
+    return replace(run, decisions=kept, waivers=waived, **_without(run, f.decision.wait_id))
 
 
 def _wait_closed(run: Run, e: ev.Event, f: ev.WaitClosed) -> Run:

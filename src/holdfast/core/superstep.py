@@ -8,9 +8,10 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.channels import CUSTOM, LAST, MISSING
+from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, last
 from holdfast.core.checkpoint import (
     INPUT_TASK,
+    NONE_SEEN,
     Checkpoint,
     Delta,
     Source,
@@ -20,8 +21,8 @@ from holdfast.core.checkpoint import (
     bumped,
     written,
 )
-from holdfast.core.errors import ContractViolation, InvalidInput, NodeMissing, TwoWriters, UndeclaredChannel, Unserializable
-from holdfast.core.graph import Node, Program, Trigger
+from holdfast.core.errors import BadReturn, ContractViolation, InvalidInput, NodeMissing, TwoWriters, UndeclaredChannel, Unserializable
+from holdfast.core.graph import START, Node, Program, Trigger
 
 INTENTS = "intents"
 
@@ -43,7 +44,7 @@ def plan(program: Program, checkpoint: Checkpoint, news: Iterable[str]) -> tuple
 
 def _ready(node: Node, cp: Checkpoint) -> Task | None:
     """The node's task, a skip if all that it joins was skipped, or None if it is not its turn."""
-    seen = cp.seen.get(node.name, {})
+    seen = cp.seen.get(node.name, NONE_SEEN)
     goto = f"goto:{node.name}"
     if cp.versions.get(goto, -1) > seen.get(goto, -1):
         return Task(node.name, seen=(goto, *_newer(node.triggers, cp, seen)))
@@ -70,6 +71,7 @@ def check_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> Non
     Raises:
         UndeclaredChannel: the state has no such channel (§4.1).
         ContractViolation: outside the node's ``writes=`` (§4.2).
+        BadReturn: a ``merge`` channel was written something else than a dict.
     """
     for name in writes:
         if name not in program.channels:
@@ -77,6 +79,8 @@ def check_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> Non
             raise UndeclaredChannel(f"{node.name} wrote {name!r}, which the state does not declare", hint=f"its channels are {known}")
         if node.writes is not None and name not in node.writes:
             raise ContractViolation(f"{node.name} wrote {name!r} outside its contract writes={list(node.writes)}")
+        if program.channels[name].reducer.tag == "merge" and not isinstance(writes[name], dict):
+            raise BadReturn(f"{node.name} wrote a {type(writes[name]).__name__} to {name!r}, which merges dicts")
 
 
 def barrier(
@@ -102,9 +106,10 @@ def barrier(
     custom: dict[str, Any] = {}
     writer: dict[str, str] = {}
     for result in done:
-        for name, value in (decoded.get(result.task) or written(result)).items():
-            reducer = program.channels[name].reducer if name in program.channels else None
-            tag = reducer.tag if reducer is not None else LAST
+        for name, value in (decoded[result.task] if result.task in decoded else written(result)).items():
+            channel = program.channels.get(name)
+            reducer = last if channel is None else channel.reducer
+            tag = reducer.tag
             if tag == LAST:
                 if name in writer:
                     raise TwoWriters(
@@ -114,15 +119,15 @@ def barrier(
                 writer[name] = result.task
                 continue
             kinds[name] = tag
-            if reducer is not None and reducer.function is not None:
+            if reducer.function is not None:
                 old = custom.get(name, parent.values.get(name, MISSING))
                 custom[name] = value if old is MISSING else canon.admit(reducer.function(old, value), name)
     delta = Delta(
         step=parent.step + 1,
         source=source,
-        done=tuple(r if r.task in inline else r.task for r in done),
+        done=tuple([r if r.task in inline else r.task for r in done]),
         kinds=kinds,
-        values=bytes(canon.encode(canon.FrozenDict(custom))) if custom else None,
+        values=canon.encode(canon.FrozenDict(custom)) if custom else None,
     )
     moved = advance(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
     news = bumped(tuple(done), moved.writes)
@@ -135,8 +140,14 @@ def barrier(
                 raise NodeMissing(f"{result.task} sent to {send.node!r}, which is not a node")
             counts[send.node] = counts.get(send.node, 0) + 1
             sends.append(Task(send.node, index=counts[send.node], payload=send.payload))
-    pending = tasks + tuple(sends)
-    return msgspec.structs.replace(delta, pending=pending), msgspec.structs.replace(moved, pending=pending)
+    return _with_pending(delta, moved, tasks + tuple(sends))
+
+
+def _with_pending(delta: Delta, moved: Checkpoint, pending: tuple[Task, ...]) -> tuple[Delta, Checkpoint]:
+    """Completes two values that nobody else has seen yet, which spares copying both at every step."""
+    msgspec.structs.force_setattr(delta, "pending", pending)
+    msgspec.structs.force_setattr(moved, "pending", pending)
+    return delta, moved
 
 
 def first(
@@ -156,19 +167,21 @@ def first(
         value = channel.initial if value is MISSING else value
         if value is not MISSING:
             base[channel.name] = value
-    kinds = {n: program.channels[n].reducer.tag for n in writes if program.channels[n].reducer.tag != LAST}
+    kinds = {n: c.reducer.tag for n in writes if (c := program.channels.get(n)) is not None and c.reducer.tag != LAST}
     explicit = {n: v for n, v in base.items() if n not in writes}
-    for name in writes:
-        tag = kinds.get(name, LAST)
-        if tag == CUSTOM or (name in base and tag != LAST):
+    for name, tag in kinds.items():
+        old = base.get(name, MISSING)
+        # A built-in reducer over nothing is what loading does by itself; over a default or what the thread carries
+        # the value must be stored, and so must every custom reducer's.
+        if tag == CUSTOM or (tag not in (TOPIC, "override") and old is not MISSING and old):
             reducer = program.channels[name].reducer
-            explicit[name] = canon.admit(reducer(base[name], writes[name]), name) if name in base else writes[name]
+            explicit[name] = writes[name] if old is MISSING else canon.admit(reducer(old, writes[name]), name)
             kinds[name] = CUSTOM
-    values = bytes(canon.encode(canon.FrozenDict(explicit))) if explicit else None
+    values = canon.encode(canon.FrozenDict(explicit)) if explicit else None
     delta = Delta(step=0, source=source, done=(given if inline else INPUT_TASK,), kinds=kinds, values=values)
     moved = advance(start, delta, {INPUT_TASK: given}, seq=0, at=0, hash=b"")
-    tasks = plan(program, moved, ["start", *moved.values])
-    return msgspec.structs.replace(delta, pending=tasks), msgspec.structs.replace(moved, pending=tasks)
+    tasks = plan(program, moved, [START, *moved.values])
+    return _with_pending(delta, moved, tasks)
 
 
 def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:

@@ -107,6 +107,11 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     def human(self) -> bool:
         return self.kind in HUMAN
 
+    @property
+    def asked(self) -> str:
+        """What the question was, in a word: an answer fits no other (§5.8)."""
+        return f"{self.kind.value}:{self.name or self.prompt}"
+
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
     """What was decided about a wait, by whom. ``payload`` is encoded; None means that none was given."""
@@ -119,6 +124,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     payload: bytes | None = None
     decided_at: int = 0
     resume: bool = True
+    asked: str = ""
 
     def same(self, other: Decision) -> bool:
         """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""

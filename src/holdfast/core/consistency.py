@@ -1,0 +1,342 @@
+"""What is wrong with a run, by name (§12.1, §12.2): read-only, and pure over rows that somebody else has read.
+
+Theory of operation. A ``Diagnosis`` is fed a run's log row by row and keeps only the fold, the ends of the two hash
+chains and a few counters, so that a million events need no more memory than ten. At the end the fold is held against
+the run row, which is only a cache of it. A row that cannot be read blinds the fold: what would then be compared with
+it is left out rather than guessed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+
+from holdfast.core import canon, codec, ids
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.commit import Intent
+from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.errors import HoldfastError, StoreError, UnknownStatus
+from holdfast.core.lease import Lease
+from holdfast.core.outcomes import completes
+from holdfast.core.run import Run, fold
+from holdfast.core.status import LIVE, TERMINAL, Condition, Status
+from holdfast.core.views import condition
+from holdfast.core.waits import HALT, HALTING, Decision
+
+PER_CODE = 20
+_REBUILD = "holdfast repair-state --apply writes the fold of the events"
+_CLEAR = "holdfast repair-state --apply clears it"
+_HALT = "holdfast repair-state --apply writes the halted shape"
+_LOOK = "diagnosis only: look at the run, and restore a backup if it matters"
+
+
+class Severity(StrEnum):
+    ERROR = "error"
+    WARNING = "warning"
+    INFO = "info"
+
+
+SEVERITIES: dict[str, Severity] = {
+    "halt_decision_without_halted_meta": Severity.ERROR,
+    "terminal_with_stale_handoff": Severity.WARNING,
+    "meta_handoff_without_event": Severity.ERROR,
+    "active_handoff_without_decision": Severity.INFO,
+    "interrupted_with_active_handoff": Severity.WARNING,
+    "snapshot_status_drift": Severity.ERROR,
+    "snapshot_field_drift": Severity.ERROR,
+    "terminal_event_without_terminal_snapshot": Severity.ERROR,
+    "terminal_snapshot_without_event": Severity.ERROR,
+    "unknown_status": Severity.ERROR,
+    "checkpoint_head_missing": Severity.ERROR,
+    "checkpoint_hash_mismatch": Severity.ERROR,
+    "checkpoint_orphaned": Severity.WARNING,
+    "event_seq_gap": Severity.ERROR,
+    "event_seq_duplicate": Severity.ERROR,
+    "event_chain_broken": Severity.ERROR,
+    "event_unreadable": Severity.ERROR,
+    "event_tail_partial": Severity.WARNING,
+    "log_rolled_back": Severity.ERROR,
+    "store_incarnation_changed": Severity.ERROR,
+    "store_writer_stalled": Severity.WARNING,
+    "effect_attempted_without_result": Severity.WARNING,
+    "intent_sending_stale": Severity.WARNING,
+    "lease_expired_running": Severity.WARNING,
+    "completed_step_without_success_outcome": Severity.ERROR,
+    "run_row_missing": Severity.ERROR,
+}
+"""Every code of §12.2. The codes are API."""
+
+
+class Problem(msgspec.Struct, frozen=True):
+    """A named inconsistency with a stable code (§12.1)."""
+
+    code: str
+    severity: str
+    message: str
+    repair_hint: str = ""
+    run_id: str | None = None
+
+
+def problem(code: str, message: str, repair_hint: str = "", run_id: str | None = None) -> Problem:
+    """A problem with the severity that belongs to its code."""
+    return Problem(code, SEVERITIES[code].value, message, repair_hint, run_id)
+
+
+def ok(problems: Iterable[Problem]) -> bool:
+    """Whether a check passes: no error among what was found (§12.1)."""
+    return not any(p.severity == Severity.ERROR for p in problems)
+
+
+class Diagnosis:
+    """One run under examination. Feed its log oldest first, then ask for the ``problems``.
+
+    Args:
+        run_id: the run.
+        row: the run row as loaded; the error that loading it raised; or None if there is none.
+        lease: its operational columns, None where there are no leases.
+        now: the store's clock, microseconds since 1970.
+    """
+
+    def __init__(self, run_id: str, row: Run | HoldfastError | None, lease: Lease | None, now: int) -> None:
+        self.run_id = run_id
+        self.row = row
+        self.lease = lease
+        self.now = now
+        self.folded: Run | None = None
+        self.blind = False
+        self._seq = 0
+        self._chain: bytes | None = b""
+        self._head: bytes | None = b""
+        self._saved = 0
+        self._wanted = ids.checkpoint_seq(run_id, row.checkpoint_head) if isinstance(row, Run) and row.checkpoint_head else None
+        self._met_head = False
+        self._halt: Decision | None = None
+        self._found: list[Problem] = []
+        self._counts: dict[str, int] = {}
+
+    # -- feeding ------------------------------------------------------------------------------------
+
+    def feed(self, row: codec.Row) -> None:
+        """One row of the log, in order."""
+        if self._chain is not None and canon.chain(self._chain, row.data) != row.hash:
+            self._note("event_chain_broken", f"the commit that ends with event {row.seq} does not follow from the one before", _LOOK)
+        self._chain = row.hash
+        try:
+            record = codec.open_row(row)
+        except StoreError as e:
+            self._note("event_unreadable", f"event {row.seq}: {e.message}", _LOOK)
+            self.blind = True
+            self._head = None
+            self._seq = max(self._seq, row.seq)
+            return
+        first = row.seq - len(record.events) + 1
+        if first > self._seq + 1:
+            self._note("event_seq_gap", f"the events {self._seq + 1} to {first - 1} are missing", _LOOK)
+            self._head = None
+        elif first <= self._seq:
+            self._note("event_seq_duplicate", f"event {first} is there twice", _LOOK)
+        self._seq = max(self._seq, row.seq)
+        for event in record.events:
+            self._event(event)
+        self._checkpoint(record)
+
+    def feed_whole(self, whole: Checkpoint) -> None:
+        """A whole checkpoint that the store keeps beside the log; right after the row it was saved with."""
+        if whole.seq != self._saved:
+            self._note("checkpoint_orphaned", f"no event vouches for the checkpoint {whole.checkpoint_id}", _LOOK)
+        elif self._head is not None and whole.hash != self._head:
+            self._note("checkpoint_hash_mismatch", f"{whole.checkpoint_id} is not what its event vouches for", _LOOK)
+
+    def feed_effect(self, effect: Effect) -> None:
+        """An effect record of the run."""
+        in_flight = self.lease is not None and self.lease.live(self.now) and self.lease.fence == effect.fence
+        if effect.status is EffectStatus.ATTEMPTED and not in_flight:
+            self._note(
+                "effect_attempted_without_result",
+                f"{effect.capability or 'an effect'} of {effect.task} was attempted and its outcome is not on record ({effect.effect_id})",
+                "find out whether it happened, then resume: the run asks",
+            )
+
+    def feed_intent(self, intent: Intent) -> None:
+        """An intent of the run."""
+        if intent.state == "sending" and (intent.lease_until is None or intent.lease_until <= self.now):
+            self._note(
+                "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher went away", "holdfast dispatch settles it"
+            )
+
+    def _event(self, event: ev.Event) -> None:
+        fact = event.fact
+        if isinstance(fact, ev.StepEnded) and not completes(fact.outcome):
+            self._note(
+                "completed_step_without_success_outcome",
+                f"event {event.seq} completes {fact.task} with the outcome {fact.outcome!r}",
+                _LOOK,
+            )
+        self._watch_halt(fact)
+        if self.blind:
+            return
+        try:
+            self.folded = fold(self.folded, event)
+        except HoldfastError as e:
+            self._note("event_unreadable", f"event {event.seq} ({event.type}) cannot follow: {e.message}", _LOOK)
+            self.blind = True
+
+    def _watch_halt(self, fact: ev.Fact | ev.Unknown) -> None:
+        """Remembers a halt that was decided and not yet carried out (T-23)."""
+        if isinstance(fact, ev.WaitDecided) and fact.decision.action in HALTING and fact.decision.resume and self._halts(fact.decision):
+            self._halt = fact.decision
+        elif isinstance(fact, ev.RunCanceled | ev.RunCompleted | ev.RunFailed):
+            self._halt = None
+
+    def _halts(self, decision: Decision) -> bool:
+        """A denial halts unless the wait delivers it to the node (§5.5)."""
+        if decision.action == HALT or self.folded is None:
+            return decision.action == HALT
+        return any(w.wait_id == decision.wait_id and w.on_deny == "halt" for w in self.folded.waits)
+
+    def _checkpoint(self, record: codec.Record) -> None:
+        vouched = ev.voucher(record.events)
+        if vouched is None:
+            if record.delta is not None:
+                self._note("checkpoint_orphaned", f"no event vouches for the checkpoint saved up to event {record.seq}", _LOOK)
+            return
+        stated: bytes = vouched.fact.hash  # type: ignore[union-attr]
+        self._saved = vouched.seq
+        if record.delta is None:
+            if vouched.seq == self._wanted:
+                self._note("checkpoint_head_missing", f"the head {ids.checkpoint_id(self.run_id, vouched.seq)} is not in the log", _LOOK)
+                self._met_head = True
+        else:
+            self._met_head = self._met_head or vouched.seq == self._wanted
+            if self._head is not None and canon.chain(self._head, record.delta_bytes) != stated:
+                name = ids.checkpoint_id(self.run_id, vouched.seq)
+                self._note("checkpoint_hash_mismatch", f"{name} does not hash to what event {vouched.seq} states", _LOOK)
+        self._head = stated
+
+    def _note(self, code: str, message: str, hint: str = "") -> None:
+        count = self._counts[code] = self._counts.get(code, 0) + 1
+        if count <= PER_CODE:
+            self._found.append(problem(code, message, hint, self.run_id))
+
+    # -- the verdict --------------------------------------------------------------------------------
+
+    def problems(self) -> list[Problem]:
+        """All that is wrong, in the order in which it was met; asking twice gives the same answer."""
+        more = [
+            problem(code, f"and {count - PER_CODE} more of these", "", self.run_id)
+            for code, count in self._counts.items()
+            if count > PER_CODE
+        ]
+        return [*self._found, *more, *self._against_row()]
+
+    def _against_row(self) -> list[Problem]:
+        row = self.row
+        if row is None:
+            return [self._say("run_row_missing", "the run has events and no row", _REBUILD)] if self._seq else []
+        if isinstance(row, UnknownStatus) or (isinstance(row, Run) and not isinstance(row.status, Status)):
+            word = row.message if isinstance(row, UnknownStatus) else f"the row's status is {row.status!r}"
+            return [self._say("unknown_status", word, _LOOK)]
+        if isinstance(row, HoldfastError):
+            return [self._say("snapshot_field_drift", f"the run row cannot be read: {row.message}", _REBUILD)]
+        found = [] if self._seq else [self._say("event_seq_gap", "the run has a row and no events", _LOOK)]
+        if row.checkpoint_head and not self._met_head:
+            found.append(self._say("checkpoint_head_missing", f"the head {row.checkpoint_head} is not in the log", _LOOK))
+        return [*found, *self._handoff(row), *self._drift(row), *self._holder(row)]
+
+    def _say(self, code: str, message: str, hint: str = "") -> Problem:
+        return problem(code, message, hint, self.run_id)
+
+    def _handoff(self, row: Run) -> list[Problem]:
+        """The shapes of §12.2 that a handoff can be left in."""
+        found = []
+        if self._halt is not None and row.status not in TERMINAL and not self._busy():
+            message = f"{self._halt.actor} decided {self._halt.action} on {self._halt.wait_id} and the run is not halted"
+            found.append(self._say("halt_decision_without_halted_meta", message, _HALT))
+        handoff = row.active_handoff
+        if handoff is None:
+            return found
+        if row.status in (Status.COMPLETED, Status.CANCELED):
+            return [*found, self._say("terminal_with_stale_handoff", f"the run has ended and still carries the handoff {handoff}", _CLEAR)]
+        if not self.blind and (self.folded is None or handoff not in self.folded.seen_handoffs):
+            return [*found, self._say("meta_handoff_without_event", f"no event ever requested the handoff {handoff}", _LOOK)]
+        if condition(row, self.lease, self.now) is Condition.INTERRUPTED:
+            message = f"the run was interrupted with the handoff {handoff} undecided"
+            return [*found, self._say("interrupted_with_active_handoff", message, "decide it first: holdfast decide")]
+        return [*found, self._say("active_handoff_without_decision", f"the handoff {handoff} waits for its decision", "holdfast decide")]
+
+    def _busy(self) -> bool:
+        """Whether somebody alive may be about to finish what the log shows half done."""
+        return self.lease is not None and self.lease.live(self.now)
+
+    def _drift(self, row: Run) -> list[Problem]:
+        folded = self.folded
+        if self.blind or folded is None:
+            if row.status in TERMINAL and not self._seq:
+                return [self._say("terminal_snapshot_without_event", f"the row says {row.status} and there are no events", _LOOK)]
+            return []
+        if row.status is not folded.status:
+            said = f"the row says {row.status}, the events say {folded.status}"
+            if folded.terminal and not row.terminal:
+                return [self._say("terminal_event_without_terminal_snapshot", said, _REBUILD)]
+            if row.terminal and not folded.terminal:
+                return [self._say("terminal_snapshot_without_event", said, _LOOK)]
+            return [self._say("snapshot_status_drift", said, _REBUILD)]
+        names = drift(row, folded)
+        if row.status in (Status.COMPLETED, Status.CANCELED) and row.active_handoff is not None:
+            names = [n for n in names if n not in ("active_handoff", "waits")]  # told by a code of its own
+        if not names:
+            return []
+        return [self._say("snapshot_field_drift", f"the row differs from the events in {', '.join(names)}", _REBUILD)]
+
+    def _holder(self, row: Run) -> list[Problem]:
+        lease = self.lease
+        if lease is None or lease.owner is None or row.status not in LIVE or lease.live(self.now):
+            return []
+        return [
+            self._say(
+                "lease_expired_running",
+                f"{lease.owner} no longer holds the run it was driving",
+                "a worker or holdfast resume takes it over",
+            )
+        ]
+
+
+def drift(row: Run, folded: Run) -> list[str]:
+    """The fields in which a run row is not the fold of its events."""
+    return [n for n in Run.__struct_fields__ if codec.encode_field(getattr(row, n)) != codec.encode_field(getattr(folded, n))]
+
+
+def diagnose(
+    run_id: str,
+    row: Run | HoldfastError | None,
+    lease: Lease | None,
+    now: int,
+    rows: Iterable[codec.Row],
+    *,
+    wholes: Iterable[Checkpoint] = (),
+    effects: Iterable[Effect] = (),
+    intents: Iterable[Intent] = (),
+) -> list[Problem]:
+    """Everything that is wrong with one run. ``rows`` and ``wholes`` are oldest first; a generator will do."""
+    diagnosis = Diagnosis(run_id, row, lease, now)
+    kept = iter(wholes)
+    whole = next(kept, None)
+    for log_row in rows:
+        diagnosis.feed(log_row)
+        while whole is not None and whole.seq <= log_row.seq:
+            diagnosis.feed_whole(whole)
+            whole = next(kept, None)
+    while whole is not None:
+        diagnosis.feed_whole(whole)
+        whole = next(kept, None)
+    for effect in effects:
+        diagnosis.feed_effect(effect)
+    for intent in intents:
+        diagnosis.feed_intent(intent)
+    return diagnosis.problems()
+
+
+__all__ = ["SEVERITIES", "Diagnosis", "Problem", "Severity", "diagnose", "drift", "ok", "problem"]

@@ -1,0 +1,216 @@
+"""``decide(run, command, now) -> facts``: one small function per command, pure (§5, §7, §10.12).
+
+A command the state machine refuses raises; one that is accepted becomes facts, and those alone change the run.
+The named transition helpers of §5.15 stand at the end: they are what the functions above are made of.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.core import commands as cmd
+from holdfast.core import events as ev
+from holdfast.core import waits as ws
+from holdfast.core.canon import encode
+from holdfast.core.checkpoint import StepRecord
+from holdfast.core.errors import (
+    AcknowledgeRequired,
+    AlreadyTerminal,
+    ErrorValue,
+    HoldfastError,
+    NotDecidable,
+    NothingEligible,
+    SettledTerminal,
+    UndecidedWait,
+    WaitNotFound,
+)
+from holdfast.core.run import Run
+from holdfast.core.status import RESUMABLE, TERMINAL, Status
+from holdfast.core.waits import Decision, OnTimeout, Wait
+
+Facts = tuple[ev.Fact, ...]
+
+
+def decide(run: Run, command: cmd.AnyCommand, now: int) -> Facts:
+    """The facts a command becomes for this run; none, if it changes nothing.
+
+    Raises:
+        Rejected, UsageError: by what stands against it; nothing is written then.
+    """
+    return _TABLE[type(command)](run, command, now)
+
+
+def _open(run: Run, wait_id: str) -> Wait | None:
+    return next((w for w in run.waits if w.wait_id == wait_id), None)
+
+
+def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
+    wait = _open(run, c.wait_id)
+    if run.status in (Status.COMPLETED, Status.CANCELED):
+        raise AlreadyTerminal(f"the run is {run.status}; its waits are closed", hint="fork it, or start another")
+    if wait is None:
+        raise WaitNotFound(f"no open wait {c.wait_id}", hint="holdfast show lists the open ones")
+    if not ws.decidable(run.status, run.waits, c.wait_id):
+        raise NotDecidable(f"the wait {c.wait_id} cannot be decided while the run is {run.status}")
+    ws.allowed(wait, c.action, c.feedback)
+    decision = Decision(
+        wait_id=c.wait_id, action=c.action, actor=c.actor, feedback=c.feedback, note=c.note, payload=c.payload, decided_at=now, resume=c.resume, asked=wait.asked
+    )
+    facts: Facts = (ev.WaitDecided(decision),)
+    if halts(wait, decision) and run.status is not Status.FAILED:
+        facts += mark_run_halted(run, "denied" if c.action == ws.DENY else "halted")
+    return facts
+
+
+def halts(wait: Wait, decision: Decision) -> bool:
+    """Whether this decision ends the run (§5.5)."""
+    if decision.action == ws.HALT:
+        return True
+    if decision.action == ws.DENY:
+        return wait.on_deny == "halt"
+    return decision.action == ws.TIMEOUT and wait.on_timeout is OnTimeout.HALT
+
+
+def _timeout(run: Run, c: cmd.FireTimeout, now: int) -> Facts:
+    wait = _open(run, c.wait_id)
+    if wait is None or run.status in TERMINAL:
+        return ()
+    payload = wait.default if wait.on_timeout is OnTimeout.DEFAULT else None
+    decision = Decision(wait_id=c.wait_id, action=ws.TIMEOUT, actor=ev.SYSTEM, payload=payload, decided_at=now, asked=wait.asked)
+    facts: Facts = (ev.WaitTimedOut(decision),)
+    match wait.on_timeout:
+        case OnTimeout.HALT if wait.human:
+            facts += mark_run_halted(run, "wait_timed_out")
+        case OnTimeout.FAIL:
+            error = ErrorValue(type="holdfast.WaitTimedOut", message=f"nobody answered {wait.prompt or wait.wait_id!r} in time", code="wait_timed_out")
+            facts += mark_run_failed(run, "wait_timed_out", error)
+    return facts
+
+
+def _cancel(run: Run, c: cmd.Cancel, now: int) -> Facts:
+    """At rest it settles at once; a live run's owner calls this at its safe boundary (§10.12)."""
+    if run.status in TERMINAL:
+        raise AlreadyTerminal(f"the run is already {run.status}", hint="nothing is left to cancel")
+    asked: Facts = () if run.cancel_requested_at is not None else (ev.RunCancelRequested(c.reason),)
+    at_rest = run.status not in (Status.RUNNING, Status.REPLAYING)
+    return (*asked, *close_waits(run, "canceled"), ev.RunCanceled(stop_reason="canceled", settled=False, at_rest=at_rest))
+
+
+def _resume(run: Run, c: cmd.Resume, now: int) -> Facts:
+    """The preconditions of §7.1–7.3, then the facts; policy is re-evaluated by the shell before this is asked."""
+    refuse_resume(run, c.acknowledge)
+    return (ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force),)
+
+
+def refuse_resume(run: Run, acknowledge: str | None) -> None:
+    """Raises what stands against resuming this run; returns if nothing does.
+
+    Raises:
+        SettledTerminal: it was halted, denied or completed: fork, replay or follow up instead (§7.2).
+        UndecidedWait: a person has not answered yet; forced or not.
+        AcknowledgeRequired: a failed run's head or stop reason was not named, or is stale (§7.3).
+        NothingEligible: no answer has come, so there is nothing to go on with (§7.1).
+    """
+    if run.status is Status.COMPLETED or (run.status is Status.CANCELED and run.settled):
+        raise SettledTerminal(f"the run is {run.status} for good ({run.stop_reason or 'done'})", hint="holdfast fork, replay, or start a follow-up")
+    if run.status is Status.WAITING_FOR_HUMAN or (run.status is Status.FAILED and run.waits):
+        human = [w for w in run.waits if w.human]
+        if human and not run.decisions:
+            raise UndecidedWait(f"{len(human)} question(s) are unanswered: {', '.join(w.wait_id for w in human)}", hint="holdfast approve, deny or decide")
+    if run.status is Status.WAITING_FOR_SIGNAL and not run.decisions:
+        raise NothingEligible("what the run waits for has not come", hint="holdfast signal, or holdfast waits to see it")
+    if run.status is Status.FAILED:
+        known = {run.checkpoint_head, run.stop_reason} - {None}
+        if acknowledge not in known:
+            what = "a stale acknowledgement" if acknowledge else "it failed, and nobody has looked yet"
+            raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"--acknowledge {run.stop_reason} once you have seen why")
+    if run.status in TERMINAL and run.status not in RESUMABLE:
+        raise SettledTerminal(f"the run is {run.status}")
+
+
+def answers(run: Run) -> tuple[StepRecord, ...]:
+    """The decisions a resumed run goes on with, as records its re-entered steps will find (§5.12)."""
+    return tuple(answer(d) for d in run.decisions)
+
+
+def answer(decision: Decision) -> StepRecord:
+    """One decision as the record that ``ctx.approve`` and its kin look up by the wait's place."""
+    task, path = place(decision.wait_id)
+    return StepRecord(task=task, path=path, name=decision.asked, kind="wait", value=bytes(msgspec.msgpack.encode(decision)))
+
+
+def place(wait_id: str) -> tuple[str, str]:
+    """The (task, path) a wait id names: ``run.step.task.path``."""
+    parts = wait_id.split(".", 3)
+    return parts[2], parts[3] if len(parts) > 3 else ""
+
+
+def read_answer(record: StepRecord) -> Decision:
+    assert record.value is not None
+    return msgspec.msgpack.decode(record.value, type=Decision)
+
+
+def _late(run: Run, c: cmd.LateResult, now: int) -> Facts:
+    return (ev.NoteAdded(f"late result of {c.attempt_id}: {c.summary}"),)
+
+
+def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:
+    if run.status in TERMINAL:
+        return ()
+    return (ev.SignalReceived(c.name, c.signal_key, c.payload),)
+
+
+def _child(run: Run, c: cmd.ChildEnded, now: int) -> Facts:
+    wait = next((w for w in run.waits if w.kind is ws.WaitKind.CHILD and w.name == c.child_run_id), None)
+    if wait is None or run.status in TERMINAL:
+        return ()
+    payload = encode({"run_id": c.child_run_id, "status": c.status, "error": None if c.error is None else c.error.message})
+    value = c.result if c.status == Status.COMPLETED and c.result is not None else payload
+    return (ev.WaitDecided(Decision(wait_id=wait.wait_id, action=c.status, actor=ev.SYSTEM, payload=value, decided_at=now, asked=wait.asked)),)
+
+
+_TABLE: dict[type, Callable[[Run, Any, int], Facts]] = {
+    cmd.Decide: _decide,
+    cmd.FireTimeout: _timeout,
+    cmd.Cancel: _cancel,
+    cmd.Resume: _resume,
+    cmd.LateResult: _late,
+    cmd.Signal: _signal,
+    cmd.ChildEnded: _child,
+}
+
+
+# -- the named helpers (§5.15): pure, no I/O --------------------------------------------------------
+
+
+def close_waits(run: Run, reason: str) -> Facts:
+    return tuple(ev.WaitClosed(w.wait_id, reason) for w in run.waits)
+
+
+def mark_run_done(run: Run, result: bytes | None = None) -> Facts:
+    return (*close_waits(run, "done"), ev.RunCompleted(result))
+
+
+def mark_run_halted(run: Run, reason: str = "halted") -> Facts:
+    return (*close_waits(run, reason), ev.RunCanceled(stop_reason=reason, settled=True, at_rest=run.status not in (Status.RUNNING, Status.REPLAYING)))
+
+
+def mark_run_failed(run: Run, reason: str, error: ErrorValue) -> Facts:
+    """Open waits are kept: an undecided question is never erased (§5.14)."""
+    return (ev.RunFailed(stop_reason=reason, error=error),)
+
+
+def mark_run_interrupted(run: Run, cause: str) -> Facts:
+    return (ev.RunInterrupted(cause),)
+
+
+def mark_run_awaiting_review(run: Run, wait: Wait) -> Facts:
+    return (ev.WaitRequested(wait), ev.RunWaitingForHuman())
+
+
+def stop_reason(error: BaseException) -> str:
+    """The stable code a failure leaves on the run."""
+    return error.code if isinstance(error, HoldfastError) else "step_failed"

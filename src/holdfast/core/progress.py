@@ -1,0 +1,144 @@
+"""Where a run stands: the head checkpoint and what has happened since, folded from its log (§4.5, §4.6).
+
+``step`` applies one record; loading, time travel (``state --at``) and the checker all walk a log with it. What
+is finished or recorded since the last barrier stays pending here and is cleared when a barrier carries it across.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.core import canon
+from holdfast.core import checkpoint as cps
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Boundary, Checkpoint, StepRecord, TaskResult
+from holdfast.core.codec import Record, Row, open_row
+from holdfast.core.errors import ChainBroken
+from holdfast.core.waits import Wait
+
+
+class Progress:
+    """Mutable while a log is walked; one instance belongs to one driver or reader.
+
+    ``results``: finished tasks by key. ``records``: recorded calls by (task, path). ``attempts``: the number of
+    failed attempts by (task, path), with when the next may begin. ``hash`` is the chain hash of the last row.
+    """
+
+    __slots__ = ("attempts", "checkpoint", "hash", "records", "results", "seq", "since", "waits", "whole")
+
+    def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
+        self.checkpoint: Checkpoint = cps.empty(run_id)
+        self.hash = b""
+        self.seq = 0
+        self.waits: tuple[Wait, ...] = ()
+        self.results: dict[str, TaskResult] = {}
+        self.records: dict[tuple[str, str], StepRecord] = {}
+        self.attempts: dict[tuple[str, str], tuple[int, int]] = {}
+        if whole is not None:
+            self.checkpoint, self.hash = whole
+            self.seq = self.checkpoint.seq
+            self.waits = self.checkpoint.waits
+
+    def barrier(self) -> None:
+        """Forgets what the barrier carried across."""
+        self.results.clear()
+        self.records.clear()
+        self.attempts.clear()
+
+    def forgive(self) -> None:
+        """An operator goes on with a failed run: its failures no longer count, its finished work does."""
+        self.attempts.clear()
+        for place in [p for p, r in self.records.items() if r.error is not None]:
+            del self.records[place]
+
+    def step(self, record: Record) -> None:
+        """Applies one record of the log.
+
+        Raises:
+            ChainBroken: the checkpoint's hash is not the one its event vouches for (§1.8).
+        """
+        for result in record.results:
+            if isinstance(result, TaskResult):
+                self.results[result.task] = result
+            else:
+                self.records[result.task, result.path] = result
+        vouched: tuple[int, bytes] | None = None
+        for event in record.events:
+            self._note(event)
+            stated = stated_hash(event.fact)
+            if stated:
+                vouched = (event.seq, stated)
+        if record.delta is not None and vouched is not None:
+            seq, stated = vouched
+            hash = canon.chain(self.checkpoint.hash, record.delta_bytes)
+            if hash != stated:
+                raise ChainBroken(f"the checkpoint of event {seq} does not match the hash its event states")
+            before = self.checkpoint.step
+            self.checkpoint = cps.advance(
+                self.checkpoint, record.delta, self.results, seq=seq, at=record.at, hash=hash, waits=self.waits, boundaries=boundaries(record.events)
+            )
+            if self.checkpoint.step != before:
+                self.barrier()
+        self.seq, self.hash = record.seq, record.hash
+
+    def _note(self, event: ev.Event) -> None:
+        match event.fact:
+            case ev.RunSubmitted(input=given):
+                self.results[cps.INPUT_TASK] = TaskResult(cps.INPUT_TASK, writes=given)
+            case ev.StepRetryScheduled(task=task, path=path, attempt=attempt, due=due):
+                self.attempts[task, path] = (attempt, due)
+            case ev.StepFailed(task=task, path=path, attempt=attempt):
+                self.attempts[task, path] = (attempt, 0)
+            case ev.RunResumed(cause="operator"):
+                self.forgive()
+            case ev.WaitRequested(wait=wait):
+                self.waits = (*(w for w in self.waits if w.wait_id != wait.wait_id), wait)
+            case ev.WaitDecided(decision=decision) | ev.WaitTimedOut(decision=decision):
+                self.waits = tuple(w for w in self.waits if w.wait_id != decision.wait_id)
+            case ev.WaitClosed(wait_id=wait_id):
+                self.waits = tuple(w for w in self.waits if w.wait_id != wait_id)
+            case ev.RunCompleted() | ev.RunCanceled():
+                self.waits = ()
+            case _:
+                pass
+
+    def walk(self, rows: Iterable[Row]) -> Progress:
+        """Applies rows, held against the chain one by one."""
+        for row in rows:
+            self.step(open_row(row, self.hash if self.seq or row.seq else None))
+        return self
+
+
+def stated_hash(fact: ev.Fact | ev.Unknown) -> bytes:
+    """The checkpoint hash a fact vouches for; empty if it carries none."""
+    match fact:
+        case ev.StepEnded(hash=hash) | ev.CheckpointSaved(hash=hash) | ev.StatePatched(hash=hash):
+            return hash
+    return b""
+
+
+_BOUNDARIES: dict[type, Boundary] = {
+    ev.RunStarted: Boundary.RUN_STARTED,
+    ev.StepCompleted: Boundary.STEP_COMPLETED,
+    ev.StepDegraded: Boundary.STEP_COMPLETED,
+    ev.StepSkipped: Boundary.STEP_COMPLETED,
+    ev.RunWaitingForHuman: Boundary.WAITING_FOR_HUMAN,
+    ev.RunWaitingForSignal: Boundary.WAITING_FOR_SIGNAL,
+    ev.RunCompleted: Boundary.RUN_COMPLETED,
+    ev.RunFailed: Boundary.RUN_FAILED,
+    ev.RunCanceled: Boundary.RUN_CANCELED,
+}
+
+
+def boundaries(events: Iterable[ev.Event]) -> tuple[Boundary, ...]:
+    """What a checkpoint saved with these events stands for, each once (§4.5)."""
+    return tuple(dict.fromkeys(b for e in events if (b := _BOUNDARIES.get(type(e.fact))) is not None))
+
+
+class Moment(msgspec.Struct, frozen=True):
+    """A checkpoint in a run's history, with the results that were pending at it."""
+
+    checkpoint: Checkpoint
+    results: tuple[TaskResult, ...]

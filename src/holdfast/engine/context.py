@@ -1,0 +1,532 @@
+"""``Context``: what a node may do (§4.12, §5, §6).
+
+Theory of operation. A node is re-entered from its first line after a crash or a wait. Whatever it does through ``ctx`` is
+recorded under its place: a path of positions, one per call in its scope, or an explicit key. A call whose place has a
+record is answered from it; the names must match, else the code no longer fits what happened and says so. ``gather``,
+``map`` and ``first_of`` open numbered scopes, so that concurrent calls have places that do not depend on timing.
+A wait leaves the node by ``Suspend``, a BaseException that user code has no business catching.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import datetime as dt
+import logging
+import random as _random
+import uuid as _uuid
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar, TypeVarTuple, cast, overload
+
+from holdfast.authoring import microseconds
+from holdfast.core import canon, decisions, ids, waits
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
+from holdfast.core.errors import BadReturn, ConcurrentScope, ErrorValue, InvalidInput, RecordMismatch, StepFailure, UsageError
+from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node
+from holdfast.core.lease import counter
+from holdfast.core.outcomes import OK
+from holdfast.core.retry import Retry, backoff, coerce
+from holdfast.core.waits import Decision as RawDecision
+from holdfast.core.waits import OnTimeout, Wait, WaitKind
+from holdfast.engine import effects as performing
+from holdfast.engine.calls import call, name_of
+from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.services import Services
+from holdfast.engine.streams import Chunk
+from holdfast.handle import Decision, when
+
+T = TypeVar("T")
+I = TypeVar("I")  # noqa: E741 - the item of a map
+Ts = TypeVarTuple("Ts")
+Duration = dt.timedelta | float | int | None
+
+
+class Suspend(BaseException):
+    """Leaves the node because it rests in waits; never raised in code that users are meant to see (§5.12)."""
+
+    def __init__(self, waits: tuple[Wait, ...]) -> None:
+        super().__init__("the node rests in a wait; do not catch BaseException around ctx calls")
+        self.waits = waits
+
+
+class Restart(BaseException):
+    """Leaves a flow to begin it afresh under the same lineage (§4.12)."""
+
+    def __init__(self, inputs: dict[str, Any]) -> None:
+        super().__init__("the flow begins afresh")
+        self.inputs = inputs
+
+
+class Scope:
+    """Numbers the calls of one line of control; ``prefix`` is the path to it."""
+
+    __slots__ = ("busy", "next", "owner", "prefix")
+
+    def __init__(self, owner: Context, prefix: str) -> None:
+        self.owner = owner
+        self.prefix = prefix
+        self.next = 0
+        self.busy = ""
+
+
+_scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
+
+
+class Context:
+    """One attempt of one task, as its node sees it. Members that wait are for async nodes; the others serve both."""
+
+    def __init__(self, services: Services, journal: Journal, node: Node, task: Task, *, attempt: int = 1, prefix: str = "", root: str = "") -> None:
+        self._services = services
+        self._journal = journal
+        self._node = node
+        self._task = task
+        self._key = root or task.key
+        self._step = journal.checkpoint.step + 1
+        self._root = Scope(self, prefix)
+        self._suspended: dict[str, Wait] = {}
+        self._intents: list[IntentWrite] = []
+        self._ledger: list[LedgerWrite] = []
+        self._outcome = OK
+        self._sync = False
+        self.attempt = attempt
+
+    # -- facts about where we are -------------------------------------------------------------------
+
+    @property
+    def run(self) -> Any:
+        """The run record (§3.1), as of the last commit."""
+        return self._journal.run
+
+    @property
+    def run_id(self) -> str:
+        return self._journal.run.run_id
+
+    @property
+    def step_id(self) -> str:
+        return ids.step_id(self.run_id, self._step, self._key)
+
+    @property
+    def attempt_id(self) -> str:
+        return ids.attempt_id(self.step_id, self.attempt)
+
+    @property
+    def fence(self) -> int:
+        """The lease's counter: a receiver that keeps the highest one seen can refuse a late worker."""
+        return counter(self._journal.fence)
+
+    @property
+    def idempotency_key(self) -> str:
+        """A key for this step that survives retries, crashes and replays (§6.3)."""
+        return f"{self._journal.run.lineage_root}.{self._step}.{self._key}"
+
+    @property
+    def payload(self) -> Any:
+        """What a ``Send`` gave this task; None for a task that came by an edge."""
+        return None if self._task.payload is None else canon.decode(self._task.payload)
+
+    @property
+    def deadline(self) -> dt.datetime | None:
+        return when(self._services.clock.now() + self._node.timeout_us) if self._node.timeout_us else None
+
+    @property
+    def feedback(self) -> str | None:
+        """What a person asked to be changed, in a step that is done again after ``retry_feedback`` (§5.5)."""
+        given = [r for (task, _), r in self._journal.progress.records.items() if task == self._key and r.kind == "feedback"]
+        return None if not given else cast("str | None", canon.decode(cast("bytes", given[-1].value)))
+
+    @property
+    def log(self) -> logging.LoggerAdapter[logging.Logger]:
+        """A logger that carries the run's and step's ids."""
+        extra = {"run_id": self.run_id, "step_id": self.step_id, "attempt_id": self.attempt_id}
+        return logging.LoggerAdapter(logging.getLogger("holdfast.run"), extra)
+
+    # -- places -------------------------------------------------------------------------------------
+
+    def _current(self) -> Scope:
+        scope = _scope.get()
+        return scope if scope is not None and scope.owner is self else self._root
+
+    @contextmanager
+    def _place(self, name: str, key: str | None = None) -> Iterator[str]:
+        """The path of one call; refuses a second one in flight in the same scope (§4.12)."""
+        scope = self._current()
+        if scope.busy:
+            raise ConcurrentScope(f"ctx.{name} was called while {scope.busy} of the same scope is in flight", hint="use ctx.gather")
+        if key is None:
+            path = f"{scope.prefix}{scope.next}"
+            scope.next += 1
+        else:
+            if not key or "/" in key or len(key) > 200:
+                raise InvalidInput(f"the key {key!r} must be 1 to 200 characters without '/'")
+            path = f"{scope.prefix}={key}"
+        scope.busy = name
+        try:
+            yield path
+        finally:
+            scope.busy = ""
+
+    def _lookup(self, path: str, name: str, kind: str) -> StepRecord | None:
+        """The record at a place, if its name still fits.
+
+        Raises:
+            RecordMismatch: showing what was recorded there and what the code calls now.
+        """
+        record = self._journal.record(self._key, path)
+        if record is not None and (record.name, record.kind) != (name, kind):
+            was, now = _label(record.kind, record.name), _label(kind, name)
+            raise RecordMismatch(
+                f"call {path} of {self._key}: recorded {was}, the code now calls {now}",
+                hint="restore the order of the calls, give them keys, or fork the run from an earlier checkpoint",
+            )
+        return record
+
+    def _waiting(self, what: str) -> None:
+        if self._sync:
+            raise UsageError(f"ctx.{what} waits, and {self._node.name} is a plain function", hint=f"make it async: async def {self._node.name}(…)")
+
+    # -- recorded steps -----------------------------------------------------------------------------
+
+    @overload
+    def step(
+        self, fn: Callable[[*Ts], Awaitable[T]], /, *args: *Ts, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None
+    ) -> Coroutine[Any, Any, T]: ...
+
+    @overload
+    def step(
+        self, fn: Callable[[*Ts], T], /, *args: *Ts, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None
+    ) -> Coroutine[Any, Any, T]: ...
+
+    def step(  # type: ignore[misc]  # mypy does not match a TypeVarTuple with the Any of an implementation
+        self, fn: Any, /, *args: Any, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None
+    ) -> Coroutine[Any, Any, Any]:
+        """Runs ``fn(*args)`` once in the life of the run and records what it returns (§4.12).
+
+        Args:
+            key: frees the call from its position among its siblings.
+            retry: attempts in all, or a ``Retry``; failures are counted across restarts.
+            timeout: seconds or timedelta, 60 s by default.
+
+        Raises:
+            RecordMismatch: another call is on record at this place.
+            StepTimeout: it took longer than ``timeout``.
+        """
+        self._waiting("step")
+        return self._do_step(fn, args, key, coerce(retry), microseconds(timeout, DEFAULT_TIMEOUT_US))
+
+    async def _do_step(self, fn: Callable[..., Any], args: tuple[Any, ...], key: str | None, retry: Retry, timeout_us: int) -> Any:
+        name = name_of(fn)
+        with self._place(name, key) as path:
+            record = self._lookup(path, name, "step")
+            if record is not None:
+                return self._served(record)
+            value, packed, attempt = await self._attempts(path, name, retry, lambda: call(fn, args, timeout_us, name))
+            done = StepRecord(self._key, path, name, value=packed, attempt=attempt)
+            fact = ev.StepCompleted(self._step, self._key, attempt=attempt, path=path)
+            await self._journal.save(Draft(facts=[fact], results=[done]))
+            return value
+
+    async def _attempts(self, path: str, name: str, retry: Retry, act: Callable[[], Awaitable[Any]]) -> tuple[Any, bytes, int]:
+        """Tries until it works or the budget is spent; every failure is durable before the next try (§10.9)."""
+        attempt, due = self._journal.progress.attempts.get((self._key, path), (0, 0))
+        while True:
+            if due:
+                await self._pause(due)
+            attempt += 1
+            try:
+                value, data = canon.pack(await act(), f"{name}()")
+                return value, data, attempt
+            except Exception as e:
+                error = ErrorValue.of(e, where=path)
+                if not retry.retries(e, attempt):
+                    failed = StepRecord(self._key, path, name, error=error, attempt=attempt)
+                    fact = ev.StepFailed(self._step, self._key, error, attempt=attempt, path=path)
+                    await self._journal.save(Draft(facts=[fact], results=[failed]))
+                    raise
+                due = self._services.clock.now() + backoff(f"{self.step_id}.{path}@{attempt}", attempt, retry.base_us)
+                self._journal.progress.attempts[self._key, path] = (attempt, due)
+                await self._journal.save(Draft(facts=[ev.StepRetryScheduled(self._step, self._key, attempt, due, error, path)]))
+
+    async def _pause(self, due: int) -> None:
+        left = due - self._services.clock.now()
+        if left > 0:
+            await self._services.clock.sleep(left / 1_000_000)
+
+    def _served(self, record: StepRecord) -> Any:
+        if record.error is not None:
+            raise revived(record.error)
+        return None if record.value is None else canon.decode(record.value)
+
+    # -- scopes -------------------------------------------------------------------------------------
+
+    def gather(self, *calls: Awaitable[T]) -> Coroutine[Any, Any, list[T]]:
+        """Awaits several ctx calls at once; each has a scope of its own. Results come in the order given."""
+        self._waiting("gather")
+        return self._gather(calls, len(calls))
+
+    async def _gather(self, calls: Iterable[Awaitable[T]], limit: int) -> list[T]:
+        with self._place("gather") as path:
+            room = asyncio.Semaphore(max(1, limit))
+
+            async def branch(number: int, awaitable: Awaitable[T]) -> T:
+                async with room:
+                    _scope.set(Scope(self, f"{path}/{number}/"))
+                    return await awaitable
+
+            tasks = [asyncio.create_task(branch(i, c)) for i, c in enumerate(calls)]
+            await self._all(tasks)
+            suspended: dict[str, Wait] = {}
+            failed: BaseException | None = None
+            for task in tasks:
+                error = task.exception()
+                if isinstance(error, Suspend):
+                    suspended |= {w.wait_id: w for w in error.waits}
+                elif error is not None:
+                    failed = failed or error
+            if failed is not None:
+                raise failed
+            if suspended:
+                raise Suspend(tuple(suspended.values()))
+            return [t.result() for t in tasks]
+
+    async def _all(self, tasks: list[asyncio.Task[T]]) -> None:
+        """Waits for every branch to end; one that fails does not undo what its siblings finish."""
+        try:
+            if tasks:
+                await asyncio.wait(tasks)
+        except asyncio.CancelledError:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+
+    def map(self, fn: Callable[[I], Awaitable[T] | T], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]:
+        """``step(fn, item)`` for every item, at most ``concurrency`` at once; results in the order of the items."""
+        self._waiting("map")
+        return self._gather([self._do_step(fn, (item,), None, coerce(None), DEFAULT_TIMEOUT_US) for item in items], concurrency)
+
+    def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
+        """The (index, value) of the call that is done first; the others are given up. Recorded: it is the same again later."""
+        self._waiting("first_of")
+        return self._first_of(calls)
+
+    async def _first_of(self, calls: tuple[Awaitable[Any], ...]) -> tuple[int, Any]:
+        with self._place("first_of") as path:
+            record = self._lookup(path, "first_of", "first_of")
+            if record is not None:
+                for c in calls:
+                    if asyncio.iscoroutine(c):
+                        c.close()
+                index, value = self._served(record)
+                return int(index), value
+
+            async def branch(number: int, awaitable: Awaitable[Any]) -> Any:
+                _scope.set(Scope(self, f"{path}/{number}/"))
+                return await awaitable
+
+            tasks = [asyncio.ensure_future(branch(i, c)) for i, c in enumerate(calls)]
+            suspended: dict[str, Wait] = {}
+            open_tasks = set(tasks)
+            winner: int | None = None
+            try:
+                while open_tasks and winner is None:
+                    done, open_tasks = await asyncio.wait(open_tasks, return_when=asyncio.FIRST_COMPLETED)
+                    for task in sorted(done, key=tasks.index):
+                        error = task.exception()
+                        if isinstance(error, Suspend):
+                            suspended |= {w.wait_id: w for w in error.waits}
+                        elif winner is None:
+                            winner = tasks.index(task)
+            finally:
+                for task in open_tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            if winner is None:
+                raise Suspend(tuple(suspended.values()))
+            value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
+            closed: list[ev.Fact] = [ev.WaitClosed(w.wait_id, "another came first") for w in self._journal.run.waits if self._below(w, path)]
+            done_record = StepRecord(self._key, path, "first_of", value=data, kind="first_of")
+            fact = ev.StepCompleted(self._step, self._key, path=path)
+            await self._journal.save(Draft(facts=[*closed, fact], results=[done_record]))
+            return winner, value[1]
+
+    def _below(self, wait: Wait, path: str) -> bool:
+        return wait.task == self._key and wait.step == self._step and wait.path.startswith(path + "/")
+
+    # -- waits --------------------------------------------------------------------------------------
+
+    def approve(
+        self,
+        prompt: str,
+        *,
+        show: Any = None,
+        who: str | Iterable[str] | None = None,
+        timeout: Duration = None,
+        on_deny: str = "halt",
+        on_timeout: str = "halt",
+    ) -> Coroutine[Any, Any, Decision]:
+        """Asks a person to approve; the run rests until somebody has (§5).
+
+        A denial or a timeout halts the run, unless ``on_deny="deliver"`` or ``on_timeout="deliver"`` hands it to the
+        node. ``timeout`` is 7 days by default. The decision may carry edited arguments as ``payload``.
+        """
+        self._waiting("approve")
+        return self._decision(WaitKind.APPROVAL, prompt, show=show, who=who, timeout=timeout, on_deny=on_deny, on_timeout=on_timeout)
+
+    async def _decision(self, kind: WaitKind, prompt: str, **options: Any) -> Decision:
+        raw = await self._wait(kind, prompt, **options)
+        return Decision.of(raw)
+
+    async def _wait(
+        self,
+        kind: WaitKind,
+        prompt: str,
+        *,
+        name: str = "",
+        show: Any = None,
+        who: str | Iterable[str] | None = None,
+        timeout: Duration = None,
+        on_deny: str = "halt",
+        on_timeout: str = "halt",
+        actions: tuple[str, ...] | None = None,
+        schema: Any = None,
+        default: Any = None,
+    ) -> RawDecision:
+        """Opens a wait at this place, or gives the decision that is on record there."""
+        label = name or prompt
+        with self._place(kind.value) as path:
+            record = self._lookup(path, f"{kind.value}:{label}", "wait")
+            if record is not None:
+                return decisions.read_answer(record)
+            wait_id = ids.wait_id(self.run_id, self._step, self._key, path)
+            known = next((w for w in self._journal.run.waits if w.wait_id == wait_id), None)
+            if known is not None:
+                if known.kind is not kind or (known.name or known.prompt) != label:
+                    was, now = f"{known.kind} {known.name or known.prompt!r}", f"{kind} {label!r}"
+                    raise RecordMismatch(f"wait {path} of {self._key}: open is {was}, the code now asks {now}", hint="restore the order of the waits")
+                raise Suspend((known,))
+            at = self._services.clock.now()
+            shown = None if show is None else canon.pack(show, "show")[1]
+            human = kind in waits.HUMAN
+            span = microseconds(timeout, waits.DEFAULT_DEADLINE_US if human else 0)
+            wait = Wait(
+                wait_id=wait_id,
+                kind=kind,
+                step=self._step,
+                task=self._key,
+                path=path,
+                prompt=prompt,
+                name=name,
+                show=shown,
+                available_actions=actions if actions is not None else waits.ACTIONS.get(kind, ()),
+                schema=None if schema is None else canon.pack(schema, "schema")[1],
+                deadline=at + span if span or timeout is not None else None,
+                on_timeout=OnTimeout(on_timeout),
+                default=None if default is None else canon.pack(default, "default")[1],
+                on_deny=on_deny,
+                who=(who,) if isinstance(who, str) else tuple(who or ()),
+                requested_at=at,
+                digest=canon.digest([self.step_id, path, prompt, canon.fingerprint(show), self._journal.run.policy_snapshot_id or ""]),
+                policy_snapshot_id=self._journal.run.policy_snapshot_id,
+            )
+            self._suspended[wait_id] = wait
+            raise Suspend((wait,))
+
+    def sleep(self, duration: dt.timedelta | float) -> Coroutine[Any, Any, None]:
+        """Rests for a time without a thread, a task or a byte of memory; a crash does not start it over."""
+        self._waiting("sleep")
+        return self._sleep(duration)
+
+    async def _sleep(self, duration: dt.timedelta | float) -> None:
+        await self._wait(WaitKind.TIMER, "", name="sleep", timeout=duration, on_timeout="deliver")
+
+    # -- effects, intents, ledger -------------------------------------------------------------------
+
+    def effect(
+        self,
+        fn: Callable[..., Any],
+        /,
+        *args: Any,
+        key: str | None = None,
+        side_effects: str = "external_action",
+        idempotent: bool = False,
+        replay: str | None = None,
+        verify: Callable[..., Any] | None = None,
+        undo: Callable[..., Any] | None = None,
+        timeout: Duration = None,
+    ) -> Coroutine[Any, Any, Any]:
+        """Acts on the outside world, once: attempt on record before, result after (§6).
+
+        Args:
+            key: dedupes across runs; by default the key belongs to this place in this run's lineage.
+            side_effects: ``write`` or ``external_action``; ``none`` and ``read`` are plain steps.
+            idempotent: the receiver dedupes by the key, so that after a crash it is executed again under the same one.
+            verify: ``verify(key, *args)`` says whether it happened.
+        """
+        self._waiting("effect")
+        options = performing.Options(
+            key=key, side_effects=side_effects, idempotent=idempotent, replay=replay, verify=verify, undo=undo, timeout_us=microseconds(timeout, DEFAULT_TIMEOUT_US)
+        )
+        return performing.perform(self, fn, args, options)
+
+    def send(self, type: str, payload: Any, *, key: str = "", order: str = "") -> None:
+        """Asks for something to be sent after the step has committed, never before (§9.1)."""
+        self._intents.append(IntentWrite(type, canon.pack(payload, "intent")[1], key, order))
+
+    def record(self, topic: str, key: str, data: Any) -> None:
+        """A ledger row that commits with the step (§9.6)."""
+        self._ledger.append(LedgerWrite(topic, key, canon.pack(data, "ledger")[1]))
+
+    def emit(self, value: Any) -> None:
+        """A provisional chunk for whoever streams the run now; nothing of it is durable (§13.2a)."""
+        self._services.streams.emit(Chunk(self.run_id, self.attempt_id, value))
+
+    def report(self, outcome: str) -> None:
+        """How this step ended, if not ``ok``: ``degraded``, ``skipped: why``, or anything else, which is then no completion (§4.11)."""
+        self._outcome = outcome
+
+    # -- recorded clock and dice --------------------------------------------------------------------
+
+    def now(self) -> dt.datetime:
+        """The time, recorded: the same when the step is entered again."""
+        return cast("dt.datetime", self._once("now", lambda: when(self._services.clock.now())))
+
+    def random(self) -> float:
+        """A number in [0, 1), recorded."""
+        return cast("float", self._once("random", lambda: _random.Random(self._services.entropy()).random()))
+
+    def uuid(self) -> _uuid.UUID:
+        """A random UUID, recorded."""
+        return cast("_uuid.UUID", self._once("uuid", lambda: _uuid.UUID(int=self._services.entropy() % (1 << 128), version=4)))
+
+    def _once(self, name: str, make: Callable[[], Any]) -> Any:
+        with self._place(name) as path:
+            record = self._lookup(path, name, "value")
+            if record is not None:
+                return self._served(record)
+            value, data = canon.pack(make(), name)
+            self._journal.hold(Draft(results=[StepRecord(self._key, path, name, value=data, kind="value")]))
+            return value
+
+    def restart(self, **inputs: Any) -> None:
+        """Ends a long flow and begins it afresh with other inputs, under the same lineage; does not return."""
+        raise Restart(inputs)
+
+
+def _label(kind: str, name: str) -> str:
+    return name if kind == "step" else f"{kind} {name!r}"
+
+
+_BUILTIN = {e.__name__: e for e in (ValueError, TypeError, KeyError, LookupError, RuntimeError, OSError, TimeoutError, ConnectionError, ArithmeticError, ZeroDivisionError, PermissionError, FileNotFoundError, NotImplementedError)}  # fmt: skip
+
+
+def revived(error: ErrorValue) -> Exception:
+    """A recorded failure as an exception: a builtin by its name, else a StepFailure with its code. Nothing is imported."""
+    kind = _BUILTIN.get(error.type)
+    if kind is not None:
+        return cast("Exception", kind(error.message))
+    return StepFailure(f"{error.type}: {error.message}", code=error.code)
+
+
+__all__ = ["BadReturn", "Context", "Restart", "Scope", "Suspend", "revived"]

@@ -1,0 +1,58 @@
+"""Renewal of a worker's lease in its own thread, off the event loop's busy path (§10.3, §10.4).
+
+One row per worker holds the expiry, so one update renews all its runs. A worker judges its lease by a clock that goes
+on while the machine sleeps, and begins nothing later than 60 % of the TTL after its last confirmed renewal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+
+from holdfast.core.lease import SAFE_PART
+from holdfast.ports import Clock, Store
+
+
+class Heartbeat:
+    """Renews until stopped. ``failed`` holds the error that ended it, so that nothing goes on half-dead (X-14)."""
+
+    def __init__(self, store: Store, clock: Clock, owner: str, ttl_us: int) -> None:
+        self._store = store
+        self._clock = clock
+        self._owner = owner
+        self._ttl_us = ttl_us
+        self._stop = threading.Event()
+        self._confirmed = clock.monotonic()
+        self._thread: threading.Thread | None = None
+        self.failed: BaseException | None = None
+
+    def start(self) -> None:
+        self._confirmed = self._clock.monotonic()
+        self._thread = threading.Thread(target=self._work, name="holdfast-heartbeat", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def safe(self) -> bool:
+        """Whether something new may begin under the lease."""
+        return (self._clock.monotonic() - self._confirmed) * 1_000_000 < self._ttl_us * SAFE_PART
+
+    def _work(self) -> None:
+        loop = asyncio.new_event_loop()
+        try:
+            while not self._stop.wait(self._ttl_us / 3_000_000):
+                asked = self._clock.monotonic()
+                try:
+                    known = loop.run_until_complete(self._store.renew(self._owner, self._ttl_us))
+                except Exception as e:  # a renewal that fails is tried again; `safe` runs out by itself if none succeeds
+                    self.failed = e
+                    continue
+                self.failed = None
+                if not known:
+                    return
+                self._confirmed = asked
+        finally:
+            loop.close()

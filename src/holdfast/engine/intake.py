@@ -1,0 +1,125 @@
+"""The way in: requests are validated, refused early, and turned into a run's first commit or an inbox item (§3.5, §5.4)."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import pathlib
+import socket
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon, ids, superstep
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import INPUT_TASK, TaskResult
+from holdfast.core.commit import DedupClaim
+from holdfast.core.graph import Program
+from holdfast.core.progress import Progress
+from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.services import Services
+
+KEY_RETENTION_US = 24 * 3600 * 1_000_000
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller asks for when a run is created; None means the default of §3.3."""
+
+    thread_id: str | None = None
+    session_key: str | None = None
+    lane: str = "main"
+    queue: str = "default"
+    priority: int = 0
+    not_before: int | None = None
+    key: str | None = None
+    job_id: str | None = None
+    trace_id: str | None = None
+    tags: tuple[str, ...] = ()
+    tenant_id: str = "default"
+    target: str | None = None
+    paused_lane: str = "hold"
+    recovery: str = "auto"
+    parent_run_id: str | None = None
+    parent_wait_id: str | None = None
+    source_run_id: str | None = None
+    source_checkpoint_id: str | None = None
+    lineage_root: str = ""
+    policy_snapshot_id: str | None = None
+    unattended: bool = False
+
+
+class Birth(msgspec.Struct, frozen=True):
+    """A run about to be created: its first fact, its id, and the claim of its request key."""
+
+    fact: ev.RunSubmitted
+    claims: tuple[DedupClaim, ...]
+    journal: Any
+
+    @property
+    def run_id(self) -> str:
+        return self.fact.run_id
+
+    def draft(self) -> Draft:
+        return Draft(facts=[self.fact], claims=list(self.claims))
+
+
+def birth(services: Services, program: Program, given: Mapping[str, Any], request: Request) -> Birth:
+    """Checks the input and prepares a run.
+
+    Raises:
+        InvalidInput: by the name of the channel (§4.2).
+        Unserializable: by the path of the field (§1.10).
+    """
+    admitted = superstep.check_input(program, given)
+    data = canon.encode(admitted)
+    now = services.store.now()
+    run_id = ids.run_id(now, services.entropy(), request.tenant_id, request.session_key or request.thread_id or "")
+    thread = request.thread_id or run_id
+    fact = ev.RunSubmitted(
+        run_id=run_id,
+        skill_id=program.id,
+        skill_version=program.version,
+        fingerprint=program.fingerprint,
+        input=data,
+        thread_id=thread,
+        session_key=request.session_key or thread,
+        lane=request.lane,
+        queue=request.queue,
+        priority=request.priority,
+        not_before=request.not_before,
+        tenant_id=request.tenant_id,
+        environment=services.environment,
+        job_id=request.job_id,
+        trace_id=request.trace_id,
+        tags=request.tags,
+        parent_run_id=request.parent_run_id,
+        parent_wait_id=request.parent_wait_id,
+        source_run_id=request.source_run_id,
+        source_checkpoint_id=request.source_checkpoint_id,
+        lineage_root=request.lineage_root,
+        policy_snapshot_id=request.policy_snapshot_id,
+        target=request.target,
+        request_key=request.key,
+        paused_lane=request.paused_lane,
+        recovery=request.recovery,
+        kind=program.kind,
+        unattended=request.unattended,
+    )
+    claims: tuple[DedupClaim, ...] = ()
+    if request.key is not None:
+        digest = canon.fingerprint(admitted)
+        claims = (DedupClaim("request", f"{request.tenant_id}\x1f{program.id}", request.key, run_id, digest, now + KEY_RETENTION_US),)
+    progress = Progress(run_id)
+    progress.results[INPUT_TASK] = TaskResult(INPUT_TASK, writes=data)
+    return Birth(fact, claims, Journal(services.store, None, None, 0, progress))
+
+
+def owner_id() -> str:
+    """An owner's name, unique per process start (§10.1): host, boot, process, its start, randomness."""
+    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
+    started = pathlib.Path("/proc/self/stat")
+    boot_id = boot.read_text().strip()[:8] if boot.exists() else "boot"
+    ticks = started.read_text().rsplit(")", 1)[1].split()[19] if started.exists() else str(int(dt.datetime.now(dt.UTC).timestamp()))
+    return f"{socket.gethostname()}-{boot_id}-{os.getpid()}-{ticks}-{uuid.uuid4().hex[:8]}"

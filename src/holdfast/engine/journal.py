@@ -1,0 +1,234 @@
+"""The one writer of a claimed run: what it decides goes through here, one commit at a time (§1.6).
+
+Tasks of a super-step finish when they like; whatever is handed in while a commit is in flight goes into the next
+one. A failed commit kills the journal: every later write gets the same error, so nothing can be reported that is not
+durable (§1.12).
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+
+from holdfast.core import canon, codec
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.effects import Effect
+from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
+from holdfast.core.progress import Progress, boundaries
+from holdfast.core.run import Run, fold
+from holdfast.ports import Loaded, Store
+
+
+class Draft(msgspec.Struct):
+    """What somebody wants to be durable with the next commit; drafts merge."""
+
+    facts: list[ev.Fact] = []
+    results: list[Result] = []
+    effects: list[Effect] = []
+    took: list[str] = []
+    puts: list[InboxItem] = []
+    creates: list[Commit] = []
+    claims: list[DedupClaim] = []
+    intents: list[Intent] = []
+    ledger: list[LedgerRow] = []
+
+    def merge(self, other: Draft) -> None:
+        self.facts += other.facts
+        self.results += other.results
+        self.effects += other.effects
+        self.took += other.took
+        self.puts += other.puts
+        self.creates += other.creates
+        self.claims += other.claims
+        self.intents += other.intents
+        self.ledger += other.ledger
+
+    def __bool__(self) -> bool:
+        return bool(self.facts or self.results or self.ledger or self.intents)
+
+
+class Journal:
+    """A run under a lease, its progress, and the way to make more of it durable."""
+
+    def __init__(self, store: Store, run: Run | None, tip: Tip | None, fence: int, progress: Progress) -> None:
+        self.store = store
+        self._run = run
+        self.tip = tip
+        self.fence = fence
+        self.progress = progress
+        self.dead: BaseException | None = None
+        self.held = Draft()
+        self._lock = asyncio.Lock()
+        self._next: Draft | None = None
+        self._joined: asyncio.Task[None] | None = None
+
+    @classmethod
+    def load(cls, store: Store, loaded: Loaded, fence: int) -> Journal:
+        """The journal of a claimed run, its progress read back from the log.
+
+        Raises:
+            StoreCorrupt: the log does not hold together.
+        """
+        progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
+        return cls(store, loaded.run, loaded.tip, fence, progress)
+
+    @property
+    def run(self) -> Run:
+        assert self._run is not None, "nothing has been committed yet"
+        return self._run
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        return self.progress.checkpoint
+
+    def record(self, task: str, path: str) -> StepRecord | None:
+        return self.progress.records.get((task, path))
+
+    def hold(self, draft: Draft) -> None:
+        """Keeps a draft for the next commit, whoever makes it: recorded clocks and dice, ledger rows, intents."""
+        self.held.merge(draft)
+        self._note(draft)
+
+    async def save(self, draft: Draft) -> None:
+        """Makes a draft durable, together with whatever else waits; returns after the sync.
+
+        A caller that is cancelled meanwhile (a step's timeout) does not cancel the commit.
+
+        Raises:
+            LeaseLost, VersionConflict, StoreError: and the journal is dead from then on.
+        """
+        if self.dead is not None:
+            raise self.dead
+        if not self._lock.locked():
+            await asyncio.shield(asyncio.ensure_future(self._alone(draft)))
+            return
+        if self._next is None or self._joined is None:
+            self._next = Draft()
+            self._joined = asyncio.ensure_future(self._together())
+        self._next.merge(draft)
+        await asyncio.shield(self._joined)
+
+    async def _alone(self, draft: Draft) -> None:
+        async with self._lock:
+            await self._write(draft)
+
+    async def _together(self) -> None:
+        async with self._lock:
+            draft, self._next = self._next, None
+            assert draft is not None
+            await self._write(draft)
+
+    async def checkpointed(
+        self, draft: Draft, delta: Delta, checkpoint: Checkpoint, *, lease: LeaseAction = KEEP, due: int | None = None
+    ) -> None:
+        """A commit with a checkpoint. Its hash goes into the last completed step's fact, else into ``checkpoint.saved`` (§13.2)."""
+        async with self._lock:
+            data = codec.encode_delta(delta)
+            hash = canon.chain(self.checkpoint.hash, data)
+            parent = self.checkpoint.checkpoint_id if self.checkpoint.seq else None
+            checkpoint = msgspec.structs.replace(checkpoint, hash=hash, parent=parent, source=delta.source)
+            _vouch(draft.facts, hash, delta.source)
+            await self._write(draft, checkpoint=checkpoint, delta=data, lease=lease, due=due)
+
+    async def rest(self, draft: Draft, source: Source, *, lease: LeaseAction = RELEASE, due: int | None = None) -> None:
+        """Ends this claim in a wait or for good: a checkpoint with the parent's values (§4.8), and the lease goes back.
+
+        A run that never started has no parent: its single checkpoint holds its input (§2.4).
+        """
+        parent = self.checkpoint
+        delta, checkpoint = Delta(step=parent.step, source=source), parent
+        if parent.seq == 0:
+            delta = Delta(step=0, source=source, done=(INPUT_TASK,))
+            checkpoint = advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
+        await self.checkpointed(draft, delta, checkpoint, lease=lease, due=due)
+
+    async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None) -> None:
+        """A commit that moves no checkpoint and leaves the run without an owner."""
+        async with self._lock:
+            await self._write(draft, lease=lease, due=due)
+
+    async def _write(
+        self,
+        draft: Draft,
+        *,
+        checkpoint: Checkpoint | None = None,
+        delta: bytes | None = None,
+        lease: LeaseAction = KEEP,
+        due: int | None = None,
+    ) -> None:
+        if self.dead is not None:
+            raise self.dead
+        self._note(draft)
+        if self.held:
+            held, self.held = self.held, Draft()
+            held.merge(draft)
+            draft = held
+        commit = self._number(draft, checkpoint, delta, lease, due)
+        try:
+            self.tip = await self.store.commit(commit)
+        except BaseException as e:
+            self.dead = e
+            raise
+        self._run = commit.run
+        if commit.checkpoint is not None:
+            advanced = commit.checkpoint.step != self.progress.checkpoint.step
+            self.progress.checkpoint = commit.checkpoint
+            if advanced:
+                self.progress.barrier()
+
+    def _number(
+        self, draft: Draft, checkpoint: Checkpoint | None, delta: bytes | None, lease: LeaseAction, due: int | None
+    ) -> Commit:
+        """Numbers and folds the facts. A checkpoint is named after the fact that vouches for it."""
+        at = self.store.now()
+        seq = self.tip.seq if self.tip is not None else 0
+        fence = counter(self.fence)
+        run, vouched, events = self._run, 0, []
+        for fact in draft.facts:
+            seq += 1
+            event = ev.Event(seq, at, fact, fence=fence)
+            events.append(event)
+            run = fold(run, event)
+            if checkpoint is not None and getattr(fact, "hash", None) == checkpoint.hash:
+                vouched = seq
+        assert run is not None, "a commit without facts decides nothing"
+        if checkpoint is not None:
+            checkpoint = msgspec.structs.replace(checkpoint, seq=vouched, created_at=at, waits=run.waits, boundaries=boundaries(events))
+        return Commit(
+            run=run,
+            events=tuple(events),
+            after=self.tip,
+            fence=self.fence,
+            at=at,
+            checkpoint=checkpoint,
+            delta=delta,
+            results=tuple(draft.results),
+            effects=tuple(draft.effects),
+            took=tuple(draft.took),
+            puts=tuple(draft.puts),
+            creates=tuple(draft.creates),
+            claims=tuple(draft.claims),
+            intents=tuple(draft.intents),
+            ledger=tuple(draft.ledger),
+            lease=lease,
+            due=due,
+        )
+
+    def _note(self, draft: Draft) -> None:
+        for result in draft.results:
+            if isinstance(result, TaskResult):
+                self.progress.results[result.task] = result
+            else:
+                self.progress.records[result.task, result.path] = result
+
+
+def _vouch(facts: list[ev.Fact], hash: bytes, source: Source) -> None:
+    for i in range(len(facts) - 1, -1, -1):
+        fact = facts[i]
+        if isinstance(fact, ev.StepEnded) and not fact.path:
+            facts[i] = msgspec.structs.replace(fact, hash=hash)
+            return
+    facts.append(ev.CheckpointSaved(hash=hash, source=source.value))

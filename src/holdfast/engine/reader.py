@@ -1,0 +1,186 @@
+"""Reading: runs, events, checkpoints and state as they stand; changes nothing."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncIterator, Mapping
+from typing import Any, cast
+
+from holdfast.authoring import State, Values
+from holdfast.core import canon, views
+from holdfast.core import checkpoint as cps
+from holdfast.core import run as records
+from holdfast.core.codec import open_row
+from holdfast.core.effects import Effect
+from holdfast.core.errors import CheckpointNotFound, InvalidInput, RunNotFound
+from holdfast.core.lease import Lease
+from holdfast.core.progress import Progress
+from holdfast.core.status import TERMINAL, Condition, Status, parse
+from holdfast.engine.services import Services
+from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
+from holdfast.ports import Loaded, RunFilter
+
+POLL_SECONDS = 0.5
+PAGE = 1000
+
+
+class Reader:
+    """Reads through one store; ``services`` says which skills are known, so that states come typed."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._store = services.store
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    async def found(self, run_id: str) -> tuple[records.Run, Lease]:
+        if not run_id:
+            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+        found = await self._store.get(run_id)
+        if found is None:
+            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+        return found
+
+    async def loaded(self, run_id: str) -> Loaded:
+        loaded = await self._store.load(run_id)
+        if loaded is None:
+            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+        return loaded
+
+    async def get(self, run_id: str) -> Run[Any]:
+        """The run as it stands, with its state."""
+        if not run_id:
+            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+        return self.handle(await self.loaded(run_id))
+
+    def handle(self, loaded: Loaded) -> Run[Any]:
+        progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
+        values = progress.checkpoint.values
+        return Run(loaded.run, loaded.lease, self._store.now(), values, self._view(loaded.run, values))
+
+    def _view(self, run: records.Run, values: Mapping[str, Any]) -> State:
+        known = run.skill_id in self._services.skills.ids
+        cls: type[State] = self._services.skills.find(run.skill_id, run.skill_version).state if known else Values
+        return cls._view(canon.FrozenDict(values))
+
+    async def runs(
+        self,
+        *,
+        status: str | None = None,
+        condition: str | None = None,
+        skill_id: str | None = None,
+        thread_id: str | None = None,
+        limit: int = 50,
+        before: str | None = None,
+    ) -> list[Run[Any]]:
+        """Runs, newest first; ``before`` is the last id of the page before."""
+        if not 1 <= limit <= 500:
+            raise InvalidInput(f"limit is 1 to 500, not {limit}")
+        statuses = (parse(status).value,) if status else None
+        wanted = Condition(condition) if condition else None
+        out: list[Run[Any]] = []
+        cursor = before
+        while len(out) < limit:
+            page = await self._store.runs(RunFilter(statuses=statuses, skill_id=skill_id, thread_id=thread_id, before=cursor, limit=limit))
+            now = self._store.now()
+            for run, lease in page:
+                handle: Run[Any] = Run(run, lease, now, {}, Values._view({}))
+                if (wanted is None or handle.condition is wanted) and len(out) < limit:
+                    out.append(handle)
+            if len(page) < limit:
+                break
+            cursor = page[-1][0].run_id
+        return out
+
+    async def waits(self, run_id: str | None = None, *, limit: int = 100) -> list[Wait]:
+        """Open waits, of one run or of all that wait."""
+        if run_id is not None:
+            run, _ = await self.found(run_id)
+            return [Wait.of(w) for w in run.waits]
+        found = await self._store.runs(RunFilter(statuses=(Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL), limit=limit))
+        return [Wait.of(w) for run, _ in found for w in run.waits]
+
+    def events(self, run_id: str, after: int = 0, follow: bool = False, limit: int | None = None) -> Feed[EventView]:
+        """Events newer than ``after``: ``await`` it for a list, or ``async for``; with ``follow`` until the run has ended."""
+        return Feed(lambda: self._events(run_id, after, follow, limit))
+
+    async def _events(self, run_id: str, after: int, follow: bool, limit: int | None) -> AsyncIterator[EventView]:
+        given = 0
+        while True:
+            run, _ = await self.found(run_id)
+            rows = await self._store.rows(run_id, after, PAGE)
+            for row in rows:
+                for event in open_row(row).events:
+                    if event.seq <= after:
+                        continue
+                    after = event.seq
+                    yield EventView(**views.envelope(run, event))
+                    given += 1
+                    if limit is not None and given >= limit:
+                        return
+            if len(rows) == PAGE:
+                continue
+            if not follow or run.status in TERMINAL:
+                return
+            await self._store.wait_for_change(POLL_SECONDS)
+
+    async def checkpoints(self, run_id: str) -> list[CheckpointView]:
+        """All checkpoints of a run, oldest first (§4.5)."""
+        await self.found(run_id)
+        progress = Progress(run_id)
+        out: list[CheckpointView] = []
+        for row in await self._store.rows(run_id):
+            record = open_row(row, progress.hash)
+            pending = dict(progress.results)
+            progress.step(record)
+            if record.delta is not None:
+                out.append(_checkpoint_view(progress, pending))
+        return out
+
+    async def checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> CheckpointView:
+        """One checkpoint; the head by default."""
+        found = await self.checkpoints(run_id)
+        for view in reversed(found):
+            if checkpoint_id is None or view.checkpoint_id == checkpoint_id:
+                return view
+        raise CheckpointNotFound(f"{run_id} has no checkpoint {checkpoint_id}", hint=f"holdfast checkpoints {run_id} lists them")
+
+    async def state(self, run_id: str, checkpoint_id: str | None = None) -> State:
+        """The channels' values at the head, or at any checkpoint."""
+        run, _ = await self.found(run_id)
+        if checkpoint_id is None:
+            return cast(State, (await self.get(run_id)).state)
+        return self._view(run, (await self.checkpoint(run_id, checkpoint_id)).values)
+
+    async def record(self, run_id: str) -> dict[str, Any]:
+        """The run record with every field of §3.1, as JSON-able values."""
+        run, lease = await self.found(run_id)
+        return views.record(run, lease, self._store.now())
+
+    async def effects(self, run_id: str) -> list[Effect]:
+        """The effect records of a run, oldest first (§6.4)."""
+        await self.found(run_id)
+        return list(await self._store.effects(run_id))
+
+
+def _checkpoint_view(progress: Progress, pending: Mapping[str, cps.TaskResult]) -> CheckpointView:
+    from_now = progress.checkpoint
+    left = {k: cps.written(r) for k, r in (progress.results or {}).items() if k != cps.INPUT_TASK}
+    return CheckpointView(
+        checkpoint_id=from_now.checkpoint_id,
+        run_id=from_now.run_id,
+        seq=from_now.seq,
+        step=from_now.step,
+        parent_id=from_now.parent,
+        boundaries=tuple(b.value for b in from_now.boundaries),
+        values=canon.FrozenDict(from_now.values),
+        channel_versions=canon.FrozenDict(from_now.versions),
+        versions_seen=canon.FrozenDict(from_now.seen),
+        pending_tasks=tuple(t.key for t in from_now.pending),
+        pending_writes=canon.FrozenDict(left),
+        waits=tuple(Wait.of(w) for w in from_now.waits),
+        metadata=canon.FrozenDict({"source": from_now.source.value, "step": from_now.step, "writes": from_now.writes}),
+        created_at=dt.datetime.fromtimestamp(from_now.created_at / 1_000_000, dt.UTC),
+        hash=from_now.hash.hex(),
+        format=from_now.format,
+    )

@@ -1,0 +1,83 @@
+"""What an engine works with: one value handed down instead of globals."""
+
+from __future__ import annotations
+
+import dataclasses
+import uuid
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from holdfast.core.errors import FingerprintMismatch, SkillUnknown
+from holdfast.core.graph import Program
+from holdfast.core.run import Run
+from holdfast.engine.streams import Streams
+from holdfast.ports import Clock, Resolver, Store
+
+
+class Skills:
+    """The programs this process can run, by id and version."""
+
+    def __init__(self) -> None:
+        self._by_id: dict[str, dict[str, Program]] = {}
+
+    def add(self, program: Program) -> Program:
+        self._by_id.setdefault(program.id, {})[program.version] = program
+        return program
+
+    @property
+    def ids(self) -> tuple[str, ...]:
+        return tuple(self._by_id)
+
+    def __iter__(self) -> Any:
+        return (p for versions in self._by_id.values() for p in versions.values())
+
+    def find(self, skill_id: str, version: str | None = None) -> Program:
+        """The program of an id; of several versions the one asked for, else the newest registered.
+
+        Raises:
+            SkillUnknown: this process does not have it; says what it has.
+        """
+        versions = self._by_id.get(skill_id)
+        if not versions:
+            known = ", ".join(self._by_id) or "none"
+            raise SkillUnknown(f"the skill {skill_id!r} is not registered here", hint=f"known: {known}; pass its TARGET (module:name) or Runtime(skills=[…])")
+        if version is not None and version in versions:
+            return versions[version]
+        return next(reversed(versions.values()))
+
+    def for_run(self, run: Run, *, upgrade: bool = False) -> Program:
+        """The program that may go on with a run (§3.2).
+
+        Raises:
+            SkillUnknown: it is not registered here.
+            FingerprintMismatch: its shape changed, no migration is declared, and no upgrade was asked for.
+        """
+        program = self.find(run.skill_id, run.skill_version)
+        if program.fingerprint == run.fingerprint or run.fingerprint in program.migrates or upgrade:
+            return program
+        raise FingerprintMismatch(
+            f"{run.skill_id} has another shape than when the run {run.run_id} started (v{run.skill_version} then, v{program.version} now)",
+            hint="resume with upgrade=True (--upgrade), or declare migrates=(the old fingerprint,)",
+        )
+
+
+@dataclasses.dataclass(slots=True)
+class Services:
+    """Store, clock, owner and registries of one runtime. ``alive()`` is False once the lease may have been lost (§10.3)."""
+
+    store: Store
+    clock: Clock
+    owner: str
+    skills: Skills
+    environment: str = "development"
+    tools: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    transports: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    resolver: Resolver | None = None
+    policy: Any = None
+    tool_runner: Any = None
+    workspace: str | None = None
+    streams: Streams = dataclasses.field(default_factory=Streams)
+    parallel: int = 64
+    max_takeovers: int = 10
+    alive: Callable[[], bool] = lambda: True
+    entropy: Callable[[], int] = lambda: uuid.uuid4().int

@@ -1,0 +1,247 @@
+"""``Run`` and ``Decision`` as users hold them: frozen views with datetimes and decoded values."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.core import canon
+from holdfast.core import run as records
+from holdfast.core import waits as ws
+from holdfast.core.errors import ErrorValue
+from holdfast.core.lease import Lease
+from holdfast.core.status import Condition, Status
+from holdfast.core.views import condition
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+
+def when(at: int) -> dt.datetime:
+    """Microseconds since 1970 as an aware UTC datetime (§3.4)."""
+    return dt.datetime.fromtimestamp(at // 1_000_000, dt.UTC) + dt.timedelta(microseconds=at % 1_000_000)
+
+
+def optional_when(at: int | None) -> dt.datetime | None:
+    return None if at is None else when(at)
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """What was decided about a wait. ``payload`` holds edited arguments or an answer, decoded."""
+
+    action: str
+    approved: bool
+    payload: Any = None
+    feedback: str | None = None
+    note: str | None = None
+    actor: str = ""
+    decided_at: dt.datetime | None = None
+
+    @classmethod
+    def of(cls, raw: ws.Decision) -> Decision:
+        return cls(
+            action=raw.action,
+            approved=raw.action in (ws.APPROVE, ws.CONTINUE, ws.WAIVE),
+            payload=None if raw.payload is None else canon.decode(raw.payload),
+            feedback=raw.feedback,
+            note=raw.note,
+            actor=raw.actor,
+            decided_at=when(raw.decided_at),
+        )
+
+
+class Wait(msgspec.Struct, frozen=True):
+    """An open question, as shown to people."""
+
+    wait_id: str
+    kind: str
+    prompt: str
+    available_actions: tuple[str, ...]
+    show: Any = None
+    name: str = ""
+    deadline: dt.datetime | None = None
+    requested_at: dt.datetime | None = None
+    step: int = 0
+    task: str = ""
+    who: tuple[str, ...] = ()
+    run_id: str = ""
+
+    @classmethod
+    def of(cls, raw: ws.Wait) -> Wait:
+        return cls(
+            wait_id=raw.wait_id,
+            kind=raw.kind.value,
+            prompt=raw.prompt,
+            available_actions=raw.available_actions,
+            show=None if raw.show is None else canon.decode(raw.show),
+            name=raw.name,
+            deadline=optional_when(raw.deadline),
+            requested_at=optional_when(raw.requested_at),
+            step=raw.step,
+            task=raw.task,
+            who=raw.who,
+            run_id=raw.wait_id.split(".", 1)[0],
+        )
+
+
+class Run(Generic[S]):
+    """A run at one moment: the folded record, its condition and its state. Never changes; ask the Runtime for a newer one."""
+
+    __slots__ = ("_lease", "_now", "_record", "_state", "_values", "deduplicated")
+
+    def __init__(self, record: records.Run, lease: Lease, now: int, values: Mapping[str, Any], state: Any, *, deduplicated: bool = False) -> None:
+        self._record = record
+        self._lease = lease
+        self._now = now
+        self._values = values
+        self._state = state
+        self.deduplicated = deduplicated
+
+    @property
+    def record(self) -> records.Run:
+        """The folded record itself, times in microseconds."""
+        return self._record
+
+    @property
+    def lease(self) -> Lease:
+        return self._lease
+
+    @property
+    def status(self) -> Status:
+        return self._record.status
+
+    @property
+    def condition(self) -> Condition:
+        return condition(self._record, self._lease, self._now)
+
+    @property
+    def state(self) -> S:
+        """The channels at the head checkpoint, as the graph's State."""
+        state: S = self._state
+        return state
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return self._values
+
+    @property
+    def waits(self) -> tuple[Wait, ...]:
+        return tuple(Wait.of(w) for w in self._record.waits)
+
+    @property
+    def result(self) -> Any:
+        """A flow's return value; for a graph that has completed, its state; None before the end."""
+        if self._record.result is not None:
+            return canon.decode(self._record.result)
+        if self._record.status is Status.COMPLETED and self._values:
+            return self._state
+        return None
+
+    @property
+    def error(self) -> ErrorValue | None:
+        return self._record.error
+
+    @property
+    def created_at(self) -> dt.datetime:
+        return when(self._record.created_at)
+
+    @property
+    def started_at(self) -> dt.datetime | None:
+        return optional_when(self._record.started_at)
+
+    @property
+    def finished_at(self) -> dt.datetime | None:
+        return optional_when(self._record.finished_at)
+
+    @property
+    def cancel_requested_at(self) -> dt.datetime | None:
+        return optional_when(self._record.cancel_requested_at)
+
+    @property
+    def not_before(self) -> dt.datetime | None:
+        return optional_when(self._record.not_before)
+
+    @property
+    def wake_at(self) -> dt.datetime | None:
+        return optional_when(self._record.wake_at)
+
+    def __getattr__(self, name: str) -> Any:
+        """Every other field of §3.1, as folded."""
+        return getattr(object.__getattribute__(self, "_record"), name)
+
+    def __repr__(self) -> str:
+        return f"<Run {self._record.run_id} {self._record.skill_id} {self.status.value} ({self.condition.value})>"
+
+
+class EventView(msgspec.Struct, frozen=True):
+    """An event in its envelope (§13.1); reads like a mapping too."""
+
+    event_id: str
+    event_version: int
+    event_type: str
+    occurred_at: str
+    run_id: str
+    seq: int
+    fence: int
+    trace_id: str | None
+    tenant_id: str
+    actor: str
+    payload: dict[str, Any]
+
+    @property
+    def type(self) -> str:
+        return self.event_type
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class CheckpointView(msgspec.Struct, frozen=True):
+    """A whole checkpoint as loaded (§4.5)."""
+
+    checkpoint_id: str
+    run_id: str
+    seq: int
+    step: int
+    parent_id: str | None
+    boundaries: tuple[str, ...]
+    values: Mapping[str, Any]
+    channel_versions: Mapping[str, int]
+    versions_seen: Mapping[str, Mapping[str, int]]
+    pending_tasks: tuple[str, ...]
+    pending_writes: Mapping[str, Any]
+    waits: tuple[Wait, ...]
+    metadata: Mapping[str, Any]
+    created_at: dt.datetime
+    hash: str
+    format: int
+
+    @property
+    def next_tasks(self) -> tuple[str, ...]:
+        return self.pending_tasks
+
+    @property
+    def state_values(self) -> Mapping[str, Any]:
+        return self.values
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class Feed(Generic[T]):
+    """``await feed`` gives a list; ``async for x in feed`` streams."""
+
+    def __init__(self, source: Callable[[], AsyncIterator[T]]) -> None:
+        self._source = source
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self._source()
+
+    def __await__(self) -> Generator[Any, None, list[T]]:
+        return self._all().__await__()
+
+    async def _all(self) -> list[T]:
+        return [x async for x in self._source()]

@@ -1,0 +1,609 @@
+"""``Runtime``: the façade and composition root: the only module that knows stores and engine."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import os
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import Any, ParamSpec, Self, TypeVar, cast, overload
+
+import msgspec
+
+from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
+from holdfast.clock import SystemClock
+from holdfast.core import commands as cmd
+from holdfast.core import decisions, views
+from holdfast.core import events as ev
+from holdfast.core import run as records
+from holdfast.core.commit import InboxItem
+from holdfast.core.effects import Effect
+from holdfast.core.errors import Conflict, InvalidInput, RequestConflict, RunFailed, RunIsLive, RunWaiting, StoreError, UsageError
+from holdfast.core.graph import Program
+from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Lease
+from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
+from holdfast.engine.desk import Desk
+from holdfast.engine.driver import Driver, loaded_driver
+from holdfast.engine.heartbeat import Heartbeat
+from holdfast.engine.intake import Birth, Request, birth, owner_id
+from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.reader import POLL_SECONDS, Reader
+from holdfast.engine.services import Services, Skills
+from holdfast.engine.streams import Chunk
+from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
+from holdfast.ports import Claim, Clock, Resolver, RunFilter, Store
+from holdfast.stores import open_url
+from holdfast.workers.worker import Report, Worker
+
+S = TypeVar("S", bound=State)
+R = TypeVar("R")
+P = ParamSpec("P")
+DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
+
+
+def store_url(url: str | None) -> str:
+    """The store to use: the one named, else ``$HOLDFAST_STORE``, else ``.holdfast/runs.db`` here."""
+    return url or os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
+
+
+class Runtime:
+    """Runs skills over a store. Use it as ``async with Runtime(url, skills=[…]) as rt``; several may share a process.
+
+    Args:
+        url: ``sqlite:///file.db``, ``memory:``; by default ``$HOLDFAST_STORE`` or ``sqlite:///.holdfast/runs.db``.
+        skills: graphs and flows this process can run.
+        lease: how long a run stays with a silent owner before another may take it over.
+    """
+
+    def __init__(
+        self,
+        url: str | Store | None = None,
+        *,
+        skills: Iterable[Skill] = (),
+        tools: Iterable[Tool] = (),
+        policy: Any = None,
+        resolver: Resolver | None = None,
+        environment: str = "development",
+        transports: Mapping[str, Any] | None = None,
+        tool_runner: Any = None,
+        workspace: str | os.PathLike[str] | None = None,
+        lease: dt.timedelta | float | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        self._clock: Clock = clock or SystemClock()
+        self._store: Store = open_url(store_url(url), now=self._clock.now) if url is None or isinstance(url, str) else url
+        self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
+        self._skills = Skills()
+        for skill in skills:
+            self._skills.add(skill.program)
+        self._services = Services(
+            store=self._store,
+            clock=self._clock,
+            owner=owner_id(),
+            skills=self._skills,
+            environment=environment,
+            tools={t.name: t for t in tools},
+            transports=dict(transports or {}),
+            resolver=resolver,
+            policy=policy,
+            tool_runner=tool_runner,
+            workspace=None if workspace is None else os.fspath(workspace),
+        )
+        self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
+        self._drivers: dict[str, Driver] = {}
+        self._reader = Reader(self._services)
+        self._desk = Desk(self._services, self._reader, self._drivers)
+        self._registered = False
+        self._open = False
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    async def __aenter__(self) -> Self:
+        await self._store.open()
+        self._open = True
+        self._services.alive = self._heartbeat.safe
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    async def _own(self) -> None:
+        """Registers this process as an owner of leases, once, when it first drives something."""
+        if self._registered:
+            return
+        await self._store.register(self._services.owner, self._ttl_us)
+        self._registered = True
+        self._heartbeat.start()
+
+    async def close(self) -> None:
+        """Hands leases back and closes the store (§10.4)."""
+        if not self._open:
+            return
+        self._open = False
+        if self._registered:
+            self._heartbeat.stop()
+            await self._store.retire(self._services.owner)
+        await self._store.close()
+
+    @property
+    def store(self) -> Store:
+        """The store beneath; its verbs are the port's."""
+        return self._store
+
+    @property
+    def owner(self) -> str:
+        return self._services.owner
+
+    def add(self, *skills: Skill) -> None:
+        """Registers more skills."""
+        for skill in skills:
+            self._skills.add(skill.program)
+
+    @property
+    def skills(self) -> tuple[Program, ...]:
+        return tuple(self._skills)
+
+    def _program(self, skill: Skill | Program | str) -> Program:
+        if isinstance(skill, str):
+            return self._skills.find(skill)
+        program = skill if isinstance(skill, Program) else skill.program
+        return self._skills.add(program)
+
+    # -- creating and driving -----------------------------------------------------------------------
+
+    async def submit(
+        self,
+        skill: Skill | str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        thread_id: str | None = None,
+        key: str | None = None,
+        at: dt.datetime | None = None,
+        delay: dt.timedelta | float | None = None,
+        **options: Any,
+    ) -> Run[Any]:
+        """Creates a run that a worker will drive; answers once it is durable (§1.7).
+
+        The same ``key`` with the same input gives the run already there, with ``deduplicated`` set (§3.5).
+
+        Raises:
+            RequestConflict: the key is taken by another input.
+            InvalidInput, Unserializable: the input, by field.
+        """
+        program = self._program(skill)
+        due = _due(at, delay, self._store.now())
+        request = _request(thread_id, key, due, options)
+        born = birth(self._services, program, _mapping(inputs), request)
+        draft = born.draft()
+        draft.facts.append(ev.RunQueued("submitted"))
+        return await self._create(program, born, lambda: _enqueue(born, draft, self._first_fence()))
+
+    async def _create(self, program: Program, born: Birth, act: Callable[[], Awaitable[None]]) -> Run[Any]:
+        try:
+            await act()
+        except Conflict as e:
+            if e.code != "claim_taken" or not born.claims:
+                raise
+            return await self._existing(born)
+        return await self._reader.get(born.run_id)
+
+    async def _existing(self, born: Birth) -> Run[Any]:
+        """The run that already has this request key, if it asked for the same."""
+        claim = born.claims[0]
+        taken = await self._store.claimed(claim.kind, claim.scope, claim.key)
+        if taken is None:
+            raise StoreError(f"the request key {claim.key!r} is taken, and by nothing")
+        if taken.digest != claim.digest:
+            raise RequestConflict(f"the key {claim.key!r} was used with another input, by the run {taken.run_id}", hint="use another key")
+        run = await self._reader.get(taken.run_id)
+        run.deduplicated = True
+        return run
+
+    @overload
+    async def invoke(self, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, **options: Any) -> Run[S]: ...
+
+    @overload
+    async def invoke(self, skill: Flow[P, R] | str, inputs: Mapping[str, Any] | None = None, **options: Any) -> Run[Any]: ...
+
+    async def invoke(
+        self,
+        skill: Any,
+        inputs: Any = None,
+        *,
+        thread_id: str | None = None,
+        key: str | None = None,
+        step_limit: int | None = None,
+        detach: bool = False,
+        **options: Any,
+    ) -> Run[Any]:
+        """Creates a run and drives it to its rest; returns it whatever its end (§4.16).
+
+        On a thread whose newest run was left behind by a dead owner, that run is driven to its rest first; with
+        ``inputs=None`` on such a thread nothing new begins. A run whose lane is held by a waiting run is returned queued.
+        """
+        program = self._program(skill)
+        if thread_id is not None:
+            left = await self._left_behind(thread_id)
+            if left is not None and inputs is None:
+                return left
+        request = _request(thread_id, key, None, options)
+        born = birth(self._services, program, _mapping(inputs), request)
+        await self._own()
+        journal = cast(Journal, born.journal)
+        journal.fence = self._first_fence()
+        driver = Driver(self._services, program, journal, step_limit=step_limit)
+        draft = born.draft()
+        draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
+        try:
+            await driver.begin(draft)
+        except Conflict as e:
+            if e.code == "claim_taken" and born.claims:
+                return await self._existing(born)
+            if e.code != "lane_busy":
+                raise
+            journal.dead = None
+            queued = born.draft()
+            queued.facts.append(ev.RunQueued("lane busy", blocked_by=await self._holder(born.fact)))
+            await _enqueue(born, queued, self._first_fence())
+            return await self._drive_on(born.run_id, step_limit=step_limit)
+        await self._driven(born.run_id, driver, None, ())
+        return await self._drive_on(born.run_id, step_limit=step_limit)
+
+    def _first_fence(self) -> int:
+        """A new run begins with counter 1 under the store's incarnation."""
+        return self._store.incarnation << COUNTER_BITS | 1
+
+    async def _holder(self, fact: ev.RunSubmitted) -> str | None:
+        """The run that this one queues behind (§5.13)."""
+        query = RunFilter(session_key=fact.session_key, statuses=tuple(s for s in Status if s not in TERMINAL), limit=100)
+        for run, _ in reversed(await self._store.runs(query)):
+            if run.lane == fact.lane and run.run_id != fact.run_id:
+                return run.run_id
+        return None
+
+    async def _left_behind(self, thread_id: str) -> Run[Any] | None:
+        newest = await self._store.runs(RunFilter(thread_id=thread_id, limit=1))
+        if not newest:
+            return None
+        run, lease = newest[0]
+        if run.status not in LIVE or lease.live(self._store.now()):
+            return None
+        return await self._drive_on(run.run_id)
+
+    @overload
+    async def run(self, skill: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
+
+    @overload
+    async def run(self, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, **options: Any) -> S: ...
+
+    async def run(self, skill: Any, *args: Any, **kwargs: Any) -> Any:
+        """Like ``invoke``, and gives the result: a flow's value, a graph's state.
+
+        Raises:
+            RunFailed, RunWaiting: with the run, where there is no result.
+        """
+        if isinstance(skill, Flow):
+            return _result(await self.invoke(skill, skill.bind(*args, **kwargs)))
+        return _result(await self.invoke(skill, *args, **kwargs))
+
+    async def _driven(self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...]) -> records.Run:
+        self._drivers[run_id] = driver
+        try:
+            return await driver.drive(claim, inbox)
+        finally:
+            self._drivers.pop(run_id, None)
+            self._services.streams.end(run_id)
+
+    async def _claim(self, run_id: str) -> Claim | None:
+        await self._own()
+        got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id)
+        return got[0] if got else None
+
+    async def _drive_claim(self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None) -> None:
+        loaded = await self._reader.loaded(claim.run_id)
+        driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit)
+        await self._driven(claim.run_id, driver, claim, loaded.inbox)
+
+    async def _drive_on(self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None) -> Run[Any]:
+        """Drives what this process can and returns at human and signal waits (§4.18); nothing hangs behind a waiting holder."""
+        while True:
+            run, lease = await self._reader.found(run_id)
+            if run.status in TERMINAL:
+                break
+            now = self._store.now()
+            if run.status in (Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL) and not run.decisions and not lease.live(now):
+                if lease.due is None or (run.status is Status.WAITING_FOR_HUMAN and lease.due > now):
+                    break
+                if lease.due > now:
+                    await self._clock.sleep(min((lease.due - now) / 1_000_000, POLL_SECONDS))
+                    continue
+            claim = None if lease.live(now) else await self._claim(run_id)
+            if claim is None:
+                if run.status is Status.PENDING and await self._behind_a_wait(run):
+                    break
+                await self._store.wait_for_change(POLL_SECONDS)
+                continue
+            await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit)
+        return await self._reader.get(run_id)
+
+    async def _behind_a_wait(self, run: records.Run) -> bool:
+        """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming (§5.13)."""
+        statuses = (Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL)
+        waiting = await self._store.runs(RunFilter(session_key=run.session_key, statuses=statuses, limit=100))
+        return any(w.lane == run.lane and not w.decisions for w, _ in waiting)
+
+    async def recover(self) -> list[Run[Any]]:
+        """Takes over runs whose owners are gone and drives them to their rest; gives those it drove (§10.6)."""
+        await self._own()
+        done: list[Report] = []
+        worker = Worker(self._services, queues=(), concurrency=100, on_report=done.append, until_idle=True)
+        await worker.run()
+        for report in done:
+            if isinstance(report.error, StoreError):
+                raise report.error
+        return [await self._reader.get(r.run_id) for r in done]
+
+    async def worker(
+        self,
+        *,
+        queues: Sequence[str] = ("default",),
+        concurrency: int = 10,
+        until_idle: bool = False,
+        on_report: Callable[[Report], Awaitable[None] | None] | None = None,
+        stop: asyncio.Event | None = None,
+    ) -> None:
+        """Works on due runs until ``stop`` is set; with ``until_idle`` until nothing is due (§10)."""
+        await self._own()
+        worker = Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle)
+        if stop is None:
+            await worker.run()
+            return
+
+        async def drain() -> None:
+            await stop.wait()
+            worker.drain()
+
+        watcher = asyncio.ensure_future(drain())
+        try:
+            await worker.run()
+        finally:
+            watcher.cancel()
+
+    # -- decisions ----------------------------------------------------------------------------------
+
+    async def decide(
+        self,
+        run_id: str,
+        action: str,
+        *,
+        wait_id: str | None = None,
+        actor: str = "operator",
+        feedback: str | None = None,
+        note: str | None = None,
+        payload: Any = ...,
+        resume: bool = True,
+    ) -> Run[Any]:
+        """Records a decision about a wait (§5.4). It needs no code: a worker or ``resume`` goes on with the run.
+
+        Raises:
+            AmbiguousWait: several are open and ``wait_id`` names none.
+            DecisionConflict: it was decided otherwise before.
+            NotDecidable, ActionUnavailable, Denied: the state machine or the resolver says no.
+        """
+        await self._desk.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload, resume=resume)
+        return await self._reader.get(run_id)
+
+    async def approve(
+        self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True
+    ) -> Run[Any]:
+        """Approves, and drives on if this process has the skill."""
+        run = await self.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload)
+        return await self._if_able(run) if drive else run
+
+    async def deny(self, run_id: str, *, reason: str, wait_id: str | None = None, actor: str = "operator", drive: bool = True) -> Run[Any]:
+        """Denies: the run is halted, unless the wait delivers denials to its node."""
+        run = await self.decide(run_id, "deny", wait_id=wait_id, actor=actor, note=reason)
+        return await self._if_able(run) if drive else run
+
+    async def _if_able(self, run: Run[Any]) -> Run[Any]:
+        if run.status in TERMINAL or run.skill_id not in self._skills.ids:
+            return run
+        return await self._drive_on(run.run_id)
+
+    async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> Run[Any]:
+        """Asks a run to end. At rest it ends at once; a live one at its next safe boundary (§10.12).
+
+        Raises:
+            AlreadyTerminal: it has ended already.
+        """
+        await self._desk.cancel(run_id, actor=actor, reason=reason)
+        return await self._reader.get(run_id)
+
+    async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> Run[Any]:
+        """Gives a run an outside input; the same key is delivered once (§5.11)."""
+        await self._desk.signal(run_id, name, payload, key=key, actor=actor)
+        return await self._reader.get(run_id)
+
+    # -- resume -------------------------------------------------------------------------------------
+
+    async def resume(
+        self,
+        run_id: str,
+        *,
+        actor: str = "operator",
+        acknowledge: str | None = None,
+        force: bool = False,
+        wait: bool = True,
+        upgrade: bool = False,
+        step_limit: int | None = None,
+    ) -> Run[Any]:
+        """Goes on with a run where it stood: answered, failed, canceled, or left behind by a dead owner (§7).
+
+        Raises:
+            AcknowledgeRequired: a failed run's head or stop reason was not named (§7.3).
+            UndecidedWait, NothingEligible: nobody has answered yet.
+            SettledTerminal: it ended for good.
+            RunIsLive: somebody drives it now; names the owner and the expiry.
+        """
+        run, lease = await self._reader.found(run_id)
+        now = self._store.now()
+        if run.status in LIVE and lease.live(now):
+            await self._refuse_live(run, lease, wait)
+            run, lease = await self._reader.found(run_id)
+        program = self._skills.for_run(run, upgrade=upgrade)
+        if run.status not in LIVE and run.status is not Status.PENDING:
+            decisions.refuse_resume(run, acknowledge)
+        if run.status in TERMINAL:
+            command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
+            facts = decisions.decide(run, command, now)
+            upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
+            facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
+            if not await self._desk.at_rest(run_id, Draft(facts=list(facts), results=list(decisions.answers(run))), due=now):
+                raise Conflict(f"somebody else went on with {run_id} meanwhile")
+        return await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit)
+
+    async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> None:
+        """A live owner keeps its run; an owner nobody can see is waited for until its lease expires (§7.1)."""
+        until = views.iso(lease.expires_at)
+        if lease.owner_alive is Alive.YES or not wait:
+            raise RunIsLive(f"{run.run_id} is driven by {lease.owner} until {until}", hint="wait for it, or cancel it")
+        while lease.live(self._store.now()):
+            await self._store.wait_for_change(POLL_SECONDS)
+            run, lease = await self._reader.found(run.run_id)
+            if run.status not in LIVE:
+                return
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    async def get(self, run_id: str) -> Run[Any]:
+        """The run as it stands, with its state."""
+        return await self._reader.get(run_id)
+
+    async def runs(
+        self,
+        *,
+        status: str | None = None,
+        condition: str | None = None,
+        skill_id: str | None = None,
+        thread_id: str | None = None,
+        limit: int = 50,
+        before: str | None = None,
+    ) -> list[Run[Any]]:
+        """Runs, newest first; ``before`` is the last id of the page before."""
+        return await self._reader.runs(status=status, condition=condition, skill_id=skill_id, thread_id=thread_id, limit=limit, before=before)
+
+    async def waits(self, run_id: str | None = None, *, limit: int = 100) -> list[Wait]:
+        """Open waits, of one run or of all that wait."""
+        return await self._reader.waits(run_id, limit=limit)
+
+    def events(self, run_id: str, after: int = 0, follow: bool = False, limit: int | None = None) -> Feed[EventView]:
+        """Events newer than ``after``: ``await`` it for a list, or ``async for``; with ``follow`` until the run has ended."""
+        return self._reader.events(run_id, after, follow, limit)
+
+    async def checkpoints(self, run_id: str) -> list[CheckpointView]:
+        """All checkpoints of a run, oldest first (§4.5)."""
+        return await self._reader.checkpoints(run_id)
+
+    async def checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> CheckpointView:
+        """One checkpoint; the head by default."""
+        return await self._reader.checkpoint(run_id, checkpoint_id)
+
+    async def state(self, run_id: str, checkpoint_id: str | None = None) -> State:
+        """The channels' values at the head, or at any checkpoint."""
+        return await self._reader.state(run_id, checkpoint_id)
+
+    async def record(self, run_id: str) -> dict[str, Any]:
+        """The run record with every field of §3.1, as JSON-able values."""
+        return await self._reader.record(run_id)
+
+    async def effects(self, run_id: str) -> list[Effect]:
+        """The effect records of a run, oldest first (§6.4)."""
+        return await self._reader.effects(run_id)
+
+    async def result(self, run_id: str, timeout: dt.timedelta | float | None = None) -> Any:
+        """Waits for a run's end and gives its result.
+
+        Raises:
+            RunFailed, RunWaiting: it ended or rests without one. TimeoutError: it is still going.
+        """
+        limit = None if timeout is None else microseconds(timeout, 0) / 1_000_000
+        async with asyncio.timeout(limit):
+            while True:
+                run = await self._reader.get(run_id)
+                if run.status in TERMINAL or (run.status in AT_REST and run.waits and any(w.kind not in ("timer", "child") for w in run.waits)):
+                    return _result(run)
+                await self._store.wait_for_change(POLL_SECONDS)
+
+    async def stream(self, run_id: str) -> AsyncIterator[Chunk]:
+        """Provisional chunks of a run driven in this process, until it rests (§13.2a)."""
+        queue = self._services.streams.listen(run_id)
+        try:
+            while (chunk := await queue.get()) is not None:
+                yield chunk
+        finally:
+            self._services.streams.leave(run_id, queue)
+
+
+
+async def _enqueue(born: Birth, draft: Draft, fence: int) -> None:
+    journal = cast(Journal, born.journal)
+    journal.fence = fence
+    await journal.leave(draft, lease=TOUCH)
+
+
+def _mapping(inputs: Any) -> Mapping[str, Any]:
+    if inputs is None:
+        return {}
+    if isinstance(inputs, State):
+        return dict(inputs)
+    if not isinstance(inputs, Mapping):
+        raise InvalidInput(f"the input is a mapping of names to values, not {type(inputs).__name__}")
+    return inputs
+
+
+def _due(at: dt.datetime | None, delay: dt.timedelta | float | None, now: int) -> int | None:
+    if at is not None:
+        if at.tzinfo is None:
+            raise InvalidInput("at= needs a timezone", hint="datetime(…, tzinfo=UTC)")
+        return int(at.timestamp() * 1_000_000)
+    return None if delay is None else now + microseconds(delay, 0)
+
+
+def _request(thread_id: str | None, key: str | None, due: int | None, options: Mapping[str, Any]) -> Request:
+    known = {**options, "tags": tuple(options.get("tags", ()))}
+    try:
+        return Request(thread_id=thread_id, key=key, not_before=due, **known)
+    except TypeError as e:
+        raise UsageError(f"an option is not known: {e}", hint="options: " + ", ".join(Request.__struct_fields__)) from None
+
+
+def _result(run: Run[Any]) -> Any:
+    if run.status is Status.COMPLETED:
+        return run.result
+    if run.status in TERMINAL:
+        why = run.error.message if run.error is not None else run.stop_reason
+        raise RunFailed(run, f"{run.run_id} ended {run.status}: {why}")
+    asked = "; ".join(w.prompt or w.name or w.kind for w in run.waits)
+    raise RunWaiting(run, f"{run.run_id} rests: {run.condition} ({asked})")
+
+
+def run(skill: Skill, inputs: Mapping[str, Any] | None = None, *, store: str | None = None, **options: Any) -> Any:
+    """Runs a skill to its end in one line, without a loop of your own, and gives its result.
+
+    Raises:
+        UsageError: called inside a running event loop.
+        RunFailed, RunWaiting: with the run, where there is no result.
+    """
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(_run(skill, inputs, store, options))
+    raise UsageError("holdfast.run starts an event loop, and one is running here", hint="async with Runtime(…) as rt: await rt.run(…)")
+
+
+async def _run(skill: Skill, inputs: Mapping[str, Any] | None, store: str | None, options: Mapping[str, Any]) -> Any:
+    async with Runtime(store, skills=[skill]) as rt:
+        return _result(await rt.invoke(skill, inputs, **options))
+
+
+__all__ = ["Runtime", "run", "store_url"]

@@ -1,0 +1,121 @@
+"""A worker: claims due runs and drives each to its next rest, many at once, until it is told to drain (§10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import Conflict, HoldfastError
+from holdfast.core.run import Run
+from holdfast.engine.driver import Driver, loaded_driver
+from holdfast.engine.services import Services
+from holdfast.ports import Claim
+
+IDLE_SECONDS = 0.5
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What came of one claim: the run as it rests, or the error that stopped the driving."""
+
+    run_id: str
+    run: Run | None
+    error: BaseException | None = None
+
+
+class Worker:
+    """Claims and drives. A wake-up only shortens the wait: what is claimable is found by query (§10.16).
+
+    ``on_report`` is called after each claim's end. An error of the store ends the worker, it never goes on half-dead (X-14).
+    """
+
+    def __init__(
+        self,
+        services: Services,
+        *,
+        queues: Sequence[str] = ("default",),
+        concurrency: int = 10,
+        on_report: Callable[[Report], Awaitable[None] | None] | None = None,
+        until_idle: bool = False,
+    ) -> None:
+        self._services = services
+        self._queues = tuple(queues)
+        self._concurrency = concurrency
+        self._on_report = on_report
+        self._until_idle = until_idle
+        self._running: dict[asyncio.Task[Report], Driver | None] = {}
+        self._drivers: dict[str, Driver] = {}
+        self._draining = asyncio.Event()
+
+    def drain(self) -> None:
+        """Stops claiming; what runs is finished to its next rest (§10.13)."""
+        self._draining.set()
+
+    async def run(self) -> None:
+        """Works until drained; with ``until_idle`` also until nothing is due.
+
+        Raises:
+            StoreError: the store failed; nothing was reported as done that is not durable.
+        """
+        services = self._services
+        stop: asyncio.Future[Any] = asyncio.ensure_future(self._draining.wait())
+        try:
+            while not self._draining.is_set():
+                room = self._concurrency - len(self._running)
+                claims = await services.store.claim(services.owner, self._queues, services.skills.ids, limit=room) if room > 0 else []
+                for claim in claims:
+                    task = asyncio.ensure_future(self._one(claim))
+                    self._running[task] = None
+                if not claims and not self._running and self._until_idle:
+                    return
+                await self._pause(stop, bool(claims))
+        finally:
+            stop.cancel()
+            if self._running:
+                await asyncio.wait(self._running)
+            await self._reap()
+
+    async def _pause(self, stop: asyncio.Future[Any], busy: bool) -> None:
+        """Waits for a change, a finished run or the drain; then looks at what ended."""
+        if busy and len(self._running) < self._concurrency:
+            await asyncio.sleep(0)
+        else:
+            change: asyncio.Future[Any] = asyncio.ensure_future(self._services.store.wait_for_change(IDLE_SECONDS))
+            waited: set[asyncio.Future[Any]] = {change, stop, *self._running}
+            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
+            change.cancel()
+            await asyncio.gather(change, return_exceptions=True)
+        for run_id, driver in self._drivers.items():
+            if await self._services.store.inbox(run_id):
+                driver.nudge()
+        await self._reap()
+
+    async def _reap(self) -> None:
+        for task in [t for t in self._running if t.done()]:
+            del self._running[task]
+            report = task.result()
+            if self._on_report is not None:
+                told = self._on_report(report)
+                if told is not None:
+                    await told
+
+    async def _one(self, claim: Claim) -> Report:
+        """Drives one claim. What concerns the run alone is a report; what concerns the store ends the worker."""
+        services = self._services
+        try:
+            loaded = await services.store.load(claim.run_id)
+            if loaded is None:
+                return Report(claim.run_id, None)
+            driver = loaded_driver(services, loaded, claim)
+            self._drivers[claim.run_id] = driver
+            run = await driver.drive(claim, loaded.inbox)
+            return Report(claim.run_id, run)
+        except Conflict as e:
+            return Report(claim.run_id, None, e)
+        except HoldfastError as e:
+            return Report(claim.run_id, None, e)
+        finally:
+            self._drivers.pop(claim.run_id, None)
+            services.streams.end(claim.run_id)
