@@ -218,7 +218,7 @@ class Committer:
         for intent in c.intents:
             execute(Q.intent_upsert, intent_row(intent))
         if c.ledger:
-            self._cursor.executemany(Q.ledger_insert, [(r.run_id, r.topic, r.key, r.at, bytes(r.data)) for r in c.ledger])
+            self._cursor.executemany(Q.ledger_insert, [(r.run_id, r.topic, r.key, r.at, r.data) for r in c.ledger])
         for child in p.creates:
             self._apply(child, now)
         for item in c.puts:

@@ -499,7 +499,7 @@ class SqliteStore:
 
     async def ledger(self, run_id: str) -> list[LedgerRow]:
         with mapped(self.path):
-            return [LedgerRow(r, topic, key, msgspec.Raw(data), at) for r, topic, key, data, at in rows(self._read(), Q.ledger_of_run, (run_id,))]
+            return [LedgerRow(r, topic, key, data, at) for r, topic, key, data, at in rows(self._read(), Q.ledger_of_run, (run_id,))]
 
     # -- waiting ------------------------------------------------------------------------------------
 
