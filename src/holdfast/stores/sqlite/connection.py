@@ -98,9 +98,9 @@ def holder(path: str) -> int | None:
         with open("/proc/locks", encoding="ascii") as table:
             for line in table:
                 part = line.split()
-                if "->" not in part and len(part) == 8 and part[3] == "WRITE" and part[5].rpartition(":")[2] == str(inode):
-                    if part[6].isdigit() and int(part[6]) <= 120 and (part[7] == "EOF" or int(part[7]) >= 120):
-                        return int(part[4])
+                holds = "->" not in part and len(part) == 8 and part[3] == "WRITE" and part[5].rpartition(":")[2] == str(inode)
+                if holds and part[6].isdigit() and int(part[6]) <= 120 and (part[7] == "EOF" or int(part[7]) >= 120):
+                    return int(part[4])
     except OSError:
         return None
     return None
