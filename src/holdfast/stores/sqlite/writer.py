@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import queue
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
@@ -28,6 +29,7 @@ from holdfast.stores.sqlite.connection import translate
 SLOW = 0.002
 QUICK_AGAIN = 0.001
 GROUP = 512
+TURN = 0.002
 
 T = TypeVar("T")
 
@@ -59,6 +61,7 @@ class Writer:
         self._pending: list[_Waiting] = []
         self._keys: dict[str, int] = {}
         self._average = 0.0
+        self._turn_ends = 0.0
         self._away = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -66,6 +69,11 @@ class Writer:
     # -- commits ------------------------------------------------------------------------------------
 
     async def commit(self, p: Prepared) -> Tip:
+        if self._alone(p) and time.perf_counter() > self._turn_ends:
+            # Commits in place never wait, so one run would keep the loop to itself until its end: now and then the
+            # others get a turn. Those that have something to write are no longer committed one by one after that.
+            await asyncio.sleep(0)
+            self._turn_ends = time.perf_counter() + TURN
         if not self._pending and not self._away and self._average < SLOW and self._alone(p):
             try:
                 return self._finish(p, self._in_place(p))
