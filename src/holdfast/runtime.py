@@ -246,7 +246,9 @@ class Runtime:
             queued.facts.append(ev.RunQueued("lane busy", blocked_by=await self._holder(born.fact)))
             await _enqueue(born, queued, self._first_fence())
             return await self._drive_on(born.run_id, step_limit=step_limit)
-        await self._driven(born.run_id, driver, None, ())
+        record = await self._driven(born.run_id, driver, None, ())
+        if record.terminal:
+            return self._reader.ended(record, journal.checkpoint.values, journal.fence)
         return await self._drive_on(born.run_id, step_limit=step_limit)
 
     def _first_fence(self) -> int:

@@ -58,6 +58,10 @@ class Reader:
         values = progress.checkpoint.values
         return Run(loaded.run, loaded.lease, self._store.now(), values, self._view(loaded.run, values))
 
+    def ended(self, run: records.Run, values: Mapping[str, Any], fence: int) -> Run[Any]:
+        """A run as its driver has just left it. What is live is what would be loaded (§4.5), so nothing is read back."""
+        return Run(run, Lease(fence), self._store.now(), values, self._view(run, values))
+
     def _view(self, run: records.Run, values: Mapping[str, Any]) -> State:
         known = run.skill_id in self._services.skills.ids
         cls: type[State] = self._services.skills.find(run.skill_id, run.skill_version).state if known else Values

@@ -3,11 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from urllib.parse import unquote
 
+from holdfast.core.errors import UsageError
 from holdfast.ports import Store
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite import SqliteStore
+
+SUPPORTED = "sqlite:///relative.db, sqlite:////absolute.db, memory:"
 
 
 def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
-    """The store a URL names; nothing is opened or created yet."""
-    return MemoryStore(now=now)
+    """The store a URL names; nothing is opened or created yet. ``now`` replaces its clock.
+
+    Raises:
+        UsageError: another scheme, or a URL without a path; it names what is supported.
+    """
+    if url in ("memory:", "memory://"):
+        return MemoryStore(now=now)
+    scheme, colon, rest = url.partition(":")
+    if scheme == "sqlite" and colon and rest.startswith("///"):
+        path = unquote(rest[3:])
+        if path == ":memory:":
+            raise UsageError("SQLite in memory cannot be shared by its connections", hint="use memory:")
+        if path and "\0" not in path and "?" not in path:
+            return SqliteStore(path, now=now)
+    raise UsageError(f"{url!r} names no store", hint=f"supported: {SUPPORTED}")
+
+
+__all__ = ["SUPPORTED", "MemoryStore", "SqliteStore", "open_url"]

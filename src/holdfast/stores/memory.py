@@ -20,7 +20,7 @@ from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, EffectInProgress, LeaseLost, RunNotFound, StoreError, VersionConflict
-from holdfast.core.lease import COUNTER_BITS, Alive, Lease, Take
+from holdfast.core.lease import Alive, Lease, Take
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
 from holdfast.ports import Claim, Loaded, Problem, RunFilter, Worker
@@ -364,7 +364,8 @@ class MemoryStore:
         return [i for i in self._intents.values() if run_id in (None, i.run_id) and state in (None, i.state)][:limit]
 
     async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
-        now, out = self.now(), []
+        now = self.now()
+        out: list[Intent] = []
         blocked: set[str] = set()
         for intent in list(self._intents.values()):
             if intent.state not in OPEN_INTENTS:

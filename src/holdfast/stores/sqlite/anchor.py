@@ -1,0 +1,132 @@
+"""The anchor: a small file beside the database that remembers how far the log had come (§1.9).
+
+SQLite cannot see that its write-ahead log was lost or that an old copy was put back. The anchor holds the store's
+incarnation, the last acknowledged log id and that row's hash. It is written after COMMIT and before the answer,
+without a sync, so it is exact after a killed process and never ahead of the log; a thread syncs it each second.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import struct
+import threading
+import zlib
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from holdfast.core.errors import StoreReadOnly
+
+_LAYOUT = struct.Struct(">4sIQ16s")
+_MAGIC = b"HFA1"
+_SIZE = _LAYOUT.size + 4
+SYNC_EVERY = 1.0
+
+
+class Mark(NamedTuple):
+    """Incarnation, the last log id and the hash of its row; id 0 is an empty log."""
+
+    incarnation: int
+    last: int
+    hash: bytes
+
+
+def pack(mark: Mark) -> bytes:
+    body = _LAYOUT.pack(_MAGIC, mark.incarnation, mark.last, mark.hash.ljust(16, b"\0"))
+    return body + zlib.crc32(body).to_bytes(4, "big")
+
+
+def unpack(data: bytes) -> Mark | None:
+    """The mark, or None if the bytes are no whole, undamaged one."""
+    if len(data) != _SIZE or zlib.crc32(data[:-4]).to_bytes(4, "big") != data[-4:] or data[:4] != _MAGIC:
+        return None
+    _, incarnation, last, digest = _LAYOUT.unpack(data[:-4])
+    return Mark(incarnation, last, digest)
+
+
+def pack_head(incarnation: int) -> bytes:
+    """The bytes before the log id."""
+    return _MAGIC + incarnation.to_bytes(4, "big")
+
+
+class Anchor:
+    """The open anchor file. ``raise_to`` may be called from any thread and by many processes."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self._fd = -1
+        self._dirty = False
+        # Threads share the descriptor, and a file lock does not keep them apart.
+        self._threads = threading.Lock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        with self._threads:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                yield
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def open(self) -> Mark | None:
+        """Opens or creates the file; None if it was not there, is empty, or is damaged."""
+        try:
+            self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as e:
+            raise StoreReadOnly(f"{self.path} cannot be written: {e.strerror}", hint="check the permissions of the folder") from e
+        self._stop.clear()
+        return self.read()
+
+    def read(self) -> Mark | None:
+        return unpack(os.pread(self._fd, _SIZE + 1, 0))
+
+    def begin(self, mark: Mark, *, first: bool = False) -> None:
+        """Starts afresh, downwards too: a new incarnation, or with ``first`` a new store unless another process was quicker."""
+        with self._locked():
+            if first and self.read() is not None:
+                return
+            os.pwrite(self._fd, pack(mark), 0)
+            os.ftruncate(self._fd, _SIZE)
+            os.fsync(self._fd)
+
+    def raise_to(self, mark: Mark) -> bool:
+        """Moves the anchor upwards; False if the store has another incarnation by now, and nothing was written."""
+        with self._threads:
+            fcntl.flock(self._fd, fcntl.LOCK_EX)
+            try:
+                there = os.pread(self._fd, _SIZE + 1, 0)
+                if there[:8] != pack_head(mark.incarnation):
+                    return False
+                if int.from_bytes(there[8:16], "big") < mark.last:
+                    os.pwrite(self._fd, pack(mark), 0)
+                    self._dirty = True
+                return True
+            finally:
+                fcntl.flock(self._fd, fcntl.LOCK_UN)
+
+    def keep_synced(self) -> None:
+        """Starts the thread that syncs about each second."""
+        self._thread = threading.Thread(target=self._work, name="holdfast-anchor", daemon=True)
+        self._thread.start()
+
+    def _work(self) -> None:
+        while not self._stop.wait(SYNC_EVERY):
+            self.sync()
+
+    def sync(self) -> None:
+        if self._dirty:
+            self._dirty = False
+            os.fsync(self._fd)
+
+    def close(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join()
+            self._thread = None
+        if self._fd >= 0:
+            self.sync()
+            os.close(self._fd)
+            self._fd = -1

@@ -1,0 +1,275 @@
+"""What a commit writes: the body of the write transaction (§1.6, §1.11).
+
+A step of a linear run is four statements: BEGIN, the log row, the compare-and-set of the run's hot columns, COMMIT.
+Steps of many runs share a transaction through ``executemany``. Whatever else a commit holds goes the general way, which
+reads the run's row first and so can say exactly why it refuses.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import NamedTuple
+
+import apsw
+import msgspec
+
+from holdfast.core import codec
+from holdfast.core.commit import InboxItem, Intent, Tip
+from holdfast.core.effects import Effect
+from holdfast.core.errors import Conflict, EventUnreadable, LeaseLost, RunNotFound, VersionConflict
+from holdfast.core.lease import Keep, Take
+from holdfast.core.status import TERMINAL
+from holdfast.stores import rules
+from holdfast.stores.rules import LAST_TURN, Prepared
+from holdfast.stores.sqlite.connection import Q, abort, row
+from holdfast.stores.sqlite.owners import Owners
+
+_TERMINAL = frozenset(s.value for s in TERMINAL)
+_encoder = msgspec.msgpack.Encoder()
+_intent = msgspec.msgpack.Decoder(Intent)
+
+
+class Refused(Exception):
+    """A compare-and-set of a step failed; which one, and why, the general way finds out."""
+
+
+class Applied(NamedTuple):
+    """What became of a commit: its tip, the run's key, and who holds it now."""
+
+    tip: Tip
+    key: int
+    owner: bool
+
+
+def hot(p: Prepared, key: int | None) -> bool:
+    """Whether it is a plain step: nothing changes but the log and the hot columns of a run whose key is known."""
+    return key is not None and p.sealed.doc is None and p.whole is None and type(p.commit.lease) is Keep and p.commit.due is None and p.commit.plain
+
+
+class Committer:
+    """Applies commits on one connection. ``last`` is the newest log row it has committed: its id and hash."""
+
+    def __init__(self, db: apsw.Connection, owners: Owners, now: Callable[[], int]) -> None:
+        self.db = db
+        self.last: tuple[int, bytes] = (0, b"")
+        self.took = 0.0
+        self._cursor = db.cursor()
+        self._owners = owners
+        self._now = now
+        self._log_id = 0
+        self._log_hash = b""
+
+    # -- transactions -------------------------------------------------------------------------------
+
+    def step(self, p: Prepared, key: int) -> Applied:
+        """A lone step: four statements, one sync.
+
+        Raises:
+            Refused: the compare-and-set failed; nothing was written.
+        """
+        c, log, execute = p.commit, p.sealed.row, self._cursor.execute
+        run, after = c.run, c.after
+        assert after is not None
+        execute(Q.begin)
+        try:
+            execute(Q.step_log, (key, log.seq, after.row, log.hash, log.data))
+            number = self.db.last_insert_rowid()
+            execute(Q.step_run, (log.seq, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, after.row))
+            if self.db.changes() != 1:
+                raise Refused
+            self._commit()
+        except BaseException:
+            abort(self.db)
+            raise
+        self.last = (number, log.hash)
+        return Applied(p.tip(number), key, True)
+
+    def one(self, p: Prepared, key: int | None) -> Applied:
+        """One commit in a transaction of its own."""
+        if key is not None and hot(p, key):
+            try:
+                return self.step(p, key)
+            except Refused:
+                pass  # the general way refuses it with the reason
+        return self._transaction([p], {})[0]
+
+    def together(self, batch: Sequence[Prepared], keys: Mapping[str, int]) -> list[Applied]:
+        """Many commits of different runs in one transaction; any error undoes them all."""
+        return self._transaction(batch, keys)
+
+    def _transaction(self, batch: Sequence[Prepared], keys: Mapping[str, int]) -> list[Applied]:
+        self._cursor.execute(Q.begin)
+        try:
+            self._log_id = row(self.db, Q.last_log)[0]
+            out: list[Applied | None] = [None] * len(batch)
+            steps = [(i, p, keys[p.commit.run.run_id]) for i, p in enumerate(batch) if hot(p, keys.get(p.commit.run.run_id))]
+            if steps:
+                self._steps(steps, out)
+            now = self._now()
+            done = [applied if applied is not None else self._apply(batch[i], now) for i, applied in enumerate(out)]
+            self._commit()
+        except BaseException:
+            abort(self.db)
+            raise
+        self.last = (self._log_id, self._log_hash)
+        return done
+
+    def _commit(self) -> None:
+        began = time.perf_counter()
+        self._cursor.execute(Q.commit)
+        self.took = time.perf_counter() - began
+
+    def _steps(self, steps: Sequence[tuple[int, Prepared, int]], out: list[Applied | None]) -> None:
+        number, log, runs = self._log_id, [], []
+        for i, p, key in steps:
+            number += 1
+            c, end = p.commit, p.sealed.row
+            run, after = c.run, c.after
+            assert after is not None
+            log.append((number, key, end.seq, after.row, end.hash, end.data))
+            runs.append((end.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, after.row))
+            out[i] = Applied(p.tip(number), key, True)
+        self._cursor.executemany(Q.steps_log, log)
+        before = self.db.total_changes()
+        self._cursor.executemany(Q.steps_run, runs)
+        if self.db.total_changes() - before != len(runs):
+            raise Refused
+        self._log_id, self._log_hash = number, log[-1][4]
+
+    # -- the general way ----------------------------------------------------------------------------
+
+    def _apply(self, p: Prepared, now: int) -> Applied:
+        """One commit inside the open transaction."""
+        c, execute, log = p.commit, self._cursor.execute, p.sealed.row
+        run = c.run
+        state = row(self.db, Q.run_state, (run.run_id,))
+        if isinstance(c.lease, Take) and self._owners.find(self.db, c.lease.owner) is None:
+            raise LeaseLost(f"{c.lease.owner} is not a known worker", hint="register it first")
+        if state is None:
+            key, tip, owner, holds, turn = self._create(p), 0, None, 0, 0
+        else:
+            key, tip, fence, owner, holds, turn, status = state
+            if c.after is None:
+                raise VersionConflict(f"{run.run_id} exists already", hint="load it")
+            live = owner is not None and self._owners.lost(self._owners.find(self.db, owner)) is None
+            if error := rules.refusal(c, fence=fence, owner=owner, live=live, row=tip):
+                raise error
+            if status in _TERMINAL and not run.terminal:
+                turn = 0
+        self._log_id = number = self._log_id + 1
+        self._log_hash = log.hash
+        if rules.wants_lane(c) and not holds:
+            self._need_lane(p, key, turn or LAST_TURN, now)
+        execute(Q.steps_log, (number, key, log.seq, tip, log.hash, log.data))
+        for taken in c.took:
+            execute(Q.inbox_take, (log.seq, key, taken))
+            if self.db.changes() != 1:
+                raise Conflict(f"the inbox item {taken!r} of {run.run_id} is not there to be taken", code="inbox_taken")
+        owner = rules.owner_after(c, owner)
+        unread = owner is None and bool(row(self.db, Q.inbox_unread, (key,))[0])
+        due = rules.due_after(c, owner, now, unread)
+        new = state is None
+        execute(
+            Q.run_update,
+            (
+                log.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, c.fence, owner, due,
+                int(rules.holds_after(c, bool(holds))), turn or number, p.whole_size, run.status.value, run.priority,
+                codec.encode_run(run) if new and p.sealed.doc is None else p.sealed.doc, key,
+            ),
+        )  # fmt: skip
+        if p.whole is not None:
+            execute(Q.whole_insert, (key, log.seq, number, p.whole))
+        if not c.plain:
+            self._beside(p, now)
+        return Applied(p.tip(number), key, owner is not None)
+
+    def _create(self, p: Prepared) -> int:
+        c, run = p.commit, p.commit.run
+        if c.after is not None:
+            raise RunNotFound(f"there is no run {run.run_id}")
+        incarnation = row(self.db, Q.meta_get, ("incarnation",))[0]
+        if error := rules.first_fence(c, incarnation):
+            raise error
+        self._cursor.execute(
+            Q.run_insert,
+            (
+                run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root,
+            ),
+        )  # fmt: skip
+        return self.db.last_insert_rowid()
+
+    def _need_lane(self, p: Prepared, key: int, turn: int, now: int) -> None:
+        """A run begins to execute only if nobody holds its lane and nobody due is before it (§10.8)."""
+        run = p.commit.run
+        if blocker := lane_blocker(self.db, (run.tenant_id, run.session_key, run.lane), key, turn, now):
+            raise rules.lane_busy(run, blocker)
+
+    def _beside(self, p: Prepared, now: int) -> None:
+        """What a commit writes beside its log row."""
+        c, execute = p.commit, self._cursor.execute
+        for claim in c.claims:
+            execute(Q.claim_insert, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at, now))
+            if self.db.changes() != 1:
+                there = row(self.db, Q.claim_get, (claim.kind, claim.scope, claim.key, now))
+                raise rules.claim_taken(claim.kind, claim.key, there[0])
+        for effect in c.effects:
+            execute(Q.effect_upsert, effect_row(effect))
+        for intent in c.intents:
+            execute(Q.intent_upsert, intent_row(intent))
+        if c.ledger:
+            self._cursor.executemany(Q.ledger_insert, [(r.run_id, r.topic, r.key, r.at, r.data) for r in c.ledger])
+        for child in p.creates:
+            self._apply(child, now)
+        for item in c.puts:
+            self.put(item, now)
+
+    # -- inbox --------------------------------------------------------------------------------------
+
+    def put(self, item: InboxItem, now: int) -> InboxItem:
+        """Inside a transaction: keeps a command, or gives the one already there under its key."""
+        execute = self._cursor.execute
+        state = row(self.db, Q.run_tip, (item.run_id,))
+        if state is None:
+            raise RunNotFound(f"there is no run {item.run_id}")
+        execute(Q.inbox_insert, (state[0], item.key, item.put_at, codec.encode_command(item.command)))
+        if self.db.changes() != 1:
+            return inbox_item(item.run_id, row(self.db, Q.inbox_get, (state[0], item.key)))
+        execute(Q.inbox_wake, (now, state[0]))
+        return msgspec.structs.replace(item, taken_seq=None)
+
+
+def lane_blocker(db: apsw.Connection, lane: tuple[str, str, str], key: int, turn: int, now: int) -> str | None:
+    """The run that holds a lane, or is due in it before this turn."""
+    found = row(db, Q.lane_holder, (*lane, key)) or row(db, Q.lane_before, (*lane, turn, now, key))
+    return None if found is None else str(found[0])
+
+
+def inbox_item(run_id: str, row: tuple[str, bytes, int, int | None]) -> InboxItem:
+    return InboxItem(run_id, row[0], codec.decode_command(row[1]), row[2], row[3])
+
+
+def effect_row(e: Effect) -> tuple[object, ...]:
+    return (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, codec.encode_effect(e))
+
+
+def intent_row(i: Intent) -> tuple[object, ...]:
+    return (i.intent_id, i.run_id, i.order_key, i.state, i.due, i.owner, i.lease_until, i.settled_at, encode_intent(i))
+
+
+def encode_intent(i: Intent) -> bytes:
+    return _encoder.encode(i)
+
+
+def decode_intent(data: bytes) -> Intent:
+    """An intent as kept.
+
+    Raises:
+        EventUnreadable: damaged bytes.
+    """
+    try:
+        return _intent.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+        raise EventUnreadable(f"an intent cannot be decoded: {e}") from e
+
+

@@ -1,0 +1,225 @@
+"""Connections to one SQLite file: opening, pragmas, schema, named statements, and the one place where errors are mapped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import re
+import time
+from collections.abc import Iterator, Sequence
+from importlib import resources
+from types import SimpleNamespace
+from typing import Any
+
+import apsw
+
+from holdfast.core.errors import (
+    Conflict,
+    EffectInProgress,
+    HoldfastError,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    UnsupportedFormat,
+    VersionConflict,
+)
+
+APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
+LOOP_BUSY = 0.002
+PATIENCE = 5.0
+_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
+
+
+def _statements() -> SimpleNamespace:
+    parts = _NAME.split(resources.files(__package__).joinpath("queries.sql").read_text("utf-8"))
+    found = {}
+    for name, body in zip(parts[1::2], parts[2::2], strict=True):
+        lines = [line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--")]
+        found[name] = "\n".join(lines).strip().removesuffix(";")
+    return SimpleNamespace(**found)
+
+
+def _migrations() -> list[str]:
+    folder = resources.files(__package__).joinpath("migrations")
+    names = sorted(f.name for f in folder.iterdir() if f.name.endswith(".sql"))
+    assert names == [f"{i:04}.sql" for i in range(1, len(names) + 1)], "migrations are numbered without a gap"
+    return [folder.joinpath(n).read_text("utf-8") for n in names]
+
+
+Q: Any = _statements()
+MIGRATIONS = _migrations()
+
+
+def translate(error: apsw.Error, path: str) -> HoldfastError:
+    """What an SQLite error means to whoever must act; the only place where that is decided."""
+    text = str(error)
+    if isinstance(error, apsw.ConstraintError):
+        return _violated(text)
+    if isinstance(error, apsw.FullError):
+        return StoreFull(f"{path}: the disk is full; nothing of this commit was written", hint="free some space and go on")
+    if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
+        return StoreReadOnly(f"{path} cannot be written: {text}", hint="check the permissions of the file and of its folder")
+    if isinstance(error, apsw.BusyError | apsw.LockedError):
+        pid = holder(path)
+        who = f"the process {pid}" if pid else "another process"
+        return StoreBusy(f"{path}: {who} has held the write lock for more than {PATIENCE:.0f} s", hint="it may be stopped in mid-commit: continue or end it")
+    if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
+        return StoreCorrupt(f"{path} is damaged: {text}", hint="keep a copy of the files, then restore a backup")
+    if isinstance(error, apsw.IOError):
+        return StoreError(f"{path}: input or output failed: {text}", hint="look at the disk; the outcome is found by reading back", code="store_io")
+    if isinstance(error, apsw.TooBigError):
+        return StoreError(f"{path}: a value is too big: {text}", code="too_large")
+    return StoreError(f"{path}: {type(error).__name__}: {text}")
+
+
+def _violated(text: str) -> HoldfastError:
+    """A unique index said no: what that means is known by its columns."""
+    if "effect.key" in text:
+        return EffectInProgress("another attempt under this key is not settled", hint="wait for it")
+    if "run.run_id" in text:
+        return VersionConflict("the run exists already", hint="load it")
+    if "run.tenant_id" in text:
+        return Conflict("the lane is held by another run", hint="submit it as pending", code="lane_busy")
+    if "worker.owner" in text:
+        return Conflict("the worker is registered already", hint="an owner id is unique per process start", code="owner_taken")
+    return StoreError(f"a constraint was violated: {text}", code="constraint")
+
+
+def holder(path: str) -> int | None:
+    """The process that holds the write lock, from the kernel's table of locks; None if it cannot be told.
+
+    The lock file itself is never opened: closing any descriptor of it would drop this process's own locks.
+    """
+    try:
+        inode = os.stat(path + "-shm").st_ino
+        with open("/proc/locks", encoding="ascii") as table:
+            for line in table:
+                part = line.split()
+                holds = "->" not in part and len(part) == 8 and part[3] == "WRITE" and part[5].rpartition(":")[2] == str(inode)
+                if holds and part[6].isdigit() and int(part[6]) <= 120 and (part[7] == "EOF" or int(part[7]) >= 120):
+                    return int(part[4])
+    except OSError:
+        return None
+    return None
+
+
+@contextlib.contextmanager
+def mapped(path: str) -> Iterator[None]:
+    """Raises Holdfast's errors for SQLite's."""
+    try:
+        yield
+    except apsw.Error as e:
+        raise translate(e, path) from e
+
+
+def connect(path: str, *, patience: float = PATIENCE, create: bool = False, readonly: bool = False) -> apsw.Connection:
+    """A connection ready for use. ``patience``: seconds to wait for the write lock.
+
+    Raises:
+        StoreReadOnly, StoreCorrupt, StoreBusy: by what stands in the way.
+    """
+    flags = apsw.SQLITE_OPEN_READONLY if readonly else apsw.SQLITE_OPEN_READWRITE | (apsw.SQLITE_OPEN_CREATE if create else 0)
+    with mapped(path):
+        db = apsw.Connection(path, flags=flags, statementcachesize=128)
+        try:
+            db.set_busy_handler(_waiter(patience))
+            if not readonly:
+                mode = db.pragma("journal_mode", "wal")
+                if mode != "wal":
+                    raise StoreReadOnly(f"{path} cannot use a write-ahead log (its journal is {mode!r})", hint="put it on a local disk")
+                db.pragma("synchronous", "FULL")
+            db.pragma("cache_size", -16384)
+            db.pragma("trusted_schema", "OFF")
+        except BaseException:
+            db.close()
+            raise
+    return db
+
+
+def _waiter(patience: float) -> Any:
+    """A busy handler with short, uneven naps: SQLite's own sleeps grow to 100 ms, and a busy neighbour would starve us."""
+    began = 0.0
+
+    def wait(count: int) -> bool:
+        nonlocal began
+        now = time.monotonic()
+        if count == 0:
+            began = now
+        if now - began >= patience:
+            return False
+        time.sleep(min(random.uniform(0.0002, 0.002), patience / 4))
+        return True
+
+    return wait
+
+
+def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
+    """Brings the schema up to date; a new database gets ``incarnation``.
+
+    Raises:
+        UnsupportedFormat: a newer release has been here.
+        StoreCorrupt: an SQLite file, but not one of ours.
+    """
+    with mapped(path):
+        if db.pragma("user_version") == len(MIGRATIONS) and db.pragma("application_id") == APPLICATION_ID:
+            return
+        db.execute(Q.begin)
+        try:
+            number = int(db.pragma("user_version"))
+            if number == 0 and db.execute("SELECT count(*) FROM sqlite_schema").get:
+                raise StoreCorrupt(f"{path} is an SQLite database, but not one of Holdfast's", hint="give the store a file of its own")
+            if number and db.pragma("application_id") != APPLICATION_ID:
+                raise StoreCorrupt(f"{path} is an SQLite database, but not one of Holdfast's", hint="give the store a file of its own")
+            if number > len(MIGRATIONS):
+                raise UnsupportedFormat(f"{path} has schema {number}, this release knows {len(MIGRATIONS)}", hint="use the release that wrote it")
+            for script in MIGRATIONS[number:]:
+                db.execute(script)
+            if number == 0:
+                db.execute(Q.meta_set, ("incarnation", incarnation))
+            db.pragma("application_id", APPLICATION_ID)
+            db.pragma("user_version", len(MIGRATIONS))
+            db.execute(Q.commit)
+        except BaseException:
+            db.execute(Q.rollback)
+            raise
+
+
+def row(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
+    """The first row as a tuple, or None."""
+    return db.execute(sql, values).fetchone()
+
+
+def rows(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[Any]:
+    """All rows as tuples."""
+    return db.execute(sql, values).fetchall()
+
+
+@contextlib.contextmanager
+def writing(db: apsw.Connection) -> Iterator[None]:
+    """One write transaction: all of it or none of it."""
+    db.execute(Q.begin)
+    try:
+        yield
+        db.execute(Q.commit)
+    except BaseException:
+        abort(db)
+        raise
+
+
+@contextlib.contextmanager
+def reading(db: apsw.Connection) -> Iterator[None]:
+    """One snapshot for several reads."""
+    db.execute(Q.begin_read)
+    try:
+        yield
+    finally:
+        abort(db)
+
+
+def abort(db: apsw.Connection) -> None:
+    """Ends the open transaction; some errors have already rolled it back by themselves."""
+    if db.in_transaction:
+        db.execute(Q.rollback)

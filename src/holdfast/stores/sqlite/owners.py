@@ -1,0 +1,74 @@
+"""Workers as the database knows them: when a lease runs out, and whether its owner lives (§2.9, §10.3)."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Callable
+from typing import NamedTuple
+
+import apsw
+
+from holdfast.core.lease import Alive
+from holdfast.stores.sqlite.connection import Q
+from holdfast.stores.sqlite.liveness import Liveness, boot, ticks
+
+FORGET_AFTER_US = 3600 * 1_000_000
+
+
+class WorkerRow(NamedTuple):
+    owner: str
+    started_at: int
+    expires_at: int
+    boot: str
+    ticks: int
+    host: str
+    pid: int
+
+
+class Owners:
+    """Judges owners. Between processes of one boot the clock since boot decides, which nobody sets (X-13).
+
+    A clock given by the caller stands in for both clocks, so that tests can move time.
+    """
+
+    def __init__(self, liveness: Liveness, now: Callable[[], int], *, given: bool) -> None:
+        self._liveness = liveness
+        self._now = now
+        self._ticks = now if given else ticks
+        self._boot = "" if given else boot()
+
+    def fresh(self, owner: str, ttl_us: int) -> WorkerRow:
+        """The row of an owner that registers now."""
+        now = self._now()
+        return WorkerRow(owner, now, now + ttl_us, self._boot, self._ticks() + ttl_us, platform.node(), os.getpid())
+
+    def renewed(self, ttl_us: int) -> tuple[int, int]:
+        """The new expiry on the wall and on the boot's clock."""
+        return self._now() + ttl_us, self._ticks() + ttl_us
+
+    def find(self, db: apsw.Connection, owner: str) -> WorkerRow | None:
+        row = db.execute(Q.worker, (owner,)).fetchone()
+        return None if row is None else WorkerRow(*row)
+
+    def all(self, db: apsw.Connection) -> list[WorkerRow]:
+        return [WorkerRow(*row) for row in db.execute(Q.workers)]
+
+    def left(self, row: WorkerRow) -> int:
+        """Microseconds until the lease runs out; below one it has."""
+        return row.ticks - self._ticks() if row.boot == self._boot else row.expires_at - self._now()
+
+    def alive(self, row: WorkerRow) -> Alive:
+        return self._liveness.alive(row.owner) if row.boot == self._boot else Alive.UNKNOWN
+
+    def lost(self, row: WorkerRow | None) -> str | None:
+        """Why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it lives (§10.6)."""
+        if row is None:
+            return "expired"
+        if self.alive(row) is Alive.NO:
+            return "owner_dead"
+        return "expired" if self.left(row) <= 0 else None
+
+    def forgettable(self, row: WorkerRow) -> bool:
+        """Whether the row of a lost owner without runs may go."""
+        return self.alive(row) is Alive.NO or self.left(row) < -FORGET_AFTER_US

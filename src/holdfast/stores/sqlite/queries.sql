@@ -1,0 +1,209 @@
+-- Every statement the store runs, by name. One transaction is BEGIN IMMEDIATE, some of these, COMMIT.
+
+-- name: begin
+BEGIN IMMEDIATE;
+-- name: commit
+COMMIT;
+-- name: rollback
+ROLLBACK;
+-- name: begin_read
+-- A snapshot for verbs that read several tables.
+BEGIN;
+
+-- A step --------------------------------------------------------------------------------------------
+
+-- name: step_log
+-- A lone step's row; the next free id is by construction the newest.
+INSERT INTO log (run, seq, prev, hash, data) VALUES (?, ?, ?, ?, ?);
+-- name: step_run
+-- The compare-and-set of a lone step: id, fence and tip must all match, and somebody must hold it.
+UPDATE run SET seq = ?, tip = last_insert_rowid(), since = ?, version = ?, step = ?, head = ?
+WHERE id = ? AND fence = ? AND tip = ? AND owner IS NOT NULL;
+-- name: steps_log
+INSERT INTO log (id, run, seq, prev, hash, data) VALUES (?, ?, ?, ?, ?, ?);
+-- name: steps_run
+UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?
+WHERE id = ? AND fence = ? AND tip = ? AND owner IS NOT NULL;
+-- name: last_log
+SELECT ifnull(max(id), 0) FROM log;
+
+-- Any other commit ----------------------------------------------------------------------------------
+
+-- name: run_state
+SELECT id, tip, fence, owner, holds, turn, status FROM run WHERE run_id = ?;
+-- name: run_insert
+INSERT INTO run (run_id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, tenant_id, skill_id, thread_id,
+                 session_key, lane, queue, priority, parent_run_id, lineage_root, doc)
+VALUES (?, 0, 0, 0, 0, NULL, NULL, 0, NULL, NULL, 0, 0, 0, '', ?, ?, ?, ?, ?, ?, 0, ?, ?, x'');
+-- name: run_update
+-- The row was read in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is.
+UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?, fence = ?, owner = ?, due = ?, holds = ?, turn = ?, whole = ?,
+               status = ?, priority = ?, doc = ifnull(?, doc)
+WHERE id = ?;
+-- name: whole_insert
+INSERT INTO whole (run, seq, log, data) VALUES (?, ?, ?, ?);
+-- name: inbox_take
+UPDATE inbox SET taken = ? WHERE run = ? AND key = ? AND taken IS NULL;
+-- name: inbox_unread
+SELECT EXISTS (SELECT 1 FROM inbox WHERE run = ? AND taken IS NULL);
+-- name: claim_insert
+-- An expired key is free again.
+INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET run_id = excluded.run_id, digest = excluded.digest, expires_at = excluded.expires_at
+WHERE claim.expires_at <= ?;
+-- name: claim_get
+SELECT run_id, digest, expires_at FROM claim WHERE kind = ? AND scope = ? AND key = ? AND (expires_at IS NULL OR expires_at > ?);
+-- name: effect_upsert
+INSERT INTO effect (effect_id, run_id, lineage_root, key, status, data) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT (effect_id) DO UPDATE SET status = excluded.status, data = excluded.data;
+-- name: effect_settle
+UPDATE effect SET status = ?, data = ? WHERE effect_id = ? AND status = ?;
+-- name: intent_upsert
+INSERT INTO intent (intent_id, run_id, order_key, state, due, owner, lease_until, settled_at, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due, owner = excluded.owner,
+  lease_until = excluded.lease_until, settled_at = excluded.settled_at, data = excluded.data;
+-- name: ledger_insert
+INSERT INTO ledger (run_id, topic, key, at, data) VALUES (?, ?, ?, ?, ?);
+
+-- Inbox ---------------------------------------------------------------------------------------------
+
+-- name: inbox_insert
+INSERT INTO inbox (run, key, put_at, command) VALUES (?, ?, ?, ?) ON CONFLICT (run, key) DO NOTHING;
+-- name: inbox_get
+SELECT key, command, put_at, taken FROM inbox WHERE run = ? AND key = ?;
+-- name: inbox_wake
+-- A run at rest becomes claimable in the transaction that put something into its inbox (§10.16).
+UPDATE run SET due = min(ifnull(due, ?1), ?1) WHERE id = ?2 AND owner IS NULL AND status NOT IN ('completed', 'failed', 'canceled');
+-- name: inbox_untaken
+SELECT key, command, put_at, taken FROM inbox WHERE run = ? AND taken IS NULL ORDER BY id;
+-- name: inbox_all
+SELECT key, command, put_at, taken FROM inbox WHERE run = ? ORDER BY id;
+
+-- Claims --------------------------------------------------------------------------------------------
+
+-- name: next_queue
+SELECT min(queue) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue > ?;
+-- name: next_priority
+-- Priorities are walked from the highest down, so that what is due within each is one range of the index.
+SELECT max(priority) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority < ?;
+-- name: claim_due
+SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due
+FROM run r
+WHERE r.queue = ?1 AND r.priority = ?2 AND r.due <= ?3 AND r.due IS NOT NULL AND r.owner IS NULL
+  AND (?4 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?4)))
+  AND (r.holds = 1 OR NOT EXISTS (
+        SELECT 1 FROM run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
+      ) AND NOT EXISTS (
+        SELECT 1 FROM run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
+          AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= ?3
+      ))
+ORDER BY r.due, r.turn LIMIT ?5;
+-- name: claim_orphans
+-- Runs of an owner that is proven dead or whose lease has expired.
+SELECT r.id, r.run_id, r.fence, r.owner, r.priority, ifnull(r.due, 0)
+FROM run r
+WHERE r.owner = ?1 AND (?2 IS NULL OR r.queue IN (SELECT value FROM json_each(?2)))
+  AND (?3 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?3)))
+ORDER BY r.priority DESC, r.due LIMIT ?4;
+-- name: claim_one
+SELECT id, run_id, fence, owner, status, tenant_id, session_key, lane, holds, turn FROM run WHERE run_id = ?;
+-- name: lane_holder
+SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND holds = 1 AND id <> ?;
+-- name: lane_before
+SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND turn < ? AND due IS NOT NULL AND due <= ? AND id <> ?
+ORDER BY turn LIMIT 1;
+-- name: take
+UPDATE run SET owner = ?, fence = fence + 1, holds = 1, due = min(ifnull(due, ?2), ?2) WHERE id = ?3 AND fence = ?4;
+
+-- Workers -------------------------------------------------------------------------------------------
+
+-- name: worker_insert
+INSERT INTO worker (owner, started_at, expires_at, boot, ticks, host, pid) VALUES (?, ?, ?, ?, ?, ?, ?);
+-- name: worker_renew
+UPDATE worker SET expires_at = ?, ticks = ? WHERE owner = ?;
+-- name: worker_delete
+DELETE FROM worker WHERE owner = ?;
+-- name: worker_delete_idle
+DELETE FROM worker WHERE owner = ?1 AND NOT EXISTS (SELECT 1 FROM run WHERE owner = ?1);
+-- name: workers
+SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker ORDER BY started_at LIMIT 10000;
+-- name: worker
+SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker WHERE owner = ?;
+-- name: worker_runs
+SELECT count(*) FROM run WHERE owner = ?;
+-- name: hand_back
+-- The fence moves too: nothing its old owner still has in hand can be written.
+UPDATE run SET owner = NULL, fence = fence + 1, due = ? WHERE owner = ?;
+
+-- Reads ---------------------------------------------------------------------------------------------
+
+-- name: run_load
+SELECT r.id, r.tip, r.since, r.whole, l.hash, l.seq FROM run r LEFT JOIN log l ON l.id = r.tip WHERE r.run_id = ?;
+-- name: run_get
+SELECT run_id, doc, status, version, step, head, fence, owner, due FROM run WHERE run_id = ?;
+-- name: whole_newest
+SELECT seq, log, data FROM whole WHERE run = ? ORDER BY seq DESC LIMIT 1;
+-- name: whole_after
+-- Skip pointers of forward paging.
+SELECT log FROM whole WHERE run = ? AND seq > ? ORDER BY seq LIMIT 1 OFFSET ?;
+-- name: log_back
+-- The chain from a row back to, but without, another; newest first.
+WITH RECURSIVE chain (id, prev) AS (
+  SELECT id, prev FROM log WHERE id = ?1 AND id <> ?2 AND seq > ?3
+  UNION ALL
+  SELECT l.id, l.prev FROM chain c JOIN log l ON l.id = c.prev WHERE c.prev <> ?2 AND l.seq > ?3
+)
+SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id;
+-- name: run_tip
+SELECT id, tip FROM run WHERE run_id = ?;
+-- name: effects_of_run
+SELECT data FROM effect WHERE run_id = ? ORDER BY id;
+-- name: effects_of_key
+SELECT data FROM effect WHERE key = ? ORDER BY id;
+-- name: effects_of_lineage
+SELECT data FROM effect WHERE lineage_root = ? ORDER BY id;
+-- name: effects_all
+SELECT data FROM effect ORDER BY id;
+-- name: ledger_of_run
+SELECT run_id, topic, key, data, at FROM ledger WHERE run_id = ? ORDER BY id;
+-- name: intents_of_run
+SELECT data FROM intent WHERE run_id = ?1 AND (?2 IS NULL OR state = ?2) ORDER BY id LIMIT ?3;
+-- name: intents_all
+SELECT data FROM intent WHERE ?1 IS NULL OR state = ?1 ORDER BY id LIMIT ?2;
+
+-- Outbox --------------------------------------------------------------------------------------------
+
+-- name: intents_sending
+SELECT id, intent_id, owner, lease_until, data FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
+-- name: intents_due
+-- Of one order key only the oldest that is not settled is free (§9.4).
+SELECT i.id, i.data FROM intent i
+WHERE i.state = 'queued' AND i.due <= ?1
+  AND (i.order_key = '' OR NOT EXISTS (
+    SELECT 1 FROM intent e WHERE e.order_key = i.order_key AND e.order_key <> '' AND e.id < i.id AND e.state IN ('queued', 'sending', 'unknown')))
+ORDER BY i.due, i.id LIMIT ?2;
+-- name: intent_take
+UPDATE intent SET state = 'sending', owner = ?, lease_until = ?, data = ? WHERE id = ?;
+-- name: intent_settle
+UPDATE intent SET state = ?, due = ?, owner = ?, lease_until = ?, settled_at = ?, data = ?
+WHERE intent_id = ? AND owner = ? AND state = 'sending';
+
+-- The store as a whole ------------------------------------------------------------------------------
+
+-- name: meta_get
+SELECT value FROM meta WHERE key = ?;
+-- name: meta_set
+INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+-- name: log_last
+SELECT id, hash FROM log ORDER BY id DESC LIMIT 1;
+-- name: log_hash
+SELECT hash FROM log WHERE id = ?;
+-- name: move_fences
+-- A new incarnation: every fence given out before is refused from now on, every run is at rest (§1.9, X-02).
+UPDATE run SET fence = (?1 << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE ?2 END, owner = NULL;
+-- name: forget_workers
+DELETE FROM worker;
+-- name: chain_page
+SELECT l.id, l.run, l.seq, l.prev, l.hash, l.data FROM log l WHERE l.id > ? ORDER BY l.id LIMIT 500;
+-- name: tips_page
+SELECT r.id, r.run_id, r.tip, r.seq FROM run r WHERE r.id > ? ORDER BY r.id LIMIT 500;

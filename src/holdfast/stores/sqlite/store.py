@@ -1,0 +1,636 @@
+"""The SQLite store: the verbs of the port, each one transaction.
+
+Theory of operation. Three connections at most: the loop's, which reads and, while commits are quick, writes; the
+writer thread's, when they are not (``writer.py``); and the renewal's, so that a heartbeat in its own thread depends on
+nobody (``renew``). Several processes may share the file: row ids are given inside the write transaction, owners are
+judged by their liveness files and by the clock since boot, and wake-ups come from a poll of ``data_version``.
+
+When opening finds that the log has gone backwards, or that the store is another incarnation than the anchor remembers,
+the store can be read and ``verify`` names it, but every write raises the named error until ``acknowledge`` (§1.9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import apsw
+import msgspec
+
+from holdfast.core import canon, codec
+from holdfast.core.codec import Row
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.effects import Effect
+from holdfast.core.errors import (
+    HoldfastError,
+    IncarnationChanged,
+    LeaseLost,
+    LogRolledBack,
+    RunNotFound,
+    StoreCorrupt,
+    StoreError,
+    UnknownStatus,
+    UsageError,
+)
+from holdfast.core.lease import Alive, Lease
+from holdfast.core.run import Run
+from holdfast.core.status import TERMINAL, Status
+from holdfast.ports import Claim, Loaded, Problem, RunFilter, Worker
+from holdfast.stores import rules
+from holdfast.stores.changes import Changes
+from holdfast.stores.rules import SENDER_LOST
+from holdfast.stores.sqlite.anchor import Anchor, Mark
+from holdfast.stores.sqlite.commits import Committer, decode_intent, effect_row, encode_intent, inbox_item, lane_blocker
+from holdfast.stores.sqlite.connection import LOOP_BUSY, Q, connect, mapped, reading, row, rows, schema, writing
+from holdfast.stores.sqlite.liveness import Liveness
+from holdfast.stores.sqlite.owners import Owners
+from holdfast.stores.sqlite.writer import Writer
+
+MAX_LIST = 10_000
+MAX_PROBLEMS = 100
+_TERMINAL = frozenset(s.value for s in TERMINAL)
+_FILTERS = {
+    "tenant_id": "tenant_id = ?",
+    "skill_id": "skill_id = ?",
+    "thread_id": "thread_id = ?",
+    "session_key": "session_key = ?",
+    "parent_run_id": "parent_run_id = ?",
+    "lineage_root": "lineage_root = ?",
+    "before": "run_id < ?",
+}
+_LIST = "SELECT run_id, doc, status, version, step, head, fence, owner, due FROM run"
+
+
+class SqliteStore:
+    """A store in one SQLite file. ``now`` replaces its clock (microseconds since 1970), so that tests can move time."""
+
+    def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] | None = None) -> None:
+        self.path = os.fspath(path)
+        self.url = f"sqlite:///{self.path}"
+        self.incarnation = 0
+        self.suspect: HoldfastError | None = None
+        self._now = now or (lambda: time.time_ns() // 1000)
+        self._anchor = Anchor(self.path + "-anchor")
+        self._liveness = Liveness(self.path + "-live")
+        self._owners = Owners(self._liveness, self._now, given=now is not None)
+        self._changes = Changes(self._data_version)
+        self._noted = 0
+        self._db: apsw.Connection | None = None
+        self._writer: Writer | None = None
+        self._renewing: apsw.Connection | None = None
+        self._renewal = threading.Lock()
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Opens or creates the file. A log that went backwards is named in ``suspect`` and by ``verify``; it opens for reading.
+
+        Raises:
+            StoreReadOnly, StoreCorrupt, StoreBusy, UnsupportedFormat: by what stands in the way.
+        """
+        if self._db is not None:
+            return
+        folder = os.path.dirname(os.path.abspath(self.path))
+        if not os.path.isdir(folder):
+            raise UsageError(f"the folder {folder} does not exist", hint="create it first")
+        db = connect(self.path, create=True)
+        try:
+            with mapped(self.path):
+                empty = db.pragma("user_version") == 0
+                schema(db, self.path, secrets.randbits(31))
+                if empty:
+                    # The schema is in the file itself from the start: a lost log then shows as a lost log, not as a new store.
+                    db.pragma("wal_checkpoint(TRUNCATE)")
+                self.incarnation = row(db, Q.meta_get, ("incarnation",))[0]
+                self.suspect = self._suspicion(db)
+        except BaseException:
+            self._anchor.close()
+            db.close()
+            raise
+        db.close()
+        self._db = connect(self.path, patience=LOOP_BUSY)
+        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
+        self._anchor.keep_synced()
+        self._changes.reopen()
+
+    def _committer(self, db: apsw.Connection) -> Committer:
+        return Committer(db, self._owners, self._now)
+
+    def _thread_committer(self) -> Committer:
+        return self._committer(connect(self.path))
+
+    def _suspicion(self, db: apsw.Connection) -> HoldfastError | None:
+        """Holds the tail of the log against the anchor, in constant time (§1.9). The anchor is read first: it is never ahead."""
+        mark = self._anchor.open()
+        last, _digest = row(db, Q.log_last) or (0, b"")
+        self._noted = last
+        way_out = "look at what is missing (holdfast check), restore a backup, or accept the loss: holdfast doctor --acknowledge"
+        if mark is None:
+            if last == 0:
+                self._anchor.begin(Mark(self.incarnation, 0, b""), first=True)
+                return None
+            return LogRolledBack(f"{self._anchor.path} is missing or damaged: nothing vouches for the end of the log", hint=way_out)
+        if mark.last > last:
+            return LogRolledBack(f"{self.path} ends with log row {last}, but row {mark.last} was acknowledged", hint=way_out)
+        if mark.incarnation != self.incarnation:
+            return IncarnationChanged(f"{self.path} is not the store its anchor belongs to", hint=way_out)
+        if mark.last:
+            found = row(db, Q.log_hash, (mark.last,))
+            if found is None or found[0] != mark.hash:
+                return LogRolledBack(f"{self.path}: log row {mark.last} is not the one that was acknowledged", hint=way_out)
+        return None
+
+    def _after(self, committer: Committer) -> None:
+        """Between COMMIT and the answer: the anchor follows the log. May run in the writer's thread."""
+        number, digest = committer.last
+        if number <= self._noted:
+            return
+        self._noted = number
+        try:
+            followed = self._anchor.raise_to(Mark(self.incarnation, number, digest))
+        except OSError as e:
+            self.suspect = StoreError(f"{self._anchor.path} cannot be written: {e.strerror}", hint="look at the disk", code="store_io")
+            return
+        if not followed:
+            self.suspect = IncarnationChanged(f"{self.path} was restored or acknowledged by another process", hint="open the store again")
+
+    async def close(self) -> None:
+        """Ends what is in hand, syncs the anchor, and lets go of every owner's proof of life."""
+        self._changes.close()
+        if self._writer is not None:
+            self._writer.close()
+            self._writer = None
+        with self._renewal:
+            if self._renewing is not None:
+                self._renewing.close()
+                self._renewing = None
+        self._liveness.close()
+        self._anchor.close()
+        if self._db is not None:
+            self._db.close()
+            self._db = None
+
+    def now(self) -> int:
+        return self._now()
+
+    def _read(self) -> apsw.Connection:
+        if self._db is None:
+            raise StoreError(f"{self.path} is not open", hint="await store.open() first", code="store_closed")
+        return self._db
+
+    def _write(self) -> Writer:
+        if self._writer is None:
+            raise StoreError(f"{self.path} is not open", hint="await store.open() first", code="store_closed")
+        if self.suspect is not None:
+            raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
+        return self._writer
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    async def commit(self, commit: Commit) -> Tip:
+        writer = self._write()
+        if __debug__:
+            commit.check()
+        return await writer.commit(rules.prepare(commit))
+
+    async def put(self, item: InboxItem) -> InboxItem:
+        def work(committer: Committer) -> InboxItem:
+            with writing(committer.db):
+                return committer.put(item, self._now())
+
+        kept = await self._write().run(work)
+        self._changes.tell()
+        return kept
+
+    async def settle_effect(self, effect: Effect, expected: str) -> bool:
+        _, _, _, _, status, data = effect_row(effect)
+
+        def work(committer: Committer) -> bool:
+            with writing(committer.db):
+                committer.db.execute(Q.effect_settle, (status, data, effect.effect_id, str(expected)))
+                return committer.db.changes() == 1
+
+        done = await self._write().run(work)
+        self._changes.tell()
+        return done
+
+    # -- leases and lanes ---------------------------------------------------------------------------
+
+    async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
+        writer = self._write()
+        with mapped(self.path):
+            if run_id is None and not self._candidates(self._read(), owner, queues, skills, limit) and not self._litter(self._read(), owner):
+                if self._owners.find(self._read(), owner) is None:
+                    raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+                return []
+
+        def work(committer: Committer) -> list[tuple[int, Claim]]:
+            with writing(committer.db):
+                return self._claim(committer.db, owner, queues, skills, limit, run_id)
+
+        taken = await writer.run(work)
+        for key, claim in taken:
+            writer.drives(claim.run_id, key)
+        return [claim for _, claim in taken]
+
+    def _claim(
+        self, db: apsw.Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, limit: int, run_id: str | None
+    ) -> list[tuple[int, Claim]]:
+        if self._owners.find(db, owner) is None:
+            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+        now = self._now()
+        found = self._candidates(db, owner, queues, skills, limit) if run_id is None else self._candidate(db, run_id, now)
+        out = []
+        for key, run, fence, previous in found:
+            cause = "" if previous is None else self._owners.lost(self._owners.find(db, previous)) or "expired"
+            db.execute(Q.take, (owner, now, key, fence))
+            if db.changes() == 1:
+                out.append((key, Claim(run, fence + 1, previous, cause)))
+        for gone in self._litter(db, owner):
+            db.execute(Q.worker_delete_idle, (gone,))
+            if db.changes():
+                self._liveness.forget(gone)
+        return out
+
+    def _litter(self, db: apsw.Connection, owner: str) -> list[str]:
+        """Owners that are gone for good and hold nothing."""
+        rows = [w for w in self._owners.all(db) if w.owner != owner and self._owners.forgettable(w)]
+        return [w.owner for w in rows if not row(db, Q.worker_runs, (w.owner,))[0]]
+
+    def _candidates(
+        self, db: apsw.Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, limit: int
+    ) -> list[tuple[int, str, int, str | None]]:
+        """What may be claimed, most urgent first: due runs at rest, and the runs of lost owners."""
+        now = self._now()
+        wanted = None if skills is None else json.dumps(list(skills))
+        among = json.dumps(list(queues)) if queues else None
+        found: list[Any] = []
+        for worker in self._owners.all(db):
+            if worker.owner != owner and self._owners.lost(worker) is not None:
+                found += rows(db, Q.claim_orphans, (worker.owner, among, wanted, limit))
+        for queue in queues or self._queues(db):
+            here: list[Any] = []
+            priority = 2**62
+            while len(here) < limit and (priority := _one(db, Q.next_priority, (queue, priority))) is not None:
+                here += rows(db, Q.claim_due, (queue, priority, now, wanted, limit - len(here)))
+            found += here
+        found.sort(key=lambda r: (-r[4], r[5]))
+        return [(key, run, fence, previous) for key, run, fence, previous, _, _ in found[:limit]]
+
+    def _queues(self, db: apsw.Connection) -> Iterator[str]:
+        queue = ""
+        while (found := _one(db, Q.next_queue, (queue,))) is not None:
+            queue = found
+            yield queue
+
+    def _candidate(self, db: apsw.Connection, run_id: str, now: int) -> list[tuple[int, str, int, str | None]]:
+        found = row(db, Q.claim_one, (run_id,))
+        if found is None:
+            raise RunNotFound(f"there is no run {run_id}")
+        key, _, fence, owner, status, tenant, session, lane, holds, turn = found
+        if status in _TERMINAL or (owner is not None and self._owners.lost(self._owners.find(db, owner)) is None):
+            return []
+        if not holds and lane_blocker(db, (tenant, session, lane), key, turn, now) is not None:
+            return []
+        return [(key, run_id, fence, owner)]
+
+    async def register(self, owner: str, ttl_us: int) -> None:
+        writer = self._write()
+        self._liveness.hold(owner)
+
+        def work(committer: Committer) -> None:
+            with writing(committer.db):
+                committer.db.execute(Q.worker_insert, self._owners.fresh(owner, ttl_us))
+
+        try:
+            await writer.run(work)
+        except BaseException:
+            self._liveness.release(owner)
+            raise
+
+    async def renew(self, owner: str, ttl_us: int) -> int:
+        """May be driven from any thread (``asyncio.run``): it has a connection of its own and awaits nothing."""
+        self._write()
+        with self._renewal, mapped(self.path):
+            if self._renewing is None:
+                self._renewing = connect(self.path)
+            expires_at, ticks = self._owners.renewed(ttl_us)
+            self._renewing.execute(Q.worker_renew, (expires_at, ticks, owner))
+            return expires_at if self._renewing.changes() == 1 else 0
+
+    async def retire(self, owner: str) -> None:
+        def work(committer: Committer) -> None:
+            with writing(committer.db):
+                committer.db.execute(Q.hand_back, (self._now(), owner))
+                committer.db.execute(Q.worker_delete, (owner,))
+
+        writer = self._write()
+        await writer.run(work)
+        writer.forget()
+        self._liveness.release(owner)
+        self._changes.tell()
+
+    def abandon(self, owner: str) -> None:
+        """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
+        self._liveness.drop(owner)
+
+    async def workers(self) -> list[Worker]:
+        db, now = self._read(), self._now()
+        with mapped(self.path):
+            return [
+                Worker(w.owner, w.started_at, now + self._owners.left(w), self._owners.alive(w).value, _one(db, Q.worker_runs, (w.owner,)))
+                for w in self._owners.all(db)
+            ]
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def _run(self, row: Sequence[Any]) -> Run:
+        """The run of a row.
+
+        Raises:
+            UnknownStatus: a stored status outside the eight (§2.6).
+            EventUnreadable: the cold part is damaged.
+        """
+        run_id, doc, status, version, step, head = row[:6]
+        try:
+            known = Status(status)
+        except ValueError:
+            raise UnknownStatus(f"{run_id} is stored with the status {status!r}", hint="holdfast check names the damage") from None
+        return rules.overlay(codec.decode_run(doc), status=known.value, version=version, step=step, head=head)
+
+    def _lease(self, db: apsw.Connection, fence: int, owner: str | None, due: int | None) -> Lease:
+        if owner is None:
+            return Lease(fence, None, None, Alive.UNKNOWN, due)
+        worker = self._owners.find(db, owner)
+        if worker is None:
+            return Lease(fence, owner, None, Alive.UNKNOWN, due)
+        return Lease(fence, owner, self._now() + self._owners.left(worker), self._owners.alive(worker), due)
+
+    async def get(self, run_id: str) -> tuple[Run, Lease] | None:
+        db = self._read()
+        with mapped(self.path):
+            found = row(db, Q.run_get, (run_id,))
+            return None if found is None else (self._run(found), self._lease(db, *found[6:]))
+
+    async def load(self, run_id: str) -> Loaded | None:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            found = row(db, Q.run_get, (run_id,))
+            if found is None:
+                return None
+            run, lease = self._run(found), self._lease(db, *found[6:])
+            key, tip, since, size, digest, seq = row(db, Q.run_load, (run_id,))
+            if digest is None:
+                raise StoreCorrupt(f"the newest commit of {run_id} is missing from the log", hint="restore a backup", code="checkpoint_head_missing")
+            newest = row(db, Q.whole_newest, (key,))
+            whole = None if newest is None else codec.decode_whole(run_id, newest[2])
+            since_then = _back(db, tip, 0 if newest is None else newest[1], 0)
+            items = tuple([inbox_item(run_id, r) for r in rows(db, Q.inbox_untaken, (key,))])
+            return Loaded(run, Tip(seq, digest, tip, since, size), lease, whole, tuple(since_then), items)
+
+    async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
+        db = self._read()
+        where = [sql for field, sql in _FILTERS.items() if getattr(query, field) is not None]
+        values: list[Any] = [getattr(query, field) for field in _FILTERS if getattr(query, field) is not None]
+        if query.statuses is not None:
+            where.append("status IN (SELECT value FROM json_each(?))")
+            values.append(json.dumps([str(s) for s in query.statuses]))
+        sql = _LIST + (" WHERE " + " AND ".join(where) if where else "") + " ORDER BY run_id DESC LIMIT ?"
+        with mapped(self.path):
+            found = rows(db, sql, [*values, min(query.limit, MAX_LIST)])
+            return [(self._run(r), self._lease(db, *r[6:])) for r in found]
+
+    async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
+        """Pages forward by whole checkpoints, each the end of a stretch that is walked backwards."""
+        db = self._read()
+        with mapped(self.path), reading(db):
+            found = row(db, Q.run_tip, (run_id,))
+            if found is None:
+                return []
+            key, tip = found
+            if limit is None:
+                return _back(db, tip, 0, after)
+            out: list[Row] = []
+            stop, skip = 0, 0
+            while len(out) < limit:
+                end = _one(db, Q.whole_after, (key, after, skip))
+                out += _back(db, tip if end is None else end, stop, after)
+                if end is None or end == tip:
+                    break
+                stop, skip = end, skip + 1
+            return out[:limit]
+
+    async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
+        db = self._read()
+        with mapped(self.path):
+            found = row(db, Q.run_tip, (run_id,))
+            if found is None:
+                return []
+            return [inbox_item(run_id, r) for r in rows(db, Q.inbox_all if taken else Q.inbox_untaken, (found[0],))]
+
+    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+        with mapped(self.path):
+            found = row(self._read(), Q.claim_get, (kind, scope, key, self._now()))
+        return None if found is None else DedupClaim(kind, scope, key, *found)
+
+    async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
+        choices = ((key, Q.effects_of_key), (run_id, Q.effects_of_run), (lineage_root, Q.effects_of_lineage))
+        value, sql = next(((v, q) for v, q in choices if v is not None), (None, Q.effects_all))
+        with mapped(self.path):
+            found = [codec.decode_effect(data) for (data,) in rows(self._read(), sql, () if value is None else (value,))]
+        return [e for e in found if run_id in (None, e.run_id) and lineage_root in (None, e.lineage_root)]
+
+    # -- outbox and ledger --------------------------------------------------------------------------
+
+    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
+        sql, values = (Q.intents_all, (state, limit)) if run_id is None else (Q.intents_of_run, (run_id, state, limit))
+        with mapped(self.path):
+            return [decode_intent(data) for (data,) in rows(self._read(), sql, values)]
+
+    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
+        with mapped(self.path):
+            if not self._ready(self._read(), limit):
+                return []
+
+        def work(committer: Committer) -> list[Intent]:
+            out = []
+            with writing(committer.db):
+                until = self._now() + ttl_us
+                for key, intent, lost in self._ready(committer.db, limit):
+                    mine = msgspec.structs.replace(
+                        intent, state="sending", owner=owner, lease_until=until, attempts=intent.attempts + 1,
+                        detail=SENDER_LOST if lost else intent.detail,
+                    )  # fmt: skip
+                    committer.db.execute(Q.intent_take, (owner, until, encode_intent(mine), key))
+                    out.append(mine)
+            return out
+
+        return await self._write().run(work)
+
+    def _ready(self, db: apsw.Connection, limit: int) -> list[tuple[int, Intent, bool]]:
+        """Intents that may be sent now: those whose sender is lost, then those that are due."""
+        now = self._now()
+        out: list[tuple[int, Intent, bool]] = []
+        for key, _, owner, until, data in rows(db, Q.intents_sending):
+            worker = self._owners.find(db, owner) if owner is not None else None
+            if until is None or until <= now or (worker is not None and self._owners.alive(worker) is Alive.NO):
+                out.append((key, decode_intent(data), True))
+        out += [(key, decode_intent(data), False) for key, data in rows(db, Q.intents_due, (now, limit))]
+        return out[:limit]
+
+    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool:
+        values = (intent.state, intent.due, intent.owner, intent.lease_until, intent.settled_at, encode_intent(intent))
+
+        def work(committer: Committer) -> bool:
+            with writing(committer.db):
+                committer.db.execute(Q.intent_settle, (*values, intent.intent_id, expected_owner))
+                return committer.db.changes() == 1
+
+        done = await self._write().run(work)
+        self._changes.tell()
+        return done
+
+    async def ledger(self, run_id: str) -> list[LedgerRow]:
+        with mapped(self.path):
+            return [LedgerRow(r, topic, key, data, at) for r, topic, key, data, at in rows(self._read(), Q.ledger_of_run, (run_id,))]
+
+    # -- waiting ------------------------------------------------------------------------------------
+
+    def _data_version(self) -> int:
+        with mapped(self.path):
+            return int(_one(self._read(), "PRAGMA data_version", ()))
+
+    async def wait_for_change(self, timeout: float) -> None:
+        await self._changes.wait(timeout)
+
+    # -- the store as a whole -----------------------------------------------------------------------
+
+    async def verify(self) -> list[Problem]:
+        """SQLite's own check, the anchor and incarnation, and every chain of the log; in a thread, on a connection of its own."""
+        self._read()
+        problems = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
+        return problems + await asyncio.to_thread(self._inspect)
+
+    def _inspect(self) -> list[Problem]:
+        db = connect(self.path)
+        try:
+            with mapped(self.path), reading(db):
+                words = [str(r[0]) for r in rows(db, "PRAGMA quick_check(20)")]
+                bad = [Problem(StoreCorrupt.code, "error", f"{self.path}: {w}", "restore a backup") for w in words if w != "ok"]
+                return bad + _chains(db)
+        except HoldfastError as e:
+            return [Problem(e.code, "error", e.message, e.hint)]
+        finally:
+            db.close()
+
+    async def acknowledge(self) -> None:
+        """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""
+        if self._db is None:
+            raise StoreError(f"{self.path} is not open", hint="await store.open() first", code="store_closed")
+        with mapped(self.path):
+            self._renew_incarnation(self._db)
+
+    def _renew_incarnation(self, db: apsw.Connection) -> None:
+        incarnation = self.incarnation
+        while incarnation == self.incarnation:
+            incarnation = secrets.randbits(31)
+        with writing(db):
+            db.execute(Q.meta_set, ("incarnation", incarnation))
+            db.execute(Q.move_fences, (incarnation, self._now()))
+            db.execute(Q.forget_workers)
+            last, digest = row(db, Q.log_last) or (0, b"")
+        self._anchor.begin(Mark(incarnation, last, digest))
+        self.incarnation, self._noted, self.suspect = incarnation, last, None
+        if self._writer is not None:
+            self._writer.forget()
+        self._changes.tell()
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        """A consistent copy in one file, taken while the store is in use. Opening the copy asks for an acknowledgement.
+
+        Raises:
+            UsageError: the file exists.
+        """
+        target = os.fspath(path)
+        if os.path.exists(target):
+            raise UsageError(f"{target} exists", hint="give a new name")
+        self._read()
+        await asyncio.to_thread(self._copy, self.path, target)
+
+    def _copy(self, source: str, target: str) -> None:
+        with mapped(target), contextlib.closing(connect(source)) as here, contextlib.closing(apsw.Connection(target)) as there:
+            with there.backup("main", here, "main") as copying:
+                copying.step(-1)
+
+    async def restore(self, path: str | os.PathLike[str]) -> None:
+        """Puts a backup in the place of what is there, under a new incarnation: old workers are refused (X-02).
+
+        Raises:
+            UsageError: there is no such file.
+            StoreCorrupt, UnsupportedFormat: it is no store this release can read; nothing was changed.
+        """
+        source = os.fspath(path)
+        if not os.path.isfile(source):
+            raise UsageError(f"there is no file {source}", hint="give the path of a backup")
+        db = self._read()
+        await asyncio.to_thread(self._pour, source)
+        with mapped(self.path):
+            self._renew_incarnation(db)
+
+    def _pour(self, source: str) -> None:
+        with mapped(source), contextlib.closing(connect(source, readonly=True)) as there:
+            check_backup(there, source)
+            with mapped(self.path), contextlib.closing(connect(self.path)) as here:
+                with here.backup("main", there, "main") as copying:
+                    copying.step(-1)
+                schema(here, self.path, 0)
+
+
+def check_backup(db: apsw.Connection, path: str) -> None:
+    """Refuses what is no store of ours, before anything is overwritten."""
+    words = [str(r[0]) for r in rows(db, "PRAGMA quick_check(1)")]
+    if words != ["ok"] or not db.table_exists("main", "log"):
+        raise StoreCorrupt(f"{path} is no undamaged Holdfast store", hint="choose another backup")
+
+
+def _one(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:
+    found = row(db, sql, values)
+    return None if found is None else found[0]
+
+
+def _back(db: apsw.Connection, start: int, stop: int, after: int) -> list[Row]:
+    """The chain from row ``start`` back to, but without, ``stop`` or events up to ``after``; oldest first."""
+    return [Row(seq, data, digest) for seq, data, digest in reversed(rows(db, Q.log_back, (start, stop, after)))]
+
+
+def _chains(db: apsw.Connection) -> list[Problem]:
+    """Walks the whole log once: every row must follow its run's previous one, and every run must end at its tip."""
+    ends: dict[int, tuple[int, bytes]] = {}
+    broken: dict[int, str] = {}
+    last = 0
+    while page := rows(db, Q.chain_page, (last,)):
+        for number, run, seq, prev, digest, data in page:
+            before, previous = ends.get(run, (0, b""))
+            if prev != before or canon.chain(previous, data) != digest:
+                broken.setdefault(run, f"the commit that ends with event {seq} does not match its hash")
+            ends[run] = (number, digest)
+        last = page[-1][0]
+    problems: list[Problem] = []
+    key = 0
+    while tips := rows(db, Q.tips_page, (key,)):
+        for key, run_id, tip, seq in tips:
+            if ends.get(key, (0, b""))[0] != tip:
+                broken.setdefault(key, f"the log does not end at event {seq}, where the run's row says")
+            if key in broken and len(problems) < MAX_PROBLEMS:
+                problems.append(Problem("event_chain_broken", "error", broken[key], "restore a backup", run_id))
+    return problems
+
+
+__all__ = ["SqliteStore"]

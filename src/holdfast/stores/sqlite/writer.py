@@ -1,0 +1,293 @@
+"""Group commit: who may commit now, with whom, and in which thread (§1.11).
+
+A run alone commits in place, without a future. Several runs meet in the event loop's own tick: each appends its
+commit, one callback at the end of the tick writes them all, and each is answered after the sync. There is no writer
+thread while commits are quick, for a hop between threads costs more than the commit. It takes over when a commit takes
+longer than ``SLOW`` on average, or when another process holds the write lock, so that the loop stays free.
+
+On any error a group is rolled back and each member is tried alone and answered alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar
+
+import apsw
+
+from holdfast.core.commit import Tip
+from holdfast.core.errors import StoreError
+from holdfast.core.lease import Take
+from holdfast.stores.rules import Prepared
+from holdfast.stores.sqlite.commits import Applied, Committer
+from holdfast.stores.sqlite.connection import translate
+
+SLOW = 0.002
+QUICK_AGAIN = 0.001
+GROUP = 512
+TURN = 0.002
+
+T = TypeVar("T")
+
+
+class _Waiting(NamedTuple):
+    prepared: Prepared
+    future: asyncio.Future[Tip]
+
+
+class _Job(NamedTuple):
+    work: Callable[[Committer], Any]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+
+
+class Writer:
+    """The way into the database for everything that writes.
+
+    ``here`` is the loop's own committer; ``there`` makes the thread's when it is first needed; ``after`` is told of every
+    transaction before anybody is answered.
+    """
+
+    def __init__(self, path: str, here: Committer, there: Callable[[], Committer], after: Callable[[Committer], None], tell: Callable[[], None]) -> None:
+        self._path = path
+        self._here = here
+        self._there = there
+        self._after = after
+        self._tell = tell
+        self._pending: list[_Waiting] = []
+        self._keys: dict[str, int] = {}
+        self._average = 0.0
+        self._turn_ends = 0.0
+        self._away = 0
+        self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    # -- commits ------------------------------------------------------------------------------------
+
+    async def commit(self, p: Prepared) -> Tip:
+        if self._alone(p) and time.perf_counter() > self._turn_ends:
+            # Commits in place never wait, so one run would keep the loop to itself until its end: now and then the
+            # others get a turn. Those that have something to write are no longer committed one by one after that.
+            await asyncio.sleep(0)
+            self._turn_ends = time.perf_counter() + TURN
+        if not self._pending and not self._away and self._average < SLOW and self._alone(p):
+            try:
+                return self._finish(p, self._in_place(p))
+            except apsw.BusyError:
+                pass  # another process writes: the thread waits for it, the loop does not
+            except apsw.Error as e:
+                raise translate(e, self._path) from e
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Tip] = loop.create_future()
+        if not self._pending:
+            loop.call_soon(self._flush)
+        self._pending.append(_Waiting(p, future))
+        return await future
+
+    def _alone(self, p: Prepared) -> bool:
+        """Whether this store drives no other run, so that waiting for company would be in vain."""
+        if p.commit.run.run_id in self._keys:
+            return len(self._keys) == 1
+        return not self._keys and isinstance(p.commit.lease, Take)
+
+    def _in_place(self, p: Prepared) -> Applied:
+        applied = self._here.one(p, self._keys.get(p.commit.run.run_id))
+        self._after(self._here)
+        self._note(self._here.took)
+        return applied
+
+    def _flush(self) -> None:
+        """Writes what has gathered in this tick."""
+        if self._away or not self._pending:
+            return
+        batch = self._next_batch()
+        if self._average < SLOW:
+            try:
+                outcomes = self._settle(self._here, batch)
+            except apsw.BusyError:
+                self._send_away(batch)
+                return
+            self._answer(batch, outcomes, self._here.took)
+            if self._pending:
+                asyncio.get_running_loop().call_soon(self._flush)
+            return
+        self._send_away(batch)
+
+    def _next_batch(self) -> list[_Waiting]:
+        """The oldest waiting commits, at most one of each run: a second one must see what became of the first."""
+        batch: list[_Waiting] = []
+        rest: list[_Waiting] = []
+        runs: set[str] = set()
+        for waiting in self._pending:
+            run_id = waiting.prepared.commit.run.run_id
+            if waiting.future.done():
+                continue  # its task was cancelled before anything was written
+            if run_id in runs or len(batch) == GROUP:
+                rest.append(waiting)
+            else:
+                runs.add(run_id)
+                batch.append(waiting)
+        self._pending = rest
+        return batch
+
+    def _settle(self, committer: Committer, batch: Sequence[_Waiting]) -> list[Applied | Exception]:
+        """Commits a group; whatever goes wrong, each member gets its own outcome. Only a busy database is left to the caller."""
+        keys = dict(self._keys)
+        if len(batch) > 1:
+            try:
+                done = committer.together([w.prepared for w in batch], keys)
+                self._after(committer)
+                return list(done)
+            except apsw.BusyError:
+                raise
+            except Exception:
+                # Rolled back as a whole. Whose fault it was, and what it was, shows when each is tried alone.
+                return [self._attempt(committer, w.prepared, keys) for w in batch]
+        try:
+            applied = committer.one(batch[0].prepared, keys.get(batch[0].prepared.commit.run.run_id)) if batch else None
+        except apsw.BusyError:
+            raise
+        except apsw.Error as e:
+            return [translate(e, self._path)]
+        except Exception as e:
+            return [e]
+        self._after(committer)
+        return [applied] if applied is not None else []
+
+    def _attempt(self, committer: Committer, p: Prepared, keys: dict[str, int]) -> Applied | Exception:
+        try:
+            applied = committer.one(p, keys.get(p.commit.run.run_id))
+        except apsw.BusyError as e:
+            return e
+        except apsw.Error as e:
+            return translate(e, self._path)
+        except Exception as e:
+            return e
+        self._after(committer)
+        return applied
+
+    def _answer(self, batch: Sequence[_Waiting], outcomes: Sequence[Applied | Exception], took: float, *, final: bool = False) -> None:
+        """Tells each member its own outcome. One that met a busy database goes to the thread, unless it comes from there."""
+        self._note(took)
+        for waiting, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Applied):
+                tip = self._finish(waiting.prepared, outcome)
+                if not waiting.future.done():
+                    waiting.future.set_result(tip)
+            elif isinstance(outcome, apsw.BusyError) and not final:
+                self._send_away([waiting])
+            else:
+                self._keys.pop(waiting.prepared.commit.run.run_id, None)
+                error = translate(outcome, self._path) if isinstance(outcome, apsw.Error) else outcome
+                if not waiting.future.done():
+                    waiting.future.set_exception(error)
+
+    def _finish(self, p: Prepared, applied: Applied) -> Tip:
+        """Remembers whose run is driven here, and lets others look if there is something for them."""
+        run_id = p.commit.run.run_id
+        if applied.owner:
+            self._keys[run_id] = applied.key
+        else:
+            self._keys.pop(run_id, None)
+        if p.sealed.doc is not None or not p.commit.plain:
+            self._tell()
+        return applied.tip
+
+    def _note(self, took: float) -> None:
+        self._average += (took - self._average) * 0.1
+
+    def drives(self, run_id: str, key: int) -> None:
+        """A run was claimed through this store."""
+        self._keys[run_id] = key
+
+    def forget(self) -> None:
+        """Runs were handed back: what is still held is learnt anew."""
+        self._keys.clear()
+
+    # -- everything else ----------------------------------------------------------------------------
+
+    async def run(self, work: Callable[[Committer], T]) -> T:
+        """Runs a verb's transaction: in place while the database is quick and free, else in the thread."""
+        if not self._away and self._average < SLOW:
+            try:
+                result = work(self._here)
+                self._after(self._here)
+                return result
+            except apsw.BusyError:
+                pass
+            except apsw.Error as e:
+                raise translate(e, self._path) from e
+        try:
+            result = await self._submit(work)
+        except apsw.Error as e:
+            raise translate(e, self._path) from e
+        return result
+
+    # -- the thread ---------------------------------------------------------------------------------
+
+    def _send_away(self, batch: Sequence[_Waiting]) -> None:
+        def work(committer: Committer) -> tuple[list[Any], float]:
+            return self._settle(committer, batch), committer.took
+
+        def settled(job: asyncio.Future[Any]) -> None:
+            error = job.exception()
+            if error is None:
+                self._answer(batch, *job.result(), final=True)
+                return
+            assert isinstance(error, Exception)
+            self._answer(batch, [error] * len(batch), self._average, final=True)
+
+        future = self._submit(work)
+        future.add_done_callback(settled)
+
+    def _submit(self, work: Callable[[Committer], Any]) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="holdfast-writer", daemon=True)
+            self._thread.start()
+        self._away += 1
+        self._jobs.put(_Job(work, loop, future))
+        return future
+
+    def _work(self) -> None:
+        committer: Committer | None = None
+        while (job := self._jobs.get()) is not None:
+            try:
+                committer = committer or self._there()
+                result, error = job.work(committer), None
+                self._after(committer)
+            except Exception as e:  # it is the caller's to handle, in the caller's thread
+                result, error = None, e
+            try:
+                job.loop.call_soon_threadsafe(self._back, job.future, result, error)
+            except RuntimeError:
+                continue  # the loop has been closed: nobody waits any more
+        if committer is not None:
+            committer.db.close()
+
+    def _back(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+        self._away -= 1
+        if self._pending and not self._away:
+            asyncio.get_running_loop().call_soon(self._flush)
+        if future.cancelled():
+            return
+        if error is not None:
+            future.set_exception(error)
+        else:
+            future.set_result(result)
+
+    def close(self) -> None:
+        """Ends the thread after what it has in hand; commits nobody has written yet are refused."""
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
+        for waiting in self._pending:
+            if not waiting.future.done():
+                waiting.future.set_exception(StoreError("the store was closed", code="store_closed"))
+        self._pending = []

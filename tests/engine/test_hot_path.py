@@ -1,0 +1,102 @@
+"""What one step costs, counted and not timed (targets: "Exact counts come first")."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import apsw
+import pytest
+
+from holdfast import Graph, Runtime, State
+from holdfast.stores.sqlite import writer
+
+STEPS = 50
+
+
+class Line(State):
+    n: int = 0
+    text: str = ""
+
+
+def line(steps: int = STEPS) -> Graph[Line]:
+    graph = Graph("line", Line, version="1")
+
+    async def node(state: Line) -> dict[str, Any]:
+        return {"n": state.n + 1, "text": "x" * 200}
+
+    for i in range(steps):
+        graph.node(f"s{i}", start=i == 0, after=None if i == 0 else f"s{i - 1}")(node)
+    return graph
+
+
+@pytest.fixture(autouse=True)
+def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Commits count as quick however busy the machine is, so that the counts are those of the quick path."""
+    monkeypatch.setattr(writer, "SLOW", float("inf"))
+
+
+@pytest.fixture
+def statements() -> Iterator[Counter[str]]:
+    """Every statement that any connection runs, by its first word."""
+    counted: Counter[str] = Counter()
+
+    def trace(_: Any, sql: str, __: Any) -> bool:
+        counted[sql.split(None, 1)[0].rstrip(";").upper()] += 1
+        return True
+
+    def hook(db: apsw.Connection) -> None:
+        db.exec_trace = trace
+
+    apsw.connection_hooks.append(hook)
+    yield counted
+    apsw.connection_hooks.remove(hook)
+
+
+async def counts(rt: Runtime, steps: int, counted: Counter[str]) -> Counter[str]:
+    graph = line(steps)
+    before = Counter(counted)
+    run = await rt.invoke(graph, {})
+    assert run.state.n == steps
+    return Counter({k: counted[k] - before[k] for k in counted})
+
+
+async def test_a_lone_step_is_one_commit_and_four_statements(tmp_path: Any, statements: Counter[str]) -> None:
+    """Four statements a step: BEGIN, the log row, the run's row, COMMIT (architecture: "the same path is short")."""
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        await rt.invoke(line(1), {})
+        few, many = await counts(rt, STEPS, statements), await counts(rt, 2 * STEPS, statements)
+    assert many - few == Counter({"BEGIN": STEPS, "INSERT": STEPS, "UPDATE": STEPS, "COMMIT": STEPS})
+
+
+async def test_a_step_is_two_events(tmp_path: Any) -> None:
+    """§13.2: step.started and its end; nothing else is said of a step that went well."""
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        run = await rt.invoke(line(), {})
+        kinds = Counter(e.type for e in await rt.events(run.run_id))
+    assert kinds["step.started"] == kinds["step.completed"] == STEPS
+    assert sum(kinds.values()) <= 2 * STEPS + 6
+
+
+async def test_runs_begun_together_share_their_commits(tmp_path: Any, statements: Counter[str]) -> None:
+    """§1.11: the first run must not keep the loop to itself until its end, though its commits never wait."""
+    runs = 20
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        await rt.invoke(line(1), {})
+        before = statements["COMMIT"]
+        graph = line()
+        done = await asyncio.gather(*[rt.invoke(graph, {}) for _ in range(runs)])
+        assert [r.state.n for r in done] == [STEPS] * runs
+        assert statements["COMMIT"] - before < runs * STEPS / 4
+
+
+async def test_what_invoke_returns_is_what_is_loaded(tmp_path: Any) -> None:
+    """§4.2, §4.5: the run handed back at its end was never read, and equals what is read later."""
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        live = await rt.invoke(line(), {"n": 3})
+        loaded = await rt.get(live.run_id)
+    assert live.record == loaded.record
+    assert live.values == loaded.values and live.state == loaded.state
+    assert live.lease == loaded.lease and live.condition == loaded.condition
