@@ -30,6 +30,7 @@ from holdfast.core.errors import (
 APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
 LOOP_BUSY = 0.002
 PATIENCE = 5.0
+_WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
@@ -98,9 +99,10 @@ def holder(path: str) -> int | None:
         with open("/proc/locks", encoding="ascii") as table:
             for line in table:
                 part = line.split()
-                if "->" not in part and len(part) == 8 and part[3] == "WRITE" and part[5].rpartition(":")[2] == str(inode):
-                    if part[6].isdigit() and int(part[6]) <= 120 and (part[7] == "EOF" or int(part[7]) >= 120):
-                        return int(part[4])
+                if len(part) != 8 or part[3] != "WRITE" or part[5].rpartition(":")[2] != str(inode):
+                    continue
+                if int(part[6]) <= _WRITE_LOCK and (part[7] == "EOF" or int(part[7]) >= _WRITE_LOCK):
+                    return int(part[4])
     except OSError:
         return None
     return None

@@ -11,7 +11,6 @@ import hashlib
 import os
 import platform
 import time
-
 from urllib.parse import quote
 
 from holdfast.core.errors import Conflict, StoreReadOnly

@@ -129,7 +129,7 @@ class SqliteStore:
     def _suspicion(self, db: apsw.Connection) -> HoldfastError | None:
         """Holds the tail of the log against the anchor, in constant time (§1.9). The anchor is read first: it is never ahead."""
         mark = self._anchor.open()
-        last, digest = row(db, Q.log_last) or (0, b"")
+        last, _ = row(db, Q.log_last) or (0, b"")
         self._noted = last
         way_out = "look at what is missing (holdfast check), restore a backup, or accept the loss: holdfast doctor --acknowledge"
         if mark is None:
