@@ -171,9 +171,11 @@ async def refused(error: type[HoldfastError], awaitable: Awaitable[Any], code: s
     try:
         await awaitable
     except error as e:
-        assert code is None or e.code == code, e.line()
-        return e
-    raise AssertionError(f"{error.__name__} was not raised")
+        caught = e
+    else:
+        raise AssertionError(f"{error.__name__} was not raised")
+    assert code is None or caught.code == code, caught.line()
+    return caught
 
 
 def effect(run_id: str, number: int, key: str, status: EffectStatus = EffectStatus.ATTEMPTED) -> Effect:
