@@ -48,7 +48,7 @@ from holdfast.stores.changes import Changes
 from holdfast.stores.rules import SENDER_LOST
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, decode_intent, effect_row, encode_intent, inbox_item, lane_blocker
-from holdfast.stores.sqlite.connection import LOOP_BUSY, Q, connect, mapped, reading, row, rows, schema, writing
+from holdfast.stores.sqlite.connection import LOOP_BUSY, Q, connect, mapped, readable, reading, row, rows, schema, writing
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.owners import Owners
 from holdfast.stores.sqlite.writer import Writer
@@ -598,6 +598,7 @@ def check_backup(db: apsw.Connection, path: str) -> None:
     words = [str(r[0]) for r in rows(db, "PRAGMA quick_check(1)")]
     if words != ["ok"] or not db.table_exists("main", "log"):
         raise StoreCorrupt(f"{path} is no undamaged Holdfast store", hint="choose another backup")
+    readable(db.pragma("user_version"), path)
 
 
 def _one(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:
