@@ -226,7 +226,7 @@ class SqliteStore:
     async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
         writer = self._write()
         with mapped(self.path):
-            if run_id is None and not self._candidates(self._read(), owner, queues, skills, limit) and not self._litter(self._read(), owner):
+            if run_id is None and not self._candidates(self._read(), owner, queues, skills, min(limit, 1)) and not self._litter(self._read(), owner):
                 if self._owners.find(self._read(), owner) is None:
                     raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
                 return []
