@@ -84,23 +84,39 @@ class Store(Protocol):
     async def commit(self, commit: Commit) -> Tip:
         """Applies everything or nothing, and answers after the sync.
 
+        A new run's fence is ``incarnation << 32 | 1``. A taker is registered first.
+
         Raises:
-            LeaseLost: the fence is not the current one, or the run is held.
-            VersionConflict: the tip moved.
-            Conflict: a claim's key is taken; the message carries the code ``claim_taken``.
+            LeaseLost: the fence is not the current one, the run is held, or its taker is not known.
+            VersionConflict: the tip moved, or the new run exists.
+            EffectInProgress: another attempt under an effect's key is open.
+            RunNotFound: the run, or one whose inbox it puts into, is not there.
+            Conflict: ``claim_taken`` (a claim's key), ``lane_busy`` (it begins to execute and its lane is held or awaited:
+                submit it as pending), ``inbox_taken``.
         """
 
     async def put(self, item: InboxItem) -> InboxItem:
         """Puts a command into an inbox; gives the item already there under that key, if any. A run at rest becomes claimable."""
 
     async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
-        """Takes due runs, expired or proven-dead owners' runs included; with ``run_id`` that one, if nobody lives on it."""
+        """Takes due runs, expired or proven-dead owners' runs included; with ``run_id`` that one, due or not, if nobody lives on it.
+
+        No ``queues`` means all of them, ``skills`` None means any. The most urgent come first; a run whose lane is held,
+        or has somebody due before it, is left.
+
+        Raises:
+            LeaseLost: the claimer is not a known worker.
+            RunNotFound: there is no such run.
+        """
 
     async def register(self, owner: str, ttl_us: int) -> None:
         """Makes an owner known; its liveness can be proven from now on (§2.9)."""
 
     async def renew(self, owner: str, ttl_us: int) -> int:
-        """Extends all of an owner's leases at once; gives the new expiry, 0 if the owner is no longer known (§10.4)."""
+        """Extends all of an owner's leases at once; gives the new expiry, 0 if the owner is no longer known (§10.4).
+
+        It may be driven from any thread, by a loop of its own.
+        """
 
     async def retire(self, owner: str) -> None:
         """A clean end: the owner's runs become claimable at once (§10.4)."""
@@ -126,7 +142,8 @@ class Store(Protocol):
 
     async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]: ...
 
-    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]: ...
+    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
+        """Takes due intents, in order within an ``order_key``; one whose sender was lost has the detail ``sender_lost`` (§9.4)."""
 
     async def settle_intent(self, intent: Intent, expected_owner: str) -> bool: ...
 

@@ -243,6 +243,8 @@ class MemoryStore:
         with self._atomic():
             if owner not in self._workers:
                 raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+            if run_id is not None and run_id not in self._runs:
+                raise RunNotFound(f"there is no run {run_id}")
             out: list[Claim] = []
             for row in sorted(self._runs.values(), key=lambda r: (-r.run.priority, r.due or 0, r.turn)):
                 if len(out) < limit and self._claimable(row, now, queues, skills, run_id):

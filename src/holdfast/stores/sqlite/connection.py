@@ -30,6 +30,7 @@ from holdfast.core.errors import (
 APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
 LOOP_BUSY = 0.002
 PATIENCE = 5.0
+_WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
@@ -98,8 +99,9 @@ def holder(path: str) -> int | None:
         with open("/proc/locks", encoding="ascii") as table:
             for line in table:
                 part = line.split()
-                holds = "->" not in part and len(part) == 8 and part[3] == "WRITE" and part[5].rpartition(":")[2] == str(inode)
-                if holds and part[6].isdigit() and int(part[6]) <= 120 and (part[7] == "EOF" or int(part[7]) >= 120):
+                if len(part) != 8 or part[3] != "WRITE" or part[5].rpartition(":")[2] != str(inode):
+                    continue
+                if int(part[6]) <= _WRITE_LOCK and (part[7] == "EOF" or int(part[7]) >= _WRITE_LOCK):
                     return int(part[4])
     except OSError:
         return None
@@ -127,6 +129,7 @@ def connect(path: str, *, patience: float = PATIENCE, create: bool = False, read
         try:
             db.set_busy_handler(_waiter(patience))
             if not readonly:
+                _ours(db, path)
                 mode = db.pragma("journal_mode", "wal")
                 if mode != "wal":
                     raise StoreReadOnly(f"{path} cannot use a write-ahead log (its journal is {mode!r})", hint="put it on a local disk")
@@ -156,12 +159,23 @@ def _waiter(patience: float) -> Any:
     return wait
 
 
+def _ours(db: apsw.Connection, path: str) -> None:
+    """Refuses somebody else's database before anything in it is changed."""
+    if db.pragma("application_id") != APPLICATION_ID and row(db, "SELECT EXISTS (SELECT 1 FROM sqlite_schema)")[0]:
+        raise StoreCorrupt(f"{path} is an SQLite database, but not one of Holdfast's", hint="give the store a file of its own")
+
+
+def readable(number: int, path: str) -> None:
+    """Refuses the schema of a newer release."""
+    if number > len(MIGRATIONS):
+        raise UnsupportedFormat(f"{path} has schema {number}, this release knows {len(MIGRATIONS)}", hint="use the release that wrote it")
+
+
 def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
     """Brings the schema up to date; a new database gets ``incarnation``.
 
     Raises:
         UnsupportedFormat: a newer release has been here.
-        StoreCorrupt: an SQLite file, but not one of ours.
     """
     with mapped(path):
         if db.pragma("user_version") == len(MIGRATIONS) and db.pragma("application_id") == APPLICATION_ID:
@@ -169,12 +183,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
         db.execute(Q.begin)
         try:
             number = int(db.pragma("user_version"))
-            if number == 0 and db.execute("SELECT count(*) FROM sqlite_schema").get:
-                raise StoreCorrupt(f"{path} is an SQLite database, but not one of Holdfast's", hint="give the store a file of its own")
-            if number and db.pragma("application_id") != APPLICATION_ID:
-                raise StoreCorrupt(f"{path} is an SQLite database, but not one of Holdfast's", hint="give the store a file of its own")
-            if number > len(MIGRATIONS):
-                raise UnsupportedFormat(f"{path} has schema {number}, this release knows {len(MIGRATIONS)}", hint="use the release that wrote it")
+            readable(number, path)
             for script in MIGRATIONS[number:]:
                 db.execute(script)
             if number == 0:

@@ -48,7 +48,7 @@ from holdfast.stores.changes import Changes
 from holdfast.stores.rules import SENDER_LOST
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, decode_intent, effect_row, encode_intent, inbox_item, lane_blocker
-from holdfast.stores.sqlite.connection import LOOP_BUSY, Q, connect, mapped, reading, row, rows, schema, writing
+from holdfast.stores.sqlite.connection import LOOP_BUSY, Q, connect, mapped, readable, reading, row, rows, schema, writing
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.owners import Owners
 from holdfast.stores.sqlite.writer import Writer
@@ -129,7 +129,7 @@ class SqliteStore:
     def _suspicion(self, db: apsw.Connection) -> HoldfastError | None:
         """Holds the tail of the log against the anchor, in constant time (§1.9). The anchor is read first: it is never ahead."""
         mark = self._anchor.open()
-        last, _digest = row(db, Q.log_last) or (0, b"")
+        last, _ = row(db, Q.log_last) or (0, b"")
         self._noted = last
         way_out = "look at what is missing (holdfast check), restore a backup, or accept the loss: holdfast doctor --acknowledge"
         if mark is None:
@@ -226,7 +226,7 @@ class SqliteStore:
     async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
         writer = self._write()
         with mapped(self.path):
-            if run_id is None and not self._candidates(self._read(), owner, queues, skills, limit) and not self._litter(self._read(), owner):
+            if run_id is None and not self._candidates(self._read(), owner, queues, skills, min(limit, 1)) and not self._litter(self._read(), owner):
                 if self._owners.find(self._read(), owner) is None:
                     raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
                 return []
@@ -598,6 +598,7 @@ def check_backup(db: apsw.Connection, path: str) -> None:
     words = [str(r[0]) for r in rows(db, "PRAGMA quick_check(1)")]
     if words != ["ok"] or not db.table_exists("main", "log"):
         raise StoreCorrupt(f"{path} is no undamaged Holdfast store", hint="choose another backup")
+    readable(db.pragma("user_version"), path)
 
 
 def _one(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:

@@ -59,6 +59,7 @@ class Writer:
         self._after = after
         self._tell = tell
         self._pending: list[_Waiting] = []
+        self._flushing: asyncio.AbstractEventLoop | None = None  # the loop that will flush; a loop that has died will not
         self._keys: dict[str, int] = {}
         self._average = 0.0
         self._turn_ends = 0.0
@@ -83,9 +84,10 @@ class Writer:
                 raise translate(e, self._path) from e
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Tip] = loop.create_future()
-        if not self._pending:
-            loop.call_soon(self._flush)
         self._pending.append(_Waiting(p, future))
+        if self._flushing is not loop:
+            self._flushing = loop
+            loop.call_soon(self._flush)
         return await future
 
     def _alone(self, p: Prepared) -> bool:
@@ -102,6 +104,7 @@ class Writer:
 
     def _flush(self) -> None:
         """Writes what has gathered in this tick."""
+        self._flushing = None
         if self._away or not self._pending:
             return
         batch = self._next_batch()
@@ -266,7 +269,7 @@ class Writer:
             try:
                 job.loop.call_soon_threadsafe(self._back, job.future, result, error)
             except RuntimeError:
-                continue  # the loop has been closed: nobody waits any more
+                self._away -= 1  # the loop has been closed: nobody waits any more
         if committer is not None:
             committer.db.close()
 

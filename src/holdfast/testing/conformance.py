@@ -1,0 +1,803 @@
+"""One suite for every store: what ``ports.Store`` promises, case by case (§10.14).
+
+Each ``case_*`` is an async function of a ``Harness`` and asserts with plain ``assert``. ``CASES`` lists them by name; a
+test module runs them over the stores it knows (``tests/stores/test_conformance.py``). Commits are made by hand here, by
+``Script``, so that a store is judged without an engine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, Protocol
+
+from holdfast.core import canon, codec
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Checkpoint, Delta, Source, TaskResult, advance, empty
+from holdfast.core.commands import Cancel, Signal
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.effects import Effect, EffectClass, EffectStatus
+from holdfast.core.errors import Conflict, EffectInProgress, ErrorValue, HoldfastError, LeaseLost, RunNotFound, VersionConflict
+from holdfast.core.lease import COUNTER_BITS, KEEP, RELEASE, TOUCH, Alive, Keep, LeaseAction, Take, Touch
+from holdfast.core.run import Run, fold
+from holdfast.core.waits import Wait, WaitKind
+from holdfast.ports import Loaded, RunFilter, Store
+from holdfast.stores.rules import WHOLE_FLOOR
+
+TTL = 30_000_000
+SECOND = 1_000_000
+START = 1_700_000_000_000_000
+
+
+class Clock:
+    """The store's clock, moved by hand."""
+
+    def __init__(self) -> None:
+        self.at = START
+
+    def __call__(self) -> int:
+        return self.at
+
+    def forward(self, us: int) -> None:
+        self.at += us
+
+
+class Harness(Protocol):
+    """One empty store and its clock. ``kill`` ends an owner as a crash would, without handing anything back."""
+
+    clock: Clock
+    store: Store
+
+    def kill(self, owner: str) -> None: ...
+
+
+class Script:
+    """A run written by hand, step by step, through one store."""
+
+    def __init__(self, store: Store, run_id: str, **submitted: Any) -> None:
+        self.store = store
+        self.run_id = run_id
+        self.run: Run | None = None
+        self.tip: Tip | None = None
+        self.fence = (store.incarnation << COUNTER_BITS) | 1
+        self.checkpoint: Checkpoint = empty(run_id)
+        self._submitted = submitted
+
+    @classmethod
+    def of(cls, store: Store, loaded: Loaded, fence: int) -> Script:
+        """A script that goes on with a loaded run."""
+        script = cls(store, loaded.run.run_id)
+        script.run, script.tip, script.fence = loaded.run, loaded.tip, fence
+        script.checkpoint = rebuilt(loaded)
+        return script
+
+    def first(self, *facts: ev.Fact, lease: LeaseAction = TOUCH, **beside: Any) -> Commit:
+        """The commit that submits the run, and more if given."""
+        fields = {
+            "run_id": self.run_id, "skill_id": "skill", "skill_version": "1", "fingerprint": "f", "input": canon.encode({}),
+            "thread_id": self.run_id, "session_key": self.run_id, **self._submitted,
+        }  # fmt: skip
+        return self.commit(ev.RunSubmitted(**fields), *facts, lease=lease, **beside)
+
+    def commit(self, *facts: ev.Fact, lease: LeaseAction = KEEP, **beside: Any) -> Commit:
+        """A commit after the tip, folded; nothing is written yet."""
+        seq = self.tip.seq if self.tip is not None else 0
+        run, at, events = self.run, self.store.now(), []
+        for number, fact in enumerate(facts, seq + 1):
+            event = ev.Event(number, at, fact)
+            run = fold(run, event)
+            events.append(event)
+        assert run is not None
+        return Commit(run=run, events=tuple(events), after=self.tip, fence=self.fence, at=at, lease=lease, **beside)
+
+    def step(self, size: int = 100, **beside: Any) -> Commit:
+        """A plain step: two hot facts and a delta of about ``size`` bytes."""
+        number = self.checkpoint.step + 1
+        writes = canon.encode(canon.admit({"text": f"{number}:".ljust(size, "x")}))
+        data = codec.encode_delta(Delta(step=number, done=(TaskResult("node", writes=writes),)))
+        digest = canon.chain(self.checkpoint.hash, data)
+        seq = (self.tip.seq if self.tip is not None else 0) + 1
+        delta = Delta(step=number, done=(TaskResult("node", writes=writes),))
+        checkpoint = advance(self.checkpoint, delta, {}, seq=seq, at=self.store.now(), hash=digest)
+        facts = (ev.StepCompleted(step=number, task="node", hash=digest), ev.StepStarted(step=number + 1, task="node"))
+        return self.commit(*facts, checkpoint=checkpoint, delta=data, **beside)
+
+    async def write(self, commit: Commit) -> Tip:
+        """Commits, and moves on if it was accepted."""
+        self.tip = await self.store.commit(commit)
+        self.run, self.fence = commit.run, commit.fence
+        if commit.checkpoint is not None:
+            self.checkpoint = commit.checkpoint
+        return self.tip
+
+    async def submit(self, **beside: Any) -> Script:
+        await self.write(self.first(**beside))
+        return self
+
+    async def begin(self, owner: str, **beside: Any) -> Script:
+        """Submits, takes and starts in one commit, as ``invoke`` does."""
+        await self.write(self.first(ev.RunClaimed(owner=owner, fence=1), ev.RunStarted(), lease=Take(owner), **beside))
+        return self
+
+    async def steps(self, count: int, size: int = 100) -> Script:
+        for _ in range(count):
+            await self.write(self.step(size))
+        return self
+
+    async def wait(self, deadline: int | None = None, **beside: Any) -> Script:
+        """Rests in a wait for a signal."""
+        wait = Wait(f"{self.run_id}.w", WaitKind.SIGNAL, 1, "node", name="go", deadline=deadline)
+        await self.write(self.commit(ev.WaitRequested(wait=wait), ev.RunWaitingForSignal(), lease=RELEASE, **beside))
+        return self
+
+    async def complete(self, **beside: Any) -> Script:
+        await self.write(self.commit(ev.RunCompleted(), lease=RELEASE, **beside))
+        return self
+
+    def touching(self, *facts: ev.Fact, **beside: Any) -> Commit:
+        """A commit by whoever comes to the run at rest: the next fence, given back at once."""
+        self.fence += 1
+        try:
+            return self.commit(*facts, lease=Touch(), **beside)
+        finally:
+            self.fence -= 1
+
+    def taking(self, owner: str, *facts: ev.Fact, **beside: Any) -> Commit:
+        """A commit that takes the run at rest."""
+        self.fence += 1
+        try:
+            return self.commit(*facts, lease=Take(owner), **beside)
+        finally:
+            self.fence -= 1
+
+
+def rebuilt(loaded: Loaded) -> Checkpoint:
+    """The newest checkpoint from what was loaded, the chain held against its hashes on the way."""
+    checkpoint, previous = loaded.whole or (empty(loaded.run.run_id), b"")
+    for row in loaded.rows:
+        record = codec.open_row(row, previous)
+        previous = row.hash
+        if record.delta is not None:
+            vouched = ev.voucher(record.events)
+            assert vouched is not None
+            digest = canon.chain(checkpoint.hash, record.delta_bytes)
+            checkpoint = advance(checkpoint, record.delta, {}, seq=vouched.seq, at=record.at, hash=digest)
+    assert previous == loaded.tip.hash
+    return checkpoint
+
+
+async def refused(error: type[HoldfastError], awaitable: Awaitable[Any], code: str | None = None) -> HoldfastError:
+    """Asserts that this is refused with that error."""
+    try:
+        await awaitable
+    except error as e:
+        caught = e
+    else:
+        raise AssertionError(f"{error.__name__} was not raised")
+    assert code is None or caught.code == code, caught.line()
+    return caught
+
+
+def effect(run_id: str, number: int, key: str, status: EffectStatus = EffectStatus.ATTEMPTED) -> Effect:
+    return Effect(
+        effect_id=f"{run_id}.x{number}", run_id=run_id, lineage_root=run_id, step=1, task="node", path="0", attempt=number, capability="mail",
+        effect_class=EffectClass.EXTERNAL, key=key, status=status,
+    )  # fmt: skip
+
+
+def intent(run_id: str, name: str, at: int, order_key: str = "") -> Intent:
+    return Intent(intent_id=name, run_id=run_id, type="mail", payload=canon.encode("hello"), key=name, created_at=at, due=at, order_key=order_key)
+
+
+def signal(run_id: str, key: str, at: int) -> InboxItem:
+    command = Signal("go", key, canon.encode(1), "ann")
+    return InboxItem(run_id, command.key, command, at)
+
+
+CASES: dict[str, Callable[[Harness], Awaitable[None]]] = {}
+
+
+def case(function: Callable[[Harness], Awaitable[None]]) -> Callable[[Harness], Awaitable[None]]:
+    CASES[function.__name__.removeprefix("case_")] = function
+    return function
+
+
+# -- the log and the run ----------------------------------------------------------------------------
+
+
+@case
+async def case_create_and_load(h: Harness) -> None:
+    """§1.6: what one commit wrote comes back whole, through the codec."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1", tags=("a",), priority=3).begin("w")
+    await script.steps(3)
+    loaded = await h.store.load("r1")
+    assert loaded is not None
+    assert loaded.run == script.run
+    assert loaded.tip == script.tip
+    assert (loaded.lease.owner, loaded.lease.fence, loaded.lease.owner_alive) == ("w", script.fence, Alive.YES)
+    assert loaded.lease.live(h.store.now())
+    assert rebuilt(loaded).values == script.checkpoint.values
+    assert await h.store.load("nobody") is None
+    assert await h.store.get("nobody") is None
+    assert await h.store.rows("nobody") == []
+
+
+@case
+async def case_gapless_events(h: Harness) -> None:
+    """§1.1, T-17: events count 1, 2, 3 … and rows page forward without loss."""
+    await h.store.register("w", TTL)
+    script = await (await Script(h.store, "r1").begin("w")).steps(10)
+    rows = await h.store.rows("r1")
+    events = [e.seq for row in rows for e in codec.open_row(row).events]
+    assert events == list(range(1, script.tip.seq + 1)) if script.tip else False
+    paged, after = [], 0
+    while page := await h.store.rows("r1", after, 3):
+        assert len(page) <= 3
+        paged += page
+        after = page[-1].seq
+    assert paged == rows
+    assert [r.seq for r in await h.store.rows("r1", rows[4].seq - 1)] == [r.seq for r in rows[4:]]
+
+
+@case
+async def case_hot_columns_lie_over_the_cold_part(h: Harness) -> None:
+    """§1.4: after plain steps the row shows the newest step, head and version."""
+    await h.store.register("w", TTL)
+    script = await (await Script(h.store, "r1").begin("w")).steps(2)
+    got = await h.store.get("r1")
+    assert got is not None
+    assert script.run is not None
+    assert got[0] == script.run
+    assert got[0].current_step_id == "r1.2.node"
+    assert got[0].checkpoint_head == script.checkpoint.checkpoint_id
+
+
+@case
+async def case_version_conflict(h: Harness) -> None:
+    """§10.14: the tip is a compare-and-set; the loser changes nothing."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").begin("w")
+    stale = script.step()
+    await script.steps(1)
+    before = await h.store.rows("r1")
+    await refused(VersionConflict, h.store.commit(stale))
+    assert await h.store.rows("r1") == before
+    await refused(VersionConflict, h.store.commit(Script(h.store, "r1").first()))
+    missing = Script(h.store, "r2")
+    missing.run, missing.tip = script.run, script.tip
+    assert script.run is not None
+    await script.steps(1)
+
+
+@case
+async def case_zombie_is_fenced_off(h: Harness) -> None:
+    """§10.2, T-75: who wakes after its lease has gone can change nothing."""
+    await h.store.register("w1", TTL)
+    await h.store.register("w2", 10 * TTL)
+    zombie = await Script(h.store, "r1").begin("w1")
+    late = zombie.step()
+    h.clock.forward(TTL + 1)
+    (claim,) = await h.store.claim("w2", (), None, limit=5)
+    assert (claim.previous_owner, claim.cause, claim.fence) == ("w1", "expired", zombie.fence + 1)
+    await refused(LeaseLost, h.store.commit(late))
+    loaded = await h.store.load("r1")
+    assert loaded is not None
+    await Script.of(h.store, loaded, claim.fence).steps(1)
+    await refused(LeaseLost, h.store.commit(late))
+    assert await h.store.claim("w1", (), None, limit=5) == []
+
+
+@case
+async def case_first_fence_belongs_to_the_incarnation(h: Harness) -> None:
+    """X-02: a new run under another incarnation's fence is refused."""
+    script = Script(h.store, "r1")
+    script.fence = (((h.store.incarnation + 1) % 2**31) << COUNTER_BITS) | 1
+    await refused(LeaseLost, h.store.commit(script.first()))
+    script.fence = (h.store.incarnation << COUNTER_BITS) | 2
+    await refused(LeaseLost, h.store.commit(script.first()))
+
+
+@case
+async def case_take_keep_release_touch(h: Harness) -> None:
+    """§10.1, §10.5: take and touch need the next fence and nobody alive; release and the end leave no owner."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").submit()
+    got = await h.store.get("r1")
+    assert got is not None
+    assert (got[1].owner, got[1].fence) == (None, script.fence)
+    await refused(LeaseLost, h.store.commit(script.commit(ev.NoteAdded("kept by nobody"))))
+    await script.write(script.touching(ev.NoteAdded("at rest")))
+    await script.write(script.taking("w", ev.RunStarted()))
+    await refused(LeaseLost, h.store.commit(script.touching(ev.NoteAdded("held"))))
+    await script.wait()
+    await refused(LeaseLost, h.store.commit(script.commit(ev.NoteAdded("given back"))))
+    await script.write(script.touching(ev.NoteAdded("at rest again")))
+    await script.write(script.taking("w", ev.RunResumed(cause="signal")))
+    await script.write(script.commit(ev.RunFailed("boom", ErrorValue("E", "m")), lease=Keep()))
+    got = await h.store.get("r1")
+    assert got is not None
+    assert (got[1].owner, got[1].due, got[0].status) == (None, None, "failed")
+    await refused(LeaseLost, h.store.commit(script.taking("stranger", ev.RunResumed(cause="operator"))))
+
+
+@case
+async def case_loading_starts_at_a_whole_checkpoint(h: Harness) -> None:
+    """§4.5: now and then one is whole; what is loaded by delta equals what was live, and old rows stay readable."""
+    await h.store.register("w", 10 * TTL)
+    script = await (await Script(h.store, "r1").begin("w")).steps(14, size=8_000)
+    loaded = await h.store.load("r1")
+    assert loaded is not None
+    assert loaded.whole is not None
+    assert len(loaded.rows) < 14
+    assert loaded.tip == script.tip
+    assert loaded.tip.since < WHOLE_FLOOR
+    checkpoint = rebuilt(loaded)
+    assert (checkpoint.values, checkpoint.versions, checkpoint.hash) == (script.checkpoint.values, script.checkpoint.versions, script.checkpoint.hash)
+    rows = await h.store.rows("r1")
+    assert len(rows) == 15
+    assert [r.seq for r in await h.store.rows("r1", 0, 12)] == [r.seq for r in rows[:12]]
+    again = Script.of(h.store, loaded, script.fence)
+    await again.steps(1)
+
+
+@case
+async def case_no_whole_checkpoint_over_pending_results(h: Harness) -> None:
+    """§4.6: a checkpoint that does not advance keeps its pending results in rows after the newest whole one."""
+    await h.store.register("w", 10 * TTL)
+    script = await Script(h.store, "r1").begin("w")
+    big = TaskResult("a", writes=canon.encode({"text": "y" * 70_000}))
+    await script.write(script.commit(ev.StepCompleted(step=0, task="a"), results=(big,)))
+    data = codec.encode_delta(Delta(step=script.checkpoint.step, source=Source.FAILURE))
+    digest = canon.chain(script.checkpoint.hash, data)
+    saved = advance(script.checkpoint, Delta(step=script.checkpoint.step, source=Source.FAILURE), {}, seq=5, at=0, hash=digest)
+    await script.write(script.commit(ev.CheckpointSaved(hash=digest), checkpoint=saved, delta=data))
+    loaded = await h.store.load("r1")
+    assert loaded is not None
+    assert loaded.whole is None
+    assert any(codec.open_row(r).results for r in loaded.rows)
+
+
+@case
+async def case_creates(h: Harness) -> None:
+    """§1.6: runs that a commit creates are there with it, or not at all."""
+    await h.store.register("w", TTL)
+    parent = await Script(h.store, "p").begin("w")
+    child = Script(h.store, "c", parent_run_id="p")
+    await parent.write(parent.commit(ev.NoteAdded("child"), creates=(child.first(),)))
+    got = await h.store.get("c")
+    assert got is not None
+    assert (got[0].parent_run_id, got[0].status) == ("p", "pending")
+    assert [r.run_id for r, _ in await h.store.runs(RunFilter(parent_run_id="p"))] == ["c"]
+    twice = parent.commit(ev.NoteAdded("again"), creates=(Script(h.store, "d").first(), Script(h.store, "c").first()))
+    await refused(VersionConflict, h.store.commit(twice))
+    assert await h.store.get("d") is None
+    await parent.steps(1)
+
+
+@case
+async def case_listing(h: Harness) -> None:
+    """§3.4: newest first, by cursor, by what runs are found by."""
+    for i in range(7):
+        await Script(h.store, f"r{i}", tenant_id="odd" if i % 2 else "even").submit()
+    everything = [r.run_id for r, _ in await h.store.runs(RunFilter())]
+    assert everything == [f"r{i}" for i in reversed(range(7))]
+    assert [r.run_id for r, _ in await h.store.runs(RunFilter(tenant_id="odd", limit=2))] == ["r5", "r3"]
+    assert [r.run_id for r, _ in await h.store.runs(RunFilter(tenant_id="odd", before="r3"))] == ["r1"]
+    assert await h.store.runs(RunFilter(statuses=("failed",))) == []
+    assert len(await h.store.runs(RunFilter(statuses=("pending", "failed"), thread_id="r2"))) == 1
+
+
+# -- inbox ------------------------------------------------------------------------------------------
+
+
+@case
+async def case_inbox_keys(h: Harness) -> None:
+    """§5.6, T-97: one key, one item; the second caller is given the first one's."""
+    await Script(h.store, "r1").submit()
+    first = signal("r1", "k", h.store.now())
+    assert await h.store.put(first) == first
+    other = InboxItem("r1", first.key, Signal("go", "k", canon.encode(2), "bob"), h.store.now())
+    assert await h.store.put(other) == first
+    second = await h.store.put(signal("r1", "k2", h.store.now()))
+    assert await h.store.inbox("r1") == [first, second]
+    await refused(RunNotFound, h.store.put(signal("nobody", "k", 0)))
+
+
+@case
+async def case_put_wakes_a_resting_run(h: Harness) -> None:
+    """§10.16: put makes a run at rest claimable in its own transaction; an ended run just keeps the item."""
+    await h.store.register("w", TTL)
+    script = await (await Script(h.store, "r1").begin("w")).wait()
+    assert await h.store.claim("w", (), None, limit=1) == []
+    await h.store.put(signal("r1", "k", h.store.now()))
+    (claim,) = await h.store.claim("w", ("default",), ("skill",), limit=1)
+    assert claim.run_id == "r1"
+    loaded = await h.store.load("r1")
+    assert loaded is not None
+    assert [i.key for i in loaded.inbox] == ["signal:go:k"]
+    script = Script.of(h.store, loaded, claim.fence)
+    await script.write(script.commit(ev.RunResumed(cause="signal"), took=("signal:go:k",)))
+    assert await h.store.inbox("r1") == []
+    (taken,) = await h.store.inbox("r1", taken=True)
+    assert script.tip is not None
+    assert taken.taken_seq == script.tip.seq
+    await refused(Conflict, h.store.commit(script.commit(ev.NoteAdded("twice"), took=("signal:go:k",))), "inbox_taken")
+    await script.write(script.commit(ev.RunFailed("boom", ErrorValue("E", "m")), lease=RELEASE))
+    await h.store.put(InboxItem("r1", "cancel", Cancel("ann"), h.store.now()))
+    assert await h.store.claim("w", (), None, limit=1) == []
+    assert len(await h.store.inbox("r1")) == 1
+
+
+@case
+async def case_put_between_look_and_rest(h: Harness) -> None:
+    """§10.16: what was put while the run was held, and not taken, makes it due as soon as it rests."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").begin("w")
+    await h.store.put(signal("r1", "k", h.store.now()))
+    await script.wait()
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=1)] == ["r1"]
+
+
+@case
+async def case_puts_of_a_commit(h: Harness) -> None:
+    """§1.6: a commit puts into other inboxes; the first under a key stays."""
+    await h.store.register("w", TTL)
+    await (await Script(h.store, "p").begin("w")).wait()
+    child = await Script(h.store, "c").begin("w")
+    await child.complete(puts=(signal("p", "k", h.store.now()),))
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=5)] == ["p"]
+    other = await Script(h.store, "d").begin("w")
+    await other.complete(puts=(signal("p", "k", h.store.now()),))
+    assert len(await h.store.inbox("p")) == 1
+
+
+# -- claims -----------------------------------------------------------------------------------------
+
+
+@case
+async def case_dedup_claims(h: Harness) -> None:
+    """§3.5, T-73: a key is taken once, with the commit or not at all; an expired one is free again."""
+    until = h.store.now() + SECOND
+    claim = DedupClaim("request", "default/skill", "k", "r1", "d", until)
+    await Script(h.store, "r1").submit(claims=(claim,))
+    assert await h.store.claimed("request", "default/skill", "k") == claim
+    again = DedupClaim("request", "default/skill", "k", "r2", "d", until + SECOND)
+    await refused(Conflict, h.store.commit(Script(h.store, "r2").first(claims=(again,))), "claim_taken")
+    assert await h.store.get("r2") is None
+    h.clock.forward(SECOND)
+    assert await h.store.claimed("request", "default/skill", "k") is None
+    await Script(h.store, "r2").submit(claims=(again,))
+    assert await h.store.claimed("request", "default/skill", "k") == again
+
+
+@case
+async def case_claim_order(h: Harness) -> None:
+    """§10.11: the most urgent first, then the longest due; by queue and by skill."""
+    await h.store.register("w", TTL)
+    for i, (priority, queue, skill) in enumerate([(0, "q", "a"), (5, "q", "a"), (0, "q", "b"), (9, "other", "a")]):
+        await Script(h.store, f"r{i}", priority=priority, queue=queue, skill_id=skill).submit()
+        h.clock.forward(10)
+    await Script(h.store, "later", queue="q", skill_id="a", not_before=h.store.now() + SECOND).submit()
+    assert [c.run_id for c in await h.store.claim("w", ("q",), ("a",), limit=5)] == ["r1", "r0"]
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=1)] == ["r3"]
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=5)] == ["r2"]
+    h.clock.forward(SECOND)
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=5)] == ["later"]
+
+
+@case
+async def case_claim_by_id(h: Harness) -> None:
+    """§7.1: one run by name, due or not, if nobody lives on it."""
+    await h.store.register("w", TTL)
+    await h.store.register("v", TTL)
+    await (await Script(h.store, "r1").begin("w")).wait()
+    (claim,) = await h.store.claim("v", (), None, limit=1, run_id="r1")
+    assert claim.previous_owner is None
+    assert await h.store.claim("w", (), None, limit=1, run_id="r1") == []
+    await refused(RunNotFound, h.store.claim("w", (), None, limit=1, run_id="nobody"))
+    await refused(LeaseLost, h.store.claim("stranger", (), None, limit=1, run_id="r1"))
+
+
+@case
+async def case_deadline_makes_due(h: Harness) -> None:
+    """§5.10: a wait's deadline makes its run claimable."""
+    await h.store.register("w", 10 * TTL)
+    await (await Script(h.store, "r1").begin("w")).wait(deadline=h.store.now() + SECOND)
+    assert await h.store.claim("w", (), None, limit=1) == []
+    h.clock.forward(SECOND)
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=1)] == ["r1"]
+
+
+@case
+async def case_dead_owner(h: Harness) -> None:
+    """§10.6: an owner proven dead is taken over at once, long before its expiry."""
+    await h.store.register("w1", TTL)
+    await h.store.register("w2", TTL)
+    await Script(h.store, "r1").begin("w1")
+    assert await h.store.claim("w2", (), None, limit=1) == []
+    h.kill("w1")
+    got = await h.store.get("r1")
+    assert got is not None
+    assert got[1].owner_alive is Alive.NO
+    assert not got[1].live(h.store.now())
+    (claim,) = await h.store.claim("w2", (), None, limit=1)
+    assert (claim.previous_owner, claim.cause) == ("w1", "owner_dead")
+
+
+@case
+async def case_renew_and_retire(h: Harness) -> None:
+    """§10.4: one renewal for all runs of an owner; a clean end hands them back at once and fences what is left."""
+    await h.store.register("w1", TTL)
+    await h.store.register("w2", 10 * TTL)
+    script = await Script(h.store, "r1").begin("w1")
+    h.clock.forward(TTL - 1)
+    assert await h.store.renew("w1", TTL) == h.store.now() + TTL
+    h.clock.forward(TTL - 1)
+    assert await h.store.claim("w2", (), None, limit=1) == []
+    assert {w.owner: (w.runs, w.alive) for w in await h.store.workers()} == {"w1": (1, "true"), "w2": (0, "true")}
+    late = script.step()
+    await h.store.retire("w1")
+    await refused(LeaseLost, h.store.commit(late))
+    assert await h.store.renew("w1", TTL) == 0
+    (claim,) = await h.store.claim("w2", (), None, limit=1)
+    assert claim.previous_owner is None
+    await refused(LeaseLost, h.store.commit(late))
+
+
+@case
+async def case_worker_clock(h: Harness) -> None:
+    """T-80: what a worker believes about the time decides nothing; the store's clock does."""
+    await h.store.register("w1", TTL)
+    await h.store.register("w2", TTL)
+    script = Script(h.store, "r1")
+    commit = script.first(ev.RunStarted(), lease=Take("w1"))
+    for skew in (-300 * SECOND, 300 * SECOND):
+        other = Script(h.store, f"r{skew}")
+        skewed = other.first(ev.RunStarted(), lease=Take("w1"))
+        await h.store.commit(Commit(**{f: getattr(skewed, f) for f in skewed.__struct_fields__ if f != "at"}, at=skewed.at + skew))
+    await h.store.commit(commit)
+    assert await h.store.claim("w2", (), None, limit=5) == []
+
+
+@case
+async def case_two_workers_of_one_name(h: Harness) -> None:
+    """X-08: an owner id is unique per process start; a second one of that name is refused."""
+    await h.store.register("w", TTL)
+    await refused(Conflict, h.store.register("w", TTL), "owner_taken")
+    await Script(h.store, "r1").begin("w")
+
+
+@case
+async def case_claims_race(h: Harness) -> None:
+    """T-74: many claimers, one winner each."""
+    for i in range(4):
+        await h.store.register(f"w{i}", TTL)
+    for i in range(20):
+        await Script(h.store, f"r{i:02}").submit()
+    taken = await asyncio.gather(*[h.store.claim(f"w{i}", (), None, limit=8) for i in range(4)])
+    names = [c.run_id for claims in taken for c in claims]
+    assert sorted(names) == [f"r{i:02}" for i in range(20)]
+
+
+# -- lanes ------------------------------------------------------------------------------------------
+
+
+@case
+async def case_lane_serialises(h: Harness) -> None:
+    """§10.8, T-81, T-84: one run of a lane at a time, in the order of submission, whoever claims."""
+    await h.store.register("w", TTL)
+    for i in range(3):
+        await Script(h.store, f"r{i}", session_key="s").submit()
+    order = []
+    for _ in range(3):
+        (claim,) = await h.store.claim("w", (), None, limit=5)
+        order.append(claim.run_id)
+        assert await h.store.claim("w", (), None, limit=5) == []
+        for other in ("r0", "r1", "r2"):
+            assert await h.store.claim("w", (), None, limit=1, run_id=other) == []
+        loaded = await h.store.load(claim.run_id)
+        assert loaded is not None
+        script = Script.of(h.store, loaded, claim.fence)
+        await script.write(script.commit(ev.RunStarted()))
+        await script.complete()
+    assert order == ["r0", "r1", "r2"]
+
+
+@case
+async def case_lanes_overlap_when_different(h: Harness) -> None:
+    """T-83: other lanes, sessions and tenants are free."""
+    await h.store.register("w", TTL)
+    await Script(h.store, "r0", session_key="s").begin("w")
+    await Script(h.store, "r1", session_key="s", lane="side").begin("w")
+    await Script(h.store, "r2", session_key="s", tenant_id="other").begin("w")
+    await Script(h.store, "r3", session_key="t").begin("w")
+
+
+@case
+async def case_invoke_respects_the_lane(h: Harness) -> None:
+    """§10.8: taking a new run is refused while its lane is held or awaited; submitted as pending it queues."""
+    await h.store.register("w", TTL)
+    holder = await Script(h.store, "r0", session_key="s").begin("w")
+    again = Script(h.store, "r1", session_key="s")
+    await refused(Conflict, h.store.commit(again.first(ev.RunStarted(), lease=Take("w"))), "lane_busy")
+    assert await h.store.get("r1") is None
+    await Script(h.store, "r1", session_key="s").submit()
+    await holder.complete()
+    late = Script(h.store, "r2", session_key="s")
+    await refused(Conflict, h.store.commit(late.first(ev.RunStarted(), lease=Take("w"))), "lane_busy")
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=5)] == ["r1"]
+
+
+@case
+async def case_waiting_run_holds_or_lets_go(h: Harness) -> None:
+    """§10.8: a waiting run holds its lane, unless it asked to let go; then it queues again by its old turn."""
+    await h.store.register("w", TTL)
+    await (await Script(h.store, "h0", session_key="hold").begin("w")).wait()
+    await Script(h.store, "h1", session_key="hold").submit()
+    assert await h.store.claim("w", (), None, limit=5) == []
+    await (await Script(h.store, "f0", session_key="free", paused_lane="release").begin("w")).wait()
+    await Script(h.store, "f1", session_key="free").submit()
+    (claim,) = await h.store.claim("w", (), None, limit=5)
+    assert claim.run_id == "f1"
+    await h.store.put(signal("f0", "k", h.store.now()))
+    assert await h.store.claim("w", (), None, limit=5) == []
+    loaded = await h.store.load("f1")
+    assert loaded is not None
+    other = Script.of(h.store, loaded, claim.fence)
+    await other.write(other.commit(ev.RunStarted()))
+    await other.complete()
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=5)] == ["f0"]
+
+
+@case
+async def case_lane_goes_with_the_lease(h: Harness) -> None:
+    """T-86, T-82: a lost holder is recovered before anyone behind it; a handed-back one keeps its turn."""
+    await h.store.register("w1", TTL)
+    await h.store.register("w2", TTL)
+    await Script(h.store, "r0", session_key="s").begin("w1")
+    await Script(h.store, "r1", session_key="s").submit()
+    h.kill("w1")
+    assert [c.run_id for c in await h.store.claim("w2", (), None, limit=5)] == ["r0"]
+    await h.store.retire("w2")
+    await h.store.register("w3", TTL)
+    assert [c.run_id for c in await h.store.claim("w3", (), None, limit=5)] == ["r0"]
+
+
+@case
+async def case_resurrection_gets_a_new_turn(h: Harness) -> None:
+    """§10.8: a failed run that is resumed queues behind what came meanwhile."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r0", session_key="s").begin("w")
+    await script.write(script.commit(ev.RunFailed("boom", ErrorValue("E", "m")), lease=RELEASE))
+    await Script(h.store, "r1", session_key="s").submit()
+    await refused(Conflict, h.store.commit(script.taking("w", ev.RunResumed(cause="operator"))), "lane_busy")
+    await script.write(script.touching(ev.RunResumed(cause="operator")))
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=5)] == ["r1"]
+
+
+# -- effects, intents, ledger -----------------------------------------------------------------------
+
+
+@case
+async def case_effects(h: Harness) -> None:
+    """§6.5, §6.8: one open record of a key; settled by compare-and-set, also after the lease is lost."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").begin("w")
+    first = effect("r1", 1, "k")
+    fact = ev.SideEffectAttempted("r1.x1", "k")
+    await script.write(script.commit(fact, effects=(first,)))
+    await refused(EffectInProgress, h.store.commit(script.commit(fact, effects=(effect("r1", 2, "k"),))))
+    assert await h.store.effects("r1") == [first]
+    done = effect("r1", 1, "k", EffectStatus.RECORDED)
+    assert not await h.store.settle_effect(done, "unknown")
+    assert await h.store.settle_effect(done, "attempted")
+    assert not await h.store.settle_effect(done, "attempted")
+    await script.write(script.commit(fact, effects=(effect("r1", 2, "k"),)))
+    assert [e.status for e in await h.store.effects(key="k")] == ["recorded", "attempted"]
+    assert len(await h.store.effects(lineage_root="r1")) == 2
+    assert await h.store.effects("r2") == []
+
+
+@case
+async def case_intents(h: Harness) -> None:
+    """§9.1, §9.4: stored with the commit, claimed under a lease, in order per key; a lost sender is told apart."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").begin("w")
+    now = h.store.now()
+    await refused(VersionConflict, h.store.commit(Script(h.store, "r1").first(intents=(intent("r1", "never", now),))))
+    sent = (intent("r1", "a1", now, "a"), intent("r1", "a2", now, "a"), intent("r1", "b", now))
+    await script.write(script.commit(ev.NoteAdded("x"), intents=sent))
+    got = await h.store.claim_intents("d1", limit=10, ttl_us=SECOND)
+    assert [(i.intent_id, i.state, i.attempts, i.owner) for i in got] == [("a1", "sending", 1, "d1"), ("b", "sending", 1, "d1")]
+    assert await h.store.claim_intents("d2", limit=10, ttl_us=SECOND) == []
+    settled = _with(got[0], state="delivered", owner=None, lease_until=None, settled_at=now)
+    assert not await h.store.settle_intent(settled, "d2")
+    assert await h.store.settle_intent(settled, "d1")
+    assert [i.intent_id for i in await h.store.claim_intents("d2", limit=10, ttl_us=SECOND)] == ["a2"]
+    h.clock.forward(SECOND)
+    lost = await h.store.claim_intents("d3", limit=10, ttl_us=SECOND)
+    assert {(i.intent_id, i.detail, i.attempts) for i in lost} == {("a2", "sender_lost", 2), ("b", "sender_lost", 2)}
+    assert not await h.store.settle_intent(_with(got[1], state="delivered"), "d1")
+    assert [i.state for i in await h.store.intents("r1")] == ["delivered", "sending", "sending"]
+    assert [i.intent_id for i in await h.store.intents(state="delivered")] == ["a1"]
+
+
+def _with(intent: Intent, **changes: Any) -> Intent:
+    return Intent(**{**{f: getattr(intent, f) for f in intent.__struct_fields__}, **changes})
+
+
+@case
+async def case_ledger(h: Harness) -> None:
+    """§9.6, T-63: three rows or none."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").begin("w")
+    rows = tuple(LedgerRow("r1", "topic", f"k{i}", canon.encode(i), h.store.now()) for i in range(3))
+    stale = script.commit(ev.NoteAdded("stale"), ledger=rows)
+    await script.write(script.commit(ev.NoteAdded("x"), ledger=rows))
+    await refused(VersionConflict, h.store.commit(stale))
+    assert await h.store.ledger("r1") == list(rows)
+
+
+# -- groups, news, integrity ------------------------------------------------------------------------
+
+
+@case
+async def case_group_isolates(h: Harness) -> None:
+    """§1.11, X-03: of 50 coalesced commits one breaks a constraint and one is fenced off; 48 succeed."""
+    await h.store.register("w", TTL)
+    scripts = [await Script(h.store, f"r{i:02}").begin("w") for i in range(50)]
+    await scripts[0].write(scripts[0].commit(ev.SideEffectAttempted("x", "k"), effects=(effect("r00", 1, "k"),)))
+    commits = [s.step() for s in scripts]
+    commits[7] = scripts[7].commit(ev.SideEffectAttempted("x", "k"), effects=(effect("r07", 2, "k"),))
+    scripts[9].fence += 1
+    commits[9] = scripts[9].step()
+    before = [len(await h.store.rows(s.run_id)) for s in scripts]
+    outcomes = await asyncio.gather(*[h.store.commit(c) for c in commits], return_exceptions=True)
+    assert isinstance(outcomes[7], EffectInProgress)
+    assert isinstance(outcomes[9], LeaseLost)
+    good = [i for i, o in enumerate(outcomes) if isinstance(o, Tip)]
+    assert len(good) == 48
+    for i, script in enumerate(scripts):
+        assert len(await h.store.rows(script.run_id)) == before[i] + (i in good)
+        loaded = await h.store.load(script.run_id)
+        assert loaded is not None
+        rebuilt(loaded)
+        if i in good:
+            assert loaded.tip == outcomes[i]
+
+
+@case
+async def case_one_run_twice_at_once(h: Harness) -> None:
+    """§1.6: two commits of one run at the same time: one of them wins, the other is told."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").begin("w")
+    await Script(h.store, "r2").begin("w")
+    outcomes = await asyncio.gather(*[h.store.commit(script.step()) for _ in range(2)], return_exceptions=True)
+    assert [type(o) for o in outcomes] == [Tip, VersionConflict]
+
+
+@case
+async def case_wake_ups(h: Harness) -> None:
+    """§10.16, T-18: whoever waits is woken by a put, and never waits for what has already happened."""
+    await Script(h.store, "r1").submit()
+    await h.store.wait_for_change(0)
+    await h.store.put(signal("r1", "k1", h.store.now()))
+    await asyncio.wait_for(h.store.wait_for_change(60), 1)
+    waiting = asyncio.gather(*[h.store.wait_for_change(60) for _ in range(5)])
+    await asyncio.sleep(0)
+    await h.store.put(signal("r1", "k2", h.store.now()))
+    await asyncio.wait_for(waiting, 1)
+    await h.store.wait_for_change(0.001)
+
+
+@case
+async def case_sound(h: Harness) -> None:
+    """§1.9: a store that was only used finds nothing wrong with itself."""
+    await h.store.register("w", TTL)
+    await (await Script(h.store, "r1").begin("w")).steps(3)
+    await Script(h.store, "r2").submit()
+    assert await h.store.verify() == []
+
+
+__all__ = ["CASES", "TTL", "Clock", "Harness", "Script", "effect", "rebuilt", "refused", "signal"]

@@ -1,0 +1,41 @@
+"""The one suite, over every store."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast.stores import MemoryStore, SqliteStore
+from holdfast.testing.conformance import CASES, Clock
+
+
+class Memory:
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.store = MemoryStore(now=self.clock)
+
+    def kill(self, owner: str) -> None:
+        self.store.abandon(owner)
+
+
+class Sqlite:
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.store = SqliteStore(folder / "store.db", now=self.clock)
+
+    def kill(self, owner: str) -> None:
+        self.store.abandon(owner)
+
+
+@pytest.mark.parametrize("harness", [Memory, Sqlite])
+@pytest.mark.parametrize("name", CASES)
+def test_conformance(name: str, harness: type[Memory] | type[Sqlite], tmp_path: Path) -> None:
+    async def run() -> None:
+        h = harness(tmp_path)
+        await h.store.open()
+        try:
+            await CASES[name](h)
+        finally:
+            await h.store.close()
+
+    asyncio.run(run())

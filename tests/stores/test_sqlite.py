@@ -1,0 +1,708 @@
+"""What only SQLite can get wrong: files that go backwards, several processes, full disks, damaged bytes."""
+
+import asyncio
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+import apsw
+import pytest
+
+from holdfast.core import codec
+from holdfast.core import events as ev
+from holdfast.core.errors import (
+    EventUnreadable,
+    HoldfastError,
+    IncarnationChanged,
+    LeaseLost,
+    LogRolledBack,
+    RunNotFound,
+    StoreBusy,
+    StoreCorrupt,
+    StoreFull,
+    StoreReadOnly,
+    UnknownStatus,
+    UnsupportedFormat,
+    UsageError,
+)
+from holdfast.core.lease import COUNTER_BITS, Alive, Take
+from holdfast.stores import MemoryStore, SqliteStore, open_url
+from holdfast.stores.sqlite.anchor import Mark, pack, unpack
+from holdfast.testing.conformance import TTL, Script, rebuilt, refused
+from holdfast.testing.conformance import signal as signal_to
+
+PROLOGUE = """
+import asyncio, os, sys
+from holdfast.core import events as ev
+from holdfast.core.errors import HoldfastError
+from holdfast.stores import SqliteStore
+from holdfast.testing.conformance import Script, TTL
+path, me = sys.argv[1], sys.argv[2]
+"""
+
+
+def run(body: Callable[[], Awaitable[None]]) -> None:
+    asyncio.run(body())  # type: ignore[arg-type]
+
+
+def spawn(path: Path, name: str, program: str) -> subprocess.Popen[str]:
+    """Another process on the same file."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    code = PROLOGUE + textwrap.dedent(program)
+    return subprocess.Popen([sys.executable, "-c", code, str(path), name], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True, env=env)
+
+
+def acknowledged(path: Path, events: int = 100) -> None:
+    """A process that acknowledges this many events and is killed."""
+    program = f"""
+    async def main():
+        store = SqliteStore(path)
+        await store.open()
+        await store.register(me, TTL)
+        script = await Script(store, "r1").begin(me)
+        while script.tip.seq < {events}:
+            await script.steps(1)
+        print("done", flush=True)
+        sys.stdin.readline()
+    asyncio.run(main())
+    """
+    child = spawn(path, "victim", program)
+    assert child.stdout is not None
+    assert child.stdout.readline() == "done\n"
+    child.kill()
+    child.wait()
+    child.stdout.close()
+    assert child.stdin is not None
+    child.stdin.close()
+
+
+def wal(path: Path) -> Path:
+    return Path(f"{path}-wal")
+
+
+async def opened(path: Path) -> SqliteStore:
+    store = SqliteStore(path)
+    await store.open()
+    return store
+
+
+# -- X-01, §1.9: a log that went backwards ----------------------------------------------------------
+
+
+def lose_wal(path: Path) -> None:
+    wal(path).unlink()
+
+
+def truncate_wal(path: Path) -> None:
+    with wal(path).open("r+b") as f:
+        f.truncate(wal(path).stat().st_size // 2)
+
+
+def cut_last_frame(path: Path) -> None:
+    with wal(path).open("r+b") as f:
+        f.truncate(wal(path).stat().st_size - 100)
+
+
+def flip_bit(path: Path) -> None:
+    data = bytearray(wal(path).read_bytes())
+    data[len(data) // 2] ^= 0x10
+    wal(path).write_bytes(data)
+
+
+def put_old_copy_back(path: Path) -> None:
+    wal(path).unlink()
+    shutil.copy(f"{path}.old", path)
+
+
+def lose_everything(path: Path) -> None:
+    wal(path).unlink()
+    path.unlink()
+
+
+@pytest.mark.parametrize("damage", [lose_wal, truncate_wal, cut_last_frame, flip_bit, put_old_copy_back, lose_everything])
+def test_log_rolled_back_is_named(tmp_path: Path, damage: Callable[[Path], None]) -> None:
+    """X-01: 100 acknowledged events, kill -9, damage: opening names it, reads work, nothing can be written until acknowledged."""
+    path = tmp_path / "s.db"
+
+    async def body() -> None:
+        store = await opened(path)
+        await store.register("early", TTL)
+        await Script(store, "r0").begin("early")
+        await store.close()
+        shutil.copy(path, f"{path}.old")
+        acknowledged(path)
+        Path(f"{path}-shm").unlink(missing_ok=True)
+        damage(path)
+        store = await opened(path)
+        assert isinstance(store.suspect, LogRolledBack)
+        assert "log_rolled_back" in [p.code for p in await store.verify()]
+        await store.get("r1")
+        script = Script(store, "r2")
+        await refused(LogRolledBack, store.commit(script.first()))
+        await refused(LogRolledBack, store.register("w", TTL))
+        await refused(LogRolledBack, store.claim("w", (), None, limit=1))
+        await store.close()
+        store = await opened(path)
+        assert isinstance(store.suspect, LogRolledBack)
+        old = store.incarnation
+        await store.acknowledge()
+        assert store.incarnation != old
+        assert [p.code for p in await store.verify() if p.code == "log_rolled_back"] == []
+        await Script(store, "r2").submit()
+        await store.close()
+        store = await opened(path)
+        assert store.suspect is None
+        await store.close()
+
+    run(body)
+
+
+def test_kill_loses_nothing(tmp_path: Path) -> None:
+    """§1.9: after kill -9 alone nothing is suspected, and every acknowledged event is there."""
+    path = tmp_path / "s.db"
+
+    async def body() -> None:
+        acknowledged(path)
+        store = await opened(path)
+        assert store.suspect is None
+        assert await store.verify() == []
+        rows = await store.rows("r1")
+        assert rows[-1].seq >= 100
+        await store.register("w", TTL)
+        (claim,) = await store.claim("w", (), None, limit=1)
+        assert claim.cause == "owner_dead"
+        await store.close()
+
+    run(body)
+
+
+def test_missing_or_damaged_anchor_is_named(tmp_path: Path) -> None:
+    """§1.9: without its anchor nothing vouches for the end of a log that is not empty."""
+    path, anchor = tmp_path / "s.db", tmp_path / "s.db-anchor"
+
+    async def body() -> None:
+        store = await opened(path)
+        await Script(store, "r1").submit()
+        await store.close()
+        good = anchor.read_bytes()
+        for bad in (b"", good[:-1], good[:-1] + bytes([good[-1] ^ 1]), b"\0" * len(good)):
+            anchor.write_bytes(bad)
+            store = await opened(path)
+            assert isinstance(store.suspect, LogRolledBack)
+            await store.close()
+        mark = unpack(good)
+        assert mark is not None
+        anchor.write_bytes(pack(Mark(mark.incarnation ^ 1, mark.last, mark.hash)))
+        store = await opened(path)
+        assert isinstance(store.suspect, IncarnationChanged)
+        await store.close()
+        anchor.write_bytes(pack(Mark(mark.incarnation, mark.last, b"x" * 16)))
+        store = await opened(path)
+        assert isinstance(store.suspect, LogRolledBack)
+        await store.close()
+        anchor.write_bytes(good)
+        store = await opened(path)
+        assert store.suspect is None
+        await store.close()
+
+    run(body)
+
+
+def test_flipped_bit_in_the_file_is_named_when_read(tmp_path: Path) -> None:
+    """X-01: SQLite calls it ok; the chain of hashes does not."""
+    path = tmp_path / "s.db"
+
+    async def body() -> None:
+        store = await opened(path)
+        await store.register("w", TTL)
+        await (await Script(store, "r1").begin("w")).steps(5)
+        await store.close()
+        data = bytearray(path.read_bytes())
+        data[data.index(b"3:xxxx") + 4] ^= 1
+        path.write_bytes(data)
+        store = await opened(path)
+        assert [p.code for p in await store.verify()] == ["event_chain_broken"]
+        loaded = await store.load("r1")
+        assert loaded is not None
+        with pytest.raises(StoreCorrupt) as caught:
+            rebuilt(loaded)
+        assert caught.value.code == "event_chain_broken"
+        await store.close()
+
+    run(body)
+
+
+# -- X-02: backup, restore, incarnations ------------------------------------------------------------
+
+
+def test_restore_fences_off_old_workers(tmp_path: Path) -> None:
+    """X-02: after a restore, what was the newest fence belongs to another incarnation."""
+    path, copy = tmp_path / "s.db", tmp_path / "copy.db"
+
+    async def body() -> None:
+        store = await opened(path)
+        await store.register("w", TTL)
+        script = await Script(store, "r1").begin("w")
+        await store.backup(copy)
+        await refused(UsageError, store.backup(copy))
+        other = await opened(path)
+        await other.register("v", TTL)
+        stranger = await Script(other, "r2").begin("v")
+        late = script.step()
+        old = store.incarnation
+        await store.restore(copy)
+        assert store.incarnation != old
+        await refused(LeaseLost, store.commit(late))
+        await refused(RunNotFound, other.commit(stranger.step()))
+        await refused(LeaseLost, other.commit(Script(other, "r3").first()))
+        assert await store.renew("w", TTL) == 0
+        loaded = await store.load("r1")
+        assert loaded is not None
+        assert loaded.lease.fence >> COUNTER_BITS == store.incarnation
+        assert loaded.lease.owner is None
+        await store.register("w2", TTL)
+        assert [c.run_id for c in await store.claim("w2", (), None, limit=5)] == ["r1"]
+        await other.close()
+        await store.close()
+        store = await opened(path)
+        assert store.suspect is None
+        assert await store.verify() == []
+        await store.close()
+
+    run(body)
+
+
+def test_a_backup_opened_elsewhere_asks_first(tmp_path: Path) -> None:
+    """§1.9: a copy without its anchor is read-only until somebody says that it is meant."""
+    path, copy = tmp_path / "s.db", tmp_path / "copy.db"
+
+    async def body() -> None:
+        store = await opened(path)
+        await Script(store, "r1").submit()
+        await store.backup(copy)
+        twin = await opened(copy)
+        assert isinstance(twin.suspect, LogRolledBack)
+        assert await twin.get("r1") is not None
+        await twin.acknowledge()
+        await Script(twin, "r2").submit()
+        assert twin.incarnation != store.incarnation
+        await twin.close()
+        garbage = tmp_path / "garbage.db"
+        garbage.write_bytes(b"no database at all" * 300)
+        await refused(StoreCorrupt, store.restore(garbage))
+        await refused(UsageError, store.restore(tmp_path / "nothing.db"))
+        await Script(store, "r3").submit()
+        await store.close()
+
+    run(body)
+
+
+# -- several processes ------------------------------------------------------------------------------
+
+
+def test_two_processes_append(tmp_path: Path) -> None:
+    """T-17: two processes append at the same time; numbers are gapless and unique, chains whole."""
+    path = tmp_path / "s.db"
+    program = """
+    async def main():
+        store = SqliteStore(path)
+        await store.open()
+        await store.register(me, TTL)
+        a = await Script(store, me + "-a").begin(me)
+        for i in range(60):
+            await a.steps(1)
+            await Script(store, f"{me}-{i}").submit()
+        await store.close()
+    asyncio.run(main())
+    """
+
+    async def body() -> None:
+        store = await opened(path)
+        children = [spawn(path, f"p{i}", program) for i in range(2)]
+        for child in children:
+            out, _ = child.communicate(timeout=60)
+            assert (child.returncode, out) == (0, "")
+        assert await store.verify() == []
+        for i in range(2):
+            events = [e.seq for r in await store.rows(f"p{i}-a") for e in codec.open_row(r).events]
+            assert events == list(range(1, len(events) + 1))
+            assert len(events) == 3 + 120
+        await store.close()
+
+    run(body)
+
+
+def test_processes_race_for_claims(tmp_path: Path) -> None:
+    """T-74: several processes race for the same runs; every run has one winner."""
+    path = tmp_path / "s.db"
+    program = """
+    async def main():
+        store = SqliteStore(path)
+        await store.open()
+        await store.register(me, TTL)
+        print("ready", flush=True)
+        sys.stdin.readline()
+        got = []
+        for _ in range(200):
+            claims = await store.claim(me, (), None, limit=3)
+            got += [c.run_id for c in claims]
+            if not claims:
+                break
+        print(" ".join(got), flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        await store.close()
+    asyncio.run(main())
+    """
+
+    async def body() -> None:
+        store = await opened(path)
+        for i in range(40):
+            await Script(store, f"r{i:02}").submit()
+        children = [spawn(path, f"p{i}", program) for i in range(4)]
+        names: list[str] = []
+        for child in children:
+            assert child.stdout is not None
+            assert child.stdout.readline() == "ready\n"
+        for child in children:
+            assert child.stdin is not None
+            child.stdin.write("go\n")
+            child.stdin.flush()
+        for child in children:
+            assert child.stdout is not None
+            names += child.stdout.readline().split()
+        for child in children:
+            child.communicate("end\n", timeout=60)
+        assert sorted(names) == [f"r{i:02}" for i in range(40)]
+        await store.close()
+
+    run(body)
+
+
+def test_owner_of_another_process_is_proven_dead(tmp_path: Path) -> None:
+    """§2.9: alive while its process lives; dead by proof as soon as it was killed; other processes are woken by a poll."""
+    path = tmp_path / "s.db"
+    program = """
+    async def main():
+        store = SqliteStore(path)
+        await store.open()
+        await store.register(me, TTL)
+        await Script(store, "r1").begin(me)
+        print("held", flush=True)
+        sys.stdin.readline()
+    asyncio.run(main())
+    """
+
+    async def body() -> None:
+        store = await opened(path)
+        await store.register("w", TTL)
+        await store.wait_for_change(0)
+        child = spawn(path, "other", program)
+        await asyncio.wait_for(store.wait_for_change(20), 20)
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        got = await store.get("r1")
+        assert got is not None
+        assert got[1].owner_alive is Alive.YES
+        assert await store.claim("w", (), None, limit=1) == []
+        child.kill()
+        child.wait()
+        (claim,) = await store.claim("w", (), None, limit=1)
+        assert (claim.previous_owner, claim.cause) == ("other", "owner_dead")
+        await store.claim("w", (), None, limit=1)
+        assert [w.owner for w in await store.workers()] == ["w"]
+        child.communicate()
+        await store.close()
+
+    run(body)
+
+
+def test_frozen_writer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§10.14: a process stopped in mid-commit blocks the file; the loop stays free and the holder is named."""
+    monkeypatch.setattr("holdfast.stores.sqlite.connection.connect.__kwdefaults__", {"patience": 0.5, "create": False, "readonly": False})
+    path = tmp_path / "s.db"
+    program = """
+    import apsw
+    db = apsw.Connection(path)
+    db.execute("BEGIN IMMEDIATE")
+    print(os.getpid(), flush=True)
+    sys.stdin.readline()
+    db.execute("ROLLBACK")
+    """
+
+    async def body() -> None:
+        store = await opened(path)
+        await store.register("w", TTL)
+        script = await Script(store, "r1").begin("w")
+        child = spawn(path, "x", program)
+        assert child.stdout is not None
+        pid = child.stdout.readline().strip()
+        os.kill(child.pid, signal.SIGSTOP)
+        late, writing = [0.0], asyncio.ensure_future(store.commit(script.step()))
+        while not writing.done():
+            began = time.perf_counter()
+            await asyncio.wait([writing], timeout=0.005)
+            late.append(time.perf_counter() - began)
+        error = await refused(StoreBusy, writing)
+        assert pid in error.message
+        assert error.code == "store_writer_stalled"
+        assert max(late) < 0.2, "the loop was blocked"
+        writing = asyncio.ensure_future(script.steps(1))
+        await asyncio.wait([writing], timeout=0.05)
+        os.kill(child.pid, signal.SIGCONT)
+        child.communicate("go\n")
+        await writing
+        await store.close()
+
+    run(body)
+
+
+def test_renewal_from_a_thread(tmp_path: Path) -> None:
+    """§10.4: renewal depends neither on the loop nor on its connection."""
+    path = tmp_path / "s.db"
+
+    async def body() -> None:
+        store = await opened(path)
+        await store.register("w", TTL)
+        script = await Script(store, "r1").begin("w")
+
+        def renew() -> list[int]:
+            return [asyncio.run(store.renew("w", TTL)) for _ in range(20)]
+
+        renewing = asyncio.ensure_future(asyncio.to_thread(renew))
+        while not renewing.done():
+            await script.steps(1)
+            await asyncio.sleep(0)
+        assert all(e > store.now() for e in await renewing)
+        await store.close()
+
+    run(body)
+
+
+# -- disks, damage, versions ------------------------------------------------------------------------
+
+
+def test_full_disk_loses_nothing(tmp_path: Path) -> None:
+    """§1.12: what does not fit is refused by name; everything acknowledged stays, and the store goes on when there is room."""
+    path = tmp_path / "s.db"
+
+    async def body() -> None:
+        store = await opened(path)
+        await store.register("w", TTL)
+        script = await Script(store, "r1").begin("w")
+        await script.steps(2)
+        assert store._db is not None
+        pages = store._db.pragma("page_count")
+        store._db.pragma("max_page_count", pages + 4)
+        with pytest.raises(StoreFull):
+            await script.steps(100, size=3_000)
+        assert script.tip is not None
+        assert (await store.rows("r1"))[-1].seq == script.tip.seq
+        many = [Script(store, f"n{i}", input=b"\xc4\xff" + b"x" * 255, tags=("t" * 9_000,)).first() for i in range(3)]
+        outcomes = await asyncio.gather(*[store.commit(c) for c in many], return_exceptions=True)
+        assert [type(o) for o in outcomes] == [StoreFull] * 3
+        assert await store.get("n0") is None
+        store._db.pragma("max_page_count", 1_000_000)
+        await script.steps(1, size=3_000)
+        assert await store.verify() == []
+        await store.close()
+
+    run(body)
+
+
+def test_read_only_folder_is_named(tmp_path: Path) -> None:
+    """§1.12: a folder that cannot be written is an error with a way out, not a store that pretends."""
+    program = """
+    store, loop = SqliteStore(path), asyncio.new_event_loop()
+    if os.geteuid() == 0:
+        os.setuid(65534)
+    try:
+        loop.run_until_complete(store.open())
+    except HoldfastError as e:
+        print(e.code, flush=True)
+    """
+    folder = Path("/tmp") / f"holdfast-test-{os.getpid()}"
+    folder.mkdir(mode=0o555)
+    try:
+        child = spawn(folder / "s.db", "x", program)
+        out, _ = child.communicate(timeout=60)
+        if child.returncode:
+            pytest.skip("this account cannot run the interpreter")
+        assert out == "store_read_only\n"
+        assert list(folder.iterdir()) == []
+    finally:
+        shutil.rmtree(folder)
+
+
+def test_read_only_connection_is_named(tmp_path: Path) -> None:
+    """SQLite's refusal to write is one typed error, and the log is as it was."""
+
+    async def body() -> None:
+        store = await opened(tmp_path / "s.db")
+        await Script(store, "r1").submit()
+        assert store._db is not None
+        store._db.pragma("query_only", True)
+        await refused(StoreReadOnly, store.commit(Script(store, "r2").first()))
+        await refused(StoreReadOnly, store.put(signal_to("r1", "k", 0)))
+        store._db.pragma("query_only", False)
+        assert await store.get("r2") is None
+        await Script(store, "r2").submit()
+        await store.close()
+
+    run(body)
+
+
+def test_hostile_bytes(tmp_path: Path) -> None:
+    """L-18, T-52: garbage in the file is one typed error for whoever reads it, and calls nothing."""
+    path = tmp_path / "s.db"
+
+    async def body() -> None:
+        store = await opened(path)
+        await store.register("w", TTL)
+        script = await Script(store, "r1").begin("w")
+        await store.put(signal_to("r1", "k", 0))
+        await store.close()
+        assert script.tip is not None
+        db = apsw.Connection(str(path))
+        saved = db.execute("SELECT doc FROM run").get
+
+        async def reads(error: type[HoldfastError], sql: str, *values: object) -> None:
+            db.execute(sql, values)
+            again = await opened(path)
+            await refused(error, again.load("r1"))
+            await again.close()
+
+        await reads(UnknownStatus, "UPDATE run SET status = 'paused'")
+        db.execute("UPDATE run SET status = 'running'")
+        for garbage in (b"", b"\xc1", saved[:-1], b"\x81" * 200_000, b"\xdd\xff\xff\xff\xff", b"cos\nsystem\n(S'true'\ntR."):
+            await reads(EventUnreadable, "UPDATE run SET doc = ?", garbage)
+        db.execute("UPDATE run SET doc = ?", (saved,))
+        await reads(EventUnreadable, "UPDATE inbox SET command = x'c1'")
+        db.execute("DELETE FROM inbox")
+        await reads(StoreCorrupt, "DELETE FROM log WHERE id = (SELECT tip FROM run)")
+        db.close()
+
+    run(body)
+
+
+def test_foreign_and_newer_files(tmp_path: Path) -> None:
+    """§1.8: a newer schema is refused, and so is a file that is not ours; neither is touched."""
+
+    async def body() -> None:
+        ours, foreign, text = tmp_path / "s.db", tmp_path / "f.db", tmp_path / "t.db"
+        await (await opened(ours)).close()
+        db = apsw.Connection(str(ours))
+        db.pragma("user_version", 99)
+        db.close()
+        await refused(UnsupportedFormat, SqliteStore(ours).open())
+        db = apsw.Connection(str(foreign))
+        db.execute("CREATE TABLE customers (id)")
+        db.close()
+        before = foreign.read_bytes()
+        await refused(StoreCorrupt, SqliteStore(foreign).open())
+        assert foreign.read_bytes() == before
+        text.write_text("not a database, " * 100)
+        await refused(StoreCorrupt, SqliteStore(text).open())
+        await refused(UsageError, SqliteStore(tmp_path / "no" / "such" / "s.db").open())
+
+    run(body)
+
+
+def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Relative and absolute files, memory, and a named refusal of anything else."""
+    relative, absolute = open_url("sqlite:///a/b.db"), open_url("sqlite:////tmp/b%20c.db")
+    assert isinstance(relative, SqliteStore)
+    assert isinstance(absolute, SqliteStore)
+    assert (relative.path, absolute.path) == ("a/b.db", "/tmp/b c.db")
+    assert isinstance(open_url("memory:"), MemoryStore)
+    for url in ("", "sqlite:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "mysql://x", "/tmp/x.db", "sqlite://host/x.db", "workspace:runs"):
+        with pytest.raises(UsageError) as caught:
+            open_url(url)
+        assert caught.value.hint
+
+
+# -- how much a step does ---------------------------------------------------------------------------
+
+
+def test_a_lone_step_is_four_statements(tmp_path: Path) -> None:
+    """Targets: BEGIN, the log row, the compare-and-set, COMMIT; no thread, no future."""
+
+    async def body() -> None:
+        store = await opened(tmp_path / "s.db")
+        await store.register("w", TTL)
+        script = await Script(store, "r1").begin("w")
+        assert store._db is not None
+        seen: list[str] = []
+        store._db.set_profile(lambda sql, _: seen.append(sql.split()[0]))
+        await script.steps(1)
+        assert seen == ["BEGIN", "INSERT", "UPDATE", "COMMIT"]
+        seen.clear()
+        other = Script(store, "r2", session_key="s2")
+        await other.write(other.first(ev.RunStarted(), lease=Take("w")))
+        seen.clear()
+        await asyncio.gather(script.write(script.step()), other.write(other.step()))
+        assert seen.count("COMMIT") == 1
+        assert store._writer is not None
+        assert store._writer._thread is None
+        await store.close()
+
+    run(body)
+
+
+def test_slow_commits_move_to_a_thread(tmp_path: Path) -> None:
+    """§1.11: once commits take long the loop hands them over, and takes them back when they are quick again."""
+
+    async def body() -> None:
+        store = await opened(tmp_path / "s.db")
+        await store.register("w", TTL)
+        script = await Script(store, "r1").begin("w")
+        writer = store._writer
+        assert writer is not None
+        writer._average = 1.0
+        await script.steps(1)
+        assert writer._thread is not None
+        writer._average = 0.0025
+        for _ in range(30):
+            await script.steps(1)
+        assert writer._average < 0.002
+        assert await store.verify() == []
+        await store.close()
+
+    run(body)
+
+
+def test_a_loop_that_died_blocks_nobody(tmp_path: Path) -> None:
+    """A store outlives its loop: what one left behind does not keep the next from committing."""
+    store = SqliteStore(tmp_path / "s.db")
+
+    async def first() -> None:
+        await store.open()
+        for i in range(3):
+            asyncio.ensure_future(store.commit(Script(store, f"a{i}").first()))  # noqa: RUF006
+        await asyncio.wait([asyncio.ensure_future(store.commit(Script(store, "b").first()))], timeout=0)
+
+    async def second() -> None:
+        await asyncio.wait_for(asyncio.gather(*[store.commit(Script(store, f"c{i}").first()) for i in range(3)]), 5)
+        await store.close()
+
+    asyncio.run(first())
+    asyncio.run(second())
+
+
+def test_closed_store_says_so(tmp_path: Path) -> None:
+    async def body() -> None:
+        store = await opened(tmp_path / "s.db")
+        script = Script(store, "r1")
+        commit = script.first()
+        await store.close()
+        with pytest.raises(HoldfastError, match="not open"):
+            await store.commit(commit)
+        with pytest.raises(HoldfastError, match="not open"):
+            await store.get("r1")
+
+    run(body)
