@@ -460,7 +460,7 @@ class Runtime:
             facts = decisions.decide(run, command, now)
             upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
-            if not await self._desk.at_rest(run_id, Draft(facts=list(facts), results=list(decisions.answers(run))), due=now):
+            if not await self._desk.at_rest(run_id, Draft(facts=list(facts), results=list(decisions.answers(run))), actor=actor, due=now):
                 raise Conflict(f"somebody else went on with {run_id} meanwhile")
         return await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit)
 

@@ -86,10 +86,10 @@ class Desk:
         if verdict is True:
             return
         reason = verdict if isinstance(verdict, str) else "the resolver refused"
-        await self.at_rest(run.run_id, Draft(facts=[ev.WaitDenied(wait.wait_id, command.action, command.actor, reason)]))
+        await self.at_rest(run.run_id, Draft(facts=[ev.WaitDenied(wait.wait_id, command.action, command.actor, reason)]), actor=command.actor)
         raise Denied(f"{command.actor} may not {command.action} {wait.wait_id}: {reason}")
 
-    async def at_rest(self, run_id: str, draft: Draft, *, source: cps.Source | None = None, due: int | None = None) -> bool:
+    async def at_rest(self, run_id: str, draft: Draft, *, actor: str, source: cps.Source | None = None, due: int | None = None) -> bool:
         """One commit on a run that nobody drives; False if somebody does, or came first."""
         loaded = await self._reader.loaded(run_id)
         if loaded.lease.live(self._store.now()):
@@ -97,9 +97,9 @@ class Desk:
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
         try:
             if source is None:
-                await journal.leave(draft, lease=TOUCH, due=due)
+                await journal.leave(draft, lease=TOUCH, due=due, actor=actor)
             else:
-                await journal.rest(draft, source, lease=TOUCH, due=due)
+                await journal.rest(draft, source, lease=TOUCH, due=due, actor=actor)
         except Conflict:
             return False
         return True
@@ -118,7 +118,7 @@ class Desk:
             ends = any(isinstance(f, ev.RunCanceled | ev.RunFailed) for f in facts)
             draft = Draft(facts=list(facts) or [ev.NoteAdded(f"{item.key} changed nothing")], took=[item.key])
             due = self._store.now() if not ends and getattr(item.command, "resume", True) else None
-            await self.at_rest(run_id, draft, source=cps.Source.CANCEL if ends else None, due=due)
+            await self.at_rest(run_id, draft, actor=getattr(item.command, "actor", ev.SYSTEM), source=cps.Source.CANCEL if ends else None, due=due)
 
     async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> None:
         """Asks a run to end. At rest it ends at once; a live one at its next safe boundary (§10.12).
@@ -129,7 +129,7 @@ class Desk:
         run, lease = await self._reader.found(run_id)
         command = cmd.Cancel(actor=actor, reason=reason, nonce=str(run.version))
         facts = decisions.decide(run, command, self._store.now())
-        if not lease.live(self._store.now()) and await self.at_rest(run_id, Draft(facts=list(facts)), source=cps.Source.CANCEL):
+        if not lease.live(self._store.now()) and await self.at_rest(run_id, Draft(facts=list(facts)), actor=actor, source=cps.Source.CANCEL):
             await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
         driver = self._drivers.get(run_id)
         if driver is not None:

@@ -122,7 +122,7 @@ class Journal:
             await self._write(draft)
 
     async def checkpointed(
-        self, draft: Draft, delta: Delta, checkpoint: Checkpoint, *, lease: LeaseAction = KEEP, due: int | None = None
+        self, draft: Draft, delta: Delta, checkpoint: Checkpoint, *, lease: LeaseAction = KEEP, due: int | None = None, actor: str = ev.SYSTEM
     ) -> None:
         """A commit with a checkpoint. Its hash goes into the last completed step's fact, else into ``checkpoint.saved`` (§13.2)."""
         async with self._lock:
@@ -131,9 +131,9 @@ class Journal:
             parent = self.checkpoint.checkpoint_id if self.checkpoint.seq else None
             checkpoint = msgspec.structs.replace(checkpoint, hash=hash, parent=parent, source=delta.source)
             _vouch(draft.facts, hash, delta.source)
-            await self._write(draft, checkpoint=checkpoint, delta=data, lease=lease, due=due)
+            await self._write(draft, checkpoint=checkpoint, delta=data, lease=lease, due=due, actor=actor)
 
-    async def rest(self, draft: Draft, source: Source, *, lease: LeaseAction = RELEASE, due: int | None = None) -> None:
+    async def rest(self, draft: Draft, source: Source, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
         """Ends this claim in a wait or for good: a checkpoint with the parent's values (§4.8), and the lease goes back.
 
         A run that never started has no parent: its single checkpoint holds its input (§2.4).
@@ -143,12 +143,12 @@ class Journal:
         if parent.seq == 0:
             delta = Delta(step=0, source=source, done=(INPUT_TASK,))
             checkpoint = advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
-        await self.checkpointed(draft, delta, checkpoint, lease=lease, due=due)
+        await self.checkpointed(draft, delta, checkpoint, lease=lease, due=due, actor=actor)
 
-    async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None) -> None:
+    async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
         """A commit that moves no checkpoint and leaves the run without an owner."""
         async with self._lock:
-            await self._write(draft, lease=lease, due=due)
+            await self._write(draft, lease=lease, due=due, actor=actor)
 
     async def _write(
         self,
@@ -158,6 +158,7 @@ class Journal:
         delta: bytes | None = None,
         lease: LeaseAction = KEEP,
         due: int | None = None,
+        actor: str = ev.SYSTEM,
     ) -> None:
         if self.dead is not None:
             raise self.dead
@@ -166,7 +167,7 @@ class Journal:
             held, self.held = self.held, Draft()
             held.merge(draft)
             draft = held
-        commit = self._number(draft, checkpoint, delta, lease, due)
+        commit = self._number(draft, checkpoint, delta, lease, due, actor)
         try:
             self.tip = await self.store.commit(commit)
         except BaseException as e:
@@ -180,7 +181,7 @@ class Journal:
                 self.progress.barrier()
 
     def _number(
-        self, draft: Draft, checkpoint: Checkpoint | None, delta: bytes | None, lease: LeaseAction, due: int | None
+        self, draft: Draft, checkpoint: Checkpoint | None, delta: bytes | None, lease: LeaseAction, due: int | None, actor: str
     ) -> Commit:
         """Numbers and folds the facts. A checkpoint is named after the fact that vouches for it."""
         at = self.store.now()
@@ -189,7 +190,7 @@ class Journal:
         run, vouched, events = self._run, 0, []
         for fact in draft.facts:
             seq += 1
-            event = ev.Event(seq, at, fact, fence=fence)
+            event = ev.Event(seq, at, fact, actor, fence)
             events.append(event)
             run = fold(run, event)
             if checkpoint is not None and getattr(fact, "hash", None) == checkpoint.hash:
@@ -203,6 +204,7 @@ class Journal:
             after=self.tip,
             fence=self.fence,
             at=at,
+            actor=actor,
             checkpoint=checkpoint,
             delta=delta,
             results=tuple(draft.results),

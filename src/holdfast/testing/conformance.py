@@ -11,6 +11,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from holdfast.core import canon, codec
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Delta, Source, TaskResult, advance, empty
@@ -18,7 +20,7 @@ from holdfast.core.commands import Cancel, Signal
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import Conflict, EffectInProgress, ErrorValue, HoldfastError, LeaseLost, RunNotFound, VersionConflict
-from holdfast.core.lease import COUNTER_BITS, KEEP, RELEASE, TOUCH, Alive, Keep, LeaseAction, Take, Touch
+from holdfast.core.lease import COUNTER_BITS, KEEP, RELEASE, TOUCH, Alive, Keep, LeaseAction, Take, Touch, counter
 from holdfast.core.run import Run, fold
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.ports import Loaded, RunFilter, Store
@@ -84,7 +86,7 @@ class Script:
         seq = self.tip.seq if self.tip is not None else 0
         run, at, events = self.run, self.store.now(), []
         for number, fact in enumerate(facts, seq + 1):
-            event = ev.Event(number, at, fact)
+            event = ev.Event(number, at, fact, fence=counter(self.fence))
             run = fold(run, event)
             events.append(event)
         assert run is not None
@@ -555,7 +557,8 @@ async def case_worker_clock(h: Harness) -> None:
     for skew in (-300 * SECOND, 300 * SECOND):
         other = Script(h.store, f"r{skew}")
         skewed = other.first(ev.RunStarted(), lease=Take("w1"))
-        await h.store.commit(Commit(**{f: getattr(skewed, f) for f in skewed.__struct_fields__ if f != "at"}, at=skewed.at + skew))
+        at = skewed.at + skew
+        await h.store.commit(replace(skewed, at=at, events=tuple(replace(e, at=at) for e in skewed.events)))
     await h.store.commit(commit)
     assert await h.store.claim("w2", (), None, limit=5) == []
 
