@@ -41,7 +41,7 @@ P = ParamSpec("P")
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
 
 
-def store_url(url: str | None) -> str:
+def chosen_store(url: str | None) -> str:
     """The store to use: the one named, else ``$HOLDFAST_STORE``, else ``.holdfast/runs.db`` here."""
     return url or os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
 
@@ -50,14 +50,14 @@ class Runtime:
     """Runs skills over a store. Use it as ``async with Runtime(url, skills=[…]) as rt``; several may share a process.
 
     Args:
-        url: ``sqlite:///file.db``, ``memory:``; by default ``$HOLDFAST_STORE`` or ``sqlite:///.holdfast/runs.db``.
+        store_url: ``sqlite:///file.db``, ``memory:``; by default ``$HOLDFAST_STORE`` or ``sqlite:///.holdfast/runs.db``.
         skills: graphs and flows this process can run.
         lease: how long a run stays with a silent owner before another may take it over.
     """
 
     def __init__(
         self,
-        url: str | Store | None = None,
+        store_url: str | Store | None = None,
         *,
         skills: Iterable[Skill] = (),
         tools: Iterable[Tool] = (),
@@ -71,7 +71,9 @@ class Runtime:
         clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
-        self._store: Store = open_url(store_url(url), now=self._clock.now) if url is None or isinstance(url, str) else url
+        self._store: Store = (
+            open_url(chosen_store(store_url), now=self._clock.now) if store_url is None or isinstance(store_url, str) else store_url
+        )
         self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
         self._skills = Skills()
         for skill in skills:
@@ -608,4 +610,4 @@ async def _run(skill: Skill, inputs: Mapping[str, Any] | None, store: str | None
         return _result(await rt.invoke(skill, inputs, **options))
 
 
-__all__ = ["Runtime", "run", "store_url"]
+__all__ = ["Runtime", "chosen_store", "run"]
