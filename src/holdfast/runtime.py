@@ -272,7 +272,7 @@ class Runtime:
         run, lease = newest[0]
         if run.status not in LIVE or lease.live(self._store.now()):
             return None
-        return await self._drive_on(run.run_id)
+        return await self._drive_on(run.run_id, named=False)
 
     @overload
     async def run(self, skill: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -290,10 +290,12 @@ class Runtime:
             return _result(await self.invoke(skill, skill.bind(*args, **kwargs)))
         return _result(await self.invoke(skill, *args, **kwargs))
 
-    async def _driven(self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...]) -> records.Run:
+    async def _driven(
+        self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...], named: bool = False
+    ) -> records.Run:
         self._drivers[run_id] = driver
         try:
-            return await driver.drive(claim, inbox)
+            return await driver.drive(claim, inbox, named=named)
         finally:
             self._drivers.pop(run_id, None)
             self._services.streams.end(run_id)
@@ -303,16 +305,16 @@ class Runtime:
         got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id)
         return got[0] if got else None
 
-    async def _drive_claim(self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None) -> None:
+    async def _drive_claim(self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False) -> None:
         loaded = await self._reader.loaded(claim.run_id)
         driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit)
-        await self._driven(claim.run_id, driver, claim, loaded.inbox)
+        await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
 
-    async def _drive_on(self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None) -> Run[Any]:
+    async def _drive_on(self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True) -> Run[Any]:
         """Drives what this process can and returns at human and signal waits (§4.18); nothing hangs behind a waiting holder."""
         while True:
             run, lease = await self._reader.found(run_id)
-            if run.status in TERMINAL:
+            if run.status in TERMINAL or (run.interrupted_at is not None and not named):
                 break
             now = self._store.now()
             if run.status in (Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL) and not run.decisions and not lease.live(now):
@@ -327,7 +329,7 @@ class Runtime:
                     break
                 await self._store.wait_for_change(POLL_SECONDS)
                 continue
-            await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit)
+            await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named)
         return await self._reader.get(run_id)
 
     async def _behind_a_wait(self, run: records.Run) -> bool:

@@ -23,15 +23,17 @@ class Progress:
     """Mutable while a log is walked; one instance belongs to one driver or reader.
 
     ``results``: finished tasks by key. ``records``: recorded calls by (task, path). ``attempts``: the number of
-    failed attempts by (task, path), with when the next may begin. ``hash`` is the chain hash of the last row.
+    failed attempts by (task, path), with when the next may begin. ``takeovers``: how often the run
+    changed hands since a step last completed (§10.6). ``hash`` is the chain hash of the last row.
     """
 
-    __slots__ = ("attempts", "checkpoint", "hash", "records", "results", "seq", "since", "waits", "whole")
+    __slots__ = ("attempts", "checkpoint", "hash", "records", "results", "seq", "takeovers", "waits")
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
         self.checkpoint: Checkpoint = cps.empty(run_id)
         self.hash = b""
         self.seq = 0
+        self.takeovers = 0
         self.waits: tuple[Wait, ...] = ()
         self.results: dict[str, TaskResult] = {}
         self.records: dict[tuple[str, str], StepRecord] = {}
@@ -50,6 +52,7 @@ class Progress:
     def forgive(self) -> None:
         """An operator goes on with a failed run: its failures no longer count, its finished work does."""
         self.attempts.clear()
+        self.takeovers = 0
         for place in [p for p, r in self.records.items() if r.error is not None]:
             del self.records[place]
 
@@ -93,6 +96,10 @@ class Progress:
                 self.attempts[task, path] = (attempt, 0)
             case ev.RunResumed(cause="operator"):
                 self.forgive()
+            case ev.AttemptTakenOver():
+                self.takeovers += 1
+            case ev.StepEnded():
+                self.takeovers = 0
             case ev.WaitRequested(wait=wait):
                 self.waits = (*(w for w in self.waits if w.wait_id != wait.wait_id), wait)
             case ev.WaitDecided(decision=decision) | ev.WaitTimedOut(decision=decision):

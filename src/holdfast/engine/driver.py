@@ -48,14 +48,16 @@ class Driver:
 
     # -- entering -----------------------------------------------------------------------------------
 
-    async def drive(self, claim: Claim | None = None, inbox: tuple[Any, ...] = ()) -> Run:
-        """Drives to the next rest and returns the run as it rests then.
+    async def drive(self, claim: Claim | None = None, inbox: tuple[Any, ...] = (), *, named: bool = False) -> Run:
+        """Drives to the next rest and returns the run as it rests then. ``named``: a person asked for this very run.
 
         Raises:
             LeaseLost, StoreError: the run is left as the last commit made it; somebody else goes on (§1.12).
         """
         if claim is not None:
-            self._journal.hold(Draft(facts=self._entry(claim)))
+            self._journal.hold(Draft(facts=self._entry(claim, named)))
+            if claim.previous_owner is not None and await self._stop_here(named):
+                return self._journal.run
         if await self._drain(inbox):
             return self._journal.run
         status = self._journal.run.status
@@ -65,18 +67,41 @@ class Driver:
             await self.begin()
         return await self._rounds()
 
-    def _entry(self, claim: Claim) -> list[ev.Fact]:
+    def _entry(self, claim: Claim, named: bool) -> list[ev.Fact]:
         """The facts that ride in the first commit under a new fence (§1.4)."""
         facts: list[ev.Fact] = [ev.RunClaimed(self._services.owner, claim.fence & 0xFFFFFFFF)]
         run = self._journal.run
         if claim.previous_owner is not None and run.status in LIVE:
+            expired = ev.AttemptLeaseExpired(claim.previous_owner, claim.cause)
+            if (run.recovery == "hold" and not named) or self._journal.progress.takeovers >= self._services.max_takeovers:
+                return [expired, *facts]
             facts = [
-                ev.AttemptLeaseExpired(claim.previous_owner, claim.cause),
-                ev.AttemptTakenOver(self._services.owner, run.takeovers + 1),
+                expired,
+                ev.AttemptTakenOver(self._services.owner, self._journal.progress.takeovers + 1),
                 ev.RunRecovered(claim.previous_owner, claim.cause),
                 *facts,
             ]
+        elif run.interrupted_at is not None and run.status in LIVE:
+            facts = [ev.RunRecovered("", "a person resumed it"), *facts]
         return facts
+
+    async def _stop_here(self, named: bool) -> bool:
+        """Whether a run that was taken over must not simply go on (§10.6): held for a person, or out of takeovers."""
+        run = self._journal.run
+        if run.status not in LIVE:
+            return False
+        if run.recovery == "hold" and not named:
+            await self._journal.leave(Draft(facts=[ev.RunInterrupted("recovery is on hold until a person resumes it")]))
+            return True
+        if self._journal.progress.takeovers >= self._services.max_takeovers:
+            spent = StepFailure(
+                f"its owners died {self._journal.progress.takeovers} times without any progress in between", code="takeover_limit", hint="find out what kills them, then resume"
+            )
+            await self._fail(Draft(), spent, ErrorValue.of(spent))
+            return True
+        # A step that kills its owners before their first commit must be counted all the same.
+        await self._journal.save(Draft())
+        return False
 
     async def begin(self, born: Draft | None = None) -> None:
         """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit."""

@@ -115,6 +115,8 @@ def due_after(commit: Commit, owner: str | None, now: int, unread: bool) -> int 
         return None
     if commit.due is not None:
         return commit.due
+    if run.interrupted_at is not None and owner is None:
+        return None  # held until a named actor resumes it (§10.6)
     if owner is not None:
         return now
     if run.status is Status.PENDING:
