@@ -46,7 +46,7 @@ class Boundary(StrEnum):
     RUN_CANCELED = "run_canceled"
 
 
-class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Task(msgspec.Struct, frozen=True, array_like=True):
     """A node's turn in the coming super-step. ``seen``: the trigger channels it consumes; ``skip``: why it is passed over."""
 
     node: str
@@ -57,7 +57,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     @property
     def key(self) -> str:
-        return self.node if self.index == 0 else ids.task_key(self.node, self.index)
+        return ids.task_key(self.node, self.index)
 
 
 class SendTo(msgspec.Struct, frozen=True, array_like=True):
@@ -82,7 +82,7 @@ class LedgerWrite(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
+class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1):
     """What a finished task leaves: writes, routing, outcome and what it sends: one atomic record (§4.6).
 
     ``writes`` is an encoded dict; ``goto`` and ``chosen`` are what the node and its routers named; ``result`` is a flow's value.
@@ -116,7 +116,7 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
 Result = TaskResult | StepRecord
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Delta(msgspec.Struct, frozen=True, array_like=True):
     """What a checkpoint changes of its parent. ``done`` names finished tasks in task order: the result itself, or
     the key of one that was durable before. ``kinds``: reducers other than ``last``; ``values``: what no built-in
     reducer made (defaults, custom reducers, patches). With ``step`` unchanged nothing advances (§4.8)."""
@@ -129,7 +129,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     pending: tuple[Task, ...] | None = None
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     """A whole checkpoint, as loaded. ``values`` are frozen; ``created_at`` is microseconds since 1970.
 
     ``results`` and ``records`` are the pending writes: what is finished or recorded since the last barrier.
@@ -177,12 +177,6 @@ def written(result: TaskResult) -> Mapping[str, Any]:
 def bumped(done: tuple[TaskResult, ...], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The channels that have news after these tasks, in a repeatable order (§4.3)."""
     out: dict[str, None] = {}
-    if len(done) == 1 and (only := done[0]).goto is None and not only.chosen and only.task != INPUT_TASK:
-        # One task in a line, which most steps are, has its own end as news, and what it wrote.
-        if only.task[0] != "@":
-            out[f"done:{ids.node_of(only.task)}"] = None
-        out.update(dict.fromkeys(writes[only.task]))
-        return list(out)
     for result in done:
         node = ids.node_of(result.task)
         if result.task == INPUT_TASK:
@@ -214,28 +208,11 @@ def advance(
     Raises:
         EventUnreadable: the delta names a result that is not there.
     """
-    return advanced(parent, delta, results, seq=seq, at=at, hash=hash, waits=waits, boundaries=boundaries, decoded=decoded)[0]
-
-
-def advanced(
-    parent: Checkpoint,
-    delta: Delta,
-    results: Mapping[str, TaskResult],
-    *,
-    seq: int,
-    at: int,
-    hash: bytes,
-    waits: tuple[Wait, ...] = (),
-    boundaries: tuple[Boundary, ...] = (),
-    decoded: Mapping[str, Mapping[str, Any]] | None = None,
-) -> tuple[Checkpoint, list[str]]:
-    """``advance``, and the channels that have news by it."""
     parent_id = parent.checkpoint_id if parent.seq else None
     if delta.step == parent.step and not delta.done and delta.values is None:
-        still = msgspec.structs.replace(
+        return msgspec.structs.replace(
             parent, seq=seq, parent=parent_id, created_at=at, hash=hash, waits=waits, boundaries=boundaries, source=delta.source, writes={}
         )
-        return still, []
     done = tuple([_find(d, results) for d in delta.done])
     writes = {r.task: (decoded[r.task] if decoded is not None and r.task in decoded else written(r)) for r in done}
     values = dict(parent.values)
@@ -263,24 +240,20 @@ def advanced(
         values.update(given)
         if delta.source is Source.PATCH:
             news += [n for n in given if n not in news]
-    versions = parent.versions
-    if news:
-        versions = dict(versions)  # a clone, which is quicker than unpacking two into a third
-        versions.update(dict.fromkeys(news, delta.step))
+    versions = {**parent.versions, **dict.fromkeys(news, delta.step)} if news else parent.versions
     seen, skipped = parent.seen, parent.skipped
     if done:
         tasks = {t.key: t for t in parent.pending}
-        seen = dict(seen)
-        had = parent.versions
+        seen = {**seen}
         for result in done:
             node = ids.node_of(result.task)
             if (task := tasks.get(result.task)) is not None and task.seen:
-                seen[node] = {**seen.get(node, NONE_SEEN), **{c: had.get(c, 0) for c in task.seen}}
+                seen[node] = {**seen.get(node, NONE_SEEN), **{c: parent.versions.get(c, 0) for c in task.seen}}
             if result.outcome != OK and result.outcome.strip().lower().startswith(SKIPPED):
                 skipped |= {node}
             elif node in skipped:
                 skipped -= {node}
-    moved = Checkpoint(
+    return Checkpoint(
         run_id=parent.run_id,
         seq=seq,
         step=delta.step,
@@ -298,7 +271,6 @@ def advanced(
         hash=hash,
         created_at=at,
     )
-    return moved, news
 
 
 def _find(done: TaskResult | str, results: Mapping[str, TaskResult]) -> TaskResult:

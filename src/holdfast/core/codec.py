@@ -40,7 +40,7 @@ class Record(msgspec.Struct, frozen=True):
     size: int
 
 
-class Row(msgspec.Struct, frozen=True, gc=False):
+class Row(msgspec.Struct, frozen=True):
     """A log row as a store keeps it: the last event's number, the bytes and their place in the chain."""
 
     seq: int
@@ -48,7 +48,7 @@ class Row(msgspec.Struct, frozen=True, gc=False):
     hash: bytes
 
 
-class _Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class _Outgoing(msgspec.Struct, frozen=True, array_like=True):
     format: int
     at: int
     fence: int
@@ -68,7 +68,7 @@ class _Incoming(msgspec.Struct, frozen=True, array_like=True):
     results: tuple[msgspec.Raw, ...]
 
 
-class Sealed(msgspec.Struct, frozen=True, gc=False):
+class Sealed(msgspec.Struct, frozen=True):
     """A commit ready to be written: its row, and the run row's cold part if that changed."""
 
     row: Row

@@ -49,6 +49,15 @@ class Progress:
         self.records.clear()
         self.attempts.clear()
 
+    def again(self, task: str, path: str, attempt: int, due: int) -> None:
+        """Another attempt at a task or a call begins: the failures recorded beneath it count no longer, its finished work does."""
+        beneath = f"{path}/" if path else ""
+        for place in [p for p, r in self.records.items() if p[0] == task and p[1].startswith(beneath) and r.error is not None]:
+            del self.records[place]
+        for place in [p for p in self.attempts if p[0] == task and p[1].startswith(beneath)]:
+            del self.attempts[place]
+        self.attempts[task, path] = (attempt, due)
+
     def forgive(self) -> None:
         """An operator goes on with a failed run: its failures no longer count, its finished work does."""
         self.attempts.clear()
@@ -91,7 +100,7 @@ class Progress:
             case ev.RunSubmitted(input=given):
                 self.results[cps.INPUT_TASK] = TaskResult(cps.INPUT_TASK, writes=given)
             case ev.StepRetryScheduled(task=task, path=path, attempt=attempt, due=due):
-                self.attempts[task, path] = (attempt, due)
+                self.again(task, path, attempt, due)
             case ev.StepFailed(task=task, path=path, attempt=attempt):
                 self.attempts[task, path] = (attempt, 0)
             case ev.RunResumed(cause="operator"):

@@ -18,7 +18,7 @@ from holdfast.core.checkpoint import (
     Task,
     TaskResult,
     advance,
-    advanced,
+    bumped,
     written,
 )
 from holdfast.core.errors import BadReturn, ContractViolation, InvalidInput, NodeMissing, TwoWriters, UndeclaredChannel, Unserializable
@@ -129,7 +129,8 @@ def barrier(
         kinds=kinds,
         values=canon.encode(canon.FrozenDict(custom)) if custom else None,
     )
-    moved, news = advanced(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
+    moved = advance(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
+    news = bumped(tuple(done), moved.writes)
     tasks = plan(program, moved, news)
     sends: list[Task] = []
     counts: dict[str, int] = {}

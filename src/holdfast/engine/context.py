@@ -10,20 +10,22 @@ A wait leaves the node by ``Suspend``, a BaseException that user code has no bus
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import datetime as dt
+import hashlib
 import logging
 import random as _random
 import uuid as _uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
+
+import msgspec
 
 from holdfast.authoring import microseconds
 from holdfast.core import canon, decisions, ids, waits
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
-from holdfast.core.errors import BadReturn, ConcurrentScope, ErrorValue, InvalidInput, RecordMismatch, StepFailure, UsageError
+from holdfast.core.errors import ConcurrentScope, ErrorValue, InvalidInput, RecordMismatch, SuspensionSwallowed, UsageError
 from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node
 from holdfast.core.lease import counter
 from holdfast.core.outcomes import OK
@@ -31,8 +33,11 @@ from holdfast.core.retry import Retry, backoff, coerce
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import OnTimeout, Wait, WaitKind
 from holdfast.engine import effects as performing
+from holdfast.engine import scopes
 from holdfast.engine.calls import call, name_of
+from holdfast.engine.failures import revived
 from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.scopes import Restart, Scope, Suspend, current
 from holdfast.engine.services import Services
 from holdfast.engine.streams import Chunk
 from holdfast.handle import Decision, when
@@ -41,37 +46,6 @@ T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - the item of a map
 Ts = TypeVarTuple("Ts")
 Duration = dt.timedelta | float | int | None
-
-
-class Suspend(BaseException):
-    """Leaves the node because it rests in waits; never raised in code that users are meant to see (§5.12)."""
-
-    def __init__(self, waits: tuple[Wait, ...]) -> None:
-        super().__init__("the node rests in a wait; do not catch BaseException around ctx calls")
-        self.waits = waits
-
-
-class Restart(BaseException):
-    """Leaves a flow to begin it afresh under the same lineage (§4.12)."""
-
-    def __init__(self, inputs: dict[str, Any]) -> None:
-        super().__init__("the flow begins afresh")
-        self.inputs = inputs
-
-
-class Scope:
-    """Numbers the calls of one line of control; ``prefix`` is the path to it."""
-
-    __slots__ = ("busy", "next", "owner", "prefix")
-
-    def __init__(self, owner: Context, prefix: str) -> None:
-        self.owner = owner
-        self.prefix = prefix
-        self.next = 0
-        self.busy = ""
-
-
-_scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
 
 
 class Context:
@@ -83,8 +57,14 @@ class Context:
         self._node = node
         self._task = task
         self._key = root or task.key
+        self._inner = prefix.removesuffix("/")
         self._step = journal.checkpoint.step + 1
         self._root = Scope(self, prefix)
+        self._told: list[str] = []
+        self._odd: dict[tuple[str, str], str] = {}
+        self._scopes: frozenset[str] | None = None
+        self._closed = False
+        self._restarting = False
         self._suspended: dict[str, Wait] = {}
         self._intents: list[IntentWrite] = []
         self._ledger: list[LedgerWrite] = []
@@ -105,7 +85,7 @@ class Context:
 
     @property
     def step_id(self) -> str:
-        return ids.step_id(self.run_id, self._step, self._key)
+        return ids.step_id(self.run_id, self._step, self._key, self._inner)
 
     @property
     def attempt_id(self) -> str:
@@ -119,7 +99,7 @@ class Context:
     @property
     def idempotency_key(self) -> str:
         """A key for this step that survives retries, crashes and replays (§6.3)."""
-        return f"{self._journal.run.lineage_root}.{self._step}.{self._key}"
+        return ids.step_id(self._journal.run.lineage_root, self._step, self._key, self._inner)
 
     @property
     def payload(self) -> Any:
@@ -133,7 +113,7 @@ class Context:
     @property
     def feedback(self) -> str | None:
         """What a person asked to be changed, in a step that is done again after ``retry_feedback`` (§5.5)."""
-        given = [r for (task, _), r in self._journal.progress.records.items() if task == self._key and r.kind == "feedback"]
+        given = [r for (task, _), r in list(self._journal.progress.records.items()) if task == self._key and r.kind == "feedback"]
         return None if not given else cast("str | None", canon.decode(cast("bytes", given[-1].value)))
 
     @property
@@ -145,13 +125,15 @@ class Context:
     # -- places -------------------------------------------------------------------------------------
 
     def _current(self) -> Scope:
-        scope = _scope.get()
+        scope = current.get()
         return scope if scope is not None and scope.owner is self else self._root
 
     @contextmanager
     def _place(self, name: str, key: str | None = None) -> Iterator[str]:
         """The path of one call; refuses a second one in flight in the same scope (§4.12)."""
         scope = self._current()
+        if self._closed:
+            raise ConcurrentScope(f"ctx.{name} was called after {self._node.name} had ended", hint="await every ctx call, or use ctx.gather")
         if scope.busy:
             raise ConcurrentScope(f"ctx.{name} was called while {scope.busy} of the same scope is in flight", hint="use ctx.gather")
         if key is None:
@@ -167,24 +149,85 @@ class Context:
         finally:
             scope.busy = ""
 
-    def _lookup(self, path: str, name: str, kind: str) -> StepRecord | None:
-        """The record at a place, if its name still fits.
+    def _lookup(self, path: str, name: str, kind: str, digest: str = "") -> StepRecord | None:
+        """The record at a place, if it is one of this call. Without one, the place must not belong to another call.
+
+        ``digest`` tells calls of one name apart by their arguments. Plain code may well compute other arguments when it
+        runs again; but arguments that are on record at another place mean that two calls were swapped.
 
         Raises:
-            RecordMismatch: showing what was recorded there and what the code calls now.
+            RecordMismatch: showing what was recorded and what the code calls now.
         """
+        self._told.append(_label(kind, name))
         record = self._journal.record(self._key, path)
-        if record is not None and (record.name, record.kind) != (name, kind):
-            was, now = _label(record.kind, record.name), _label(kind, name)
-            raise RecordMismatch(
-                f"call {path} of {self._key}: recorded {was}, the code now calls {now}",
-                hint="restore the order of the calls, give them keys, or fork the run from an earlier checkpoint",
-            )
+        if record is None:
+            if (name, digest) in self._odd:
+                raise self._mismatch(path, f"{name} with the arguments recorded at call {self._odd[name, digest]}")
+            if kind not in _OPENS and path in self._opened():
+                raise self._mismatch(path, _label(kind, name))
+            return None
+        if (record.name, record.kind) != (name, kind):
+            raise self._mismatch(path, _label(kind, name))
+        if digest and record.digest and digest != record.digest:
+            for r in self._mine():
+                if r.digest == digest and r.name == name:
+                    raise self._mismatch(path, f"{name} with the arguments recorded at call {r.path}")
+            self._odd[name, record.digest] = path
         return record
 
+    def _mine(self) -> list[StepRecord]:
+        return [r for (task, _), r in list(self._journal.progress.records.items()) if task == self._key and r.path.startswith(self._root.prefix)]
+
+    def _opened(self) -> frozenset[str]:
+        """The places of an earlier attempt that were scopes: something is recorded beneath them."""
+        if self._scopes is None:
+            found = set()
+            for record in self._mine():
+                path = record.path
+                while "/" in path:
+                    path = path.rpartition("/")[0]
+                    found.add(path)
+            self._scopes = frozenset(found)
+        return self._scopes
+
+    def _mismatch(self, path: str, now: str) -> RecordMismatch:
+        """The difference between what is on record and what the code calls, in one sentence."""
+        recorded = [f"{r.path.removeprefix(self._root.prefix)} {_label(r.kind, r.name)}" for r in self._mine()]
+        called = ", ".join([*self._told[:-1], now])
+        return RecordMismatch(
+            f"call {path} of {self._key} does not fit its record: recorded are {', '.join(recorded)}; the code now calls {called}",
+            hint="restore the order of the calls, give them keys, or fork the run from an earlier checkpoint",
+        )
+
     def _waiting(self, what: str) -> None:
-        if self._sync:
-            raise UsageError(f"ctx.{what} waits, and {self._node.name} is a plain function", hint=f"make it async: async def {self._node.name}(…)")
+        """Refuses a member that waits where nothing can: in a plain node, or in a thread of its own."""
+        if not self._sync:
+            try:
+                asyncio.get_running_loop()
+            except RuntimeError:
+                pass
+            else:
+                return
+        name = self._node.name
+        raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=f"make it async: async def {name}(…)")
+
+    async def _save(self, draft: Draft) -> None:
+        """Makes something durable for this attempt; what outlives the attempt has no say any more."""
+        if self._closed:
+            raise ConcurrentScope(f"a ctx call of {self._node.name} ended after the node had", hint="await every ctx call, or use ctx.gather")
+        await self._journal.save(draft)
+
+    def _end(self) -> None:
+        """The node has returned or raised. Nothing it left running may write into the next step's records.
+
+        Raises:
+            ConcurrentScope: it returned while a call of its own was in flight.
+        """
+        self._closed = True
+        if self._root.busy:
+            raise ConcurrentScope(f"{self._node.name} returned while ctx.{self._root.busy} was in flight", hint="await it, or use ctx.gather")
+        if self._suspended or self._restarting:
+            raise SuspensionSwallowed(f"{self._node.name} caught the way out it was to take", hint="do not catch BaseException around ctx calls")
 
     # -- recorded steps -----------------------------------------------------------------------------
 
@@ -217,17 +260,18 @@ class Context:
 
     async def _do_step(self, fn: Callable[..., Any], args: tuple[Any, ...], key: str | None, retry: Retry, timeout_us: int) -> Any:
         name = name_of(fn)
+        digest = _digest(args) if args and key is None else ""
         with self._place(name, key) as path:
-            record = self._lookup(path, name, "step")
+            record = self._lookup(path, name, "step", digest)
             if record is not None:
                 return self._served(record)
-            value, packed, attempt = await self._attempts(path, name, retry, lambda: call(fn, args, timeout_us, name))
-            done = StepRecord(self._key, path, name, value=packed, attempt=attempt)
+            value, packed, attempt = await self._attempts(path, name, retry, digest, lambda: call(fn, args, timeout_us, name))
+            done = StepRecord(self._key, path, name, value=packed, attempt=attempt, digest=digest)
             fact = ev.StepCompleted(self._step, self._key, attempt=attempt, path=path)
-            await self._journal.save(Draft(facts=[fact], results=[done]))
+            await self._save(Draft(facts=[fact], results=[done]))
             return value
 
-    async def _attempts(self, path: str, name: str, retry: Retry, act: Callable[[], Awaitable[Any]]) -> tuple[Any, bytes, int]:
+    async def _attempts(self, path: str, name: str, retry: Retry, digest: str, act: Callable[[], Awaitable[Any]]) -> tuple[Any, bytes, int]:
         """Tries until it works or the budget is spent; every failure is durable before the next try (§10.9)."""
         attempt, due = self._journal.progress.attempts.get((self._key, path), (0, 0))
         while True:
@@ -240,13 +284,13 @@ class Context:
             except Exception as e:
                 error = ErrorValue.of(e, where=path)
                 if not retry.retries(e, attempt):
-                    failed = StepRecord(self._key, path, name, error=error, attempt=attempt)
+                    failed = StepRecord(self._key, path, name, error=error, attempt=attempt, digest=digest)
                     fact = ev.StepFailed(self._step, self._key, error, attempt=attempt, path=path)
-                    await self._journal.save(Draft(facts=[fact], results=[failed]))
+                    await self._save(Draft(facts=[fact], results=[failed]))
                     raise
                 due = self._services.clock.now() + backoff(f"{self.step_id}.{path}@{attempt}", attempt, retry.base_us)
                 self._journal.progress.attempts[self._key, path] = (attempt, due)
-                await self._journal.save(Draft(facts=[ev.StepRetryScheduled(self._step, self._key, attempt, due, error, path)]))
+                await self._save(Draft(facts=[ev.StepRetryScheduled(self._step, self._key, attempt, due, error, path)]))
 
     async def _pause(self, due: int) -> None:
         left = due - self._services.clock.now()
@@ -261,98 +305,23 @@ class Context:
     # -- scopes -------------------------------------------------------------------------------------
 
     def gather(self, *calls: Awaitable[T]) -> Coroutine[Any, Any, list[T]]:
-        """Awaits several ctx calls at once; each has a scope of its own. Results come in the order given."""
+        """Awaits several ctx calls at once; each has a scope of its own. Results come in the order given.
+
+        When one fails, the others end first, so that what they finish is on record; then the failure is raised.
+        """
         self._waiting("gather")
-        return self._gather(calls, len(calls))
-
-    async def _gather(self, calls: Iterable[Awaitable[T]], limit: int) -> list[T]:
-        with self._place("gather") as path:
-            room = asyncio.Semaphore(max(1, limit))
-
-            async def branch(number: int, awaitable: Awaitable[T]) -> T:
-                async with room:
-                    _scope.set(Scope(self, f"{path}/{number}/"))
-                    return await awaitable
-
-            tasks = [asyncio.create_task(branch(i, c)) for i, c in enumerate(calls)]
-            await self._all(tasks)
-            suspended: dict[str, Wait] = {}
-            failed: BaseException | None = None
-            for task in tasks:
-                error = task.exception()
-                if isinstance(error, Suspend):
-                    suspended |= {w.wait_id: w for w in error.waits}
-                elif error is not None:
-                    failed = failed or error
-            if failed is not None:
-                raise failed
-            if suspended:
-                raise Suspend(tuple(suspended.values()))
-            return [t.result() for t in tasks]
-
-    async def _all(self, tasks: list[asyncio.Task[T]]) -> None:
-        """Waits for every branch to end; one that fails does not undo what its siblings finish."""
-        try:
-            if tasks:
-                await asyncio.wait(tasks)
-        except asyncio.CancelledError:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-            raise
+        return scopes.gather(self, calls, len(calls), "gather")
 
     def map(self, fn: Callable[[I], Awaitable[T] | T], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]:
         """``step(fn, item)`` for every item, at most ``concurrency`` at once; results in the order of the items."""
         self._waiting("map")
-        return self._gather([self._do_step(fn, (item,), None, coerce(None), DEFAULT_TIMEOUT_US) for item in items], concurrency)
+        calls = [self._do_step(fn, (item,), None, coerce(None), DEFAULT_TIMEOUT_US) for item in items]
+        return scopes.gather(self, calls, concurrency, "map")
 
     def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
         """The (index, value) of the call that is done first; the others are given up. Recorded: it is the same again later."""
         self._waiting("first_of")
-        return self._first_of(calls)
-
-    async def _first_of(self, calls: tuple[Awaitable[Any], ...]) -> tuple[int, Any]:
-        with self._place("first_of") as path:
-            record = self._lookup(path, "first_of", "first_of")
-            if record is not None:
-                for c in calls:
-                    if asyncio.iscoroutine(c):
-                        c.close()
-                index, value = self._served(record)
-                return int(index), value
-
-            async def branch(number: int, awaitable: Awaitable[Any]) -> Any:
-                _scope.set(Scope(self, f"{path}/{number}/"))
-                return await awaitable
-
-            tasks = [asyncio.ensure_future(branch(i, c)) for i, c in enumerate(calls)]
-            suspended: dict[str, Wait] = {}
-            open_tasks = set(tasks)
-            winner: int | None = None
-            try:
-                while open_tasks and winner is None:
-                    done, open_tasks = await asyncio.wait(open_tasks, return_when=asyncio.FIRST_COMPLETED)
-                    for task in sorted(done, key=tasks.index):
-                        error = task.exception()
-                        if isinstance(error, Suspend):
-                            suspended |= {w.wait_id: w for w in error.waits}
-                        elif winner is None:
-                            winner = tasks.index(task)
-            finally:
-                for task in open_tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
-            if winner is None:
-                raise Suspend(tuple(suspended.values()))
-            value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
-            closed: list[ev.Fact] = [ev.WaitClosed(w.wait_id, "another came first") for w in self._journal.run.waits if self._below(w, path)]
-            done_record = StepRecord(self._key, path, "first_of", value=data, kind="first_of")
-            fact = ev.StepCompleted(self._step, self._key, path=path)
-            await self._journal.save(Draft(facts=[*closed, fact], results=[done_record]))
-            return winner, value[1]
-
-    def _below(self, wait: Wait, path: str) -> bool:
-        return wait.task == self._key and wait.step == self._step and wait.path.startswith(path + "/")
+        return scopes.first_of(self, calls)
 
     # -- waits --------------------------------------------------------------------------------------
 
@@ -431,6 +400,9 @@ class Context:
                 policy_snapshot_id=self._journal.run.policy_snapshot_id,
             )
             self._suspended[wait_id] = wait
+            if self._current() is not self._root or self._inner:
+                # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
+                await self._save(Draft(facts=[ev.WaitRequested(wait)]))
             raise Suspend((wait,))
 
     def sleep(self, duration: dt.timedelta | float) -> Coroutine[Any, Any, None]:
@@ -509,24 +481,34 @@ class Context:
             self._journal.hold(Draft(results=[StepRecord(self._key, path, name, value=data, kind="value")]))
             return value
 
-    def restart(self, **inputs: Any) -> None:
-        """Ends a long flow and begins it afresh with other inputs, under the same lineage; does not return."""
+    def restart(self, **inputs: Any) -> NoReturn:
+        """Ends a long flow and begins it afresh with other inputs, under the same lineage; does not return.
+
+        What the flow has recorded is done with: the next turn starts from these inputs and an empty record.
+        """
+        self._restarting = True
         raise Restart(inputs)
 
 
+_OPENS = frozenset({"scope", "first_of"})
+_plain = msgspec.msgpack.Encoder(order="sorted")
+
+
 def _label(kind: str, name: str) -> str:
-    return name if kind == "step" else f"{kind} {name!r}"
+    match kind:
+        case "step" | "effect" | "scope" | "first_of":
+            return name
+        case "wait":
+            return " ".join(repr(part) if i else part for i, part in enumerate(name.split(":", 1)))
+    return f"{kind} {name!r}" if kind != name else kind
 
 
-_BUILTIN = {e.__name__: e for e in (ValueError, TypeError, KeyError, LookupError, RuntimeError, OSError, TimeoutError, ConnectionError, ArithmeticError, ZeroDivisionError, PermissionError, FileNotFoundError, NotImplementedError)}  # fmt: skip
+def _digest(args: tuple[Any, ...]) -> str:
+    """Tells calls of one function apart by their arguments; empty where these have no stable form."""
+    try:
+        return hashlib.blake2b(_plain.encode(args), digest_size=8).hexdigest()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return ""
 
 
-def revived(error: ErrorValue) -> Exception:
-    """A recorded failure as an exception: a builtin by its name, else a StepFailure with its code. Nothing is imported."""
-    kind = _BUILTIN.get(error.type)
-    if kind is not None:
-        return cast("Exception", kind(error.message))
-    return StepFailure(f"{error.type}: {error.message}", code=error.code)
-
-
-__all__ = ["BadReturn", "Context", "Restart", "Scope", "Suspend", "revived"]
+__all__ = ["Context", "Restart", "Scope", "Suspend", "revived"]

@@ -12,13 +12,14 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
+from holdfast.core import canon, decisions, ids, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
-from holdfast.core import decisions, ids, superstep
 from holdfast.core import events as ev
+from holdfast.core.channels import MISSING
 from holdfast.core.checkpoint import Source, Task, TaskResult
 from holdfast.core.commit import Intent, LedgerRow
-from holdfast.core.errors import ErrorValue, HoldfastError, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
+from holdfast.core.errors import ErrorValue, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
 from holdfast.core.graph import Program
 from holdfast.core.lease import KEEP, RELEASE, Take
 from holdfast.core.run import Run
@@ -205,11 +206,11 @@ class Driver:
             try:
                 finished = await execute(self._services, self._journal, self._program, task)
             except Suspend as s:
-                if await self._rest_in(s.waits):
-                    return True
-                continue
+                if self._answered(s.waits):
+                    continue
+                return await self._rest_in(s.waits)
             except Restart as r:
-                return await self._restart(r)
+                return await self._restart(task, r)
             except StepError as e:
                 draft = Draft(facts=[self._failed(e)])
                 await self._fail(draft, e.cause, e.error)
@@ -352,10 +353,26 @@ class Driver:
         await self._journal.rest(draft, Source.FAILURE)
         return self._journal.run
 
-    async def _restart(self, restart: Restart) -> bool:
-        error = HoldfastError("ctx.restart is for flows", code="restart_outside_flow")
-        await self._fail(Draft(), error, ErrorValue.of(error))
-        return True
+    def _answered(self, waits: tuple[Wait, ...]) -> bool:
+        """Whether an answer has come while the task's other calls went on: then it is entered again at once (§5.2)."""
+        return any(self._journal.record(w.task, w.path) is not None for w in waits)
+
+    async def _restart(self, task: Task, restart: Restart) -> bool:
+        """A flow begins afresh (§4.12): a barrier that replaces its inputs and forgets its records, under the same run and lineage."""
+        journal, program = self._journal, self._program
+        try:
+            if not program.flow:
+                raise StepFailure("ctx.restart is for flows", code="restart_outside_flow", hint="in a graph return Goto(node, writes)")
+            given = superstep.check_input(program, restart.inputs)
+            writes = {c.name: c.initial for c in program.channels.values() if c.initial is not MISSING} | dict(given)
+        except (StepFailure, UsageError) as e:
+            failed = StepError(task.key, e, ErrorValue.of(e, where=task.key), 1)
+            await self._fail(Draft(facts=[self._failed(failed)]), e, failed.error)
+            return True
+        if journal.run.waits:
+            journal.hold(Draft(facts=list(decisions.close_waits(journal.run, "the flow began afresh"))))
+        result = TaskResult(task.key, writes=canon.encode(canon.FrozenDict(writes)), goto=(task.node,))
+        return await self._barrier({task.key: result}, {task.key}, {})
 
     # -- facts --------------------------------------------------------------------------------------
 

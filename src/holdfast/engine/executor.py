@@ -8,19 +8,20 @@ from typing import Any
 import msgspec
 
 from holdfast.authoring import State
-from holdfast.core import canon
+from holdfast.core import canon, ids
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING
 from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult
-from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, SuspensionSwallowed
+from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure
 from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes
 from holdfast.core.retry import backoff
 from holdfast.core.superstep import INTENTS, check_writes
-from holdfast.engine.calls import bounded, call
+from holdfast.engine.calls import call
 from holdfast.engine.context import Context, Suspend
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.services import Services
+from holdfast.engine.subflow import Subflow
 
 
 class StepError(Exception):
@@ -45,8 +46,21 @@ class Finished(msgspec.Struct, frozen=True):
 NOTHING: Mapping[str, Any] = canon.EMPTY_DICT
 
 
-async def execute(services: Services, journal: Journal, program: Program, task: Task) -> Finished:
-    """Runs a task to its result, with its retries.
+class Place(msgspec.Struct, frozen=True):
+    """Where in a run a task stands: ``key`` is the run's own task; ``path`` leads to one of a sub-flow inside it (§4.14)."""
+
+    key: str
+    path: str = ""
+
+    @property
+    def where(self) -> str:
+        return f"{self.key}/{self.path}" if self.path else self.key
+
+
+async def execute(
+    services: Services, journal: Journal, program: Program, task: Task, *, values: Mapping[str, Any] | None = None, place: Place | None = None
+) -> Finished:
+    """Runs a task to its result, with its retries. A sub-flow gives the ``values`` and the ``place`` of its own.
 
     Raises:
         Suspend: it rests in waits.
@@ -55,42 +69,51 @@ async def execute(services: Services, journal: Journal, program: Program, task: 
     if task.skip:
         return Finished(TaskResult(task.key, outcome=task.skip), NOTHING)
     node = program.nodes[task.node]
-    snapshot = program.state._view(journal.checkpoint.values, node.reads)
-    failures, due = journal.progress.attempts.get((task.key, ""), (0, 0))
+    values = journal.checkpoint.values if values is None else values
+    place = place or Place(task.key)
+    step = journal.checkpoint.step + 1
+    failures, due = journal.progress.attempts.get((place.key, place.path), (0, 0))
     attempt = failures
     while True:
         if due:
             await services.clock.sleep(max(0, due - services.clock.now()) / 1_000_000)
         attempt += 1
         try:
-            return await _attempt(services, journal, program, node, task, snapshot, attempt)
-        except StepError:
-            raise
+            return await _attempt(services, journal, program, node, task, values, place, attempt)
+        except StepError as e:
+            if node.shape != "subgraph":
+                raise  # it reported an outcome of its own
+            cause, error, outcome = e.cause, e.error, e.outcome
         except Exception as e:
-            if journal.dead is not None:
-                raise journal.dead from None
-            error = ErrorValue.of(e, where=task.key)
-            if not node.retry.retries(e, attempt):
-                raise StepError(task.key, e, error, attempt) from e
-            due = services.clock.now() + backoff(f"{journal.run.run_id}.{journal.checkpoint.step + 1}.{task.key}@{attempt}", attempt, node.retry.base_us)
-            journal.progress.attempts[task.key, ""] = (attempt, due)
-            await journal.save(Draft(facts=[ev.StepRetryScheduled(journal.checkpoint.step + 1, task.key, attempt, due, error)]))
+            cause, error, outcome = e, ErrorValue.of(e, where=place.where), "failed"
+        if journal.dead is not None:
+            raise journal.dead from None
+        if not node.retry.retries(cause, attempt):
+            raise StepError(place.key, cause, error, attempt, outcome) from cause
+        due = services.clock.now() + backoff(f"{ids.step_id(journal.run.run_id, step, place.key, place.path)}@{attempt}", attempt, node.retry.base_us)
+        journal.progress.again(place.key, place.path, attempt, due)
+        await journal.save(Draft(facts=[ev.StepRetryScheduled(step, place.key, attempt, due, error, place.path)]))
 
 
 async def _attempt(
-    services: Services, journal: Journal, program: Program, node: Node, task: Task, snapshot: State, attempt: int
+    services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, attempt: int
 ) -> Finished:
+    snapshot = program.state._view(values, node.reads)
     if node.when is not None and not node.when(snapshot):
         return Finished(TaskResult(task.key, outcome="skipped: when", attempt=attempt), NOTHING)
-    ctx = Context(services, journal, node, task, attempt=attempt)
-    value = await _call(node, snapshot, ctx)
-    if ctx._suspended:
-        raise SuspensionSwallowed(f"{node.name} caught the wait it was to rest in", hint="do not catch BaseException around ctx calls")
-    return _finish(program, node, task, journal.checkpoint.values, ctx, value)
+    ctx = Context(services, journal, node, task, attempt=attempt, prefix=f"{place.path}/" if place.path else "", root=place.key)
+    if node.shape == "subgraph":
+        return await _subflow(services, journal, program, node, task, values, place, ctx)
+    try:
+        value = await _call(node, snapshot, ctx)
+        ctx._end()
+    finally:
+        ctx._closed = True
+    return _finish(program, node, task, values, ctx, value)
 
 
 async def _call(node: Node, snapshot: State, ctx: Context) -> Any:
-    """The node's own call. A coroutine is awaited directly: no task, no thread."""
+    """The node's own call. A coroutine that needs no timer is awaited directly: no task, no thread."""
     match node.shape:
         case "flow":
             args: tuple[Any, ...] = ()
@@ -104,10 +127,24 @@ async def _call(node: Node, snapshot: State, ctx: Context) -> Any:
             args = (snapshot,)
         case _:
             args = (snapshot, ctx)
-    if node.asynchronous:
-        return await bounded(node.call(*args), node.timeout_us, node.name)
-    ctx._sync = True
+    ctx._sync = not node.asynchronous
     return await call(node.call, args, node.timeout_us, node.name)
+
+
+async def _subflow(
+    services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, ctx: Context
+) -> Finished:
+    """A child graph in this node's place: driven to its end, then one merged write with its ledger rows and intents (§4.14)."""
+
+    async def one(inner: Task, seen: Mapping[str, Any], path: str) -> tuple[TaskResult, Mapping[str, Any]]:
+        finished = await execute(services, journal, node.child, inner, values=seen, place=Place(place.key, path))
+        return finished.result, finished.writes
+
+    child = Subflow(journal, node, place.key, place.path, services.parallel, one)
+    ended = await call(child.drive, (values, ctx.payload), node.timeout_us, node.name)
+    ctx._intents += ended.intents
+    ctx._ledger += ended.ledger
+    return _finish(program, node, task, values, ctx, ended.merged(program, node))
 
 
 def _finish(program: Program, node: Node, task: Task, values: Mapping[str, Any], ctx: Context, value: Any) -> Finished:
@@ -160,8 +197,6 @@ def _interpret(node: Node, value: Any) -> tuple[dict[str, Any], tuple[str, ...] 
     Raises:
         BadReturn: for anything but a mapping, Goto, Send, a list of Sends, or None.
     """
-    if type(value) is dict:  # nearly always
-        return value.copy(), None, []
     match value:
         case None:
             return {}, None, []

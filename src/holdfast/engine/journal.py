@@ -18,7 +18,7 @@ from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRo
 from holdfast.core.effects import Effect
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress, boundaries
-from holdfast.core.run import Run, fold_all
+from holdfast.core.run import Run, fold
 from holdfast.ports import Loaded, Store
 
 
@@ -162,8 +162,7 @@ class Journal:
     ) -> None:
         if self.dead is not None:
             raise self.dead
-        if draft.results:
-            self._note(draft)
+        self._note(draft)
         if self.held:
             held, self.held = self.held, Draft()
             held.merge(draft)
@@ -188,14 +187,20 @@ class Journal:
         at = self.store.now()
         seq = self.tip.seq if self.tip is not None else 0
         fence = counter(self.fence)
-        events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(draft.facts, seq + 1)])
-        run = fold_all(self._run, events)
-        vouched = ev.voucher(events)
-        if checkpoint is not None and vouched is not None:
-            checkpoint = msgspec.structs.replace(checkpoint, seq=vouched.seq, created_at=at, waits=run.waits, boundaries=boundaries(events))
+        run, vouched, events = self._run, 0, []
+        for fact in draft.facts:
+            seq += 1
+            event = ev.Event(seq, at, fact, actor, fence)
+            events.append(event)
+            run = fold(run, event)
+            if checkpoint is not None and getattr(fact, "hash", None) == checkpoint.hash:
+                vouched = seq
+        assert run is not None, "a commit without facts decides nothing"
+        if checkpoint is not None:
+            checkpoint = msgspec.structs.replace(checkpoint, seq=vouched, created_at=at, waits=run.waits, boundaries=boundaries(events))
         return Commit(
             run=run,
-            events=events,
+            events=tuple(events),
             after=self.tip,
             fence=self.fence,
             at=at,

@@ -1,0 +1,223 @@
+"""Scopes of recorded calls: ``gather``, ``map``, ``first_of``, and the two ways out of a node that are no error (§4.12).
+
+A scope numbers the calls of one line of control. Concurrent calls get scopes of their own beneath the call that opened
+them, so that a call's place does not depend on which of them was quicker. What a scope decided (who came first, which
+failure was raised) is recorded, for a node that catches it and goes on must find the same when it is entered again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+from collections.abc import Awaitable, Iterable
+from typing import Any, Protocol
+
+from holdfast.core import canon
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import StepRecord
+from holdfast.core.errors import ErrorValue, RecordMismatch, StoreError, UsageError
+from holdfast.core.waits import Wait
+from holdfast.engine.journal import Draft
+
+
+class Suspend(BaseException):
+    """Leaves the node because it rests in waits; never raised in code that users are meant to see (§5.12)."""
+
+    def __init__(self, waits: tuple[Wait, ...]) -> None:
+        super().__init__("the node rests in a wait; do not catch BaseException around ctx calls")
+        self.waits = waits
+
+
+class Restart(BaseException):
+    """Leaves a flow to begin it afresh under the same lineage (§4.12)."""
+
+    def __init__(self, inputs: dict[str, Any]) -> None:
+        super().__init__("the flow begins afresh; do not catch BaseException around ctx.restart")
+        self.inputs = inputs
+
+
+class Scope:
+    """Numbers the calls of one line of control; ``prefix`` is the path to it, ``busy`` the call in flight."""
+
+    __slots__ = ("busy", "next", "owner", "prefix")
+
+    def __init__(self, owner: Any, prefix: str) -> None:
+        self.owner = owner
+        self.prefix = prefix
+        self.next = 0
+        self.busy = ""
+
+
+current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
+
+
+class Owner(Protocol):
+    """The part of a Context that scopes need."""
+
+    _journal: Any
+    _key: str
+    _step: int
+    _suspended: dict[str, Wait]
+
+    def _place(self, name: str, key: str | None = None) -> Any: ...
+    def _lookup(self, path: str, name: str, kind: str) -> StepRecord | None: ...
+    def _served(self, record: StepRecord) -> Any: ...
+    async def _save(self, draft: Draft) -> None: ...
+
+
+async def gather(ctx: Owner, calls: Iterable[Awaitable[Any]], limit: int, name: str) -> list[Any]:
+    """All results, in the order of the calls, at most ``limit`` of them at once.
+
+    When one fails, those under way are still waited for, so that what they finish is on record; none is begun after it.
+
+    Raises:
+        Exception: that of the first call in order that failed.
+        Suspend: with the waits of all branches that rest.
+    """
+    given = list(calls)
+    try:
+        with ctx._place(name) as path:
+            record = ctx._lookup(path, name, "scope")
+            if record is not None:
+                return list(ctx._served(record))
+            tasks = _branches(ctx, path, given, limit)
+            await all_end(tasks)
+            return await _gathered(ctx, path, name, tasks)
+    finally:
+        _drop(given)
+
+
+def _branches(ctx: Owner, path: str, calls: list[Awaitable[Any]], limit: int) -> list[asyncio.Task[Any]]:
+    room = asyncio.Semaphore(max(1, limit))
+    failed = False
+
+    async def branch(number: int, awaitable: Awaitable[Any]) -> Any:
+        nonlocal failed
+        async with room:
+            if failed:
+                return None
+            current.set(Scope(ctx, f"{path}/{number}/"))
+            try:
+                return await awaitable
+            except Exception:
+                failed = True
+                raise
+
+    return [asyncio.create_task(branch(i, c)) for i, c in enumerate(calls)]
+
+
+async def _gathered(ctx: Owner, path: str, name: str, tasks: list[asyncio.Task[Any]]) -> list[Any]:
+    suspended: dict[str, Wait] = {}
+    failed: BaseException | None = None
+    for task in tasks:
+        error = task.exception()
+        if isinstance(error, Suspend):
+            suspended |= {w.wait_id: w for w in error.waits}
+        elif error is not None and (failed is None or isinstance(failed, Exception) > isinstance(error, Exception)):
+            failed = error  # the first in order; a way out that is no error goes before
+    if failed is not None:
+        await _failed(ctx, path, name, failed)
+        raise failed
+    if suspended:
+        raise Suspend(tuple(suspended.values()))
+    return [t.result() for t in tasks]
+
+
+async def first_of(ctx: Owner, calls: Iterable[Awaitable[Any]]) -> tuple[int, Any]:
+    """The (index, value) of the call that is done first; the others are given up, their waits closed.
+
+    Raises:
+        Exception: the first that was done had failed.
+        Suspend: all of them rest.
+    """
+    given = list(calls)
+    try:
+        with ctx._place("first_of") as path:
+            record = ctx._lookup(path, "first_of", "first_of")
+            if record is not None:
+                index, value = ctx._served(record)
+                return int(index), value
+            tasks = _branches(ctx, path, given, len(given))
+            winner = await _first(tasks)
+            error = tasks[winner].exception()
+            if error is not None:
+                await _failed(ctx, path, "first_of", error)
+                raise error
+            value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
+            done = StepRecord(ctx._key, path, "first_of", value=data, kind="first_of")
+            await ctx._save(Draft(facts=[*_closed(ctx, path, "another came first"), ev.StepCompleted(ctx._step, ctx._key, path=path)], results=[done]))
+            return winner, value[1]
+    finally:
+        _drop(given)
+
+
+async def _first(tasks: list[asyncio.Task[Any]]) -> int:
+    """The index of the first task that is done and does not rest.
+
+    Raises:
+        Suspend: every one of them rests, or there is none.
+    """
+    suspended: dict[str, Wait] = {}
+    open_tasks = set(tasks)
+    try:
+        while open_tasks:
+            done, open_tasks = await asyncio.wait(open_tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=tasks.index):
+                error = task.exception()
+                if not isinstance(error, Suspend):
+                    return tasks.index(task)
+                suspended |= {w.wait_id: w for w in error.waits}
+    finally:
+        for task in open_tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    if not tasks:
+        raise UsageError("first_of was given no calls, so none can come first")
+    raise Suspend(tuple(suspended.values()))
+
+
+async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
+    """Waits for every task, whatever becomes of it; a cancellation is passed on to all of them and awaited."""
+    try:
+        if tasks:
+            await asyncio.wait(tasks)
+    except asyncio.CancelledError:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise
+
+
+async def _failed(ctx: Owner, path: str, name: str, error: BaseException) -> None:
+    """Records which failure a scope raised and closes the waits beneath it, so that a node may catch it and go on.
+
+    A mistake in the code or in the store is not recorded: mended, it must not come back.
+    """
+    if not isinstance(error, Exception) or isinstance(error, UsageError | RecordMismatch | StoreError) or ctx._journal.dead is not None:
+        return
+    kind = "first_of" if name == "first_of" else "scope"
+    value = ErrorValue.of(error, where=path)
+    facts = [*_closed(ctx, path, "another of its scope failed"), ev.StepFailed(ctx._step, ctx._key, value, path=path)]
+    await ctx._save(Draft(facts=facts, results=[StepRecord(ctx._key, path, name, error=value, kind=kind)]))
+
+
+def _closed(ctx: Owner, path: str, reason: str) -> list[ev.Fact]:
+    """Forgets the waits beneath a place; the facts close those that are open already."""
+
+    def below(wait: Wait) -> bool:
+        return wait.task == ctx._key and wait.step == ctx._step and wait.path.startswith(path + "/")
+
+    for wait_id in [w.wait_id for w in ctx._suspended.values() if below(w)]:
+        del ctx._suspended[wait_id]
+    return [ev.WaitClosed(w.wait_id, reason) for w in ctx._journal.run.waits if below(w)]
+
+
+def _drop(calls: Iterable[Awaitable[Any]]) -> None:
+    """Closes calls that were never begun; Python would warn that nobody awaited them."""
+    for call in calls:
+        if inspect.iscoroutine(call) and inspect.getcoroutinestate(call) == inspect.CORO_CREATED:
+            call.close()
+
+
+__all__ = ["Owner", "Restart", "Scope", "Suspend", "all_end", "current", "first_of", "gather"]
