@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.authoring import Flow, Graph, State, Tool, flow
 from holdfast.core.canon import register
 from holdfast.core.channels import append, last, merge, override, thread, topic, window
+from holdfast.core.effects import Absent, Happened, Unknown
 from holdfast.core.errors import (
     Conflict,
     HoldfastError,
@@ -27,12 +28,14 @@ __version__ = "0.1.0"
 __all__ = [
     "END",
     "START",
+    "Absent",
     "Conflict",
     "Context",
     "Decision",
     "Flow",
     "Goto",
     "Graph",
+    "Happened",
     "HoldfastError",
     "PermanentError",
     "Rejected",
@@ -46,6 +49,7 @@ __all__ = [
     "StepFailure",
     "StoreError",
     "Tool",
+    "Unknown",
     "UsageError",
     "Wait",
     "any_of",

@@ -24,6 +24,7 @@ from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Leas
 from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
 from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver, loaded_driver
+from holdfast.engine.effects import closed_owners
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.intake import Birth, Request, birth, owner_id
 from holdfast.engine.journal import Draft, Journal
@@ -125,6 +126,7 @@ class Runtime:
         if self._registered:
             self._heartbeat.stop()
             await self._store.retire(self._services.owner)
+            closed_owners.add(self._services.owner)
         await self._store.close()
 
     @property

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
+from typing import Any
 
 import msgspec
 
 from holdfast.core.errors import ErrorValue
+from holdfast.core.lease import Alive
 
 
 class EffectClass(StrEnum):
@@ -47,6 +50,7 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One attempt at an effect (§6.4). Times are microseconds since 1970; ``result`` is encoded.
 
     ``key`` is the full key with its scope; at most one record of a key is open (attempted or unknown) at a time.
+    ``closed``: nobody can still be doing it (§6.5); ``blob``: where a large result is kept; ``undo``: what takes it back.
     """
 
     effect_id: str
@@ -74,6 +78,10 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     settled_at: int | None = None
     tenant_id: str = "default"
     source_effect_id: str | None = None
+    closed: bool = False
+    blob: str = ""
+    undo: str = ""
+    detail: str = ""
 
     @property
     def open(self) -> bool:
@@ -84,3 +92,139 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 def effect_key(tenant: str, kind: str, scope: str, key: str) -> str:
     """The full key (§6.3); ``scope`` is the lineage root for a key of the run's own, any name for a shared one."""
     return f"{tenant}\x1f{kind}\x1f{scope}\x1f{key}"
+
+
+_STRICTNESS = {ReplayPolicy.REEXECUTE: 0, ReplayPolicy.USE_RECORDED: 1, ReplayPolicy.REQUIRE_HUMAN: 2}
+
+
+def strictest(*policies: ReplayPolicy | str | None) -> ReplayPolicy:
+    """The strictest of those that were said; ``use_recorded_result`` if none was (§6.6)."""
+    said = [ReplayPolicy(p) for p in policies if p]
+    return max(said, key=_STRICTNESS.__getitem__) if said else ReplayPolicy.USE_RECORDED
+
+
+# -- what a verify hook answers -----------------------------------------------------------------------
+
+
+class Happened(msgspec.Struct, frozen=True):
+    """The effect was done; ``result`` is what it gave."""
+
+    result: Any = None
+
+
+class Absent(msgspec.Struct, frozen=True):
+    """The effect was not done."""
+
+
+class Unknown(msgspec.Struct, frozen=True):
+    """Nobody can say whether the effect was done."""
+
+    why: str = ""
+
+
+# -- what to do about one call ------------------------------------------------------------------------
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of an effect: who asks, for what, and what its author declared."""
+
+    request: str
+    run_id: str
+    place: tuple[int, str, str]
+    fence: int = 0
+    idempotent: bool = False
+    verifiable: bool = False
+    policy: ReplayPolicy = ReplayPolicy.USE_RECORDED
+
+
+class Reuse(msgspec.Struct, frozen=True):
+    """Its recorded result is given; nothing is done."""
+
+    effect: Effect
+
+
+class Act(msgspec.Struct, frozen=True):
+    """It may be done. ``over`` is the attempt that this one follows; ``same``: under the same record, for the receiver dedupes."""
+
+    over: Effect | None = None
+    same: bool = False
+
+
+class Verify(msgspec.Struct, frozen=True):
+    """Its hook is asked. ``closed``: nobody can still be doing it, as known before the hook was asked."""
+
+    effect: Effect
+    closed: bool
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A person decides."""
+
+    effect: Effect
+    reason: str
+    closed: bool = True
+
+
+class InProgress(msgspec.Struct, frozen=True):
+    """Somebody else does it now: wait for it (§6.8)."""
+
+    effect: Effect
+
+
+class Mismatch(msgspec.Struct, frozen=True):
+    """The key is on record with another request (§6.3)."""
+
+    effect: Effect
+
+
+Verdict = Reuse | Act | Verify | Ask | InProgress | Mismatch
+
+REPLAY, OUTCOME_UNKNOWN, MAY_LIVE = "side_effect_replay", "effect_unknown", "attempt_may_live"
+
+
+def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
+    """What to do about a call, from the records under its key, oldest first (§6.2, §6.5, §6.6).
+
+    ``alive`` is about the process of the open attempt, if there is one: only a proof of its death closes it.
+    """
+    last = next((e for e in reversed(records) if e.status not in (EffectStatus.REUSED, EffectStatus.BLOCKED)), None)
+    if last is None:
+        return Act()
+    if last.request_hash != asked.request:
+        return Mismatch(last)
+    own = (last.run_id, last.step, last.task, last.path) == (asked.run_id, *asked.place)
+    match last.status:
+        case EffectStatus.RECORDED:
+            return _on_record(last, asked, own)
+        case EffectStatus.ATTEMPTED | EffectStatus.UNKNOWN:
+            return _in_the_gap(last, asked, alive)
+    return Act(last)  # failed or abandoned: known not to have happened, or given up
+
+
+def _on_record(last: Effect, asked: Asked, own: bool) -> Verdict:
+    if own or asked.policy is ReplayPolicy.USE_RECORDED:
+        return Reuse(last)
+    return Ask(last, REPLAY) if asked.policy is ReplayPolicy.REQUIRE_HUMAN else Act(last)
+
+
+def _in_the_gap(last: Effect, asked: Asked, alive: Alive) -> Verdict:
+    """Attempted, and no result: never a result, never repeated blindly (§6.5)."""
+    elsewhere = last.run_id != asked.run_id or last.fence == asked.fence
+    if last.status is EffectStatus.ATTEMPTED and elsewhere and alive is Alive.YES:
+        return InProgress(last)
+    if asked.idempotent:
+        return Act(last, same=True)
+    closed = last.closed or alive is Alive.NO
+    if asked.verifiable:
+        return Verify(last, closed)
+    return Ask(last, OUTCOME_UNKNOWN, closed)
+
+
+def verified(effect: Effect, answer: object, closed: bool) -> Verdict:
+    """What follows from a hook's answer; ``Happened`` is settled by the caller. Absent is believed only of a closed attempt."""
+    match answer:
+        case Absent() if closed:
+            return Act(effect)
+        case Absent():
+            return Ask(effect, MAY_LIVE, closed)
+    return Ask(effect, OUTCOME_UNKNOWN, closed)

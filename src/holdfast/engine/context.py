@@ -363,47 +363,71 @@ class Context:
         default: Any = None,
     ) -> RawDecision:
         """Opens a wait at this place, or gives the decision that is on record there."""
-        label = name or prompt
         with self._place(kind.value) as path:
-            record = self._lookup(path, f"{kind.value}:{label}", "wait")
-            if record is not None:
-                return decisions.read_answer(record)
-            wait_id = ids.wait_id(self.run_id, self._step, self._key, path)
-            known = next((w for w in self._journal.run.waits if w.wait_id == wait_id), None)
-            if known is not None:
-                if known.kind is not kind or (known.name or known.prompt) != label:
-                    was, now = f"{known.kind} {known.name or known.prompt!r}", f"{kind} {label!r}"
-                    raise RecordMismatch(f"wait {path} of {self._key}: open is {was}, the code now asks {now}", hint="restore the order of the waits")
-                raise Suspend((known,))
-            at = self._services.clock.now()
-            shown = None if show is None else canon.pack(show, "show")[1]
-            human = kind in waits.HUMAN
-            span = microseconds(timeout, waits.DEFAULT_DEADLINE_US if human else 0)
-            wait = Wait(
-                wait_id=wait_id,
-                kind=kind,
-                step=self._step,
-                task=self._key,
-                path=path,
-                prompt=prompt,
-                name=name,
-                show=shown,
-                available_actions=actions if actions is not None else waits.ACTIONS.get(kind, ()),
-                schema=None if schema is None else canon.pack(schema, "schema")[1],
-                deadline=at + span if span or timeout is not None else None,
-                on_timeout=OnTimeout(on_timeout),
-                default=None if default is None else canon.pack(default, "default")[1],
-                on_deny=on_deny,
-                who=(who,) if isinstance(who, str) else tuple(who or ()),
-                requested_at=at,
-                digest=canon.digest([self.step_id, path, prompt, canon.fingerprint(show), self._journal.run.policy_snapshot_id or ""]),
-                policy_snapshot_id=self._journal.run.policy_snapshot_id,
-            )
-            self._suspended[wait_id] = wait
-            if self._current() is not self._root or self._inner:
-                # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
-                await self._save(Draft(facts=[ev.WaitRequested(wait)]))
-            raise Suspend((wait,))
+            return await self._wait_at(
+                path, kind, prompt, name=name, show=show, who=who, timeout=timeout, on_deny=on_deny, on_timeout=on_timeout,
+                actions=actions, schema=schema, default=default,
+            )  # fmt: skip
+
+    async def _wait_at(
+        self,
+        path: str,
+        kind: WaitKind,
+        prompt: str,
+        *,
+        name: str = "",
+        show: Any = None,
+        who: str | Iterable[str] | None = None,
+        timeout: Duration = None,
+        on_deny: str = "halt",
+        on_timeout: str = "halt",
+        actions: tuple[str, ...] | None = None,
+        schema: Any = None,
+        default: Any = None,
+        effect_id: str | None = None,
+    ) -> RawDecision:
+        """The decision on record at a path, else the wait itself is raised."""
+        label = name or prompt
+        record = self._lookup(path, f"{kind.value}:{label}", "wait")
+        if record is not None:
+            return decisions.read_answer(record)
+        wait_id = ids.wait_id(self.run_id, self._step, self._key, path)
+        known = next((w for w in self._journal.run.waits if w.wait_id == wait_id), None)
+        if known is not None:
+            if known.kind is not kind or (known.name or known.prompt) != label:
+                was, now = f"{known.kind} {known.name or known.prompt!r}", f"{kind} {label!r}"
+                raise RecordMismatch(f"wait {path} of {self._key}: open is {was}, the code now asks {now}", hint="restore the order of the waits")
+            raise Suspend((known,))
+        at = self._services.clock.now()
+        shown = None if show is None else canon.pack(show, "show")[1]
+        human = kind in waits.HUMAN
+        span = microseconds(timeout, waits.DEFAULT_DEADLINE_US if human else 0)
+        wait = Wait(
+            wait_id=wait_id,
+            kind=kind,
+            step=self._step,
+            task=self._key,
+            path=path,
+            prompt=prompt,
+            name=name,
+            show=shown,
+            available_actions=actions if actions is not None else waits.ACTIONS.get(kind, ()),
+            schema=None if schema is None else canon.pack(schema, "schema")[1],
+            deadline=at + span if span or timeout is not None else None,
+            on_timeout=OnTimeout(on_timeout),
+            default=None if default is None else canon.pack(default, "default")[1],
+            on_deny=on_deny,
+            who=(who,) if isinstance(who, str) else tuple(who or ()),
+            requested_at=at,
+            digest=canon.digest([self.step_id, path, prompt, canon.fingerprint(show), self._journal.run.policy_snapshot_id or ""]),
+            policy_snapshot_id=self._journal.run.policy_snapshot_id,
+            effect_id=effect_id,
+        )
+        self._suspended[wait_id] = wait
+        if self._current() is not self._root or self._inner:
+            # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
+            await self._save(Draft(facts=[ev.WaitRequested(wait)]))
+        raise Suspend((wait,))
 
     def sleep(self, duration: dt.timedelta | float) -> Coroutine[Any, Any, None]:
         """Rests for a time without a thread, a task or a byte of memory; a crash does not start it over."""
@@ -426,6 +450,7 @@ class Context:
         replay: str | None = None,
         verify: Callable[..., Any] | None = None,
         undo: Callable[..., Any] | None = None,
+        retry: Retry | int | None = None,
         timeout: Duration = None,
     ) -> Coroutine[Any, Any, Any]:
         """Acts on the outside world, once: attempt on record before, result after (§6).
@@ -434,12 +459,16 @@ class Context:
             key: dedupes across runs; by default the key belongs to this place in this run's lineage.
             side_effects: ``write`` or ``external_action``; ``none`` and ``read`` are plain steps.
             idempotent: the receiver dedupes by the key, so that after a crash it is executed again under the same one.
-            verify: ``verify(key, *args)`` says whether it happened.
+            replay: what a replay or another run under the same key does with the recorded result (§6.6).
+            verify: ``verify(key, *args)`` gives ``Happened(result)``, ``Absent()`` or ``Unknown()``.
+            undo: ``undo(result, *args)`` takes it back when the run fails or is cancelled (§6.11).
+            retry: attempts in all. Only an idempotent effect is tried again by itself; for another a person is asked.
         """
         self._waiting("effect")
         options = performing.Options(
-            key=key, side_effects=side_effects, idempotent=idempotent, replay=replay, verify=verify, undo=undo, timeout_us=microseconds(timeout, DEFAULT_TIMEOUT_US)
-        )
+            key=key, side_effects=side_effects, idempotent=idempotent, replay=replay, verify=verify, undo=undo,
+            timeout_us=microseconds(timeout, DEFAULT_TIMEOUT_US), retry=coerce(retry),
+        )  # fmt: skip
         return performing.perform(self, fn, args, options)
 
     def send(self, type: str, payload: Any, *, key: str = "", order: str = "") -> None:

@@ -26,6 +26,7 @@ from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
 from holdfast.engine.context import Restart, Suspend
+from holdfast.engine.effects import surfaced
 from holdfast.engine.executor import Finished, StepError, execute
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.services import Services
@@ -59,6 +60,8 @@ class Driver:
             self._journal.hold(Draft(facts=self._entry(claim, named)))
             if claim.previous_owner is not None and await self._stop_here(named):
                 return self._journal.run
+            if claim.previous_owner is not None:
+                self._journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
         if await self._drain(inbox):
             return self._journal.run
         status = self._journal.run.status

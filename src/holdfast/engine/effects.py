@@ -1,24 +1,58 @@
 """Side effects under a key: attempt on record, act, result on record (§6.2).
 
-What was attempted without a result is unknown: it is executed again only if the receiver dedupes by the key; else
-nobody repeats it.
+Theory of operation. A call is answered from the record at its place, or judged by the records under its key
+(``core.effects.judge``): reused, done, waited for, verified or asked about. Doing it is three moves that a crash may
+fall between: the attempt is durable before the act, the gate is asked in the thread that acts, the result is
+durable before anybody hears of it. What was attempted without a result is unknown, and nothing repeats it blindly: the receiver
+dedupes by the key, or the author's ``verify`` settles it, or the run rests in a wait of kind ``effect``.
+An owner that comes too late closes its own attempt by a compare-and-set, or leaves its result as evidence.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, NoReturn
 
 import msgspec
+from msgspec.structs import replace
 
-from holdfast.core import canon, ids
+from holdfast.core import canon, commands, ids
+from holdfast.core import effects as fx
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.effects import LEDGERED, Effect, EffectClass, EffectStatus, effect_key
-from holdfast.core.errors import EffectConflict, EffectInProgress, EffectUnknown, ErrorValue, LeaseLost
-from holdfast.engine.calls import call, name_of
+from holdfast.core.commit import InboxItem
+from holdfast.core.effects import LEDGERED, Effect, EffectClass, EffectStatus, ReplayPolicy, effect_key
+from holdfast.core.errors import (
+    Conflict,
+    EffectConflict,
+    EffectFailed,
+    EffectInProgress,
+    ErrorValue,
+    LeaseLost,
+    StepTimeout,
+    Unserializable,
+)
+from holdfast.core.lease import Alive
+from holdfast.core.retry import ONCE, Retry, backoff
+from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
+from holdfast.engine.calls import asynchronous, call, name_of
 from holdfast.engine.journal import Draft
+from holdfast.engine.services import Services
+
+VERIFY_TIMEOUT_US = 30_000_000
+LOOK_SECONDS = 0.05
+SUMMARY_CHARS = 2_000
+QUESTIONS = {
+    fx.OUTCOME_UNKNOWN: "{name} was attempted and nobody knows its outcome. Look outside, then say what happened.",
+    fx.MAY_LIVE: "{name} does not seem to have happened, but the process that attempted it may still be alive. Look outside, then say.",
+    fx.REPLAY: "{name} was done before. Approve to go on with its recorded result, or have it done again.",
+}
+
+# Owners of this process that were closed: they act no more, which no other proof would say (§2.9).
+closed_owners: set[str] = set()
 
 
 class Options(msgspec.Struct, frozen=True):
@@ -31,118 +65,458 @@ class Options(msgspec.Struct, frozen=True):
     verify: Callable[..., Any] | None = None
     undo: Callable[..., Any] | None = None
     timeout_us: int = 60_000_000
+    retry: Retry = ONCE
+    name: str = ""
 
 
-class Place(Protocol):
-    """The part of a Context that an effect needs."""
-
-    _services: Any
-    _journal: Any
-    _key: str
-    _step: int
-    attempt: int
-
-    def _place(self, name: str, key: str | None = None) -> Any: ...
-    def _lookup(self, path: str, name: str, kind: str) -> StepRecord | None: ...
-    def _served(self, record: StepRecord) -> Any: ...
+class NotBegun(Exception):
+    """The gate was shut when the act was to begin (§6.5)."""
 
 
 async def perform(ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
     """One effect at one place: served from its record, or attempted, done and recorded.
 
     Raises:
-        EffectUnknown: an earlier attempt has no result (§6.5).
         EffectConflict: the key is on record with another request (§6.3).
-        EffectInProgress: somebody else is doing it now (§6.8).
+        EffectInProgress: somebody else is doing it, and for longer than its timeout (§6.8).
+        Suspend: a person has to say what happened (§6.5).
     """
-    kind = EffectClass(options.side_effects)
-    if kind not in LEDGERED:
-        return await ctx._do_step(fn, args, options.key, ctx._node.retry, options.timeout_us)
-    name = name_of(fn)
+    name = options.name or name_of(fn)
+    if EffectClass(options.side_effects) not in LEDGERED:
+        return await ctx._do_step(fn, args, options.key, options.retry, options.timeout_us)
     with ctx._place(name, options.key) as path:
-        record = ctx._lookup(path, name, "effect")
-        if record is not None:
-            return ctx._served(record)
-        run, journal, services = ctx._journal.run, ctx._journal, ctx._services
-        shared = options.key is not None
+        return await _Performance(ctx, fn, args, options, name, path).run()
+
+
+class _Performance:
+    """One call of ``ctx.effect`` at its place."""
+
+    def __init__(self, ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> None:
+        self.ctx = ctx
+        self.fn = fn
+        self.args = args
+        self.options = options
+        self.name = name
+        self.path = path
+        self.services: Services = ctx._services
+        self.journal = ctx._journal
+        self.store = self.services.store
+        run = self.journal.run
         own = f"{ctx._step}.{ctx._key}.{path}"
-        key = effect_key(run.tenant_id, "effect", name if shared else run.lineage_root, options.key or own)
-        request = canon.fingerprint([name, list(args)])
-        before = await services.store.effects(key=key)
-        for effect in reversed(before):
-            if effect.request_hash != request:
-                raise EffectConflict(f"the key {options.key or own!r} of {name} is on record with other arguments", hint="use another key, or the same arguments")
-            if effect.status is EffectStatus.RECORDED:
-                return await _reuse(ctx, path, name, effect)
-            if effect.open and not options.idempotent:
-                if effect.run_id != run.run_id:
-                    raise EffectInProgress(f"{name} is under way in the run {effect.run_id}")
-                raise EffectUnknown(f"{name} was attempted and nobody knows its outcome", hint="look outside, then decide: holdfast effects")
-        if not services.alive():
+        self.shared = options.key is not None
+        self.key = effect_key(run.tenant_id, "effect", name if self.shared else run.lineage_root, options.key or own)
+        self.request = canon.fingerprint([name, list(args)])
+        self.records: list[Effect] = []
+        self.policy = ReplayPolicy.USE_RECORDED
+
+    # -- deciding -----------------------------------------------------------------------------------
+
+    async def run(self) -> Any:
+        record = self.ctx._lookup(self.path, self.name, "effect")
+        if record is not None:
+            if record.error is None or self.ctx.attempt <= record.attempt:
+                return await self._given(record)
+            self._again(self.ctx.attempt)  # the node is tried again after this effect had failed
+        until = self.services.clock.now() + self.options.timeout_us
+        while True:
+            verdict = await self._judged()
+            if isinstance(verdict, fx.Verify):
+                answer = await self._verify()
+                if isinstance(answer, fx.Happened):
+                    return await self._settled(verdict.effect, *canon.pack(answer.result, f"verify of {self.name}"))
+                verdict = fx.verified(verdict.effect, answer, verdict.closed)
+            match verdict:
+                case fx.Reuse(effect):
+                    return await self._reuse(effect)
+                case fx.Mismatch():
+                    raise EffectConflict(
+                        f"the key of {self.name} ({self.options.key or self.path}) is on record with other arguments",
+                        hint="use another key, or the same arguments",
+                    )
+                case fx.InProgress(effect):
+                    if self.services.clock.now() >= until:
+                        raise EffectInProgress(f"{self.name} is under way in the run {effect.run_id}", hint="resume this run once that one is done")
+                    await self.store.wait_for_change(LOOK_SECONDS)
+                    continue
+                case fx.Ask():
+                    done, value = await self._asked(verdict)
+                    if done:
+                        return value
+                case fx.Act(over, same):
+                    await self._may_retry()
+                    done, value = await self._act(over, same)
+                    if done:
+                        return value
+
+    async def _judged(self) -> fx.Verdict:
+        self.records = await self.store.effects(key=self.key)
+        alive = Alive.UNKNOWN
+        if self.records and (known := next((e for e in reversed(self.records) if e.open), None)) is not None:
+            alive = await alive_now(self.services, known)
+        asked = fx.Asked(
+            request=self.request,
+            run_id=self.journal.run.run_id,
+            place=(self.ctx._step, self.ctx._key, self.path),
+            fence=self.journal.fence,
+            idempotent=self.options.idempotent,
+            verifiable=self.options.verify is not None,
+            policy=self.policy,
+        )
+        return fx.judge(self.records, asked, alive)
+
+    async def _verify(self) -> object:
+        """The hook's answer; one that raises, hangs or says anything else does not know (X-05)."""
+        hook = self.options.verify
+        assert hook is not None
+        try:
+            answer = await call(hook, (self.key, *self.args), VERIFY_TIMEOUT_US, f"verify of {self.name}")
+        except Exception as e:  # the hook is the author's code and may raise anything
+            return fx.Unknown(f"verify raised {type(e).__name__}: {e}")
+        return answer if isinstance(answer, fx.Happened | fx.Absent) else fx.Unknown()
+
+    # -- asking -------------------------------------------------------------------------------------
+
+    async def _asked(self, ask: fx.Ask) -> tuple[bool, Any]:
+        """What a person said about it; (False, None) when it is to be judged or done again."""
+        effect = ask.effect
+        place = f"{self.path}?{effect.effect_id.rpartition('#')[2]}"
+        while True:
+            decision = self._decision(place, ask)
+            if decision.action != REEXECUTE or ask.closed or forced(decision):
+                break
+            # Acting again while the first attempt may still act could do it twice: asked again, saying so (X-04).
+            place, ask = f"{place}!", replace(ask, reason=fx.MAY_LIVE)
+        if decision.action == APPROVE:
+            return True, await self._reuse(effect)
+        if decision.action == RECORD_RESULT:
+            data = decision.payload if decision.payload is not None else canon.encode(None)
+            return True, await self._settled(effect, canon.decode(data), data)
+        if decision.action == ABANDON:
+            return True, await self._given_up(effect)
+        return await self._act(effect, same=False)
+
+    def _decision(self, place: str, ask: fx.Ask) -> Decision:
+        """The decision on record at a wait's place, else the wait itself."""
+        effect, kind = ask.effect, WaitKind.GATE if ask.reason == fx.REPLAY else WaitKind.EFFECT
+        if effect.status is EffectStatus.ATTEMPTED and effect.run_id == self.journal.run.run_id:
+            unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=ask.reason, closed=ask.closed)
+            self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, effect, ask.reason)], effects=[unknown]))
+        shown = {
+            "effect": self.name,
+            "key": effect.key,
+            "arguments": effect.request_hash,
+            "attempted_at": effect.attempted_at,
+            "owner": effect.owner,
+            "reason": ask.reason,
+            "closed": ask.closed,
+            "detail": effect.detail,
+        }
+        found: Decision = self.ctx._wait_at(
+            place,
+            kind,
+            QUESTIONS[ask.reason].format(name=self.name),
+            name=self.name,
+            show=shown,
+            actions=(APPROVE, REEXECUTE, DENY) if kind is WaitKind.GATE else (RECORD_RESULT, REEXECUTE, ABANDON, HALT),
+            effect_id=effect.effect_id,
+        )
+        return found
+
+    async def _may_retry(self) -> None:
+        """After a failure here: by itself only where idempotency is defined, and when its time has come (§10.9)."""
+        tries = self._tries()
+        if not tries or self.options.retry.max_attempts <= tries:
+            return
+        _, due = self.journal.progress.attempts.get((self.ctx._key, self.path), (0, 0))
+        if due:
+            await self.ctx._pause(due)
+        else:
+            self._again(tries)
+
+    def _tries(self) -> int:
+        """Failures on record at this place."""
+        here = (self.journal.run.run_id, self.ctx._step, self.ctx._key, self.path)
+        return sum(1 for e in self.records if e.status is EffectStatus.FAILED and (e.run_id, e.step, e.task, e.path) == here)
+
+    def _again(self, attempt: int) -> None:
+        """Whether a failed effect may be tried again: by itself only where idempotency is defined, else a person says (§10.9)."""
+        if not self.options.idempotent:
+            prompt = f"{self.name} failed and is not declared idempotent. Try it again?"
+            self.ctx._wait_at(f"{self.path}?r{attempt}", WaitKind.RETRY, prompt, name=self.name)
+
+    # -- acting -------------------------------------------------------------------------------------
+
+    async def _act(self, over: Effect | None, same: bool) -> tuple[bool, Any]:
+        """Attempt, gate, act, result. (False, None): somebody came first, or it is to be tried again."""
+        if not self.services.alive():
             raise LeaseLost("the lease may have been lost: no effect is begun")
-        known = next((e for e in reversed(before) if e.open), None)
-        effect = Effect(
-            effect_id=known.effect_id if known is not None else f"{ids.step_id(run.run_id, ctx._step, ctx._key, path)}#{len(before) + 1}",
-            run_id=run.run_id,
-            lineage_root=run.lineage_root,
+        effect = self._attempt(over if same else None)
+        draft = Draft(facts=[self._fact(ev.SideEffectAttempted, effect)], effects=[effect])
+        if over is not None and over.open and not same:
+            draft.effects.insert(0, replace(over, status=EffectStatus.ABANDONED, closed=True, settled_at=effect.attempted_at))
+            draft.facts.insert(0, self._fact(ev.SideEffectAbandoned, over, "done again"))
+        try:
+            await self.journal.attempt(draft)
+        except EffectInProgress:
+            return False, None
+        self.services.acting.add(effect.effect_id)
+        act = asyncio.ensure_future(call(self._gated(effect), self.args, self.options.timeout_us, self.name))
+        cancelled = await _ended(act)
+        try:
+            return await self._after(effect, act)
+        finally:
+            if cancelled:
+                raise asyncio.CancelledError
+
+    async def _after(self, effect: Effect, act: asyncio.Task[Any]) -> tuple[bool, Any]:
+        """Writes down what came of an act that has ended."""
+        failure = act.exception()
+        if failure is None:
+            try:
+                value, data = canon.pack(act.result(), f"{self.name}()")
+            except Unserializable as e:
+                await self._lost_track(effect, f"done, but its result cannot be stored: {e.message}", closed=True)
+                raise
+            return True, await self._recorded(effect, value, data)
+        if isinstance(failure, NotBegun):
+            await self._abandoned(effect, str(failure))
+        if isinstance(failure, StepTimeout) and not self.options.idempotent:
+            # It may have happened: that is for the hook or a person to say.
+            await self._lost_track(effect, "timed out", closed=asynchronous(self.fn))
+            if self.options.verify is None or not asynchronous(self.fn):
+                return False, None
+            answer = await self._verify()
+            if isinstance(answer, fx.Happened):
+                return True, await self._settled(effect, *canon.pack(answer.result, f"verify of {self.name}"))
+            if not isinstance(answer, fx.Absent):
+                return False, None
+        if not isinstance(failure, Exception):
+            raise failure
+        return await self._failed(effect, failure)
+
+    async def _failed(self, effect: Effect, failure: Exception) -> tuple[bool, Any]:
+        """A failure is a result too; the retry policy says what follows (§6.9)."""
+        error = ErrorValue.of(failure, where=self.path)
+        now = self.services.clock.now()
+        failed = replace(effect, status=EffectStatus.FAILED, error=error, settled_at=now)
+        tries = self._tries() + 1
+        again = self.options.retry.retries(failure, tries)
+        draft = Draft(facts=[self._fact(ev.SideEffectFailed, effect, error.message)], effects=[failed])
+        if not again:
+            draft.results.append(StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt))
+            draft.facts.append(ev.StepFailed(self.ctx._step, self.ctx._key, error, attempt=self.ctx.attempt, path=self.path))
+            await self._save(effect, draft, error.message)
+            raise failure
+        if not self.options.idempotent:
+            await self._save(effect, draft, error.message)
+            return False, None
+        due = now + backoff(f"{effect.effect_id}@{tries}", tries, self.options.retry.base_us)
+        draft.facts.append(ev.StepRetryScheduled(self.ctx._step, self.ctx._key, tries, due, error, self.path))
+        self.journal.progress.attempts[self.ctx._key, self.path] = (tries, due)
+        await self._save(effect, draft, error.message)
+        return False, None
+
+    def _attempt(self, same: Effect | None) -> Effect:
+        ctx, run = self.ctx, self.journal.run
+        if same is None:
+            effect_id = f"{ids.step_id(run.run_id, ctx._step, ctx._key, self.path)}#{len(self.records) + 1}"
+        else:
+            effect_id = same.effect_id
+        return Effect(
+            effect_id=effect_id,
+            run_id=run.run_id if same is None else same.run_id,
+            lineage_root=run.lineage_root if same is None else same.lineage_root,
             step=ctx._step,
             task=ctx._key,
-            path=path,
+            path=self.path,
             attempt=ctx.attempt,
-            capability=name,
-            effect_class=kind,
-            key=key,
-            shared=shared,
-            request_hash=request,
-            idempotent=options.idempotent,
-            verifiable=options.verify is not None,
-            owner=services.owner,
-            fence=journal.fence,
-            attempted_at=services.clock.now(),
+            capability=self.name,
+            effect_class=EffectClass(self.options.side_effects),
+            key=self.key,
+            shared=self.shared,
+            request_hash=self.request,
+            replay_policy=self.policy,
+            idempotent=self.options.idempotent,
+            verifiable=self.options.verify is not None,
+            owner=self.services.owner,
+            fence=self.journal.fence,
+            attempted_at=self.services.clock.now(),
             tenant_id=run.tenant_id,
+            undo=name_of(self.options.undo) if self.options.undo is not None else "",
         )
-        fact = ev.SideEffectAttempted(effect.effect_id, key, ctx._step, ctx._key, path)
-        await journal.save(Draft(facts=[fact], effects=[effect]))
-        try:
-            result = await call(_keyed(fn, key), args, options.timeout_us, name)
-        except Exception as e:
-            error = ErrorValue.of(e, where=path)
-            failed = msgspec.structs.replace(effect, status=EffectStatus.FAILED, error=error, settled_at=services.clock.now())
-            await journal.save(Draft(facts=[ev.SideEffectFailed(effect.effect_id, key, ctx._step, ctx._key, path, error.message)], effects=[failed]))
-            raise
-        value, data = canon.pack(result, f"{name}()")
-        raw = data
-        recorded = msgspec.structs.replace(
-            effect, status=EffectStatus.RECORDED, result=raw, response_hash=canon.fingerprint(value), settled_at=services.clock.now()
-        )
-        done = StepRecord(ctx._key, path, name, value=raw, kind="effect", attempt=ctx.attempt)
+
+    def _gated(self, effect: Effect) -> Callable[..., Any]:
+        """The act behind its gate, which is asked in the thread that acts, immediately before it does (§6.5)."""
+        fn = keyed(self.fn, self.key)
+        acting = self.services.acting
+
+        def gate() -> None:
+            if self.journal.dead is not None:
+                raise NotBegun(f"nothing can be recorded any more: {self.journal.dead}")
+            if self.journal.run.cancel_requested_at is not None:
+                raise NotBegun("the run is being cancelled")
+            if not self.services.alive():
+                raise NotBegun("the lease may have been lost")
+
+        if asynchronous(fn):
+
+            async def act(*args: Any) -> Any:
+                try:
+                    gate()
+                    return await fn(*args)
+                finally:
+                    acting.discard(effect.effect_id)
+
+            return act
+
+        def act_in_thread(*args: Any) -> Any:
+            try:
+                gate()
+                return fn(*args)
+            finally:
+                acting.discard(effect.effect_id)
+
+        return act_in_thread
+
+    # -- writing down -------------------------------------------------------------------------------
+
+    async def _recorded(self, effect: Effect, value: Any, data: bytes) -> Any:
+        now = self.services.clock.now()
+        recorded = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now)
+        done = StepRecord(self.ctx._key, self.path, self.name, value=data, kind="effect", attempt=self.ctx.attempt)
         facts: list[ev.Fact] = [
-            ev.SideEffectRecorded(effect.effect_id, key, ctx._step, ctx._key, path),
-            ev.StepCompleted(ctx._step, ctx._key, attempt=ctx.attempt, path=path),
+            self._fact(ev.SideEffectRecorded, effect),
+            ev.StepCompleted(self.ctx._step, self.ctx._key, attempt=self.ctx.attempt, path=self.path),
         ]
-        await journal.save(Draft(facts=facts, results=[done], effects=[recorded]))
+        await self._save(effect, Draft(facts=facts, results=[done], effects=[recorded]), f"it gave {value!r}")
         return value
 
+    async def _settled(self, effect: Effect, value: Any, data: bytes) -> Any:
+        """An unknown attempt whose result is known now, by its hook or by a person."""
+        if effect.run_id != self.journal.run.run_id:
+            now = self.services.clock.now()
+            settled = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now, closed=True)
+            await self.store.settle_effect(settled, effect.status)
+            return await self._reuse(settled)
+        return await self._recorded(replace(effect, closed=True), value, data)
 
-async def _reuse(ctx: Any, path: str, name: str, effect: Effect) -> Any:
-    done = StepRecord(ctx._key, path, name, value=effect.result, kind="effect")
-    fact = ev.SideEffectReused(effect.effect_id, effect.key, ctx._step, ctx._key, path)
-    await ctx._journal.save(Draft(facts=[fact], results=[done]))
-    return ctx._served(done)
+    async def _given_up(self, effect: Effect) -> NoReturn:
+        failure = EffectFailed(f"{self.name} was abandoned by decision", code="effect_abandoned")
+        error = ErrorValue.of(failure, where=self.path)
+        gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now())
+        draft = Draft(
+            facts=[self._fact(ev.SideEffectAbandoned, effect, "by decision"), ev.StepFailed(self.ctx._step, self.ctx._key, error, attempt=self.ctx.attempt, path=self.path)],
+            results=[StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt)],
+        )
+        if effect.run_id == self.journal.run.run_id:
+            draft.effects.append(gone)
+        else:
+            await self.store.settle_effect(gone, effect.status)
+        await self.journal.save(draft)
+        raise failure
+
+    async def _reuse(self, effect: Effect) -> Any:
+        """A result on record under the key, given again; a row says so and names it."""
+        run = self.journal.run
+        done = StepRecord(self.ctx._key, self.path, self.name, value=effect.result, kind="effect", attempt=self.ctx.attempt)
+        draft = Draft(facts=[self._fact(ev.SideEffectReused, effect)], results=[done])
+        if effect.run_id != run.run_id:
+            row = replace(self._attempt(None), status=EffectStatus.REUSED, source_effect_id=effect.effect_id, settled_at=self.services.clock.now())
+            draft.effects.append(row)
+        await self.journal.save(draft)
+        return await self._given(done)
+
+    async def _given(self, record: StepRecord) -> Any:
+        return self.ctx._served(record)
+
+    async def _lost_track(self, effect: Effect, why: str, *, closed: bool) -> None:
+        unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=why, closed=closed)
+        await self._save(effect, Draft(facts=[self._fact(ev.SideEffectUnknown, effect, why)], effects=[unknown]), why)
+
+    async def _abandoned(self, effect: Effect, why: str) -> NoReturn:
+        """Too late to act: the attempt closes itself on its own row, whoever has the lease now (§6.5)."""
+        gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
+        if self.journal.dead is None and self.services.alive():
+            await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
+            raise asyncio.CancelledError(why)
+        for status in (EffectStatus.ATTEMPTED, EffectStatus.UNKNOWN):
+            if await self.store.settle_effect(gone, status):
+                break
+        raise LeaseLost(f"{self.name} was not begun: {why}")
+
+    async def _save(self, effect: Effect, draft: Draft, summary: str) -> None:
+        """Makes an outcome durable. An owner that has lost its lease leaves it as evidence, and closes its attempt (§10.2)."""
+        try:
+            await self.journal.save(draft)
+        except Conflict:
+            await self._late(effect, summary)
+            raise
+
+    async def _late(self, effect: Effect, summary: str) -> None:
+        attempt_id = f"{effect.effect_id}@{effect.fence & 0xFFFFFFFF}"
+        command = commands.LateResult(attempt_id, f"{self.name}: {summary}"[:SUMMARY_CHARS])
+        for status in (EffectStatus.UNKNOWN, EffectStatus.ATTEMPTED):
+            if await self.store.settle_effect(replace(effect, status=status, closed=True, detail=command.summary), status):
+                break
+        await self.store.put(InboxItem(run_id=self.journal.run.run_id, key=command.key, command=command, put_at=self.store.now()))
+
+    def _fact(self, kind: type[ev.EffectFact], effect: Effect, detail: str = "") -> ev.EffectFact:
+        return kind(effect.effect_id, effect.key, self.ctx._step, self.ctx._key, self.path, detail)
 
 
-def _keyed(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
-    """Hands the key to a function that asks for it by a parameter named ``idempotency_key``."""
+async def _ended(act: asyncio.Task[Any]) -> bool:
+    """Waits for an act, also when its node is cancelled meanwhile: what it did must be written down (§10.12).
+
+    A second cancellation is force: the act is cancelled and its outcome stays unknown. True if the node was cancelled.
+    """
+    cancelled = False
+    while not act.done():
+        try:
+            await asyncio.wait({act})
+        except asyncio.CancelledError:
+            if cancelled:
+                act.cancel()
+                raise
+            cancelled = True
+    return cancelled
+
+
+async def alive_now(services: Services, effect: Effect) -> Alive:
+    """Whether the process that attempted an effect may still be doing it: NO only by proof (§2.9)."""
+    if effect.owner == services.owner:
+        return Alive.YES if effect.effect_id in services.acting else Alive.NO
+    if effect.owner in closed_owners:
+        return Alive.NO
+    for worker in await services.store.workers():
+        if worker.owner == effect.owner:
+            return Alive(worker.alive)
+    return Alive.UNKNOWN
+
+
+async def surfaced(services: Services, run_id: str, previous_owner: str, cause: str) -> Draft:
+    """The attempts a lost owner left open, as unknown (§6.5); ``closed`` where its death is proven."""
+    draft = Draft()
+    for effect in await services.store.effects(run_id):
+        if effect.status is not EffectStatus.ATTEMPTED or effect.owner != previous_owner:
+            continue
+        draft.effects.append(replace(effect, status=EffectStatus.UNKNOWN, closed=cause == "owner_dead", detail=cause))
+        draft.facts.append(ev.SideEffectUnknown(effect.effect_id, effect.key, effect.step, effect.task, effect.path, cause))
+    return draft
+
+
+def forced(decision: Decision) -> bool:
+    """Whether a person said that an effect is to be done again although its first attempt may still be under way."""
+    given = None if decision.payload is None else canon.decode(decision.payload)
+    return isinstance(given, dict) and given.get("force") is True
+
+
+def keyed(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
+    """Hands the key to a function that asks for it by a parameter named ``idempotency_key`` (§6.3)."""
     try:
         wants = "idempotency_key" in inspect.signature(fn).parameters
     except (TypeError, ValueError):
         return fn
-    if not wants:
-        return fn
-    if inspect.iscoroutinefunction(fn):
+    return functools.partial(fn, idempotency_key=key) if wants else fn
 
-        async def act(*args: Any) -> Any:
-            return await fn(*args, idempotency_key=key)
 
-        return act
-    return lambda *args: fn(*args, idempotency_key=key)
+__all__ = ["NotBegun", "Options", "alive_now", "closed_owners", "forced", "keyed", "perform", "surfaced"]

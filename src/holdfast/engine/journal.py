@@ -16,6 +16,7 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
+from holdfast.core.errors import EffectInProgress
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress, boundaries
 from holdfast.core.run import Run, fold
@@ -45,6 +46,13 @@ class Draft(msgspec.Struct):
         self.claims += other.claims
         self.intents += other.intents
         self.ledger += other.ledger
+
+    def joined(self, later: Draft) -> Draft:
+        """Both in one, and neither changed."""
+        both = Draft()
+        both.merge(self)
+        both.merge(later)
+        return both
 
     def __bool__(self) -> bool:
         return bool(self.facts or self.results or self.ledger or self.intents)
@@ -111,6 +119,14 @@ class Journal:
         self._next.merge(draft)
         await asyncio.shield(self._joined)
 
+    async def attempt(self, draft: Draft) -> None:
+        """Makes an effect's attempt durable, in a commit of its own, before the act.
+
+        Raises:
+            EffectInProgress: the key is in use by another; nothing was written and the journal lives on (§6.8).
+        """
+        await asyncio.shield(asyncio.ensure_future(self._alone(draft)))
+
     async def _alone(self, draft: Draft) -> None:
         async with self._lock:
             await self._write(draft)
@@ -163,13 +179,15 @@ class Journal:
         if self.dead is not None:
             raise self.dead
         self._note(draft)
-        if self.held:
-            held, self.held = self.held, Draft()
-            held.merge(draft)
-            draft = held
+        held = self.held
+        if held:
+            self.held, draft = Draft(), held.joined(draft)
         commit = self._number(draft, checkpoint, delta, lease, due, actor)
         try:
             self.tip = await self.store.commit(commit)
+        except EffectInProgress:
+            self.held = held.joined(self.held)
+            raise
         except BaseException as e:
             self.dead = e
             raise
