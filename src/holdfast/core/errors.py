@@ -169,6 +169,12 @@ class Denied(Rejected):
     code = "denied"
 
 
+class AttemptMayLive(Rejected):
+    """An effect is not done again while its first attempt may still be under way (§6.5)."""
+
+    code = "attempt_may_live"
+
+
 class RestrictedOption(Rejected):
     code = "restricted_option"
 

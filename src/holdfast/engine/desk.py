@@ -17,7 +17,9 @@ from holdfast.core.commit import InboxItem
 from holdfast.core.errors import AmbiguousWait, Conflict, DecisionConflict, Denied, NotDecidable
 from holdfast.core.lease import TOUCH
 from holdfast.core.status import LIVE, TERMINAL
+from holdfast.core.waits import REEXECUTE
 from holdfast.engine.driver import Driver
+from holdfast.engine.effects import forced, refuse_to_repeat
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.reader import Reader
 from holdfast.engine.services import Services
@@ -59,6 +61,8 @@ class Desk:
         if wait is not None:
             await self._authorise(run, wait, command)
             decisions.decide(run, command, self._store.now())  # refuses before anything is written
+            if action == REEXECUTE and wait.effect_id is not None and not forced(command):
+                await refuse_to_repeat(self._services, wait.effect_id)
         elif not await self._was_put(command, run):
             decisions.decide(run, command, self._store.now())
             raise NotDecidable(f"the wait {wait_id} is not open")

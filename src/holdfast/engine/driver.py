@@ -61,7 +61,9 @@ class Driver:
             if claim.previous_owner is not None and await self._stop_here(named):
                 return self._journal.run
             if claim.previous_owner is not None:
-                self._journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
+                lost = await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause)
+                if lost:
+                    await self._journal.save(lost)
         if await self._drain(inbox):
             return self._journal.run
         status = self._journal.run.status

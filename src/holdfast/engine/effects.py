@@ -26,6 +26,7 @@ from holdfast.core.checkpoint import StepRecord
 from holdfast.core.commit import InboxItem
 from holdfast.core.effects import LEDGERED, Effect, EffectClass, EffectStatus, ReplayPolicy, effect_key
 from holdfast.core.errors import (
+    AttemptMayLive,
     Conflict,
     EffectConflict,
     EffectFailed,
@@ -181,6 +182,9 @@ class _Performance:
         effect = ask.effect
         place = f"{self.path}?{effect.effect_id.rpartition('#')[2]}"
         while True:
+            if self._superseded(f"{place}!"):
+                place = f"{place}!"
+                continue
             decision = self._decision(place, ask)
             if decision.action != REEXECUTE or ask.closed or forced(decision):
                 break
@@ -194,6 +198,11 @@ class _Performance:
         if decision.action == ABANDON:
             return True, await self._given_up(effect)
         return await self._act(effect, same=False)
+
+    def _superseded(self, place: str) -> bool:
+        """Whether the question was asked anew there: an answer covers what was shown, and no later state of things (§5.8)."""
+        wait_id = ids.wait_id(self.journal.run.run_id, self.ctx._step, self.ctx._key, place)
+        return self.journal.record(self.ctx._key, place) is not None or any(w.wait_id == wait_id for w in self.journal.run.waits)
 
     def _decision(self, place: str, ask: fx.Ask) -> Decision:
         """The decision on record at a wait's place, else the wait itself."""
@@ -255,18 +264,21 @@ class _Performance:
         if over is not None and over.open and not same:
             draft.effects.insert(0, replace(over, status=EffectStatus.ABANDONED, closed=True, settled_at=effect.attempted_at))
             draft.facts.insert(0, self._fact(ev.SideEffectAbandoned, over, "done again"))
+        # From before the attempt is seen until its outcome is: whoever looks meanwhile waits.
+        self.services.acting.add((effect.effect_id, "call"))
         try:
             await self.journal.attempt(draft)
+            act = asyncio.ensure_future(call(self._gated(effect), self.args, self.options.timeout_us, self.name))
+            cancelled = await _ended(act)
+            try:
+                return await self._after(effect, act)
+            finally:
+                if cancelled:
+                    raise asyncio.CancelledError
         except EffectInProgress:
             return False, None
-        self.services.acting.add(effect.effect_id)
-        act = asyncio.ensure_future(call(self._gated(effect), self.args, self.options.timeout_us, self.name))
-        cancelled = await _ended(act)
-        try:
-            return await self._after(effect, act)
         finally:
-            if cancelled:
-                raise asyncio.CancelledError
+            self.services.acting.discard((effect.effect_id, "call"))
 
     async def _after(self, effect: Effect, act: asyncio.Task[Any]) -> tuple[bool, Any]:
         """Writes down what came of an act that has ended."""
@@ -348,7 +360,7 @@ class _Performance:
     def _gated(self, effect: Effect) -> Callable[..., Any]:
         """The act behind its gate, which is asked in the thread that acts, immediately before it does (§6.5)."""
         fn = keyed(self.fn, self.key)
-        acting = self.services.acting
+        acting, thread = self.services.acting, (effect.effect_id, "thread")
 
         def gate() -> None:
             if self.journal.dead is not None:
@@ -361,20 +373,18 @@ class _Performance:
         if asynchronous(fn):
 
             async def act(*args: Any) -> Any:
-                try:
-                    gate()
-                    return await fn(*args)
-                finally:
-                    acting.discard(effect.effect_id)
+                gate()
+                return await fn(*args)
 
             return act
 
         def act_in_thread(*args: Any) -> Any:
+            acting.add(thread)  # a thread may go on after its timeout
             try:
                 gate()
                 return fn(*args)
             finally:
-                acting.discard(effect.effect_id)
+                acting.discard(thread)
 
         return act_in_thread
 
@@ -484,7 +494,8 @@ async def _ended(act: asyncio.Task[Any]) -> bool:
 async def alive_now(services: Services, effect: Effect) -> Alive:
     """Whether the process that attempted an effect may still be doing it: NO only by proof (§2.9)."""
     if effect.owner == services.owner:
-        return Alive.YES if effect.effect_id in services.acting else Alive.NO
+        at_it = (effect.effect_id, "call") in services.acting or (effect.effect_id, "thread") in services.acting
+        return Alive.YES if at_it else Alive.NO
     if effect.owner in closed_owners:
         return Alive.NO
     for worker in await services.store.workers():
@@ -504,7 +515,21 @@ async def surfaced(services: Services, run_id: str, previous_owner: str, cause: 
     return draft
 
 
-def forced(decision: Decision) -> bool:
+async def refuse_to_repeat(services: Services, effect_id: str) -> None:
+    """Refuses to do an effect again while its first attempt may still be under way (§6.5).
+
+    Raises:
+        AttemptMayLive: saying what may happen, and the way out.
+    """
+    for effect in await services.store.effects(effect_id.partition(".")[0]):
+        if effect.effect_id == effect_id and effect.open and not effect.closed and await alive_now(services, effect) is not Alive.NO:
+            raise AttemptMayLive(
+                f"{effect.capability} was attempted by {effect.owner}, which may still be alive: done again, it could happen twice",
+                hint='wait until that process is proven dead, or force it: payload {"force": true}',
+            )
+
+
+def forced(decision: Decision | commands.Decide) -> bool:
     """Whether a person said that an effect is to be done again although its first attempt may still be under way."""
     given = None if decision.payload is None else canon.decode(decision.payload)
     return isinstance(given, dict) and given.get("force") is True
@@ -519,4 +544,4 @@ def keyed(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
     return functools.partial(fn, idempotency_key=key) if wants else fn
 
 
-__all__ = ["NotBegun", "Options", "alive_now", "closed_owners", "forced", "keyed", "perform", "surfaced"]
+__all__ = ["NotBegun", "Options", "alive_now", "closed_owners", "forced", "keyed", "perform", "refuse_to_repeat", "surfaced"]

@@ -77,7 +77,7 @@ class Services:
     tool_runner: Any = None
     workspace: str | None = None
     streams: Streams = dataclasses.field(default_factory=Streams)
-    acting: set[str] = dataclasses.field(default_factory=set)
+    acting: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     parallel: int = 64
     max_takeovers: int = 10
     alive: Callable[[], bool] = lambda: True

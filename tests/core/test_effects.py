@@ -1,0 +1,112 @@
+"""What to do about one call of an effect, as a table (§6.2, §6.5, §6.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core import effects as fx
+from holdfast.core.effects import Absent, Effect, EffectClass, EffectStatus, ReplayPolicy, Unknown
+from holdfast.core.lease import Alive
+
+EFFECT = Effect(
+    effect_id="run.1.pay.0#1",
+    run_id="run",
+    lineage_root="run",
+    step=1,
+    task="pay",
+    path="0",
+    attempt=1,
+    capability="pay",
+    effect_class=EffectClass.EXTERNAL,
+    key="k",
+    request_hash="h",
+    fence=1,
+    owner="w1",
+)
+ASKED = fx.Asked(request="h", run_id="run", place=(1, "pay", "0"), fence=2)
+
+
+def effect(status: str, **changes: Any) -> Effect:
+    return replace(EFFECT, status=EffectStatus(status), **changes)
+
+
+CASES: list[tuple[str, list[Effect], dict[str, Any], Alive, str]] = [
+    ("nothing on record", [], {}, Alive.UNKNOWN, "Act"),
+    ("recorded here", [effect("recorded")], {}, Alive.UNKNOWN, "Reuse"),
+    ("recorded by the source of a replay", [effect("recorded", run_id="old")], {}, Alive.UNKNOWN, "Reuse"),
+    ("T-42 a replay that does it again", [effect("recorded", run_id="old")], {"policy": "reexecute"}, Alive.UNKNOWN, "Act"),
+    ("T-43 a replay that asks", [effect("recorded", run_id="old")], {"policy": "require_human"}, Alive.UNKNOWN, "Ask"),
+    ("a policy is no reason to repeat what this very call did", [effect("recorded")], {"policy": "reexecute"}, Alive.UNKNOWN, "Reuse"),
+    ("T-41 other arguments", [effect("recorded")], {"request": "other"}, Alive.UNKNOWN, "Mismatch"),
+    ("T-41 other arguments after a failure", [effect("failed")], {"request": "other"}, Alive.UNKNOWN, "Mismatch"),
+    ("T-39 in the gap, dead owner", [effect("attempted")], {}, Alive.NO, "Ask"),
+    ("T-39 in the gap, nothing known of the owner", [effect("attempted")], {}, Alive.UNKNOWN, "Ask"),
+    ("X-04 in the gap, the owner frozen", [effect("attempted")], {}, Alive.YES, "Ask"),
+    ("T-39 in the gap, keyed", [effect("attempted")], {"idempotent": True}, Alive.UNKNOWN, "Act same"),
+    ("keyed, although the owner lives", [effect("unknown")], {"idempotent": True}, Alive.YES, "Act same"),
+    ("T-45 under way in another run", [effect("attempted", run_id="other")], {}, Alive.YES, "InProgress"),
+    ("T-45 keyed, and under way in another run", [effect("attempted", run_id="other")], {"idempotent": True}, Alive.YES, "InProgress"),
+    ("under way in this very claim", [effect("attempted", path="1")], {"fence": 1}, Alive.YES, "InProgress"),
+    ("another run's, its owner dead", [effect("attempted", run_id="other")], {}, Alive.NO, "Ask"),
+    ("verifiable, closed", [effect("unknown", closed=True)], {"verifiable": True}, Alive.UNKNOWN, "Verify closed"),
+    ("verifiable, proven dead", [effect("unknown")], {"verifiable": True}, Alive.NO, "Verify closed"),
+    ("X-05 verifiable, the owner frozen", [effect("unknown")], {"verifiable": True}, Alive.YES, "Verify"),
+    ("failed", [effect("failed")], {}, Alive.UNKNOWN, "Act"),
+    ("abandoned", [effect("abandoned")], {}, Alive.UNKNOWN, "Act"),
+    ("a reuse is no attempt", [effect("recorded", run_id="old"), effect("reused")], {}, Alive.UNKNOWN, "Reuse"),
+    ("blocked is no attempt", [effect("blocked")], {}, Alive.UNKNOWN, "Act"),
+    ("the newest counts", [effect("failed"), effect("recorded")], {}, Alive.UNKNOWN, "Reuse"),
+]
+
+
+def word(verdict: fx.Verdict) -> str:
+    match verdict:
+        case fx.Act(same=True):
+            return "Act same"
+        case fx.Verify(closed=True):
+            return "Verify closed"
+    return type(verdict).__name__
+
+
+@pytest.mark.parametrize(("what", "records", "changes", "alive", "expected"), CASES, ids=[c[0] for c in CASES])
+def test_the_verdict(what: str, records: list[Effect], changes: dict[str, Any], alive: Alive, expected: str) -> None:
+    if "policy" in changes:
+        changes = changes | {"policy": ReplayPolicy(changes["policy"])}
+    assert word(fx.judge(records, replace(ASKED, **changes), alive)) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "closed", "expected"),
+    [(Absent(), True, "Act"), (Absent(), False, "Ask"), (Unknown(), True, "Ask"), (Unknown(), False, "Ask"), ("nonsense", True, "Ask")],
+)
+def test_absent_is_believed_only_of_a_closed_attempt(answer: object, closed: bool, expected: str) -> None:
+    """X-05: a frozen owner may still act after the hook has looked."""
+    assert word(fx.verified(effect("unknown"), answer, closed)) == expected
+
+
+def test_an_attempt_without_result_is_never_a_result() -> None:
+    """T-39, over every open status, declaration and policy: nothing is ever reused."""
+    for status in ("attempted", "unknown"):
+        for idempotent in (True, False):
+            for verifiable in (True, False):
+                for policy in ReplayPolicy:
+                    for alive in Alive:
+                        asked = replace(ASKED, idempotent=idempotent, verifiable=verifiable, policy=policy)
+                        assert word(fx.judge([effect(status)], asked, alive)) != "Reuse"
+
+
+@pytest.mark.parametrize(
+    ("said", "expected"),
+    [
+        ((None, None), "use_recorded_result"),
+        (("reexecute", None), "reexecute"),
+        (("reexecute", "use_recorded_result"), "use_recorded_result"),
+        (("require_human", "reexecute"), "require_human"),
+    ],
+)
+def test_the_strictest_policy_holds(said: tuple[str | None, ...], expected: str) -> None:
+    """§6.6: an environment can only make it stricter."""
+    assert fx.strictest(*said) == expected

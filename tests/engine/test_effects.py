@@ -1,0 +1,528 @@
+"""Effects through crashes, freezes, people and other runs (§6)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Absent, Context, Happened, Retry, Runtime, Unknown, flow
+from holdfast.core.commands import Decide
+from holdfast.core.commit import InboxItem
+from holdfast.core.errors import AttemptMayLive, LeaseLost
+from holdfast.stores.sqlite import writer
+from tests.engine.outside import Crash, House, World
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
+    h = House(request.param, tmp_path)
+    yield h
+    await h.close()
+
+
+def publishing(world: World, **options: Any) -> Any:
+    @flow("publish")
+    async def publish(ctx: Context, text: str) -> str:
+        receipt: str = await ctx.effect(world.upload, text, **options)
+        return receipt
+
+    return publish
+
+
+async def crashed(house: House, skill: Any, inputs: dict[str, Any]) -> str:
+    """Drives a run in a process that dies at the effect; gives the run's id."""
+    rt = await house.process(skill)
+    with pytest.raises(Crash):
+        await rt.invoke(skill, inputs)
+    house.kill(rt)
+    run = (await rt.runs())[0]
+    return str(run.run_id)
+
+
+async def kinds(rt: Runtime, run_id: str) -> list[str]:
+    return [e.type for e in await rt.events(run_id)]
+
+
+async def statuses(rt: Runtime, run_id: str) -> list[str]:
+    return [e.status.value for e in await rt.effects(run_id)]
+
+
+# -- the gap ------------------------------------------------------------------------------------------
+
+
+async def test_a_crash_in_the_gap_asks_a_person(house: House) -> None:
+    """T-39, T-76, L-21: attempted without a result; the run rests in a wait of kind effect and nothing is repeated."""
+    world = World(crash_at=1)
+    skill = publishing(world)
+    run_id = await crashed(house, skill, {"text": "a"})
+    assert world.done == ["a"], "the uncrashed world did the work"
+    rt = await house.process(skill)
+    run = await rt.resume(run_id)
+    assert (run.status, run.condition) == ("waiting_for_human", "awaiting_gate_decision")
+    [wait] = run.waits
+    assert wait.kind == "effect" and wait.available_actions == ("record_result", "reexecute", "abandon", "halt")
+    assert wait.show["effect"] == "upload" and wait.show["closed"] is True
+    assert await statuses(rt, run_id) == ["unknown"]
+    assert "side_effect.unknown" in await kinds(rt, run_id) and "side_effect.reused" not in await kinds(rt, run_id)
+    assert world.done == ["a"]
+
+
+async def test_a_recorded_result_settles_it(house: House) -> None:
+    """T-96: what a person says happened is the result; the effect is not done again."""
+    world = World(crash_at=1)
+    skill = publishing(world)
+    run_id = await crashed(house, skill, {"text": "a"})
+    rt = await house.process(skill)
+    await rt.resume(run_id)
+    await rt.decide(run_id, "record_result", payload="by hand", actor="ada")
+    run = await rt.resume(run_id)
+    assert (run.status, run.result, world.done) == ("completed", "by hand", ["a"])
+    assert await statuses(rt, run_id) == ["recorded"]
+
+
+async def test_reexecute_closes_the_old_attempt_and_opens_another(house: House) -> None:
+    """§6.5: its process is proven dead, so acting again is a person's to decide."""
+    world = World(crash_at=1)
+    skill = publishing(world)
+    run_id = await crashed(house, skill, {"text": "a"})
+    rt = await house.process(skill)
+    await rt.resume(run_id)
+    await rt.decide(run_id, "reexecute", actor="ada")
+    run = await rt.resume(run_id)
+    assert (run.status, run.result, world.done) == ("completed", "receipt 2", ["a", "a"])
+    assert await statuses(rt, run_id) == ["abandoned", "recorded"]
+
+
+async def test_abandon_gives_the_node_a_failure(house: House) -> None:
+    world = World(crash_at=1)
+    skill = publishing(world)
+    run_id = await crashed(house, skill, {"text": "a"})
+    rt = await house.process(skill)
+    await rt.resume(run_id)
+    await rt.decide(run_id, "abandon", actor="ada")
+    run = await rt.resume(run_id)
+    assert (run.status, run.stop_reason, world.done) == ("failed", "effect_abandoned", ["a"])
+    assert await statuses(rt, run_id) == ["abandoned"]
+
+
+async def test_halt_ends_the_run_and_keeps_the_unknown(house: House) -> None:
+    """§10.12: an unknown effect of an ended run stays unknown and is listed."""
+    world = World(crash_at=1)
+    skill = publishing(world)
+    run_id = await crashed(house, skill, {"text": "a"})
+    rt = await house.process(skill)
+    await rt.resume(run_id)
+    run = await rt.decide(run_id, "halt", actor="ada")
+    assert (run.status, run.condition) == ("canceled", "halted")
+    assert await statuses(rt, run_id) == ["unknown"]
+
+
+async def test_an_idempotent_effect_goes_again_under_the_same_key(house: House) -> None:
+    """T-39, §6.5: the receiver dedupes by the key, so nobody is asked."""
+    world = World(crash_at=1)
+
+    @flow("pay")
+    async def pay(ctx: Context, amount: int) -> int:
+        return int(await ctx.effect(world.charge, amount, idempotent=True))
+
+    run_id = await crashed(house, pay, {"amount": 7})
+    rt = await house.process(pay)
+    run = await rt.resume(run_id)
+    assert (run.status, run.result) == ("completed", 7)
+    assert len(world.done) == 1 and world.keys[0] == world.keys[1], "one charge, one key, two requests"
+    assert await statuses(rt, run_id) == ["recorded"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "status", "done"),
+    [
+        (Happened("seen"), "completed", ["a"]),
+        (Absent(), "completed", ["a", "a"]),
+        (Unknown(), "waiting_for_human", ["a"]),
+        (ValueError("down"), "waiting_for_human", ["a"]),
+        ("nonsense", "waiting_for_human", ["a"]),
+    ],
+)
+async def test_verify_settles_the_gap(house: House, answer: Any, status: str, done: list[str]) -> None:
+    """§6.5, X-05: happened is the result, absent goes again for the owner is dead, all else asks."""
+    world = World(crash_at=1)
+    asked: list[Any] = []
+
+    async def uploaded(key: str, text: str) -> Any:
+        asked.append((key, text))
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    skill = publishing(world, verify=uploaded)
+    run_id = await crashed(house, skill, {"text": "a"})
+    rt = await house.process(skill)
+    run = await rt.resume(run_id)
+    assert (run.status, world.done) == (status, done)
+    assert len(asked) == 1 and asked[0][1] == "a"
+    if isinstance(answer, Happened):
+        assert run.result == "seen"
+
+
+async def test_a_hook_that_hangs_is_unknown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X-05: asked for a bounded time only."""
+    monkeypatch.setattr("holdfast.engine.effects.VERIFY_TIMEOUT_US", 10_000)
+    world = World(crash_at=1)
+
+    async def hangs(key: str, text: str) -> Any:
+        await asyncio.Event().wait()
+
+    skill = publishing(world, verify=hangs)
+    run_id = await crashed(house, skill, {"text": "a"})
+    rt = await house.process(skill)
+    run = await rt.resume(run_id)
+    assert (run.status, world.done) == ("waiting_for_human", ["a"])
+
+
+# -- frozen owners ------------------------------------------------------------------------------------
+
+
+class Frozen(World):
+    """Its process is stopped exactly at the act, and acts once thawed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.reached = asyncio.Event()
+        self.thaw = asyncio.Event()
+
+    async def upload(self, text: str) -> str:
+        if not self.reached.is_set():
+            self.reached.set()
+            await self.thaw.wait()
+        return await super().upload(text)
+
+
+async def frozen(house: House, skill: Any, world: Frozen) -> tuple[Runtime, asyncio.Task[Any], str]:
+    rt = await house.process(skill)
+    drive = asyncio.ensure_future(rt.invoke(skill, {"text": "a"}))
+    await world.reached.wait()
+    run_id = (await rt.runs())[0].run_id
+    house.stop(rt)
+    return rt, drive, run_id
+
+
+async def test_an_owner_frozen_at_its_effect_changes_nothing(house: House) -> None:
+    """X-12, T-75: thawed after its lease it acts, but nothing it writes counts; the act is on record as attempted."""
+    world = Frozen()
+    skill = publishing(world)
+    _, drive, run_id = await frozen(house, skill, world)
+    rt = await house.process(skill)
+    run = await rt.resume(run_id)
+    assert run.status == "waiting_for_human" and run.waits[0].show["closed"] is False
+    world.thaw.set()
+    with pytest.raises(LeaseLost):
+        await drive
+    assert world.done == ["a"]
+    assert await statuses(rt, run_id) == ["unknown"]
+    late = [i for i in await rt.store.inbox(run_id, taken=True) if i.key.startswith("late:")]
+    assert len(late) == 1 and "receipt 1" in late[0].command.summary, "§10.2: evidence only"
+    [effect] = await rt.effects(run_id)
+    assert effect.closed, "the act has ended, so a person may decide to do it again"
+
+
+async def test_an_impatient_reexecute_is_refused_while_the_owner_may_live(house: House) -> None:
+    """X-04: a frozen owner, a person who answers reexecute, a thaw: one effect, or a refusal that says why."""
+    world = Frozen()
+    skill = publishing(world)
+    _, drive, run_id = await frozen(house, skill, world)
+    rt = await house.process(skill)
+    await rt.resume(run_id)
+    with pytest.raises(AttemptMayLive, match="could happen twice"):
+        await rt.decide(run_id, "reexecute", actor="ada")
+    assert world.done == []
+    world.thaw.set()
+    with pytest.raises(LeaseLost):
+        await drive
+    assert world.done == ["a"], "one effect"
+    await rt.decide(run_id, "record_result", payload="receipt 1", actor="ada")
+    run = await rt.resume(run_id)
+    assert (run.status, run.result, world.done) == ("completed", "receipt 1", ["a"])
+
+
+async def test_an_answer_that_slipped_in_is_asked_again(house: House) -> None:
+    """X-04, §5.8: a reexecute given while the owner may live does not become valid by waiting."""
+    world = Frozen()
+    skill = publishing(world)
+    _, drive, run_id = await frozen(house, skill, world)
+    rt = await house.process(skill)
+    run = await rt.resume(run_id)
+    command = Decide(wait_id=run.waits[0].wait_id, action="reexecute", actor="ada")
+    await rt.store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=house.clock.now()))
+    await rt.worker(until_idle=True)
+    [wait] = (await rt.get(run_id)).waits
+    assert wait.show["reason"] == "attempt_may_live" and "may still be alive" in wait.prompt
+    world.thaw.set()
+    with pytest.raises(LeaseLost):
+        await drive
+    await rt.decide(run_id, "record_result", payload="receipt 1", actor="ada")
+    run = await rt.resume(run_id)
+    assert (run.status, run.result, world.done) == ("completed", "receipt 1", ["a"])
+
+
+async def test_force_says_what_may_happen(house: House) -> None:
+    """§6.5: acting again over an attempt that may live takes an explicit force."""
+    world = Frozen()
+    skill = publishing(world)
+    _, drive, run_id = await frozen(house, skill, world)
+    rt = await house.process(skill)
+    await rt.resume(run_id)
+    await rt.decide(run_id, "reexecute", payload={"force": True}, actor="ada")
+    run = await rt.resume(run_id)
+    assert (run.status, world.done) == ("completed", ["a"])
+    world.thaw.set()
+    with pytest.raises(LeaseLost):
+        await drive
+    assert world.done == ["a", "a"], "what the force was warned of"
+
+
+async def test_absent_is_not_believed_of_a_frozen_owner(house: House) -> None:
+    """X-05: verify says absent while the owner is frozen; it may act yet."""
+    world = Frozen()
+
+    async def absent(key: str, text: str) -> Any:
+        return Absent()
+
+    skill = publishing(world, verify=absent)
+    _, drive, run_id = await frozen(house, skill, world)
+    rt = await house.process(skill)
+    run = await rt.resume(run_id)
+    assert run.status == "waiting_for_human" and world.done == []
+    world.thaw.set()
+    with pytest.raises(LeaseLost):
+        await drive
+    assert world.done == ["a"]
+
+
+async def test_an_owner_that_is_late_closes_its_own_attempt(house: House) -> None:
+    """§6.5, §10.3: past 60 % of the lease nothing is begun; the attempt is abandoned on its own row."""
+    world = World()
+    skill = publishing(world)
+    rt = await house.process(skill)
+    attempt = rt.store.commit
+
+    async def slow(commit: Any) -> Any:
+        tip = await attempt(commit)
+        if commit.effects:
+            house.clock.forward(29)  # the machine slept between the attempt and the act
+        return tip
+
+    rt.store.commit = slow  # type: ignore[method-assign]
+    with pytest.raises(LeaseLost):
+        await rt.invoke(skill, {"text": "a"})
+    run_id = (await rt.runs())[0].run_id
+    assert (world.done, await statuses(rt, run_id)) == ([], ["abandoned"])
+    rt.store.commit = attempt  # type: ignore[method-assign]
+    house.stop(rt)
+    other = await house.process(skill)
+    run = await other.resume(run_id)
+    assert (run.status, world.done) == ("completed", ["a"]), "nobody had acted, so nobody is asked"
+    assert await statuses(other, run_id) == ["abandoned", "recorded"]
+
+
+# -- keys ---------------------------------------------------------------------------------------------
+
+
+async def test_a_shared_key_executes_once_across_runs(house: House) -> None:
+    """T-45: the second run reuses what the first recorded."""
+    world = World()
+    skill = publishing(world, key="order-7")
+    rt = await house.process(skill)
+    first = await rt.invoke(skill, {"text": "a"})
+    second = await rt.invoke(skill, {"text": "a"})
+    assert first.result == second.result == "receipt 1" and world.done == ["a"]
+    [reused] = await rt.effects(second.run_id)
+    assert reused.status == "reused" and reused.source_effect_id == (await rt.effects(first.run_id))[0].effect_id
+    assert "side_effect.reused" in await kinds(rt, second.run_id)
+
+
+async def test_a_second_caller_waits_for_the_first(house: House) -> None:
+    """T-45, §6.8: in another process, while the first is still at it."""
+    world = Frozen()
+    skill = publishing(world, key="order-7")
+    one, two = await house.process(skill), await house.process(skill)
+    first = asyncio.ensure_future(one.invoke(skill, {"text": "a"}))
+    await world.reached.wait()
+    second = asyncio.ensure_future(two.invoke(skill, {"text": "a"}))
+    while len(await one.runs()) < 2:
+        await asyncio.sleep(0)
+    assert world.done == []
+    world.thaw.set()
+    assert (await first).result == (await second).result == "receipt 1"
+    assert world.done == ["a"]
+
+
+async def test_a_second_caller_is_told_in_time(house: House) -> None:
+    """§6.8: it waits no longer than its own timeout."""
+    world = Frozen()
+    skill, impatient = publishing(world, key="order-7"), publishing(world, key="order-7", timeout=0)
+    one, two = await house.process(skill), await house.process(impatient)
+    first = asyncio.ensure_future(one.invoke(skill, {"text": "a"}))
+    await world.reached.wait()
+    run = await two.invoke(impatient, {"text": "a"})
+    assert (run.status, run.stop_reason) == ("failed", "effect_in_progress")
+    world.thaw.set()
+    await first
+    assert world.done == ["a"]
+
+
+async def test_the_same_key_with_another_request_is_a_conflict(house: House) -> None:
+    """T-41: a typed error, not a stale result."""
+    world = World()
+    skill = publishing(world, key="order-7")
+    rt = await house.process(skill)
+    await rt.invoke(skill, {"text": "a"})
+    run = await rt.invoke(skill, {"text": "b"})
+    assert (run.status, run.stop_reason, world.done) == ("failed", "effect_conflict", ["a"])
+
+
+@pytest.mark.parametrize("slow", [float("inf"), -1.0])
+async def test_gathered_calls_under_one_key_execute_once(house: House, slow: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T-45 within one run, with commits made at once and in the writer's thread."""
+    monkeypatch.setattr(writer, "SLOW", slow)
+    world = World()
+
+    @flow("twice")
+    async def twice(ctx: Context) -> list[str]:
+        return await ctx.gather(ctx.effect(world.upload, "a", key="k"), ctx.effect(world.upload, "a", key="k"))
+
+    rt = await house.process(twice)
+    run = await rt.invoke(twice, {})
+    assert (run.status, list(run.result), world.done) == ("completed", ["receipt 1", "receipt 1"], ["a"])
+
+
+async def test_each_class_goes_where_it_must(house: House) -> None:
+    """T-44: read and none skip the ledger, write and external_action never do."""
+    world = World()
+
+    @flow("classes")
+    async def classes(ctx: Context, side_effects: str) -> str:
+        done: str = await ctx.effect(world.upload, "a", side_effects=side_effects)
+        return done
+
+    rt = await house.process(classes)
+    for side_effects, rows in {"none": 0, "read": 0, "write": 1, "external_action": 1}.items():
+        run = await rt.invoke(classes, {"side_effects": side_effects})
+        assert run.status == "completed" and len(await rt.effects(run.run_id)) == rows
+
+
+# -- failures -----------------------------------------------------------------------------------------
+
+
+class Flaky(World):
+    def __init__(self, failures: int) -> None:
+        super().__init__()
+        self.failures = failures
+
+    async def upload(self, text: str) -> str:
+        if self.failures:
+            self.failures -= 1
+            raise ConnectionError("refused")
+        return await super().upload(text)
+
+
+async def test_a_failure_is_a_result(house: House) -> None:
+    """§6.9: it is on record, a node may catch it, and a crash does not do it again."""
+    world = Flaky(1)
+
+    @flow("careful")
+    async def careful(ctx: Context) -> str:
+        try:
+            return str(await ctx.effect(world.upload, "a"))
+        except ConnectionError as e:
+            await ctx.approve("Go on?")
+            return f"no: {e}"
+
+    rt = await house.process(careful)
+    run = await rt.invoke(careful, {})
+    assert run.status == "waiting_for_human"
+    run = await rt.approve(run.run_id)
+    assert (run.result, world.done, await statuses(rt, run.run_id)) == ("no: refused", [], ["failed"])
+
+
+async def test_only_an_idempotent_effect_is_retried_by_itself(house: House) -> None:
+    """§10.9: a retry on any other opens a wait of kind retry."""
+    safe, unsafe = Flaky(2), Flaky(1)
+    first = publishing(safe, idempotent=True, retry=Retry(3))
+    rt = await house.process(first)
+    run = await rt.invoke(first, {"text": "a"})
+    assert (run.status, safe.done, await statuses(rt, run.run_id)) == ("completed", ["a"], ["failed", "failed", "recorded"])
+    second = publishing(unsafe, retry=Retry(2))
+    rt.add(second)
+    run = await rt.invoke(second, {"text": "a"})
+    assert run.status == "waiting_for_human" and run.waits[0].kind == "retry" and unsafe.done == []
+    run = await rt.approve(run.run_id)
+    assert (run.status, unsafe.done) == ("completed", ["a"])
+
+
+async def test_a_timeout_is_no_failure_but_an_unknown(house: House) -> None:
+    """§6.5, §10.10: it may have happened."""
+    world = Frozen()
+    skill = publishing(world, timeout=0.01)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill, {"text": "a"})
+    assert run.status == "waiting_for_human" and run.waits[0].kind == "effect"
+    assert await statuses(rt, run.run_id) == ["unknown"]
+
+
+async def test_a_resumed_failure_never_repeats_a_recorded_effect(house: House) -> None:
+    """X-06: the effect is done, what follows fails, a person resumes."""
+    world, broken = World(), [True]
+
+    @flow("late trouble")
+    async def trouble(ctx: Context) -> str:
+        receipt: str = await ctx.effect(world.upload, "a")
+        if broken[0]:
+            raise RuntimeError("later")
+        return receipt
+
+    rt = await house.process(trouble)
+    run = await rt.invoke(trouble, {})
+    assert run.status == "failed"
+    broken[0] = False
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    assert (run.status, run.result, world.done) == ("completed", "receipt 1", ["a"])
+
+
+async def test_an_effect_before_two_waits_happens_once(house: House) -> None:
+    """L-07."""
+    world = World()
+
+    @flow("two waits")
+    async def two_waits(ctx: Context) -> str:
+        receipt: str = await ctx.effect(world.upload, "a")
+        await ctx.approve("one?")
+        await ctx.approve("two?")
+        return receipt
+
+    rt = await house.process(two_waits)
+    run = await rt.invoke(two_waits, {})
+    run = await rt.approve(run.run_id)
+    run = await rt.approve(run.run_id)
+    assert (run.status, run.result, world.done) == ("completed", "receipt 1", ["a"])
+
+
+async def test_the_key_differs_per_loop_visit_and_survives_a_crash(house: House) -> None:
+    """T-40: the visit is part of the key, the attempt and the run's process are not."""
+    world = World(crash_at=2)
+
+    @flow("loop")
+    async def loop(ctx: Context) -> int:
+        total = 0
+        for amount in (5, 5, 5):
+            total += await ctx.effect(world.charge, amount, idempotent=True)
+        return total
+
+    run_id = await crashed(house, loop, {})
+    rt = await house.process(loop)
+    run = await rt.resume(run_id)
+    assert (run.result, len(world.done)) == (15, 3)
+    assert len(set(world.keys)) == 3 and len(world.keys) == 4
