@@ -352,8 +352,10 @@ async def test_a_second_caller_waits_for_the_first(house: House) -> None:
     first = asyncio.ensure_future(one.invoke(skill, {"text": "a"}))
     await world.reached.wait()
     second = asyncio.ensure_future(two.invoke(skill, {"text": "a"}))
-    while len(await one.runs()) < 2:
-        await asyncio.sleep(0)
+    for _ in range(100):
+        if len(await one.runs()) == 2:
+            break
+        await one.store.wait_for_change(1)
     assert world.done == []
     world.thaw.set()
     assert (await first).result == (await second).result == "receipt 1"

@@ -58,12 +58,10 @@ class Driver:
         """
         if claim is not None:
             self._journal.hold(Draft(facts=self._entry(claim, named)))
-            if claim.previous_owner is not None and await self._stop_here(named):
-                return self._journal.run
             if claim.previous_owner is not None:
-                lost = await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause)
-                if lost:
-                    await self._journal.save(lost)
+                self._journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
+                if await self._stop_here(named):
+                    return self._journal.run
         if await self._drain(inbox):
             return self._journal.run
         status = self._journal.run.status
