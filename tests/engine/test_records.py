@@ -7,12 +7,12 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from tests.engine.support import World, says
 
 from holdfast import Context, Flow, Graph, Retry, Runtime, State, flow
 from holdfast.core import events as ev
 from holdfast.core.errors import RunFailed, StepTimeout
 from holdfast.core.status import Status
+from tests.engine.support import World, says
 
 ran: Counter[str] = Counter()
 

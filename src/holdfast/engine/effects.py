@@ -117,7 +117,7 @@ class _Performance:
         if record is not None:
             if record.error is None or self.ctx.attempt <= record.attempt:
                 return await self._given(record)
-            self._again(self.ctx.attempt)  # the node is tried again after this effect had failed
+            await self._again(self.ctx.attempt)  # the node is tried again after this effect had failed
         until = self.services.clock.now() + self.options.timeout_us
         while True:
             verdict = await self._judged()
@@ -185,7 +185,7 @@ class _Performance:
             if self._superseded(f"{place}!"):
                 place = f"{place}!"
                 continue
-            decision = self._decision(place, ask)
+            decision = await self._decision(place, ask)
             if decision.action != REEXECUTE or ask.closed or forced(decision):
                 break
             # Acting again while the first attempt may still act could do it twice: asked again, saying so (X-04).
@@ -204,7 +204,7 @@ class _Performance:
         wait_id = ids.wait_id(self.journal.run.run_id, self.ctx._step, self.ctx._key, place)
         return self.journal.record(self.ctx._key, place) is not None or any(w.wait_id == wait_id for w in self.journal.run.waits)
 
-    def _decision(self, place: str, ask: fx.Ask) -> Decision:
+    async def _decision(self, place: str, ask: fx.Ask) -> Decision:
         """The decision on record at a wait's place, else the wait itself."""
         effect, kind = ask.effect, WaitKind.GATE if ask.reason == fx.REPLAY else WaitKind.EFFECT
         if effect.status is EffectStatus.ATTEMPTED and effect.run_id == self.journal.run.run_id:
@@ -220,7 +220,7 @@ class _Performance:
             "closed": ask.closed,
             "detail": effect.detail,
         }
-        found: Decision = self.ctx._wait_at(
+        found: Decision = await self.ctx._wait_at(
             place,
             kind,
             QUESTIONS[ask.reason].format(name=self.name),
@@ -240,18 +240,18 @@ class _Performance:
         if due:
             await self.ctx._pause(due)
         else:
-            self._again(tries)
+            await self._again(tries)
 
     def _tries(self) -> int:
         """Failures on record at this place."""
         here = (self.journal.run.run_id, self.ctx._step, self.ctx._key, self.path)
         return sum(1 for e in self.records if e.status is EffectStatus.FAILED and (e.run_id, e.step, e.task, e.path) == here)
 
-    def _again(self, attempt: int) -> None:
+    async def _again(self, attempt: int) -> None:
         """Whether a failed effect may be tried again: by itself only where idempotency is defined, else a person says (§10.9)."""
         if not self.options.idempotent:
             prompt = f"{self.name} failed and is not declared idempotent. Try it again?"
-            self.ctx._wait_at(f"{self.path}?r{attempt}", WaitKind.RETRY, prompt, name=self.name)
+            await self.ctx._wait_at(f"{self.path}?r{attempt}", WaitKind.RETRY, prompt, name=self.name)
 
     # -- acting -------------------------------------------------------------------------------------
 
