@@ -72,9 +72,9 @@ class Runtime:
         clock: Clock | None = None,
     ) -> None:
         self._clock: Clock = clock or SystemClock()
-        self._store: Store = (
-            open_url(chosen_store(store_url), now=self._clock.now) if store_url is None or isinstance(store_url, str) else store_url
-        )
+        # A store judges leases by the clock since boot, unless the caller's own clock stands in for it.
+        now = None if clock is None else clock.now
+        self._store: Store = open_url(chosen_store(store_url), now=now) if store_url is None or isinstance(store_url, str) else store_url
         self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
         self._skills = Skills()
         for skill in skills:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from urllib.parse import unquote
 
@@ -9,6 +10,7 @@ from holdfast.core.errors import UsageError
 from holdfast.ports import Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
+from holdfast.stores.sqlite.connection import schema_version as sqlite_schema
 
 SUPPORTED = "sqlite:///relative.db, sqlite:////absolute.db, memory:"
 
@@ -31,4 +33,10 @@ def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
     raise UsageError(f"{url!r} names no store", hint=f"supported: {SUPPORTED}")
 
 
-__all__ = ["SUPPORTED", "MemoryStore", "SqliteStore", "open_url"]
+def schema_version(url: str) -> int | None:
+    """The schema of the store a URL names, as it stands, without changing it; None if there is no store yet, or none with a schema."""
+    path = unquote(url.removeprefix("sqlite:///"))
+    return sqlite_schema(path) if url.startswith("sqlite:///") and os.path.isfile(path) else None
+
+
+__all__ = ["SUPPORTED", "MemoryStore", "SqliteStore", "open_url", "schema_version"]

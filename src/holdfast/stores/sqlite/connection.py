@@ -196,6 +196,12 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
             raise
 
 
+def schema_version(path: str) -> int:
+    """The schema's number in a file, read without changing it; 0 if it has none."""
+    with mapped(path), contextlib.closing(connect(path, readonly=True)) as db:
+        return int(db.pragma("user_version"))
+
+
 def row(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
     """The first row as a tuple, or None."""
     return db.execute(sql, values).fetchone()

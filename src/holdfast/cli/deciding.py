@@ -1,0 +1,144 @@
+"""Commands that answer and steer: waits, approve, deny, decide, signal, cancel.
+
+They need no code: they commit, and say who will drive (§5.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import click
+
+from holdfast.cli import output as o
+from holdfast.cli import pages
+from holdfast.cli.session import Call, actor_option, options, over, parsed
+from holdfast.handle import when
+from holdfast.runtime import Runtime
+
+
+def _answer(call: Call, run_id: str, act: Callable[[Runtime], Awaitable[Any]]) -> int:
+    """Commits, then shows how the run stands."""
+
+    async def whole(rt: Runtime) -> dict[str, Any]:
+        await act(rt)
+        return await pages.run_object(rt, run_id)
+
+    found = over(call, whole)
+    if call.as_json:
+        o.emit(found)
+    else:
+        pages.brief(call, found)
+    return 0
+
+
+def _wait_option(function: Any) -> Any:
+    return click.option("--wait", "wait_id", metavar="W", help="Which wait, where several are open.")(function)
+
+
+@click.command()
+@click.argument("run_id", metavar="[RUN]", required=False)
+@options()
+def waits(call: Call, run_id: str | None) -> int:
+    """List open waits, of one run or of all, with the commands that answer them."""
+
+    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], Any]:
+        ids = [run_id] if run_id is not None else list(dict.fromkeys(w.run_id for w in await rt.waits(limit=500)))
+        if run_id is not None:
+            await rt.waits(run_id)  # an unknown run is an error, not an empty list
+        return [w for i in ids for w in await pages.waits_of(rt, i)], when(rt.store.now())
+
+    found, now = over(call, act)
+    if call.as_json:
+        o.emit({"waits": found, "next_cursor": None})
+        return 0
+    for wait in found:
+        click.echo(f"{wait['run_id']}  {o.paint(wait['kind'], 'yellow')}  {o.paint(o.inline(wait['prompt'] or wait['name'], 200), bold=True)}")
+        click.echo(o.paint(f"    asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}", dim=True))
+        for line in pages.answers(call, wait):
+            click.echo(f"    {line}")
+    if not found:
+        click.echo("nothing waits")
+    return 0
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@_wait_option
+@click.option("--note", metavar="N", help="Why; kept with the decision.")
+@click.option("--payload", metavar="JSON|@FILE|-", help="Edited arguments, handed to the node.")
+@actor_option
+@options()
+def approve(call: Call, run_id: str, wait_id: str | None, note: str | None, payload: str | None, actor: str) -> int:
+    """Approve what a run waits for. A worker, or `holdfast resume`, then goes on with it."""
+    given = ... if payload is None else parsed(payload, "--payload")
+    return _answer(call, run_id, lambda rt: rt.approve(run_id, wait_id=wait_id, actor=actor, note=note, payload=given, drive=False))
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--reason", required=True, metavar="R", help="Why; kept with the decision.")
+@_wait_option
+@actor_option
+@options()
+def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) -> int:
+    """Deny what a run waits for: it halts, unless its node asked to be told."""
+    return _answer(call, run_id, lambda rt: rt.deny(run_id, reason=reason, wait_id=wait_id, actor=actor, drive=False))
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@_wait_option
+@click.option("--action", required=True, metavar="A", help="One of the actions that the wait offers.")
+@click.option("--feedback", metavar="F", help="What should change; some actions need it.")
+@click.option("--note", metavar="N", help="Why; kept with the decision.")
+@click.option("--payload", metavar="JSON|@FILE|-", help="The answer.")
+@click.option("--no-resume", is_flag=True, help="Record the decision and leave the run where it is.")
+@actor_option
+@options()
+def decide(
+    call: Call, run_id: str, wait_id: str | None, action: str, feedback: str | None, note: str | None, payload: str | None, no_resume: bool, actor: str
+) -> int:
+    """Decide about a wait by any action that it offers."""
+    given = ... if payload is None else parsed(payload, "--payload")
+    return _answer(
+        call,
+        run_id,
+        lambda rt: rt.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=given, resume=not no_resume),
+    )
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("name")
+@click.option("--payload", metavar="JSON|@FILE|-", help="What the signal carries.")
+@click.option("--key", metavar="K", help="The same key is delivered once.")
+@actor_option
+@options()
+def signal(call: Call, run_id: str, name: str, payload: str | None, key: str | None, actor: str) -> int:
+    """Give a run an outside input."""
+    given = parsed(payload, "--payload")
+    return _answer(call, run_id, lambda rt: rt.signal(run_id, name, given, key=key, actor=actor))
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--reason", default="", metavar="R", help="Why; kept with the request.")
+@actor_option
+@options()
+def cancel(call: Call, run_id: str, reason: str, actor: str) -> int:
+    """Ask a run to stop. At rest it is canceled at once, else at its next safe boundary."""
+
+    async def act(rt: Runtime) -> dict[str, Any]:
+        await rt.cancel(run_id, actor=actor, reason=reason)
+        return {"accepted": True, **await pages.run_object(rt, run_id)}
+
+    found = over(call, act)
+    if call.as_json:
+        o.emit(found)
+    else:
+        pages.brief(call, found)
+    return 0
+
+
+COMMANDS = (waits, approve, deny, decide, signal, cancel)

@@ -1,0 +1,187 @@
+"""Commands that make runs and drive them: run, submit, worker, resume."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from typing import Any
+
+import click
+
+from holdfast.cli import output as o
+from holdfast.cli import pages, targets
+from holdfast.cli.progress import Progress, watched
+from holdfast.cli.session import Call, actor_option, handling, options, over, parsed
+from holdfast.core.errors import HoldfastError, InvalidInput, SkillUnknown, StoreError
+from holdfast.core.status import Condition
+from holdfast.runtime import Runtime
+from holdfast.workers.worker import Report
+
+
+def progress_for(call: Call, *, names: bool = False) -> Progress | None:
+    """Lines on stderr; none where a program reads JSON and no terminal watches."""
+    return Progress(names=names) if not call.as_json or sys.stderr.isatty() else None
+
+
+def inputs(text: str | None) -> dict[str, Any]:
+    """The input of a run: a JSON object of channels to values."""
+    given = parsed(text, "--input")
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise InvalidInput(f"--input is an object of names to values, not {type(given).__name__}", hint="""--input '{"name": "Ada"}'""")
+    return given
+
+
+def _making(function: Any) -> Any:
+    for add in (
+        click.option("--key", metavar="K", help="A request key: the same key and input give the run already there."),
+        click.option("--thread", metavar="T", help="The conversation it belongs to. [default: one of its own]"),
+        click.option("--input", "given", metavar="JSON|@FILE|-", help="The input: a JSON object."),
+    ):
+        function = add(function)
+    return function
+
+
+@click.command()
+@click.argument("target", required=False)
+@_making
+@options(drives=True)
+def run(call: Call, target: str | None, given: str | None, thread: str | None, key: str | None) -> int:
+    """Submit a run and drive it until it rests.
+
+    Exit code 0 if it is done, 1 if it failed, 4 if it rests in a wait, 5 if it was canceled.
+    """
+    data = inputs(given)
+    chosen = targets.one(target)
+    progress = progress_for(call)
+
+    async def act(rt: Runtime) -> dict[str, Any]:
+        if thread is not None:
+            await _left_behind(rt, thread, progress)
+        made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text)
+        if progress is not None and not made.deduplicated:
+            click.echo(f"{chosen.skill.id} {made.run_id}", err=True)
+        if not (made.deduplicated and made.condition is not Condition.QUEUED):
+            await watched(rt, made.run_id, rt.resume(made.run_id), progress)
+        return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
+
+    return pages.finish(call, over(call, act, [chosen.skill], make=True))
+
+
+async def _left_behind(rt: Runtime, thread: str, progress: Progress | None) -> None:
+    """A run that a dead owner left in this thread is driven to its rest first (§4.16)."""
+    newest = await rt.runs(thread_id=thread, limit=1)
+    if newest and newest[0].condition is Condition.INTERRUPTED:
+        left = newest[0].run_id
+        await watched(rt, left, rt.resume(left), progress, newest[0].version)
+
+
+@click.command()
+@click.argument("target", required=False)
+@_making
+@options()
+def submit(call: Call, target: str | None, given: str | None, thread: str | None, key: str | None) -> int:
+    """Submit a run, for a worker to drive."""
+    data = inputs(given)
+    chosen = targets.one(target)
+
+    async def act(rt: Runtime) -> dict[str, Any]:
+        made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text)
+        return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
+
+    found = over(call, act, [chosen.skill], make=True)
+    if call.as_json:
+        o.emit(found)
+    else:
+        pages.brief(call, found)
+    return 0
+
+
+@click.command()
+@click.argument("target", nargs=-1)
+@click.option("--concurrency", type=click.IntRange(1, 10_000), default=10, show_default=True, metavar="N", help="Runs at once.")
+@click.option("--queue", "queues", multiple=True, metavar="Q", help="A queue to work on; may be given more than once. [default: default]")
+@click.option("--until-idle", is_flag=True, help="End when nothing is due any more.")
+@options(data=False, drives=True)
+def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool) -> int:
+    """Claim due runs and drive each to its next rest, until told to stop.
+
+    The first SIGINT or SIGTERM stops claiming and lets what runs come to its rest; a second one hands it back as it is.
+    """
+    chosen = targets.skills(targets.several(target))
+
+    async def act(rt: Runtime) -> None:
+        stop = asyncio.Event()
+        names = ", ".join(dict.fromkeys(s.id for s in chosen))
+        click.echo(f"worker {rt.owner}: {names}, {concurrency} at once", err=True)
+        work = asyncio.ensure_future(
+            rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, on_report=reported, stop=stop)
+        )
+
+        def told(number: int) -> None:
+            if stop.is_set():
+                work.cancel()
+                return
+            click.echo("draining: no more claims; what runs comes to its rest (again to hand it back)", err=True)
+            stop.set()
+
+        with handling(asyncio.get_running_loop(), told):
+            try:
+                await work
+            except asyncio.CancelledError:
+                if not work.cancelled():
+                    raise
+                click.echo("handed back what was under way", err=True)
+
+    over(call, act, chosen, make=True)
+    return 0
+
+
+def reported(report: Report) -> None:
+    """A line for each run that came to its rest."""
+    error = report.error
+    if isinstance(error, HoldfastError):
+        click.echo(f"{report.run_id}  {o.mark('bad')} {o.inline(error.line())}")
+    elif error is not None:
+        click.echo(f"{report.run_id}  {o.mark('bad')} {o.inline(f'{type(error).__name__}: {error}')}")
+    elif report.run is not None:
+        why = f"  {o.inline(report.run.error.message, 200)}" if report.run.error is not None else ""
+        click.echo(f"{report.run_id}  {o.inline(report.run.skill_id)}  {report.run.status}{why}")
+    if isinstance(error, StoreError):
+        raise error
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("target", required=False)
+@click.option("--acknowledge", metavar="X", help="For a failed run: its head checkpoint or stop reason, as you have seen it.")
+@click.option("--force", is_flag=True, help="Waive the re-evaluation of policies; nothing else.")
+@click.option("--upgrade", is_flag=True, help="Go on although the skill's shape has changed.")
+@click.option("--no-wait", is_flag=True, help="Refuse, rather than wait for a lease whose owner nobody can see.")
+@actor_option
+@options(drives=True)
+def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None, force: bool, upgrade: bool, no_wait: bool, actor: str) -> int:
+    """Go on with a run where it stood: answered, failed, canceled, or left behind by a dead process."""
+    progress = progress_for(call)
+
+    async def act(rt: Runtime) -> dict[str, Any]:
+        before = await rt.get(run_id)
+        code = targets.several((target,) if target else ())
+        rt.add(*targets.skills(code))
+        if before.skill_id not in {t.skill.id for t in code}:
+            unknown(call, before.skill_id, run_id, before.target, "resume")
+        going = rt.resume(run_id, actor=actor, acknowledge=acknowledge, force=force, upgrade=upgrade, wait=not no_wait)
+        await watched(rt, run_id, going, progress, before.version)
+        return await pages.run_object(rt, run_id)
+
+    return pages.finish(call, over(call, act))
+
+
+def unknown(call: Call, skill_id: str, run_id: str, recorded: str | None, verb: str) -> None:
+    """The code a run needs is not here: say what it was started with, as the command to type; import nothing (§14.3)."""
+    say = call.line(verb, run_id, recorded) if recorded else call.line(verb, run_id, "TARGET")
+    raise SkillUnknown(f"the skill {skill_id!r} of {run_id} is not among this project's", hint=f"name its code: {say}")
+
+
+COMMANDS = (run, submit, worker, resume)

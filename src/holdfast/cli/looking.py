@@ -1,0 +1,336 @@
+"""Commands that look and change nothing: runs, show, events, checkpoints, state, diff, graph."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import click
+import msgspec
+
+from holdfast.cli import drawing, pages, targets
+from holdfast.cli import output as o
+from holdfast.cli.session import Call, options, over
+from holdfast.core import views
+from holdfast.core.effects import Effect
+from holdfast.core.errors import CheckpointNotFound, InvalidInput, SkillUnknown
+from holdfast.core.status import Condition
+from holdfast.core.views import Moment
+from holdfast.handle import CheckpointView, EventView, Run, Wait, when
+from holdfast.runtime import Runtime
+
+_CONDITIONS = {**{c.value: c for c in Condition}, "canceled": Condition.CANCELLED}
+
+
+@click.command()
+@click.option("--status", metavar="S", help="Only runs with this status.")
+@click.option("--condition", metavar="C", help="Only runs in this condition.")
+@click.option("--skill", metavar="S", help="Only runs of this skill.")
+@click.option("--thread", metavar="T", help="Only runs of this thread.")
+@click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, metavar="N", help="How many.")
+@click.option("--cursor", metavar="RUN", help="Go on after this run: the next_cursor of the page before.")
+@options()
+def runs(call: Call, status: str | None, condition: str | None, skill: str | None, thread: str | None, limit: int, cursor: str | None) -> int:
+    """List runs, newest first."""
+    if condition is not None and condition not in _CONDITIONS:
+        raise InvalidInput(f"{condition!r} is not a condition", hint="one of " + ", ".join(c.value for c in Condition))
+    wanted = None if condition is None else _CONDITIONS[condition].value
+
+    async def act(rt: Runtime) -> tuple[list[Run[Any]], int]:
+        found = await rt.runs(status=status, condition=wanted, skill_id=skill, thread_id=thread, limit=limit, before=cursor)
+        return found, rt.store.now()
+
+    found, now = over(call, act)
+    more = found[-1].run_id if len(found) == limit else None
+    if call.as_json:
+        o.emit({"runs": [views.record(r.record, r.lease, now) for r in found], "next_cursor": more})
+        return 0
+    if not found:
+        click.echo("no runs" if not (status or condition or skill or thread) else "no such runs")
+        return 0
+    o.table(
+        ["run", "skill", "condition", "created", "took", "about"],
+        [
+            [
+                r.run_id,
+                o.inline(r.skill_id, 24),
+                o.paint(r.condition.value, o.COLOURS.get(r.condition)),
+                o.ago(r.created_at, when(now)),
+                o.span((r.finished_at - r.started_at).total_seconds()) if r.finished_at and r.started_at else "",
+                _about(r),
+            ]
+            for r in found
+        ],
+    )
+    if more is not None:
+        click.echo(o.paint(f"more: {call.line('runs', '--cursor', more)}", dim=True))
+    return 0
+
+
+def _about(run: Run[Any]) -> str:
+    """What is worth knowing of a run in a list: its question, its error, or whom it waits for."""
+    for wait in run.waits:
+        return o.inline(f"{wait.kind}: {wait.prompt or wait.name}", 120)
+    if run.error is not None:
+        return o.inline(f"{run.stop_reason}: {run.error.message}", 120)
+    if run.blocked_by:
+        return f"behind {run.blocked_by}"
+    return o.inline(run.stop_reason or "", 120)
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@options()
+def show(call: Call, run_id: str) -> int:
+    """Show all there is to know of a run: where it stands, what it waits for, its timeline and what is wrong."""
+
+    async def act(rt: Runtime) -> tuple[dict[str, Any], list[Moment], list[Effect], int]:
+        found = await pages.run_object(rt, run_id)
+        return found, await pages.story(rt, run_id), await rt.effects(run_id), rt.store.now()
+
+    found, moments, effects, now = over(call, act)
+    if call.as_json:
+        o.emit(found)
+    else:
+        pages.page(call, found, moments, effects, when(now))
+    return 0
+
+
+# -- events -----------------------------------------------------------------------------------------
+
+_QUIET = frozenset({"step", "task", "path", "step_id", "attempt_id", "hash", "run_id", "input", "fingerprint", "wait_id", "thread_id", "session_key"})
+_USUAL: dict[str, Any] = {"outcome": "ok", "attempt": 1, "lane": "main", "queue": "default", "tenant_id": "default", "environment": "development"}
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events newer than number N.")
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="How many at most.")
+@click.option("--follow", is_flag=True, help="Go on as more happens, until the run has ended; with --json, one object a line.")
+@options()
+def events(call: Call, run_id: str, after: int, limit: int | None, follow: bool) -> int:
+    """Show what happened, in order."""
+
+    async def act(rt: Runtime) -> list[EventView]:
+        if not follow:
+            return await rt.events(run_id, after, limit=limit)
+        async for event in rt.events(run_id, after, follow=True, limit=limit):
+            click.echo(json.dumps(_event(event), ensure_ascii=False) if call.as_json else _event_line(event))
+        return []
+
+    found = over(call, act)
+    if follow:
+        return 0
+    if call.as_json:
+        more = found[-1].seq if limit is not None and len(found) == limit else None
+        o.emit({"events": [_event(e) for e in found], "next_cursor": more})
+        return 0
+    for event in found:
+        click.echo(_event_line(event))
+    return 0
+
+
+def _event(event: EventView) -> dict[str, Any]:
+    return msgspec.structs.asdict(event)
+
+
+def _event_line(event: EventView) -> str:
+    at = o.moment(event.occurred_at)
+    time = "" if at is None else at.strftime("%H:%M:%S.") + f"{at.microsecond // 1000:03d}"
+    p = event.payload
+    place = ".".join(str(p[k]) for k in ("task", "path") if p.get(k))
+    left = f"{event.seq:>5}  {o.paint(time, dim=True)}  {event.event_type:<24} {o.inline(place, 32):<16}"
+    detail = _detail(p)
+    actor = f"  by {o.inline(event.actor)}" if event.actor != "system" else ""
+    room = max(20, o.width() - o.columns(left) - len(actor) - 1)
+    return f"{left} {o.inline(detail, room)}{actor}".rstrip()
+
+
+def _detail(payload: Mapping[str, Any]) -> str:
+    """The fields that say something, in one line."""
+    said = []
+    for name, value in payload.items():
+        if name in _QUIET or value in (None, "", [], {}, False) or _USUAL.get(name) == value:
+            continue
+        if isinstance(value, dict):
+            value = value.get("prompt") or value.get("message") or value.get("action") or json.dumps(value, ensure_ascii=False, default=str)
+        if name == "checkpoint_id":
+            name, value = "checkpoint", str(value).rpartition(".")[2]
+        said.append(f"{name}={value}")
+    return "  ".join(said)
+
+
+# -- checkpoints ------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@options()
+def checkpoints(call: Call, run_id: str) -> int:
+    """List a run's checkpoints, oldest first."""
+    found = over(call, lambda rt: rt.checkpoints(run_id))
+    if call.as_json:
+        o.emit({"checkpoints": [_checkpoint(c) for c in found], "next_cursor": None})
+        return 0
+    o.table(
+        ["checkpoint", "step", "source", "boundaries", "next", "wrote"],
+        [
+            [
+                c.checkpoint_id,
+                str(c.step),
+                o.inline(c.metadata["source"]),
+                " ".join(c.boundaries),
+                o.inline(" ".join(c.pending_tasks), 40),
+                o.inline(" ".join(_wrote(c)), 60),
+            ]
+            for c in found
+        ],
+    )
+    return 0
+
+
+def _wrote(c: CheckpointView) -> list[str]:
+    writes = c.metadata.get("writes") or {}
+    return sorted({name for made in writes.values() if isinstance(made, Mapping) for name in made})
+
+
+def _checkpoint(c: CheckpointView) -> dict[str, Any]:
+    shown: dict[str, Any] = {name: o.shown(_plain(getattr(c, name))) for name in c.__struct_fields__ if name not in ("waits", "created_at")}
+    shown["waits"] = [_wait(w) for w in c.waits]
+    shown["created_at"] = c.created_at.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    return shown
+
+
+def _plain(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _wait(wait: Wait) -> dict[str, Any]:
+    times = {n: None if (at := getattr(wait, n)) is None else at.isoformat() for n in ("deadline", "requested_at")}
+    lists = {"available_actions": list(wait.available_actions), "who": list(wait.who)}
+    return {**msgspec.structs.asdict(wait), **times, **lists, "show": o.shown(wait.show)}
+
+
+async def _at(rt: Runtime, run_id: str, name: str | None) -> CheckpointView:
+    """A checkpoint by its id, by the short ``c12`` of it, or the head.
+
+    Raises:
+        CheckpointNotFound: there is none of this name.
+    """
+    found = await rt.checkpoints(run_id)
+    if name in (None, "head") and found:
+        return found[-1]
+    full = name if name is not None and "." in name else f"{run_id}.{name}"
+    for c in found:
+        if c.checkpoint_id == full:
+            return c
+    raise CheckpointNotFound(f"{run_id} has no checkpoint {name or 'yet'}", hint=f"holdfast checkpoints {run_id}")
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.option("--at", metavar="CP", help="A checkpoint, by its id or its end (c12). [default: the head]")
+@options()
+def state(call: Call, run_id: str, at: str | None) -> int:
+    """Show the channels' values, now or at any checkpoint."""
+    found = over(call, lambda rt: _at(rt, run_id, at))
+    values = {n: o.shown(v) for n, v in found.values.items()}
+    if call.as_json:
+        o.emit({"run_id": run_id, "checkpoint_id": found.checkpoint_id, "step": found.step, "values": values})
+        return 0
+    click.echo(o.paint(f"{found.checkpoint_id}  step {found.step}", dim=True))
+    for name, value in values.items():
+        click.echo(f"{o.paint(o.inline(name), bold=True)}")
+        o.block(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2))
+    return 0
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("a", metavar="A")
+@click.argument("b", metavar="B")
+@options()
+def diff(call: Call, run_id: str, a: str, b: str) -> int:
+    """Show what changed in the values between two checkpoints."""
+
+    async def act(rt: Runtime) -> tuple[CheckpointView, CheckpointView]:
+        return await _at(rt, run_id, a), await _at(rt, run_id, b)
+
+    one, two = over(call, act)
+    old = {n: o.shown(v) for n, v in one.values.items()}
+    new = {n: o.shown(v) for n, v in two.values.items()}
+    changed = {n: {"a": old.get(n), "b": new.get(n), "change": _change(n, old, new)} for n in {**old, **new} if n not in old or n not in new or old[n] != new[n]}
+    if call.as_json:
+        o.emit({"run_id": run_id, "a": one.checkpoint_id, "b": two.checkpoint_id, "changed": changed})
+        return 0
+    if not changed:
+        click.echo("nothing changed")
+    for name, change in changed.items():
+        click.echo(f"{o.paint(o.inline(name), bold=True)}  {change['change']}")
+        _lines(change)
+    return 0
+
+
+def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
+    if name not in old:
+        return "added"
+    if name not in new:
+        return "removed"
+    a, b = old[name], new[name]
+    extended = isinstance(a, list) and isinstance(b, list) and b[: len(a)] == a
+    return "extended" if extended else "changed"
+
+
+def _lines(change: Mapping[str, Any]) -> None:
+    a, b = change["a"], change["b"]
+    gone, come = ([], b[len(a) :]) if change["change"] == "extended" else ([a] if change["change"] != "added" else [], [b] if change["change"] != "removed" else [])
+    limit = max(20, o.width() - 4)
+    for sign, colour, items in (("-", "red", gone), ("+", "green", come)):
+        for item in items:
+            text = item if isinstance(item, str) else json.dumps(item, ensure_ascii=False)
+            for line in o.clean(text).splitlines() or [""]:
+                click.echo(f"  {o.paint(sign, colour)} {o.inline(line, limit)}")
+
+
+# -- graphs -----------------------------------------------------------------------------------------
+
+
+@click.command()
+@click.argument("target", metavar="TARGET|RUN", required=False)
+@click.option("--mermaid", is_flag=True, help="Print Mermaid text.")
+@options()
+def graph(call: Call, target: str | None, mermaid: bool) -> int:
+    """Draw a skill; for a run, with what is done and what comes next."""
+    done: CheckpointView | None = None
+    if target is not None and _looks_like_a_run(target):
+        found, done = over(call, lambda rt: _drawn(rt, target))
+        program = next((t.skill.program for t in targets.configured() if t.skill.id == found.skill_id), None)
+        if program is None:
+            raise SkillUnknown(
+                f"the skill {found.skill_id!r} of {target} is not among this project's",
+                hint=f"draw its code: {call.line('graph', found.target or 'TARGET')}",
+            )
+    else:
+        program = targets.one(target).skill.program
+    picture = drawing.describe(program, done)
+    if call.as_json:
+        o.emit(picture)
+    elif mermaid:
+        click.echo(picture["mermaid"])
+    else:
+        drawing.draw(picture)
+    return 0
+
+
+def _looks_like_a_run(text: str) -> bool:
+    return len(text) == 26 and text.isalnum() and text.islower()
+
+
+async def _drawn(rt: Runtime, run_id: str) -> tuple[Run[Any], CheckpointView | None]:
+    run = await rt.get(run_id)
+    found = await rt.checkpoints(run_id)
+    return run, found[-1] if found else None
+
+
+COMMANDS = (runs, show, events, checkpoints, state, diff, graph)

@@ -1,0 +1,46 @@
+"""``holdfast``: the command line. One module for each group of commands; each adds its own to the group here."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+import holdfast
+from holdfast.cli import deciding, driving, keeping, looking, showcase, starting
+from holdfast.cli.session import DEBUG, Commands
+
+HELP = """Durable runs: graphs and flows that survive.
+
+\b
+  holdfast demo                          see it work, on this git repository
+  holdfast new hello                     a skill to start from, with its test
+  holdfast run hello.py                  run it, and see it on the way
+  holdfast runs, show, events            look
+  holdfast approve, resume, cancel       decide and go on
+
+TARGET is package.module:name or path/to/file.py[:name]. The store is --store URL, else $HOLDFAST_STORE, else
+.holdfast/runs.db here.
+
+\b
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 resting in a wait, 5 canceled, 6 refused.
+"""
+
+
+@click.group(cls=Commands, help=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(holdfast.__version__, prog_name="holdfast")
+@click.option("--store", metavar="URL", help="The store of the command that follows.")
+@click.option("--debug", is_flag=True, help="On an error, show the traceback too.")
+@click.pass_context
+def cli(ctx: click.Context, store: str | None, debug: bool) -> None:
+    ctx.meta[DEBUG] = debug
+
+
+for module in (showcase, starting, driving, looking, deciding, keeping):
+    for command in module.COMMANDS:
+        cli.add_command(command)
+
+
+def main() -> None:
+    """The entry point of ``holdfast`` and ``python -m holdfast``."""
+    cli.main(args=sys.argv[1:], prog_name="holdfast")

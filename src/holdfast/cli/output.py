@@ -1,0 +1,188 @@
+"""What people and programs read: JSON as one object, plain lines in a pipe, colour and width only on a terminal.
+
+Whatever comes from a run (prompts, values, messages) passes ``clean`` first, so that stored text can neither move
+the cursor of an operator's terminal nor break a line in two.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+import sys
+import unicodedata
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import click
+
+from holdfast.core import canon
+from holdfast.core.errors import HoldfastError
+from holdfast.core.status import Condition
+
+COLOURS: dict[str, str] = {
+    Condition.QUEUED: "cyan",
+    Condition.RUNNING: "cyan",
+    Condition.REPLAYING: "cyan",
+    Condition.AWAITING_PHASE_HANDOFF: "yellow",
+    Condition.AWAITING_GATE_DECISION: "yellow",
+    Condition.AWAITING_HUMAN_REVIEW: "yellow",
+    Condition.AWAITING_SIGNAL: "blue",
+    Condition.DONE: "green",
+    Condition.HALTED: "magenta",
+    Condition.CANCELLED: "magenta",
+    Condition.FAILED: "red",
+    Condition.UNKNOWN: "red",
+    Condition.INTERRUPTED: "red",
+}
+_MARKS = {"ok": ("✓", "+"), "bad": ("✗", "x"), "ask": ("?", "?"), "go": ("→", ">"), "part": ("≈", "~"), "skip": ("–", "-"), "again": ("↻", "@"), "dot": ("·", ".")}
+_MARK_COLOURS = {"ok": "green", "bad": "red", "ask": "yellow", "part": "yellow", "again": "yellow", "go": "cyan"}
+
+
+# -- programs ---------------------------------------------------------------------------------------
+
+
+def emit(data: Mapping[str, Any]) -> None:
+    """One JSON object on stdout; indented where a person looks."""
+    click.echo(json.dumps(data, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None, default=str))
+
+
+def shown(value: Any) -> Any:
+    """A decoded value as JSON carries it: registered types show their fields."""
+    try:
+        return canon.reveal(canon.pack(value, "value")[1])
+    except HoldfastError as e:
+        return {"unreadable": e.message}
+
+
+# -- people -----------------------------------------------------------------------------------------
+
+
+def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool = False) -> str:
+    """Colour, unless somebody asked for none; ``click.echo`` takes it away again where no terminal reads."""
+    if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
+        return text
+    return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
+
+
+def mark(kind: str) -> str:
+    """A sign of one column, in ASCII where the output can carry no other."""
+    fine, plain = _MARKS[kind]
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    try:
+        fine.encode(encoding)
+    except (UnicodeEncodeError, LookupError):
+        fine = plain
+    return paint(fine, _MARK_COLOURS.get(kind))
+
+
+def clean(text: object) -> str:
+    """Text of a run made safe to print: control characters are shown, not obeyed."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def inline(text: object, limit: int = 0) -> str:
+    """The same on one line, cut to ``limit`` columns if given."""
+    line = " ".join(clean(text).split())
+    return line if not limit or len(line) <= limit else line[: max(1, limit - 1)].rstrip() + "…"
+
+
+def width() -> int:
+    """Columns to use: the terminal's; in a pipe nothing is cut."""
+    return shutil.get_terminal_size((100, 24)).columns if sys.stdout.isatty() else 10_000
+
+
+def columns(text: str) -> int:
+    """How many columns a text takes on a terminal."""
+    return sum(0 if unicodedata.combining(c) else 2 if unicodedata.east_asian_width(c) in "WF" else 1 for c in click.unstyle(text))
+
+
+def pad(text: str, to: int) -> str:
+    return text + " " * max(0, to - columns(text))
+
+
+def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
+    """Aligned columns; the last one is cut at the terminal's edge."""
+    body = [list(r) for r in rows]
+    widths = [max([columns(h), *(columns(r[i]) for r in body)]) for i, h in enumerate(heads)]
+    room = width()
+    for number, row in enumerate([list(heads), *body]):
+        cells = [pad(c, w) for c, w in zip(row, widths, strict=True)]
+        used = sum(widths[:-1]) + 2 * (len(widths) - 1)
+        cells[-1] = row[-1] if columns(row[-1]) <= room - used else inline(click.unstyle(row[-1]), max(8, room - used))
+        line = "  ".join(cells).rstrip()
+        click.echo(paint(line, dim=True) if number == 0 else line)
+
+
+def head(text: str) -> None:
+    """The title of a section, after an empty line."""
+    click.echo()
+    click.echo(paint(text, bold=True))
+
+
+def fields(pairs: Iterable[tuple[str, str]]) -> None:
+    """``name  value`` lines, without those that say nothing."""
+    said = [(n, v) for n, v in pairs if v]
+    gap = max((len(n) for n, _ in said), default=0)
+    for name, value in said:
+        click.echo(f"  {paint(name.ljust(gap), dim=True)}  {value}")
+
+
+def block(text: str, *, indent: str = "    ", lines: int = 0) -> None:
+    """Several lines of a run's text, indented; with ``lines`` no more than so many."""
+    every = clean(text).splitlines() or [""]
+    shown_lines = every if not lines or len(every) <= lines else every[:lines]
+    for line in shown_lines:
+        click.echo(f"{indent}{line}".rstrip())
+    if len(shown_lines) < len(every):
+        click.echo(paint(f"{indent}… {len(every) - len(shown_lines)} more lines", dim=True))
+
+
+def value_line(value: Any, limit: int) -> str:
+    """A channel's value in one line: how many, and what it begins with."""
+    text = inline(json.dumps(value, ensure_ascii=False, default=str), limit)
+    return f"{len(value)} items  {inline(text, limit - 10)}" if isinstance(value, list) and len(value) > 1 else text
+
+
+# -- times ------------------------------------------------------------------------------------------
+
+
+def span(seconds: float | None) -> str:
+    """A duration for people."""
+    if seconds is None:
+        return ""
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for size, unit, small, less in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            rest = int(seconds % size // small)
+            return f"{int(seconds // size)} {unit}" + (f" {rest} {less}" if rest else "")
+    return f"{seconds:.0f} s"
+
+
+def moment(at: str | dt.datetime | None) -> dt.datetime | None:
+    """An ISO text of ours as a datetime; None if it is none."""
+    if at is None or isinstance(at, dt.datetime):
+        return at
+    try:
+        return dt.datetime.fromisoformat(at)
+    except ValueError:
+        return None
+
+
+def clock(at: str | dt.datetime | None) -> str:
+    """``2026-11-20 11:55:50Z``."""
+    known = moment(at)
+    return str(at or "") if known is None else known.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def ago(at: str | dt.datetime | None, now: dt.datetime) -> str:
+    """How long before or after ``now``."""
+    known = moment(at)
+    if known is None:
+        return ""
+    seconds = (now - known).total_seconds()
+    return f"{span(max(0.0, float(int(seconds))))} ago" if seconds >= 1 else "now" if seconds > -1 else f"in {span(float(int(-seconds)))}"

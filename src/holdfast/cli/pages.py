@@ -1,0 +1,342 @@
+"""A run as people and programs are shown it: one object for programs, one page for the person who has to decide."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from typing import Any
+
+import click
+
+from holdfast.cli import output as o
+from holdfast.cli.session import Call
+from holdfast.core import canon, views
+from holdfast.core import waits as ws
+from holdfast.core.codec import open_row
+from holdfast.core.consistency import Diagnosis, Problem
+from holdfast.core.effects import Effect
+from holdfast.core.errors import EventUnreadable, HoldfastError, RunNotFound, StoreCorrupt
+from holdfast.core.events import Event
+from holdfast.core.status import TERMINAL, Status
+from holdfast.core.views import Moment
+from holdfast.runtime import Runtime
+
+PAGE = 1000
+EXITS: dict[str, int] = {
+    Status.COMPLETED: 0,
+    Status.FAILED: 1,
+    Status.WAITING_FOR_HUMAN: 4,
+    Status.WAITING_FOR_SIGNAL: 4,
+    Status.CANCELED: 5,
+}
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+async def problems(rt: Runtime, run_id: str) -> list[Problem]:
+    """What is wrong with one run (§12.1)."""
+    row: Any = None
+    lease = None
+    try:
+        found = await rt.store.get(run_id)
+        if found is not None:
+            row, lease = found
+    except HoldfastError as e:
+        row = e
+    diagnosis = Diagnosis(run_id, row, lease, rt.store.now())
+    after = 0
+    while True:
+        page = await rt.store.rows(run_id, after, PAGE)
+        for entry in page:
+            diagnosis.feed(entry)
+            after = entry.seq
+        if len(page) < PAGE:
+            break
+    if row is None and not after:
+        raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+    for effect in await rt.store.effects(run_id):
+        diagnosis.feed_effect(effect)
+    for intent in await rt.store.intents(run_id):
+        diagnosis.feed_intent(intent)
+    return diagnosis.problems()
+
+
+def problem_view(problem: Problem) -> dict[str, Any]:
+    return {
+        "code": problem.code,
+        "severity": str(problem.severity),
+        "message": problem.message,
+        "repair_hint": problem.repair_hint,
+        "run_id": problem.run_id,
+    }
+
+
+async def values_of(rt: Runtime, run_id: str) -> dict[str, Any] | None:
+    """The channels at the head, as JSON carries them; None where they cannot be read: ``problems`` says why."""
+    try:
+        return {name: o.shown(value) for name, value in (await rt.get(run_id)).values.items()}
+    except EventUnreadable as e:
+        return {"unreadable": e.message}
+    except StoreCorrupt:
+        return None
+
+
+async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) -> dict[str, Any]:
+    """What every command about one run prints: its record (§3.1), and ``values``, ``waits``, ``problems``."""
+    record = await rt.record(run_id)
+    values = await values_of(rt, run_id)
+    if record["result"] is None and record["status"] == Status.COMPLETED:
+        record["result"] = values
+    record["waits"] = await waits_of(rt, run_id)
+    record["values"] = values
+    record["problems"] = [problem_view(p) for p in await problems(rt, run_id)]
+    record["deduplicated"] = deduplicated
+    return record
+
+
+async def waits_of(rt: Runtime, run_id: str) -> list[dict[str, Any]]:
+    """Open waits; one about an effect shows the effect in question."""
+    found = await rt.store.get(run_id)
+    waits: tuple[ws.Wait, ...] = found[0].waits if found is not None else ()
+    effects: dict[str, Effect] = {}
+    if any(w.effect_id for w in waits):
+        effects = {e.effect_id: e for e in await rt.store.effects(run_id)}
+    return [{"run_id": run_id, **views.wait_view(w, effects.get(w.effect_id or ""))} for w in waits]
+
+
+async def story(rt: Runtime, run_id: str) -> list[Moment]:
+    """The timeline. A row that cannot be read ends it; ``problems`` names it."""
+    events: list[Event] = []
+    for row in await rt.store.rows(run_id):
+        try:
+            events += open_row(row).events
+        except HoldfastError:
+            break
+    return views.timeline(events)
+
+
+def effect_view(effect: Effect) -> dict[str, Any]:
+    """An effect record (§6.4) with every field."""
+    shown: dict[str, Any] = {}
+    for name in effect.__struct_fields__:
+        value = getattr(effect, name)
+        match name:
+            case "attempted_at" | "settled_at":
+                shown[name] = views.iso(value)
+            case "result":
+                shown[name] = None if value is None else canon.reveal(value)
+            case "error":
+                shown[name] = None if value is None else views.error_view(value)
+            case _:
+                shown[name] = str(value) if isinstance(value, str) else value
+    return shown
+
+
+# -- the short answer -------------------------------------------------------------------------------
+
+
+def heading(run: Mapping[str, Any]) -> str:
+    """``status · condition``, coloured by what it means."""
+    return o.paint(f"{run['status']} · {run['condition']}", o.COLOURS.get(run["condition"]), bold=True)
+
+
+def finish(call: Call, run: Mapping[str, Any]) -> int:
+    """Prints how a run stands after a command and gives the exit code."""
+    if call.as_json:
+        o.emit(run)
+    else:
+        brief(call, run)
+    return EXITS.get(run["status"], 0)
+
+
+def brief(call: Call, run: Mapping[str, Any]) -> None:
+    """A few lines: how it stands, and what to do next."""
+    click.echo(f"{o.inline(run['skill_id'])} {run['run_id']}  {heading(run)}")
+    for wait in run["waits"]:
+        asked(call, wait)
+    if run["error"] is not None:
+        click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}: {o.inline(run['error']['message'])}")
+    elif run["stop_reason"]:
+        click.echo(f"  stopped: {o.inline(run['stop_reason'])}")
+    if run["status"] == Status.COMPLETED:
+        limit = max(20, o.width() - 24)
+        result = run["result"]
+        o.fields((o.inline(n), o.value_line(v, limit)) for n, v in (result.items() if isinstance(result, dict) else [("result", result)]))
+    for line in advice(call, run):
+        click.echo(f"  {o.mark('go')} {line}")
+
+
+def advice(call: Call, run: Mapping[str, Any]) -> list[str]:
+    """The commands that go on from here."""
+    target = [run["target"]] if run["target"] else []
+    match run["condition"]:
+        case "queued":
+            if run["blocked_by"]:
+                return [f"waits its turn behind {run['blocked_by']}"]
+            return [call.line("resume", run["run_id"], *target) + "    (or any worker that has the skill)"]
+        case "failed":
+            if run["waits"]:
+                return []
+            return [call.line("resume", run["run_id"], *target, "--acknowledge", run["stop_reason"] or "") + "    once you have seen why"]
+        case "cancelled" | "interrupted":
+            return [call.line("resume", run["run_id"], *target)]
+    return []
+
+
+def asked(call: Call, wait: Mapping[str, Any]) -> None:
+    """One open wait with the commands that answer it."""
+    what = o.inline(wait["prompt"] or wait["name"] or wait["task"])
+    click.echo(f"  {o.mark('ask')} {wait['kind']}: {o.paint(what, bold=True)}")
+    for line in answers(call, wait):
+        click.echo(f"      {line}")
+
+
+def answers(call: Call, wait: Mapping[str, Any]) -> list[str]:
+    """What to type to answer a wait: one line for each action it offers."""
+    run_id, wait_id = wait["run_id"], wait["wait_id"]
+    lines = []
+    for action in wait["available_actions"]:
+        match action:
+            case ws.APPROVE:
+                lines.append(call.line("approve", run_id, "--wait", wait_id))
+            case ws.DENY:
+                lines.append(call.line("deny", run_id, "--wait", wait_id, "--reason", "WHY"))
+            case ws.ANSWER | ws.RECORD_RESULT:
+                lines.append(call.line("decide", run_id, "--wait", wait_id, "--action", action, "--payload", "JSON"))
+            case _:
+                feedback = ["--feedback", "TEXT"] if action in ws.NEEDS_FEEDBACK else []
+                lines.append(call.line("decide", run_id, "--wait", wait_id, "--action", action, *feedback))
+    if wait["kind"] == ws.WaitKind.SIGNAL:
+        lines.append(call.line("signal", run_id, wait["name"], "--payload", "JSON"))
+    return lines
+
+
+# -- the page ---------------------------------------------------------------------------------------
+
+_SIGNS = {
+    "step.completed": "ok",
+    "step.degraded": "part",
+    "step.skipped": "skip",
+    "step.failed": "bad",
+    "step.retry_scheduled": "again",
+    "wait.requested": "ask",
+    "wait.decided": "go",
+    "wait.timed_out": "go",
+    "wait.denied": "bad",
+    "run.completed": "ok",
+    "run.failed": "bad",
+    "run.canceled": "bad",
+    "run.recovered": "again",
+    "attempt.taken_over": "again",
+    "side_effect.recorded": "ok",
+    "side_effect.failed": "bad",
+    "side_effect.unknown": "ask",
+}
+
+
+def page(call: Call, run: Mapping[str, Any], moments: list[Moment], effects: list[Effect], now: dt.datetime) -> None:
+    """All that an operator needs to know of one run, the most urgent first."""
+    click.echo(f"{o.paint(o.inline(run['skill_id']), bold=True)} {o.inline(run['skill_version'])}  {run['run_id']}  {heading(run)}")
+    _facts(run, now)
+    if run["waits"]:
+        o.head("waits for")
+        for wait in run["waits"]:
+            _wait(call, wait, now)
+    if run["decisions"]:
+        o.head("decided, not yet used")
+        for d in run["decisions"]:
+            click.echo(f"  {o.mark('go')} {o.inline(d['action'])} by {o.inline(d['actor'])}, {o.ago(d['decided_at'], now)}")
+    if run["error"] is not None:
+        o.head("error")
+        click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}  {o.inline(run['error']['type'])}" + (f" in {o.inline(run['error']['where'])}" if run["error"]["where"] else ""))
+        o.block(run["error"]["message"], lines=12)
+    if run["problems"]:
+        o.head("problems")
+        problem_lines(run["problems"])
+    o.head("timeline")
+    timeline(moments)
+    if effects:
+        o.head("effects")
+        o.table(
+            ["status", "what", "step", "attempted", "took"],
+            [[str(e.status), o.inline(e.capability), f"{e.task}.{e.path}", o.clock(views.iso(e.attempted_at)), _took(e)] for e in effects],
+        )
+    if run["values"]:
+        o.head("values")
+        limit = max(20, o.width() - 24)
+        o.fields((o.inline(n), o.value_line(v, limit)) for n, v in run["values"].items())
+    steps = advice(call, run)
+    if steps:
+        o.head("go on")
+        for line in steps:
+            click.echo(f"  {line}")
+
+
+def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
+    lease = run["lease"]
+    ran = _between(run["started_at"], run["finished_at"])
+    holder = f"{o.inline(lease['owner'])} until {o.clock(lease['expires_at'])}" if lease["owner"] and run["status"] not in TERMINAL else ""
+    alive = {"true": "", "false": "  (that process is dead)", "unknown": ""}.get(lease["owner_alive"], "")
+    o.fields(
+        [
+            ("created", f"{o.clock(run['created_at'])}  ({o.ago(run['created_at'], now)})"),
+            ("finished", f"{o.clock(run['finished_at'])}  ({ran} after its start)" if run["finished_at"] else ""),
+            ("stopped", o.inline(run["stop_reason"] or "") + (", settled" if run["settled"] else "")),
+            ("thread", o.inline(run["thread_id"]) if run["thread_id"] != run["run_id"] else ""),
+            ("lane", "" if run["lane"] == "main" else o.inline(run["lane"])),
+            ("queue", "" if run["queue"] == "default" else o.inline(run["queue"])),
+            ("behind", o.inline(run["blocked_by"] or "")),
+            ("not before", o.clock(run["not_before"])),
+            ("held by", holder + alive if holder else ""),
+            ("target", o.inline(run["target"] or "")),
+            ("from", o.inline(run["source_checkpoint_id"] or run["source_run_id"] or "")),
+            ("parent", o.inline(run["parent_run_id"] or "")),
+            ("tags", ", ".join(o.inline(t) for t in run["tags"])),
+            ("head", f"{o.inline(run['checkpoint_head'] or 'none')}  after {run['version']} events"),
+        ]
+    )
+
+
+def _between(start: str | None, end: str | None) -> str:
+    a, b = o.moment(start), o.moment(end)
+    return "" if a is None or b is None else o.span((b - a).total_seconds())
+
+
+def _took(effect: Effect) -> str:
+    return "" if effect.settled_at is None else o.span((effect.settled_at - effect.attempted_at) / 1_000_000)
+
+
+def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime) -> None:
+    asked(call, wait)
+    until = f", {wait['on_timeout']} {o.ago(wait['deadline'], now)}" if wait["deadline"] else ""
+    who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
+    click.echo(o.paint(f"      asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
+    if wait["key"]:
+        click.echo(f"      effect {o.inline(wait['effect_id'])}, arguments {wait['request_hash']}, attempted {o.clock(wait['attempted_at'])}")
+    if wait["show"] is not None:
+        o.block(wait["show"] if isinstance(wait["show"], str) else o.value_line(wait["show"], 2000), indent="      │ ", lines=24)
+
+
+def problem_lines(found: list[dict[str, Any]]) -> None:
+    colours = {"error": "red", "warning": "yellow"}
+    for p in found:
+        click.echo(f"  {o.paint(p['severity'], colours.get(p['severity']))} {o.paint(p['code'], bold=True)}: {o.inline(p['message'])}")
+        if p["repair_hint"]:
+            click.echo(o.paint(f"      {o.inline(p['repair_hint'])}", dim=True))
+
+
+def timeline(moments: list[Moment]) -> None:
+    """One line a moment: when, what, how long, and what is worth knowing."""
+    first = o.moment(moments[0].at) if moments else None
+    where = min(32, max((o.columns(m.step) for m in moments), default=0))
+    room = o.width()
+    for m in moments:
+        at = o.moment(m.at)
+        since = f"+{(at - first).total_seconds():.3f}" if at is not None and first is not None else ""
+        sign = o.mark(_SIGNS.get(m.what, "dot"))
+        took = o.span(m.duration)
+        left = f"  {since:>9}  {sign} {m.what:<22} {o.pad(o.inline(m.step, 32), where)}  {took:>9}"
+        click.echo(f"{left}  {o.inline(m.detail, max(10, room - o.columns(left) - 2))}".rstrip())
+
+

@@ -1,0 +1,270 @@
+"""What all commands share: options, the store, a loop that ends well, and the errors of ``main``."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import dataclasses
+import functools
+import getpass
+import json
+import os
+import shlex
+import signal
+import sys
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import unquote
+
+import click
+
+from holdfast.authoring import Skill
+from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, UsageError
+from holdfast.runtime import DEFAULT_STORE, Runtime, chosen_store
+from holdfast.stores import schema_version
+
+T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
+DEBUG = "holdfast.debug"
+
+
+class Stopped(HoldfastError):
+    """A signal ended the command; what it drove was handed back."""
+
+    code = "stopped"
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{signal.Signals(number).name}: stopped, and handed back what was under way", hint="holdfast runs shows it")
+        self.exit_code = 128 + number
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """The options that every command has."""
+
+    store: str
+    named: bool
+    as_json: bool = False
+    lease: float | None = None
+
+    def line(self, *words: str) -> str:
+        """The command to type next, over the same store."""
+        return shlex.join([*program(), *words, *(["--store", self.store] if self.named else [])])
+
+    def schema(self) -> int | None:
+        """The schema of the store as it stands."""
+        return schema_version(self.store)
+
+    @property
+    def missing(self) -> Path | None:
+        """The file of a store that nobody has made yet."""
+        if not self.store.startswith("sqlite:///"):
+            return None
+        path = Path(unquote(self.store.removeprefix("sqlite:///")))
+        return None if path.exists() else path
+
+
+def program() -> list[str]:
+    """How this command was called, so that what we tell people to type works."""
+    if os.environ.get("UV_RUN_RECURSION_DEPTH"):
+        return ["uv", "run", "holdfast"]
+    return ["holdfast"] if Path(sys.argv[0]).name == "holdfast" else ["python", "-m", "holdfast"]
+
+
+# -- options ----------------------------------------------------------------------------------------
+
+
+def options(*, data: bool = True, drives: bool = False, default: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Gives a command ``--store`` and its kin and hands them over as a first argument, a ``Call``.
+
+    Args:
+        data: it prints data, so it takes ``--json``.
+        drives: it drives runs, so it takes ``--lease``.
+        default: its store, where neither an option nor ``$HOLDFAST_STORE`` names one.
+    """
+
+    def declare(function: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(function)
+        def act(
+            *args: Any, store: str | None, workspace: str | None, debug: bool, as_json: bool = False, lease: float | None = None, **more: Any
+        ) -> Any:
+            context = click.get_current_context()
+            if debug:
+                context.meta[DEBUG] = True
+            above = context.find_root().params
+            given = store or (f"workspace:{workspace}" if workspace else None) or above.get("store")
+            if store and workspace:
+                raise UsageError("--store and --workspace both name a store", hint="give one of them")
+            named = given or os.environ.get("HOLDFAST_STORE") or default
+            usual = chosen_store(None)
+            url = named or usual
+            return function(Call(url, url != usual, as_json, lease), *args, **more)
+
+        decorated: Callable[..., Any] = act
+        for add in _shared(data, drives):
+            decorated = add(decorated)
+        return decorated
+
+    return declare
+
+
+def _shared(data: bool, drives: bool) -> list[Callable[[Any], Any]]:
+    found: list[Callable[[Any], Any]] = [
+        click.option("--debug", is_flag=True, help="On an error, show the traceback too."),
+        click.option("--workspace", metavar="DIR", help="The store is a workspace: a directory per run."),
+        click.option("--store", metavar="URL", help="The store. [default: $HOLDFAST_STORE, else .holdfast/runs.db here]"),
+    ]
+    if drives:
+        seconds = click.FloatRange(min=0.1, max=86_400)
+        text = "How long a run stays with a silent owner. [default: $HOLDFAST_LEASE, else 30]"
+        found.append(click.option("--lease", type=seconds, metavar="SECONDS", envvar="HOLDFAST_LEASE", help=text))
+    if data:
+        found.append(click.option("--json", "as_json", is_flag=True, help="Print one JSON object."))
+    return found
+
+
+def actor_option(function: F) -> F:
+    return click.option("--actor", metavar="NAME", envvar="HOLDFAST_ACTOR", default=login, help="Who says so. [default: $HOLDFAST_ACTOR, else you]")(function)
+
+
+def login() -> str:
+    """Who is at the keyboard."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError, ImportError):
+        return "operator"
+
+
+def parsed(text: str | None, what: str) -> Any:
+    """JSON from the command line: the text itself, ``@FILE``, or ``-`` for stdin.
+
+    Raises:
+        InvalidInput: with the place of the mistake.
+    """
+    if text is None:
+        return None
+    try:
+        if text == "-":
+            text = sys.stdin.read()
+        elif text.startswith("@"):
+            text = Path(text[1:]).read_text("utf-8")
+    except (OSError, ValueError) as e:
+        raise InvalidInput(f"{what} cannot be read: {e}") from None
+    try:
+        return json.loads(text, parse_constant=_constant)
+    except (ValueError, RecursionError) as e:
+        raise InvalidInput(f"{what} is not JSON: {e}", hint="""in a shell: '{"name": "Ada"}'""") from None
+
+
+def _constant(name: str) -> Any:
+    raise ValueError(f"{name} is no JSON number")
+
+
+# -- running ----------------------------------------------------------------------------------------
+
+
+def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False) -> T:
+    """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made.
+
+    SIGINT and SIGTERM end the act, then the runtime's close hands back what it drove (§10.4).
+    """
+
+    async def whole() -> T:
+        url = call.store
+        if not make and (path := call.missing) is not None:
+            click.echo(f"there is no store at {path} yet", err=True)
+            url = "memory:"
+        if make and call.store == DEFAULT_STORE:
+            Path(".holdfast").mkdir(exist_ok=True)
+        async with Runtime(url, skills=skills, lease=call.lease) as rt:
+            return await stoppable(act(rt))
+
+    return asyncio.run(whole())
+
+
+async def stoppable(act: Awaitable[T]) -> T:
+    """Awaits; a SIGINT or SIGTERM cancels it and becomes ``Stopped``. A second one kills as usual."""
+    loop = asyncio.get_running_loop()
+    stop: asyncio.Future[int] = loop.create_future()
+    task: asyncio.Future[T] = asyncio.ensure_future(act)
+    with handling(loop, lambda n: None if stop.done() else stop.set_result(n)):
+        both: set[asyncio.Future[Any]] = {task, stop}
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            stop.cancel()
+            return task.result()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+    raise Stopped(stop.result())
+
+
+@contextlib.contextmanager
+def handling(loop: asyncio.AbstractEventLoop, act: Callable[[int], None]) -> Any:
+    """Calls ``act`` with the signal's number instead of dying of SIGINT or SIGTERM."""
+    held = []
+    for number in (signal.SIGINT, signal.SIGTERM):
+        with contextlib.suppress(NotImplementedError, RuntimeError, ValueError):  # not in the main thread, or not on this system
+            loop.add_signal_handler(number, act, number)
+            held.append(number)
+    try:
+        yield
+    finally:
+        for number in held:
+            loop.remove_signal_handler(number)
+
+
+# -- the end ----------------------------------------------------------------------------------------
+
+
+class Commands(click.Group):
+    """The group of all commands. Every error leaves as one line on stderr and an exit code, from here."""
+
+    def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        act = functools.partial(super().main, args, prog_name, *rest, standalone_mode=False, **more)
+        return sys.exit(_ended(act)) if standalone_mode else act()
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as e:
+            if ctx.meta.get(DEBUG) and not isinstance(e, click.exceptions.Exit | click.Abort):
+                sys.excepthook(type(e), e, e.__traceback__)
+            raise
+
+
+def _ended(act: Callable[[], Any]) -> int:
+    """The exit code of a command, its error told."""
+    try:
+        code = act()
+        sys.stdout.flush()
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as e:
+        return e.exit_code
+    except click.Abort:
+        _say("stopped: nothing was changed")
+        return 130
+    except click.UsageError as e:
+        name = e.ctx.command_path if e.ctx is not None else "holdfast"
+        _say(f"usage: {e.format_message()} ({name} --help)")
+        return 2
+    except click.ClickException as e:
+        _say(f"usage: {e.format_message()}")
+        return 2
+    except HoldfastError as e:
+        _say(e.line())
+        return 4 if isinstance(e, NothingEligible) else e.exit_code
+    except KeyboardInterrupt:
+        _say("stopped: interrupted")
+        return 130
+    except BrokenPipeError:
+        # Whoever read us has seen enough; Python must not flush into the closed pipe once more.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
+    except Exception as e:
+        _say(f"internal: {type(e).__name__}: {' '.join(str(e).split())} (--debug shows where)")
+        return 1
+
+
+def _say(line: str) -> None:
+    click.echo(" ".join(line.split()), err=True)

@@ -1,0 +1,280 @@
+"""``holdfast demo``: the main job on a real repository, and what happens when its process is killed."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import random
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from holdfast.cli import output as o
+from holdfast.cli import pages, targets
+from holdfast.cli.driving import progress_for
+from holdfast.cli.progress import Progress, watched
+from holdfast.cli.session import Call, login, options, over
+from holdfast.core.errors import RunFailed, UsageError
+from holdfast.core.status import TERMINAL, Status
+from holdfast.demo import repository
+from holdfast.demo.notes import graph
+from holdfast.handle import EventView
+from holdfast.runtime import Runtime
+
+FOLDER = Path(".holdfast") / "demo"
+STORE = f"sqlite:///{FOLDER.as_posix()}/runs.db"
+DRAFT_LINES = 18
+
+
+@dataclasses.dataclass
+class Story:
+    """One showing of the demo: the call, the run, and how it talks."""
+
+    call: Call
+    run_id: str = ""
+    killed_at: int | None = None
+
+    def say(self, text: str = "") -> None:
+        if not self.call.as_json:
+            click.echo(text)
+
+    def progress(self) -> Progress | None:
+        return None if self.call.as_json else progress_for(self.call)
+
+
+@click.command()
+@click.option("--repo", type=click.Path(path_type=Path), metavar="PATH", help="The git repository. [default: the one you stand in, else a sample]")
+@click.option("--crash", is_flag=True, help="Kill the process with SIGKILL on the way, and show that the run goes on.")
+@click.option("--ask", is_flag=True, help="Leave the question open, to be answered from another process. Exit code 4.")
+@click.option("--yes", is_flag=True, help="Approve without asking.")
+@options(drives=True, default=STORE)
+def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> int:
+    """Write release notes for a git repository: a run of six steps with a question on the way.
+
+    It writes below .holdfast/demo/ only. Without a terminal it answers its own question as the actor `demo`.
+    A model drafts the notes if HOLDFAST_LLM_URL (and HOLDFAST_LLM_KEY, HOLDFAST_LLM_MODEL) name one.
+    """
+    if ask and yes:
+        raise UsageError("--ask leaves the question open and --yes answers it", hint="give one of them")
+    if crash and not call.store.startswith("sqlite:///"):
+        raise UsageError("--crash needs a store that outlives a process", hint="leave --store out")
+    place = _folder()
+    source, sampled = _source(repo, place)
+    story = Story(call)
+    count = repository.commits(source)
+    story.say(f"{o.paint('Release notes', bold=True)} for {o.inline(source.name)}: {min(count, 30)} of {count} commits{', a sample' if sampled else ''} in {o.inline(source)}")
+    story.say(o.paint(f"The run is kept in {call.store}", dim=True))
+    story.run_id = _submit(story, source, place)
+    _drive(story, crash)
+    run = over(call, lambda rt: pages.run_object(rt, story.run_id))
+    if run["status"] == Status.WAITING_FOR_HUMAN:
+        answer = _answered(story, run, ask, yes)
+        if answer is None:
+            return _rested(story, run)
+        approved, actor = answer
+        _decide(story, approved, actor)
+        if approved:
+            _drive(story, crash and story.killed_at is None)
+    return _told(story)
+
+
+# -- where ------------------------------------------------------------------------------------------
+
+
+def _folder() -> Path:
+    """The one folder the demo writes to, kept out of git's sight."""
+    try:
+        FOLDER.mkdir(parents=True, exist_ok=True)
+        ignore = FOLDER / ".gitignore"
+        if not ignore.exists():
+            ignore.write_text("*\n", "utf-8")
+    except OSError as e:
+        raise UsageError(f"{FOLDER} cannot be written: {e.strerror}", hint="stand in a folder that you may write to") from None
+    return FOLDER.resolve()
+
+
+def _source(repo: Path | None, place: Path) -> tuple[Path, bool]:
+    """The repository to read, and whether it is the sample."""
+    if repo is not None:
+        found = repository.named(repo)
+        if not repository.commits(found):
+            raise UsageError(f"the repository {found} has no commits yet", hint="commit something, or leave --repo out", code="no_commits")
+        return found, False
+    here = repository.top(Path.cwd())
+    if here is not None and repository.commits(here):
+        return here, False
+    return repository.sample(place / "sample"), True
+
+
+# -- the run ----------------------------------------------------------------------------------------
+
+
+def _submit(story: Story, source: Path, place: Path) -> str:
+    async def act(rt: Runtime) -> str:
+        made = await rt.submit(graph, {"repo": str(source), "folder": str(place)}, target=targets.DEMO)
+        return str(made.run_id)
+
+    return over(story.call, act, [graph], make=True)
+
+
+def _drive(story: Story, crash: bool) -> None:
+    """Drives the run to its next rest; with ``crash`` in a process of its own, which may be killed before it gets there."""
+    if crash:
+        before = _version(story)
+        killed = _killed(story)
+        if killed is None:
+            over(story.call, lambda rt: _replayed(story, rt, before))
+            return
+        story.killed_at = _version(story)
+        story.say(killed)
+    over(story.call, lambda rt: _resumed(story, rt), [graph])
+
+
+async def _resumed(story: Story, rt: Runtime) -> None:
+    run = await rt.get(story.run_id)
+    if run.status in TERMINAL or (run.waits and not run.record.decisions):
+        return
+    await watched(rt, story.run_id, rt.resume(story.run_id), story.progress(), run.version)
+
+
+async def _replayed(story: Story, rt: Runtime, after: int) -> None:
+    """Tells what a child did that was not killed after all."""
+    progress = story.progress()
+    for event in await rt.events(story.run_id, after):
+        if progress is not None:
+            progress.tell(event)
+
+
+def _version(story: Story) -> int:
+    async def act(rt: Runtime) -> int:
+        return int((await rt.get(story.run_id)).version)
+
+    return over(story.call, act)
+
+
+def _decide(story: Story, approved: bool, actor: str) -> None:
+    async def act(rt: Runtime) -> None:
+        if approved:
+            await rt.approve(story.run_id, actor=actor, drive=False)
+        else:
+            await rt.deny(story.run_id, reason="not these notes", actor=actor, drive=False)
+
+    over(story.call, act)
+
+
+def _answered(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> tuple[bool, str] | None:
+    """The answer to the question, and whose it is; None if it stays open."""
+    story.say()
+    story.say(o.paint(f"The draft, by {o.inline(run['values']['author'])}:", dim=True))
+    if not story.call.as_json:
+        o.block(run["values"]["draft"], indent="  │ ", lines=DRAFT_LINES)
+    story.say()
+    if ask:
+        return None
+    if yes:
+        return True, login()
+    if story.call.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
+        story.say("Nobody is at a terminal: the demo approves as the actor `demo` (--ask leaves the question open)")
+        return True, "demo"
+    try:
+        said = click.prompt("Publish these notes? yes, no, or later", type=click.Choice(["y", "n", "l"], case_sensitive=False), default="y")
+    except click.Abort:
+        click.echo()
+        said = "l"
+    return None if said == "l" else (said == "y", login())
+
+
+def _rested(story: Story, run: dict[str, Any]) -> int:
+    """The question is open: no process is needed meanwhile."""
+    call = story.call
+    if call.as_json:
+        return pages.finish(call, run)
+    click.echo(f"{o.mark('ask')} {pages.heading(run)}: the run rests, and no process has to be up. From any shell, today or next week:")
+    click.echo()
+    click.echo(f"  {call.line('approve', story.run_id)}")
+    click.echo(f"  {call.line('resume', story.run_id)}")
+    return pages.EXITS[run["status"]]
+
+
+# -- the crash --------------------------------------------------------------------------------------
+
+
+def _killed(story: Story) -> str | None:
+    """Drives in a child process and kills it at a random boundary of its commits; None if it rested before that."""
+    points = random.randint(2, 12)
+    words = [sys.executable, "-m", "holdfast.demo.child", story.call.store, story.run_id]
+    child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", env=os.environ.copy())
+    assert child.stdin is not None
+    assert child.stdout is not None
+    with child:
+        for point in iter(child.stdout.readline, ""):
+            points -= 1
+            if points <= 0:
+                child.kill()
+                child.wait()
+                when, _, number = point.strip().partition(" ")
+                return f"  {o.mark('bad')} {o.paint('kill -9', 'red', bold=True)} of the process {child.pid}, {when} its commit {number} (it ended by {signal.Signals(-child.returncode).name})"
+            child.stdin.write("\n")
+            child.stdin.flush()
+    if child.returncode:
+        raise RunFailed(None, f"the child process ended with exit code {child.returncode}")
+    return None
+
+
+def _not_again(events: list[EventView], killed_at: int) -> list[str]:
+    """What the log proves about the kill: what was done before it was not done a second time."""
+    done = [(e.seq, e.payload["task"], e.payload.get("path", "")) for e in events if e.event_type in ("step.completed", "step.degraded")]
+    steps = [task for seq, task, path in done if seq <= killed_at and not path]
+    calls = [task for seq, task, path in done if seq <= killed_at and path and task not in steps]
+    twice = [place for place in {(t, p) for _, t, p in done} if sum((t, p) == place for _, t, p in done) > 1]
+    lines = []
+    if steps:
+        lines.append(f"done before the kill and not run again: {', '.join(steps)}")
+    if calls:
+        lines.append(f"answered from its record on the way back in: the call inside {', '.join(dict.fromkeys(calls))}")
+    if not steps and not calls:
+        lines.append("nothing was on record yet, so everything ran after it")
+    lines.append("every step is on record exactly once" if not twice else f"ON RECORD TWICE: {twice}")
+    return lines
+
+
+# -- the end ----------------------------------------------------------------------------------------
+
+
+def _told(story: Story) -> int:
+    async def act(rt: Runtime) -> Any:
+        return await pages.run_object(rt, story.run_id), await pages.story(rt, story.run_id), await rt.events(story.run_id)
+
+    call = story.call
+    run, moments, events = over(call, act)
+    if call.as_json:
+        return pages.finish(call, run)
+    o.head("timeline")
+    pages.timeline(moments)
+    if story.killed_at is not None:
+        o.head("after the kill")
+        for line in _not_again(events, story.killed_at):
+            click.echo(f"  {o.mark('ok')} {line}")
+    click.echo()
+    click.echo(f"{pages.heading(run)}  {run['run_id']}")
+    if run["status"] == Status.COMPLETED:
+        published = run["values"]["published"]
+        click.echo(f"{o.mark('ok')} {_near(Path(published['path']))}  {published['bytes']} bytes, {len(run['values']['commits'])} commits, draft by {o.inline(run['values']['author'])}")
+        click.echo(f"{o.mark('go')} {call.line('show', run['run_id'])}")
+    else:
+        pages.brief(call, run)
+    return pages.EXITS.get(run["status"], 0)
+
+
+def _near(path: Path) -> Path:
+    try:
+        return path.relative_to(Path.cwd())
+    except ValueError:
+        return path
+
+
+COMMANDS = (demo,)

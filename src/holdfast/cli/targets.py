@@ -1,0 +1,190 @@
+"""TARGETs: which code a command runs. Stored bytes never choose what is imported (§14.3).
+
+A TARGET is ``package.module:name`` or ``path/to/file.py[:name]``. It comes from the command line, else from
+``[tool.holdfast] skills`` in pyproject.toml, else from ``$HOLDFAST_SKILLS``, else it is holdfast's own demo.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+import sys
+import tomllib
+import traceback
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from holdfast.authoring import Flow, Graph, Skill
+from holdfast.core.errors import HoldfastError, SkillUnknown, UsageError
+from holdfast.demo.notes import graph as demo_graph
+
+DEMO = "holdfast.demo.notes:graph"
+FORMS = "a TARGET is package.module:name or path/to/file.py[:name]"
+
+
+class Target:
+    """A skill and the text that names it, as recorded on its runs."""
+
+    __slots__ = ("skill", "text")
+
+    def __init__(self, skill: Skill, text: str) -> None:
+        self.skill = skill
+        self.text = text
+
+
+def resolve(text: str, base: Path | None = None) -> list[Target]:
+    """The skills a TARGET names; without ``:name`` all that its module holds.
+
+    Raises:
+        SkillUnknown: no such file, module or name.
+        UsageError: malformed, or the code fails when it is imported.
+    """
+    place, name = _split(text)
+    if place.endswith(".py"):
+        module = _file(Path(place), base or Path.cwd(), text)
+    else:
+        module = _module(place, base or Path.cwd(), text)
+    if name:
+        return [Target(s, text) for s in _named(module, name, text)]
+    found = {id(v): (n, v) for n, v in vars(module).items() if isinstance(v, Graph | Flow) and not n.startswith("_")}
+    if not found:
+        raise SkillUnknown(f"{text} holds no graph and no flow", hint="a skill is a Graph or an @flow at the top of the module")
+    return [Target(v, f"{place}:{n}") for n, v in found.values()]
+
+
+def _split(text: str) -> tuple[str, str]:
+    place, colon, name = text.strip().rpartition(":")
+    if not colon:
+        place, name = name, ""
+    if not place or (colon and not name) or "\0" in text:
+        raise UsageError(f"{text!r} is no TARGET", hint=FORMS)
+    return place, name
+
+
+def _file(path: Path, base: Path, text: str) -> ModuleType:
+    full = (path if path.is_absolute() else base / path).resolve()
+    if not full.is_file():
+        raise SkillUnknown(f"there is no file {path}", hint=FORMS)
+    folder = str(full.parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    name = full.stem
+    there = sys.modules.get(name)
+    if there is not None and getattr(there, "__file__", None) == str(full):
+        return there
+    if there is not None or name in sys.stdlib_module_names:
+        name = f"holdfast_target_{name}"
+    spec = importlib.util.spec_from_file_location(name, full)
+    if spec is None or spec.loader is None:
+        raise UsageError(f"{path} cannot be imported", hint=FORMS)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except BaseException as e:
+        sys.modules.pop(name, None)
+        raise _broken(e, text) from e
+    return module
+
+
+def _module(name: str, base: Path, text: str) -> ModuleType:
+    if str(base) not in sys.path:
+        sys.path.insert(0, str(base))
+    try:
+        return importlib.import_module(name)
+    except ModuleNotFoundError as e:
+        if e.name is not None and (name == e.name or name.startswith(e.name + ".")):
+            raise SkillUnknown(f"there is no module {e.name!r}, which {text!r} names", hint=FORMS) from None
+        raise _broken(e, text) from e
+    except (ValueError, TypeError) as e:
+        raise UsageError(f"{text!r} is no TARGET: {e}", hint=FORMS) from e
+    except BaseException as e:
+        raise _broken(e, text) from e
+
+
+def _broken(error: BaseException, text: str) -> BaseException:
+    """The author's own mistake in one line, with its place."""
+    if isinstance(error, HoldfastError | KeyboardInterrupt | SystemExit):
+        return error
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "importlib" not in f.filename and "holdfast/cli/targets" not in f.filename]
+    where = f" at {own[-1].filename}:{own[-1].lineno}" if own else ""
+    if isinstance(error, SyntaxError) and error.filename:
+        where = f" at {error.filename}:{error.lineno}"
+    return UsageError(f"{text} cannot be imported: {type(error).__name__}: {error}{where}", hint="--debug shows the traceback", code="target_broken")
+
+
+def _named(module: ModuleType, name: str, text: str) -> list[Skill]:
+    value: Any = module
+    for part in name.split("."):
+        try:
+            value = getattr(value, part)
+        except AttributeError:
+            known = ", ".join(n for n, v in vars(module).items() if isinstance(v, Graph | Flow)) or "none"
+            raise SkillUnknown(f"{text} names nothing: {module.__name__} has no {part!r}", hint=f"skills there: {known}") from None
+    every = list(value) if isinstance(value, list | tuple) else [value]
+    if not every or not all(isinstance(s, Graph | Flow) for s in every):
+        raise SkillUnknown(f"{text} is a {type(value).__name__}, not a graph or a flow", hint=FORMS)
+    return every
+
+
+# -- where none is named ----------------------------------------------------------------------------
+
+
+def configured() -> list[Target]:
+    """The skills of this project: pyproject.toml, else ``$HOLDFAST_SKILLS``, else the demo."""
+    named, base = _project(Path.cwd())
+    if not named:
+        named, base = os.environ.get("HOLDFAST_SKILLS", "").replace(",", " ").split(), Path.cwd()
+    if not named:
+        return [Target(demo_graph, DEMO)]
+    return [t for text in named for t in resolve(text, base)]
+
+
+def _project(here: Path) -> tuple[list[str], Path]:
+    for folder in (here, *here.parents):
+        file = folder / "pyproject.toml"
+        if not file.is_file():
+            continue
+        try:
+            tool = tomllib.loads(file.read_text("utf-8")).get("tool", {})
+        except (OSError, ValueError) as e:
+            raise UsageError(f"{file} cannot be read: {e}", code="bad_project") from e
+        section = tool.get("holdfast") if isinstance(tool, dict) else None
+        if not isinstance(section, dict) or "skills" not in section:
+            return [], folder
+        skills = section["skills"]
+        if not isinstance(skills, list) or not all(isinstance(s, str) for s in skills):
+            raise UsageError(f"{file}: [tool.holdfast] skills is a list of TARGETs", hint=FORMS, code="bad_project")
+        return skills, folder
+    return [], here
+
+
+def several(texts: Sequence[str]) -> list[Target]:
+    """The skills of the TARGETs given, else the configured ones."""
+    return [t for text in texts for t in resolve(text)] if texts else configured()
+
+
+def one(text: str | None) -> Target:
+    """The one skill to run. Besides a TARGET, the id of a configured skill will do.
+
+    Raises:
+        UsageError: several could be meant; names them.
+    """
+    if text is None:
+        found = configured()
+    elif ":" not in text and not text.endswith(".py") and (mine := [t for t in configured() if t.skill.id == text]):
+        found = mine
+    else:
+        found = resolve(text)
+    if len(found) > 1:
+        names = ", ".join(t.text for t in found)
+        raise UsageError(f"{len(found)} skills could be meant: {names}", hint="name one", code="ambiguous_target")
+    return found[0]
+
+
+def skills(targets: Iterable[Target]) -> list[Skill]:
+    return [t.skill for t in targets]

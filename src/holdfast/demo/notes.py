@@ -1,0 +1,79 @@
+"""Release notes from a git repository, one node a stage: collect, group, draft, ask, publish, record.
+
+Read it as an example: it uses nothing but the public names. Each stage's result is recorded before the next begins,
+the file is written once as an effect, and a person is asked in between.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+from holdfast import Context, Graph, State, append
+from holdfast.demo import repository, writing
+
+
+class Notes(State):
+    """What the stages hand on. ``folder`` is where the notes are published."""
+
+    repo: str
+    folder: str
+    limit: int = 30
+    name: str = ""
+    commits: Annotated[list[dict[str, Any]], append]
+    groups: dict[str, list[dict[str, Any]]] = {}  # noqa: RUF012 - a channel's default; the state is frozen
+    draft: str = ""
+    author: str = ""
+    published: dict[str, Any] = {}  # noqa: RUF012
+
+
+graph = Graph("release-notes", Notes, version="1")
+
+
+@graph.node(start=True)
+async def collect(state: Notes, ctx: Context) -> dict[str, Any]:
+    """Reads the newest commits through git."""
+    found = await ctx.step(repository.collect, state.repo, state.limit)
+    return {"name": found["name"], "commits": found["commits"]}
+
+
+@graph.node(after="collect")
+def group(state: Notes) -> dict[str, Any]:
+    """Sorts them by the kind of change."""
+    return {"groups": writing.grouped(list(state.commits))}
+
+
+@graph.node(after="group", timeout=180)
+async def draft(state: Notes, ctx: Context) -> dict[str, Any]:
+    """Asks a model, if one is configured; else, or if it does not answer, writes them by rule."""
+    author, text = "rules", ""
+    if writing.model_named():
+        try:
+            text = await ctx.step(writing.ask_model, state.name, dict(state.groups), retry=2, timeout=60)
+            author = writing.model_named()
+        except Exception as e:  # any failure of the model leaves the notes to the rules; it is on record as a failed step
+            ctx.log.warning("the model did not answer: %s", e)
+            ctx.report("degraded")
+    if not text:
+        text = await ctx.step(writing.by_rule, state.name, dict(state.groups))
+    return {"draft": text, "author": author}
+
+
+@graph.node(after="draft")
+async def ask(state: Notes, ctx: Context) -> None:
+    """Rests until somebody has approved."""
+    await ctx.approve("Publish these notes?", show=state.draft)
+
+
+@graph.node(after="ask")
+async def publish(state: Notes, ctx: Context) -> dict[str, Any]:
+    """Writes the file, once. The same text gives the same file, so that doing it again does no harm."""
+    path = str(Path(state.folder) / f"release-notes-{ctx.run_id}.md")
+    written = await ctx.effect(repository.write_once, path, state.draft, side_effects="write", idempotent=True)
+    return {"published": written}
+
+
+@graph.node(after="publish")
+def record(state: Notes, ctx: Context) -> None:
+    """A row in the ledger: what was published, where, and under which hash."""
+    ctx.record("published", state.published["sha256"], {"path": state.published["path"], "commits": len(state.commits)})

@@ -1,0 +1,268 @@
+"""Every command does its work, ends with its exit code, and prints JSON with all its keys (interfaces, Command line)."""
+
+import os
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+RECORD = {
+    "run_id", "thread_id", "skill_id", "skill_version", "queue", "not_before", "blocked_by", "wake_at", "status", "condition", "condition_class",
+    "created_at", "started_at", "finished_at", "current_step_id", "checkpoint_head", "resume_from_checkpoint_id", "trace_id", "tenant_id",
+    "environment", "versions", "policy_snapshot_id", "session_key", "lane", "priority", "job_id", "source_run_id", "source_checkpoint_id",
+    "lineage_root", "parent_run_id", "stop_reason", "settled", "result", "error", "tags", "waits", "decisions", "active_handoff",
+    "cancel_requested_at", "version", "fingerprint", "target", "lease",
+}  # fmt: skip
+ONE_RUN = RECORD | {"values", "problems", "deduplicated"}
+
+
+def begun(holdfast: Type, name: str = "Ada") -> str:
+    """A run of the skill, at rest."""
+    return str(holdfast("run", "work.py", "--input", f'{{"name": "{name}"}}', "--json").json["run_id"])
+
+
+def calls() -> list[str]:
+    return Path("calls.txt").read_text("utf-8").split()
+
+
+def test_run_drives_to_the_end_and_tells_the_steps(holdfast: Type) -> None:
+    """Exit code 0, progress on stderr, the answer on stdout (§4.18)."""
+    said = holdfast("run", "work.py:graph", "--input", '{"name": "quick"}')
+    assert said.code == 0
+    assert "completed · done" in said.out
+    assert [w for w in ("first", "ask", "last") if w in said.err] == ["first", "ask", "last"]
+    assert calls() == ["first", "last"]
+
+
+def test_run_reads_its_input_from_a_file_and_from_stdin(holdfast: Type) -> None:
+    Path("in.json").write_text('{"name": "quick"}', "utf-8")
+    assert holdfast("run", "work.py", "--input", "@in.json").code == 0
+    assert holdfast("run", "work.py", "--input", "-", given='{"name": "quick"}').code == 0
+
+
+def test_run_rests_with_exit_code_4_and_says_what_to_type(holdfast: Type) -> None:
+    """A wait is exit code 4; the commands that answer it are printed whole."""
+    said = holdfast("run", "work.py", "--input", '{"name": "Ada"}')
+    assert said.code == 4
+    assert "approval: Go on?" in said.out
+    assert "approve" in said.out and "deny" in said.out
+
+
+def test_one_run_is_one_object_with_all_keys(holdfast: Type) -> None:
+    """Commands about one run print its record (§3.1) plus values, waits, problems."""
+    run_id = begun(holdfast)
+    for words in (["show", run_id], ["approve", run_id, "--actor", "ada"], ["resume", run_id, "work.py"]):
+        shown = holdfast(*words, "--json").json
+        assert set(shown) == ONE_RUN, words
+        assert shown["problems"] == []
+    assert shown["status"] == "completed"
+    assert shown["result"] == shown["values"] == {"name": "Ada", "done": ["first", "last"]}
+    assert shown["target"] == "work.py:graph"
+
+
+def test_approve_commits_and_says_who_will_drive(holdfast: Type) -> None:
+    """A decision needs no code and drives nothing (§5.4); resume goes on with it."""
+    run_id = begun(holdfast)
+    said = holdfast("approve", run_id, "--actor", "ada")
+    assert said.code == 0
+    assert f"resume {run_id} work.py:graph" in said.out
+    assert calls() == ["first"]
+    assert holdfast("resume", run_id, "work.py").code == 0
+    assert calls() == ["first", "last"]
+    events = holdfast("events", run_id, "--json").json["events"]
+    assert [e["payload"]["decision"]["actor"] for e in events if e["event_type"] == "wait.decided"] == ["ada"]
+
+
+def test_deny_halts(holdfast: Type) -> None:
+    """§5.5: a denial ends the run canceled, settled, condition halted; a later resume is refused, exit code 6."""
+    run_id = begun(holdfast)
+    assert holdfast("deny", run_id, "--reason", "not yet").code == 0
+    shown = holdfast("show", run_id, "--json").json
+    assert (shown["status"], shown["condition"], shown["settled"]) == ("canceled", "halted", True)
+    refused = holdfast("resume", run_id, "work.py")
+    assert refused.code == 6
+    assert refused.err.startswith("settled_terminal: ")
+
+
+def test_decide_takes_only_what_the_wait_offers(holdfast: Type) -> None:
+    """§5.5, and the second, different decision is a conflict (§5.6)."""
+    run_id = begun(holdfast)
+    wait = holdfast("waits", run_id, "--json").json["waits"][0]["wait_id"]
+    assert holdfast("decide", run_id, "--wait", wait, "--action", "halt").err.startswith("action_unavailable: ")
+    assert holdfast("decide", run_id, "--wait", wait, "--action", "approve", "--no-resume").code == 0
+    shown = holdfast("show", run_id, "--json").json
+    assert (shown["condition"], shown["decisions"][0]["resume"]) == ("awaiting_gate_decision", False)
+    other = holdfast("decide", run_id, "--wait", wait, "--action", "deny", "--note", "no")
+    assert (other.code, other.err.split(":")[0]) == (6, "decision_conflict")
+
+
+def test_cancel_at_rest_is_at_once(holdfast: Type) -> None:
+    """§10.12; a second cancel is already_terminal."""
+    run_id = begun(holdfast)
+    shown = holdfast("cancel", run_id, "--json").json
+    assert set(shown) == ONE_RUN | {"accepted"}
+    assert (shown["accepted"], shown["status"], shown["condition"]) == (True, "canceled", "cancelled")
+    assert holdfast("cancel", run_id).code == 6
+
+
+def test_signal_is_delivered(holdfast: Type) -> None:
+    """§5.11: accepted for a run at rest, and on record."""
+    run_id = begun(holdfast)
+    assert holdfast("signal", run_id, "news", "--payload", "[1]", "--key", "k").code == 0
+
+
+def test_a_failed_run_is_exit_code_1_and_wants_to_be_acknowledged(holdfast: Type) -> None:
+    """§7.3: no blind resume; the stop reason or the head is named first."""
+    said = holdfast("run", "work.py", "--input", '{"name": "broken"}')
+    assert said.code == 1
+    assert "ValueError" in said.err and "it is broken" in said.out
+    run_id = holdfast("runs", "--json").json["runs"][0]["run_id"]
+    blind = holdfast("resume", run_id, "work.py")
+    assert (blind.code, blind.err.split(":")[0]) == (6, "acknowledge_required")
+    assert holdfast("resume", run_id, "work.py", "--acknowledge", "step_failed").code == 1
+    assert calls() == ["first"], "the finished step ran again"
+
+
+def test_the_same_key_is_the_same_run(holdfast: Type) -> None:
+    """§3.5: found again and marked so; another input under it is a conflict."""
+    one = holdfast("run", "work.py", "--input", '{"name": "quick"}', "--key", "k", "--json").json
+    two = holdfast("run", "work.py", "--input", '{"name": "quick"}', "--key", "k", "--json").json
+    assert (one["deduplicated"], two["deduplicated"], two["run_id"]) == (False, True, one["run_id"])
+    assert calls() == ["first", "last"]
+    other = holdfast("run", "work.py", "--input", '{"name": "Ada"}', "--key", "k")
+    assert (other.code, other.err.split(":")[0]) == (6, "request_conflict")
+
+
+def test_submit_and_worker(holdfast: Type) -> None:
+    """The same, split: submit leaves it pending, a worker drives it."""
+    shown = holdfast("submit", "work.py", "--input", '{"name": "quick"}', "--json")
+    assert (shown.code, shown.json["status"], set(shown.json)) == (0, "pending", ONE_RUN)
+    said = holdfast("worker", "work.py", "--until-idle")
+    assert said.code == 0
+    assert "completed" in said.out
+    assert holdfast("show", shown.json["run_id"], "--json").json["status"] == "completed"
+
+
+def test_runs_are_listed_newest_first_in_pages(holdfast: Type) -> None:
+    """``{"runs": […], "next_cursor": …}``, filters in the same words as everywhere."""
+    ids = [begun(holdfast, name) for name in ("quick", "Ada", "Grace")]
+    page = holdfast("runs", "--limit", "2", "--json").json
+    assert set(page) == {"runs", "next_cursor"}
+    assert [r["run_id"] for r in page["runs"]] == [ids[2], ids[1]]
+    assert set(page["runs"][0]) == RECORD
+    rest = holdfast("runs", "--limit", "2", "--cursor", page["next_cursor"], "--json").json
+    assert ([r["run_id"] for r in rest["runs"]], rest["next_cursor"]) == ([ids[0]], None)
+    assert len(holdfast("runs", "--condition", "awaiting_gate_decision", "--json").json["runs"]) == 2
+    assert len(holdfast("runs", "--status", "completed", "--skill", "work", "--json").json["runs"]) == 1
+    assert ids[0] in holdfast("runs").out
+
+
+def test_where_there_is_no_store_nothing_is_made(holdfast: Type) -> None:
+    """Looking changes nothing, not even a folder."""
+    said = holdfast("runs", "--json")
+    assert (said.code, said.json) == (0, {"runs": [], "next_cursor": None})
+    assert "no store" in said.err
+    assert not Path(".holdfast").exists()
+
+
+def test_show_is_the_operators_page(holdfast: Type) -> None:
+    """Record, condition, the wait with what answers it, timeline, values."""
+    run_id = begun(holdfast)
+    page = holdfast("show", run_id).out
+    for word in (run_id, "awaiting_gate_decision", "Go on?", f"approve {run_id} --wait", "after ['first']", "timeline", "step.completed", "values", "target"):
+        assert word in page, word
+
+
+def test_events_in_order_and_from_a_number(holdfast: Type) -> None:
+    """§13.1: the envelope, ``fence`` beside ``seq``, gapless from 1."""
+    run_id = begun(holdfast, "quick")
+    events = holdfast("events", run_id, "--json").json["events"]
+    assert [e["seq"] for e in events] == list(range(1, len(events) + 1))
+    keys = {"event_id", "event_version", "event_type", "occurred_at", "run_id", "seq", "fence", "trace_id", "tenant_id", "actor", "payload"}
+    assert all(set(e) == keys for e in events)
+    assert "unreadable" not in str(events)
+    later = holdfast("events", run_id, "--after", "3", "--limit", "2", "--json").json
+    assert ([e["seq"] for e in later["events"]], later["next_cursor"]) == ([4, 5], 5)
+    assert len(holdfast("events", run_id, "--follow").out.splitlines()) == len(events)
+
+
+def test_checkpoints_state_and_diff(holdfast: Type) -> None:
+    """Old checkpoints show their own values (L-14)."""
+    run_id = begun(holdfast, "quick")
+    found = holdfast("checkpoints", run_id, "--json").json["checkpoints"]
+    assert "run_started" in found[0]["boundaries"] and "run_completed" in found[-1]["boundaries"]
+    first, head = found[0]["checkpoint_id"], found[-1]["checkpoint_id"]
+    assert holdfast("state", run_id, "--at", first, "--json").json["values"]["done"] == []
+    now = holdfast("state", run_id, "--json").json
+    assert (set(now), now["checkpoint_id"]) == ({"run_id", "checkpoint_id", "step", "values"}, head)
+    changed = holdfast("diff", run_id, first.rpartition(".")[2], "head", "--json").json
+    assert changed["changed"] == {"done": {"a": [], "b": ["first", "last"], "change": "extended"}}
+    assert "+ last" in holdfast("diff", run_id, first, head).out
+    assert head in holdfast("checkpoints", run_id).out and "last" in holdfast("state", run_id).out
+
+
+def test_graph_of_a_skill_and_of_a_run(holdfast: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a run, what is done and what comes next."""
+    picture = holdfast("graph", "work.py", "--json").json
+    assert [n["name"] for n in picture["nodes"]] == ["first", "ask", "last"]
+    assert ["first", "ask"] in picture["edges"] and "ask --> last" in picture["mermaid"]
+    assert "after first" in holdfast("graph", "work.py").out
+    assert holdfast("graph", "work.py", "--mermaid").out.startswith("flowchart")
+    run_id = begun(holdfast)
+    monkeypatch.setenv("HOLDFAST_SKILLS", "work.py")
+    states = {n["name"]: n["state"] for n in holdfast("graph", run_id, "--json").json["nodes"]}
+    assert states == {"first": "done", "ask": "next", "last": ""}
+
+
+def test_waits_are_an_inbox(holdfast: Type) -> None:
+    run_id = begun(holdfast)
+    found = holdfast("waits", "--json").json
+    assert set(found) == {"waits", "next_cursor"}
+    assert [(w["run_id"], w["available_actions"]) for w in found["waits"]] == [(run_id, ["approve", "deny"])]
+    assert f"approve {run_id}" in holdfast("waits").out
+
+
+def test_check_finds_nothing_wrong_and_says_how_much_it_looked_at(holdfast: Type) -> None:
+    """§12.1: ok is no error."""
+    run_id = begun(holdfast)
+    assert holdfast("check", "--json").json == {"ok": True, "runs": 1, "run_id": None, "problems": []}
+    assert holdfast("check", run_id).code == 0
+
+
+def test_migrate_tells_before_and_after(holdfast: Type) -> None:
+    made = holdfast("migrate", "--json").json
+    assert set(made) == {"store", "before", "after", "changed"}
+    assert (made["before"], made["changed"]) == (None, True)
+    again = holdfast("migrate", "--json").json
+    assert (again["before"], again["after"], again["changed"]) == (made["after"], made["after"], False)
+
+
+def test_the_store_is_named_by_option_or_environment(holdfast: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--store`` before or after the command, else ``$HOLDFAST_STORE``; the commands to type carry it."""
+    said = holdfast("run", "work.py", "--input", '{"name": "Ada"}', "--store", "sqlite:///a.db")
+    assert "--store sqlite:///a.db" in said.out
+    assert len(holdfast("--store", "sqlite:///a.db", "runs", "--json").json["runs"]) == 1
+    monkeypatch.setenv("HOLDFAST_STORE", "sqlite:///a.db")
+    assert len(holdfast("runs", "--json").json["runs"]) == 1
+    assert not Path(".holdfast").exists()
+
+
+def test_the_projects_skills_come_from_pyproject(holdfast: Type) -> None:
+    """Without a TARGET: ``[tool.holdfast] skills``, found from a folder below too."""
+    Path("pyproject.toml").write_text('[tool.holdfast]\nskills = ["work.py"]\n', "utf-8")
+    assert holdfast("run", "--input", '{"name": "quick"}').code == 0
+    assert holdfast("run", "work", "--input", '{"name": "quick"}').code == 0, "by the skill's id"
+    Path("below").mkdir()
+    os.chdir("below")
+    assert holdfast("graph", "--json").json["skill_id"] == "work"
+
+
+def test_new_writes_a_skill_and_its_test(holdfast: Type) -> None:
+    made = holdfast("new", "hello", "--json").json
+    assert (made["skill"], made["test"]) == ("hello.py", "test_hello.py")
+    assert holdfast("run", "hello.py", "--input", '{"name": "World"}').code == 0
+    assert holdfast("run", "hello.py", "--input", '{"name": "Ada"}').code == 4
+
+
+def test_the_version(holdfast: Type) -> None:
+    assert holdfast("--version").out.startswith("holdfast, version 0.")
