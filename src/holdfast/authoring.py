@@ -460,7 +460,8 @@ Skill = Graph[Any] | Flow[..., Any]
 class Tool:
     """A declared tool (§6.1): its effect class and idempotency are said once, here.
 
-    ``Tool("git", side_effects="read")``. ``command`` defaults to the name; ``timeout`` is in seconds or a timedelta.
+    ``Tool("git", side_effects="read")``. ``command`` defaults to the name; ``timeout`` is in seconds or a timedelta;
+    ``env`` names the variables it may see beside the usual ones.
     """
 
     name: str
@@ -468,6 +469,7 @@ class Tool:
     idempotency: str = "not_supported"
     command: tuple[str, ...] = ()
     timeout: timedelta | float = 60.0
+    env: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         EffectClass(self.side_effects)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.core import canon
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
@@ -176,10 +177,60 @@ class Transport(Protocol):
     async def send(self, payload: Any, key: str) -> Any: ...
 
 
+class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """One call of a tool (§11.1). ``workspace``: where it may work, None if nothing is declared; ``cwd`` and ``paths``
+    may not leave it. ``env`` is all that is added to the allowed names; ``input`` goes to its standard input."""
+
+    tool: str
+    command: tuple[str, ...]
+    step_id: str
+    attempt: int = 1
+    cwd: str = ""
+    workspace: str | None = None
+    paths: tuple[str, ...] = ()
+    env: Mapping[str, str] = {}
+    allow: tuple[str, ...] = ()
+    input: bytes = b""
+    timeout_us: int = 60_000_000
+
+
+class ToolOutcome(msgspec.Struct, frozen=True):
+    """What a tool left. ``truncated``: its output was longer than the cap and was cut (§11.2)."""
+
+    stdout: str = ""
+    stderr: str = ""
+    exit_code: int = 0
+    truncated: bool = False
+
+    @property
+    def ok(self) -> bool:
+        return self.exit_code == 0
+
+    def json(self) -> Any:
+        """Standard output as JSON."""
+        return msgspec.json.decode(self.stdout)
+
+
+canon.register(ToolOutcome)
+
+
+class ToolRunner(Protocol):
+    """Runs a tool's call: the one boundary that filesystem and process work crosses (§11.1)."""
+
+    async def run(self, request: ToolRequest) -> ToolOutcome:
+        """What the call left, whatever its exit code.
+
+        Raises:
+            PathOutsideWorkspace: its cwd or a declared path leaves the workspace.
+            StepTimeout: it took too long and was ended, its whole process group with it.
+            ToolMissing: there is no such command.
+        """
+
+
 class Resolver(Protocol):
     """Decides whether an actor may take an action on a wait (§5.7)."""
 
     def __call__(self, actor: str, action: str, wait: Any, run: Run) -> bool | str: ...
 
 
-__all__ = ["Claim", "Clock", "Loaded", "Problem", "Resolver", "RunFilter", "Store", "Transport", "Worker"]
+__all__ = ["Claim", "Clock", "Loaded", "Problem", "Resolver", "RunFilter", "Store", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Worker"]

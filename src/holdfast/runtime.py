@@ -34,6 +34,7 @@ from holdfast.engine.streams import Chunk
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Claim, Clock, Resolver, RunFilter, Store
 from holdfast.stores import open_url
+from holdfast.tools import LocalRunner
 from holdfast.workers.worker import Report, Worker
 
 S = TypeVar("S", bound=State)
@@ -89,7 +90,7 @@ class Runtime:
             transports=dict(transports or {}),
             resolver=resolver,
             policy=policy,
-            tool_runner=tool_runner,
+            tool_runner=tool_runner or LocalRunner(),
             workspace=None if workspace is None else os.fspath(workspace),
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)

@@ -110,3 +110,10 @@ def test_an_attempt_without_result_is_never_a_result() -> None:
 def test_the_strictest_policy_holds(said: tuple[str | None, ...], expected: str) -> None:
     """§6.6: an environment can only make it stricter."""
     assert fx.strictest(*said) == expected
+
+
+def test_a_key_is_unambiguous_and_fit_for_a_header() -> None:
+    """§6.3: it is handed to outside services."""
+    assert fx.effect_key("t", "effect", "a:b", "c") != fx.effect_key("t", "effect", "a", "b:c")
+    key = fx.effect_key("t", "effect", "upload", "bestellung \u00e4\n7")
+    assert key.isascii() and key.isprintable() and " " not in key

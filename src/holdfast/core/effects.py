@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import StrEnum
 from typing import Any
+from urllib.parse import quote
 
 import msgspec
 
@@ -90,8 +91,11 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
 
 
 def effect_key(tenant: str, kind: str, scope: str, key: str) -> str:
-    """The full key (§6.3); ``scope`` is the lineage root for a key of the run's own, any name for a shared one."""
-    return f"{tenant}\x1f{kind}\x1f{scope}\x1f{key}"
+    """The full key (§6.3); ``scope`` is the lineage root for a key of the run's own, any name for a shared one.
+
+    It is handed to outside services, so it holds nothing that a header or a file name could not.
+    """
+    return ":".join(quote(part, safe="/.=~@,+-_#") for part in (tenant, kind, scope, key))
 
 
 _STRICTNESS = {ReplayPolicy.REEXECUTE: 0, ReplayPolicy.USE_RECORDED: 1, ReplayPolicy.REQUIRE_HUMAN: 2}

@@ -290,6 +290,22 @@ class EffectFailed(StepFailure):
     code = "effect_failed"
 
 
+class ToolFailed(StepFailure):
+    """A tool ended with another exit code than 0."""
+
+    code = "tool_failed"
+
+
+class ToolMissing(StepFailure):
+    code = "tool_missing"
+
+
+class PathOutsideWorkspace(StepFailure):
+    """A tool's cwd or declared path leaves the workspace (§11.2)."""
+
+    code = "path_outside_workspace"
+
+
 class PermanentError(StepFailure):
     """Raise it from a step to say that retrying is no use."""
 

@@ -6,13 +6,22 @@ import hashlib
 
 import msgspec
 
-from holdfast.core.errors import BadReturn, ContractViolation, Denied, PermanentError, UndeclaredChannel, Unserializable
+from holdfast.core.errors import (
+    BadReturn,
+    ContractViolation,
+    Denied,
+    PathOutsideWorkspace,
+    PermanentError,
+    ToolMissing,
+    UndeclaredChannel,
+    Unserializable,
+)
 
 SECOND = 1_000_000
 CEILING = 300 * SECOND
 
 # What another attempt cannot mend: decided by type, never by an error's text.
-PERMANENT: tuple[type[BaseException], ...] = (Denied, PermanentError, UndeclaredChannel, ContractViolation, BadReturn, Unserializable)
+PERMANENT: tuple[type[BaseException], ...] = (Denied, PathOutsideWorkspace, ToolMissing, PermanentError, UndeclaredChannel, ContractViolation, BadReturn, Unserializable)
 
 
 class Retry(msgspec.Struct, frozen=True):

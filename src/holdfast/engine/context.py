@@ -13,9 +13,10 @@ import asyncio
 import datetime as dt
 import hashlib
 import logging
+import os
 import random as _random
 import uuid as _uuid
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
 
@@ -40,7 +41,9 @@ from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.scopes import Restart, Scope, Suspend, current
 from holdfast.engine.services import Services
 from holdfast.engine.streams import Chunk
+from holdfast.engine.tooling import call_tool
 from holdfast.handle import Decision, when
+from holdfast.ports import ToolOutcome
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - the item of a map
@@ -470,6 +473,44 @@ class Context:
             timeout_us=microseconds(timeout, DEFAULT_TIMEOUT_US), retry=coerce(retry),
         )  # fmt: skip
         return performing.perform(self, fn, args, options)
+
+    def tool(
+        self,
+        name: str,
+        args: Sequence[str] | str = (),
+        *,
+        cwd: str | os.PathLike[str] | None = None,
+        input: Any = None,
+        env: Mapping[str, str] | None = None,
+        paths: Sequence[str | os.PathLike[str]] = (),
+        check: bool = True,
+        timeout: Duration = None,
+        key: str | None = None,
+        retry: Retry | int | None = None,
+        replay: str | None = None,
+        verify: Callable[..., Any] | None = None,
+        undo: Callable[..., Any] | None = None,
+    ) -> Coroutine[Any, Any, ToolOutcome]:
+        """Runs a tool through the ToolRunner: ``(await ctx.tool("git", ["log"])).stdout`` (§11).
+
+        A tool that only reads is a recorded step; any other, and every undeclared one, goes through the ledger of effects.
+
+        Args:
+            cwd: where it runs, and ``paths`` what it is told to touch: neither may leave ``Runtime(workspace=…)``.
+            input: JSON for its standard input.
+            check: an exit code other than 0 is a failure; with False the outcome is handed over.
+
+        Raises:
+            ToolFailed, ToolMissing, PathOutsideWorkspace, StepTimeout.
+        """
+        self._waiting("tool")
+        return cast(
+            "Coroutine[Any, Any, ToolOutcome]",
+            call_tool(
+                self, name, args, cwd=cwd, input=input, env=env or {}, paths=paths, check=check, timeout=timeout, key=key, retry=retry,
+                replay=replay, verify=verify, undo=undo,
+            ),
+        )  # fmt: skip
 
     def send(self, type: str, payload: Any, *, key: str = "", order: str = "") -> None:
         """Asks for something to be sent after the step has committed, never before (§9.1)."""

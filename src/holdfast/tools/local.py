@@ -1,0 +1,128 @@
+"""Tools as subprocesses of this machine (§11.2): a process per call, in the workspace, bounded in every way.
+
+The workspace is a fence against mistakes, not against malice: this is no sandbox, and does not pretend to be one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from pathlib import Path
+
+from holdfast.core.errors import PathOutsideWorkspace, StepTimeout, ToolMissing
+from holdfast.ports import ToolOutcome, ToolRequest
+
+OUTPUT_CAP = 4 * 1024 * 1024
+GRACE_SECONDS = 5.0
+CHUNK = 64 * 1024
+ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER")
+
+
+class LocalRunner:
+    """Runs each call in a process group of its own, so that what it starts ends with it."""
+
+    def __init__(self, *, output_cap: int = OUTPUT_CAP, grace_seconds: float = GRACE_SECONDS) -> None:
+        self._cap = output_cap
+        self._grace = grace_seconds
+
+    async def run(self, request: ToolRequest) -> ToolOutcome:
+        cwd = confined(request.workspace, request.cwd)
+        for path in request.paths:
+            confined(request.workspace, path)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *request.command,
+                cwd=cwd,
+                env=environment(request),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+                start_new_session=True,
+            )
+        except FileNotFoundError:
+            where = "" if Path(cwd).is_dir() else f": {cwd} is no folder"
+            raise ToolMissing(f"{request.command[0]} cannot be run{where}", hint="install it, or declare Tool(…, command=…)") from None
+        try:
+            async with asyncio.timeout(request.timeout_us / 1_000_000):
+                (stdout, cut_out), (stderr, cut_err), _ = await asyncio.gather(
+                    self._read(process.stdout), self._read(process.stderr), _feed(process.stdin, request.input)
+                )
+                code = await process.wait()
+        except TimeoutError:
+            await self._end(process)
+            raise StepTimeout(
+                f"{request.tool} took longer than {request.timeout_us / 1_000_000:g} s and was ended", hint="give it timeout=…"
+            ) from None
+        except BaseException:
+            await self._end(process)
+            raise
+        return ToolOutcome(_text(stdout), _text(stderr), code, cut_out or cut_err)
+
+    async def _read(self, stream: asyncio.StreamReader | None) -> tuple[bytes, bool]:
+        """What a stream gives, up to the cap; the rest is read and dropped, so that the tool is not blocked."""
+        assert stream is not None
+        kept, cut = bytearray(), False
+        while chunk := await stream.read(CHUNK):
+            room = self._cap - len(kept)
+            kept += chunk[:room]
+            cut = cut or len(chunk) > room
+        return bytes(kept), cut
+
+    async def _end(self, process: asyncio.subprocess.Process) -> None:
+        """SIGTERM to the whole group, SIGKILL to what is left of it after the grace."""
+        _signal(process.pid, signal.SIGTERM)
+        try:
+            async with asyncio.timeout(self._grace):
+                await process.wait()
+        except TimeoutError:
+            pass
+        _signal(process.pid, signal.SIGKILL)
+        await process.wait()
+
+
+def _signal(group: int, number: signal.Signals) -> None:
+    try:
+        os.killpg(group, number)
+    except ProcessLookupError:
+        return
+
+
+async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
+    assert stream is not None
+    try:
+        stream.write(data)
+        await stream.drain()
+        stream.close()
+        await stream.wait_closed()
+    except (BrokenPipeError, ConnectionResetError):
+        return  # a tool need not read what it is given
+
+
+def _text(data: bytes) -> str:
+    """Output as text that every store can keep (§1.10)."""
+    return data.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+def confined(workspace: str | None, path: str) -> str:
+    """The absolute path, which is inside the workspace if there is one.
+
+    Raises:
+        PathOutsideWorkspace: symbolic links are followed before it is judged.
+    """
+    if workspace is None:
+        return os.path.abspath(path)
+    root = Path(workspace).resolve()
+    there = (root / path).resolve()
+    if not there.is_relative_to(root):
+        raise PathOutsideWorkspace(f"{path} is outside the workspace {root}", hint="name a path inside it, or widen Runtime(workspace=…)")
+    return str(there)
+
+
+def environment(request: ToolRequest) -> dict[str, str]:
+    """The allowed names of this process's environment, and what the call itself gives."""
+    names = (*ALLOWED, *request.allow)
+    return {n: os.environ[n] for n in names if n in os.environ} | dict(request.env)
+
+
+__all__ = ["LocalRunner", "confined", "environment"]

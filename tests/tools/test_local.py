@@ -1,0 +1,149 @@
+"""Tools as subprocesses: confined, capped, ended with all they started (§11.1, §11.2)."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Runtime, Tool, flow
+from holdfast.core.errors import PathOutsideWorkspace, StepTimeout, ToolMissing
+from holdfast.ports import ToolRequest
+from holdfast.tools.local import LocalRunner
+
+PYTHON = sys.executable
+
+
+def request(code: str, **options: Any) -> ToolRequest:
+    return ToolRequest(tool="python", command=(PYTHON, "-c", code), step_id="r.1.n", **options)
+
+
+async def test_what_it_says_and_how_it_ends() -> None:
+    got = await LocalRunner().run(request("import sys; print('out'); print('err', file=sys.stderr); sys.exit(3)"))
+    assert (got.stdout, got.stderr, got.exit_code, got.truncated, got.ok) == ("out\n", "err\n", 3, False, False)
+
+
+async def test_json_goes_in_and_comes_out() -> None:
+    got = await LocalRunner().run(request("import sys, json; print(json.dumps(json.load(sys.stdin) + [3]))", input=b"[1, 2]"))
+    assert got.json() == [1, 2, 3]
+
+
+async def test_output_is_cut_and_marked() -> None:
+    got = await LocalRunner(output_cap=100_000).run(request("print('x' * 5_000_000)"))
+    assert (len(got.stdout), got.truncated, got.exit_code) == (100_000, True, 0)
+
+
+async def test_the_cap_is_four_mebibytes() -> None:
+    got = await LocalRunner().run(request("import sys; sys.stdout.write('x' * (4 * 1024 * 1024 + 1))"))
+    assert len(got.stdout) == 4 * 1024 * 1024 and got.truncated
+
+
+async def test_bytes_that_no_store_keeps_are_marked() -> None:
+    """§1.10: a tool may print anything."""
+    got = await LocalRunner().run(request(r"import sys; sys.stdout.buffer.write(b'a\0b\xff')"))
+    assert got.stdout == "a\ufffdb\ufffd"
+
+
+async def test_it_sees_the_allowed_environment_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "s")
+    monkeypatch.setenv("WANTED", "w")
+    got = await LocalRunner().run(request("import os; print(sorted(os.environ))", allow=("WANTED",), env={"GIVEN": "g"}))
+    assert "'WANTED'" in got.stdout and "'GIVEN'" in got.stdout and "SECRET" not in got.stdout
+
+
+@pytest.mark.parametrize("path", ["..", "../other", "/etc", "link"])
+async def test_nothing_leaves_the_workspace(path: str, tmp_path: Path) -> None:
+    (tmp_path / "w").mkdir()
+    os.symlink("/etc", tmp_path / "w" / "link")
+    workspace = str(tmp_path / "w")
+    with pytest.raises(PathOutsideWorkspace):
+        await LocalRunner().run(request("pass", cwd=path, workspace=workspace))
+    with pytest.raises(PathOutsideWorkspace):
+        await LocalRunner().run(request("pass", paths=(path,), workspace=workspace))
+
+
+async def test_it_works_inside_the_workspace(tmp_path: Path) -> None:
+    (tmp_path / "in").mkdir()
+    got = await LocalRunner().run(request("import os; print(os.getcwd())", cwd="in", workspace=str(tmp_path)))
+    assert got.stdout.strip() == str((tmp_path / "in").resolve())
+
+
+async def test_a_timeout_ends_the_whole_process_group(tmp_path: Path) -> None:
+    """SIGTERM is ignored here, by the child and by what it started; SIGKILL is not."""
+    code = (
+        "import os, signal, subprocess, sys, pathlib\n"
+        "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"
+        "child = subprocess.Popen(['sleep', '600'], preexec_fn=lambda: signal.signal(signal.SIGTERM, signal.SIG_IGN))\n"
+        f"pathlib.Path({str(tmp_path / 'pids')!r}).write_text(f'{{os.getpid()}} {{child.pid}}')\n"
+        "child.wait()\n"
+    )
+    with pytest.raises(StepTimeout, match="took longer than 1 s"):
+        await LocalRunner(grace_seconds=0.1).run(request(code, timeout_us=1_000_000))
+    for pid in (tmp_path / "pids").read_text().split():
+        status = Path(f"/proc/{pid}/status")
+        assert not status.exists() or "State:\tZ" in status.read_text(), f"{pid} still lives"
+
+
+async def test_a_missing_command_is_named() -> None:
+    with pytest.raises(ToolMissing, match="no-such-thing"):
+        await LocalRunner().run(ToolRequest(tool="t", command=("no-such-thing",), step_id="s"))
+
+
+# -- through a run --------------------------------------------------------------------------------------
+
+
+def working(**options: Any) -> Any:
+    @flow("working")
+    async def work(ctx: Context, code: str) -> str:
+        outcome = await ctx.tool("py", ["-c", code], **options)
+        return outcome.stdout.strip()
+
+    return work
+
+
+@pytest.mark.parametrize(("side_effects", "rows"), [("read", 0), ("write", 1), ("external_action", 1)])
+async def test_a_reading_tool_is_a_recorded_step_any_other_an_effect(side_effects: str, rows: int, tmp_path: Path) -> None:
+    """T-44, §6.1: the class is said once, where the tool is declared."""
+    tool = Tool("py", side_effects=side_effects, command=(PYTHON,))
+    skill = working()
+    async with Runtime("memory:", skills=[skill], tools=[tool], workspace=tmp_path) as rt:
+        run = await rt.invoke(skill, {"code": "print('hi')"})
+        assert (run.status, run.result) == ("completed", "hi")
+        effects = await rt.effects(run.run_id)
+        assert len(effects) == rows and all(e.capability == "tool:py" for e in effects)
+        assert "step.completed" in [e.type for e in await rt.events(run.run_id)]
+
+
+async def test_an_undeclared_tool_is_an_external_action() -> None:
+    """§6.1."""
+
+    @flow("undeclared")
+    async def undeclared(ctx: Context) -> str:
+        return (await ctx.tool("echo", "hi")).stdout
+
+    async with Runtime("memory:", skills=[undeclared]) as rt:
+        run = await rt.invoke(undeclared, {})
+        [effect] = await rt.effects(run.run_id)
+        assert (run.result, effect.effect_class) == ("hi\n", "external_action")
+
+
+async def test_an_acting_tool_is_told_its_key() -> None:
+    """§6.3: the key is handed on, to pass to the outside service."""
+    skill = working(key="order-7")
+    async with Runtime("memory:", skills=[skill], tools=[Tool("py", command=(PYTHON,))]) as rt:
+        run = await rt.invoke(skill, {"code": "import os; print(os.environ['HOLDFAST_IDEMPOTENCY_KEY'])"})
+        [effect] = await rt.effects(run.run_id)
+        assert run.result == effect.key.strip() and "order-7" in run.result
+
+
+async def test_a_failing_tool_fails_the_step_unless_asked_not_to() -> None:
+    tool = Tool("py", side_effects="read", command=(PYTHON,))
+    strict, lax = working(), working(check=False)
+    async with Runtime("memory:", skills=[strict], tools=[tool]) as rt:
+        run = await rt.invoke(strict, {"code": "import sys; sys.exit('broken')"})
+        assert (run.status, run.stop_reason) == ("failed", "tool_failed") and "broken" in run.error.message
+        run = await rt.invoke(lax, {"code": "import sys; print('part'); sys.exit(2)"})
+        assert (run.status, run.result) == ("completed", "part")
