@@ -8,12 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-import msgspec
-
-from holdfast.core import canon
+from holdfast.core import canon, views
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Boundary, Checkpoint, StepRecord, TaskResult
+from holdfast.core.checkpoint import Checkpoint, StepRecord, TaskResult
 from holdfast.core.codec import Record, Row, open_row
 from holdfast.core.errors import ChainBroken
 from holdfast.core.waits import Wait
@@ -76,20 +74,17 @@ class Progress:
                 self.results[result.task] = result
             else:
                 self.records[result.task, result.path] = result
-        vouched: tuple[int, bytes] | None = None
         for event in record.events:
             self._note(event)
-            stated = stated_hash(event.fact)
-            if stated:
-                vouched = (event.seq, stated)
-        if record.delta is not None and vouched is not None:
-            seq, stated = vouched
+        if record.delta is not None:
             hash = canon.chain(self.checkpoint.hash, record.delta_bytes)
-            if hash != stated:
-                raise ChainBroken(f"the checkpoint of event {seq} does not match the hash its event states")
+            voucher = ev.voucher(record.events)
+            if voucher is None or getattr(voucher.fact, "hash", b"") != hash:
+                raise ChainBroken(f"no event up to {record.seq} vouches for the checkpoint saved with it", hint="holdfast check names what is damaged")
             before = self.checkpoint.step
+            kept = views.boundaries(record.events, advanced=record.delta.step > max(before, 0))
             self.checkpoint = cps.advance(
-                self.checkpoint, record.delta, self.results, seq=seq, at=record.at, hash=hash, waits=self.waits, boundaries=boundaries(record.events)
+                self.checkpoint, record.delta, self.results, seq=voucher.seq, at=record.at, hash=hash, waits=self.waits, boundaries=kept
             )
             if self.checkpoint.step != before:
                 self.barrier()
@@ -125,36 +120,3 @@ class Progress:
         for row in rows:
             self.step(open_row(row, self.hash if self.seq or row.seq else None))
         return self
-
-
-def stated_hash(fact: ev.Fact | ev.Unknown) -> bytes:
-    """The checkpoint hash a fact vouches for; empty if it carries none."""
-    match fact:
-        case ev.StepEnded(hash=hash) | ev.CheckpointSaved(hash=hash) | ev.StatePatched(hash=hash):
-            return hash
-    return b""
-
-
-_BOUNDARIES: dict[type, Boundary] = {
-    ev.RunStarted: Boundary.RUN_STARTED,
-    ev.StepCompleted: Boundary.STEP_COMPLETED,
-    ev.StepDegraded: Boundary.STEP_COMPLETED,
-    ev.StepSkipped: Boundary.STEP_COMPLETED,
-    ev.RunWaitingForHuman: Boundary.WAITING_FOR_HUMAN,
-    ev.RunWaitingForSignal: Boundary.WAITING_FOR_SIGNAL,
-    ev.RunCompleted: Boundary.RUN_COMPLETED,
-    ev.RunFailed: Boundary.RUN_FAILED,
-    ev.RunCanceled: Boundary.RUN_CANCELED,
-}
-
-
-def boundaries(events: Iterable[ev.Event]) -> tuple[Boundary, ...]:
-    """What a checkpoint saved with these events stands for, each once (§4.5)."""
-    return tuple(dict.fromkeys(b for e in events if (b := _BOUNDARIES.get(type(e.fact))) is not None))
-
-
-class Moment(msgspec.Struct, frozen=True):
-    """A checkpoint in a run's history, with the results that were pending at it."""
-
-    checkpoint: Checkpoint
-    results: tuple[TaskResult, ...]

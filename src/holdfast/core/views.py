@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core import canon, ids
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Boundary, Source
+from holdfast.core.checkpoint import Boundary
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.lease import Alive, Lease, counter
@@ -396,23 +396,13 @@ _BOUNDARIES: dict[type, Boundary] = {
 }
 
 
-def boundaries(events: Iterable[ev.Event]) -> tuple[Boundary, ...]:
-    """The boundaries that the facts of one commit imply for its checkpoint (§4.5, §4.10), in the order of the facts.
+def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary, ...]:
+    """What the checkpoint saved with one commit's facts stands for, each once (§4.5, §4.10).
 
-    A step counts when its barrier is in this commit and its outcome completes (§4.11). A task that is finished while
-    its siblings are not is on record, but nothing has advanced yet.
+    ``advanced``: the checkpoint is a barrier's, one super-step further than its parent. Its tasks may have ended in
+    earlier commits; a task that ends in this one must have completed, by the one predicate (§4.11).
     """
-    found: dict[Boundary, None] = {}
-    ended = False
-    for event in events:
-        fact = event.fact
-        if isinstance(fact, ev.StepEnded):
-            ended = ended or (completes(fact.outcome) and not fact.path)
-            if ended and fact.hash:
-                found[Boundary.STEP_COMPLETED] = None
-        elif isinstance(fact, ev.CheckpointSaved):
-            if ended and fact.source == Source.LOOP:
-                found[Boundary.STEP_COMPLETED] = None
-        elif (boundary := _BOUNDARIES.get(type(fact))) is not None:
-            found[boundary] = None
-    return tuple(found)
+    facts = [e.fact for e in events]
+    ended = [completes(f.outcome) for f in facts if isinstance(f, ev.StepEnded) and not f.path]
+    found = [Boundary.STEP_COMPLETED] if advanced and all(ended) else []
+    return tuple(dict.fromkeys([*found, *(b for f in facts if (b := _BOUNDARIES.get(type(f))) is not None)]))

@@ -11,14 +11,14 @@ import asyncio
 
 import msgspec
 
-from holdfast.core import canon, codec
+from holdfast.core import canon, codec, views
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
-from holdfast.core.progress import Progress, boundaries
+from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold
 from holdfast.ports import Loaded, Store
 
@@ -215,7 +215,8 @@ class Journal:
                 vouched = seq
         assert run is not None, "a commit without facts decides nothing"
         if checkpoint is not None:
-            checkpoint = msgspec.structs.replace(checkpoint, seq=vouched, created_at=at, waits=run.waits, boundaries=boundaries(events))
+            kept = views.boundaries(events, advanced=checkpoint.step > max(self.checkpoint.step, 0))
+            checkpoint = msgspec.structs.replace(checkpoint, seq=vouched, created_at=at, waits=run.waits, boundaries=kept)
         return Commit(
             run=run,
             events=tuple(events),
