@@ -180,7 +180,7 @@ def test_a_whole_checkpoint_comes_back_with_its_chain() -> None:
     cp = msgspec.structs.replace(World(prog, a=lambda s: {"l": [1, {"x": (2,)}]}).drive().head, waits=(wait(),), created_at=5)
     again, chain = codec.decode_whole(RUN, codec.encode_whole(cp, b"chain"))
     assert chain == b"chain"
-    assert msgspec.structs.replace(again, format=1, writes=cp.writes) == cp
+    assert msgspec.structs.replace(again, writes=cp.writes) == cp
     with pytest.raises(TypeError):
         again.values["l"].append(1)
 

@@ -20,6 +20,7 @@ from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.outcomes import OK, SKIPPED
 from holdfast.core.waits import Wait
 
+FORMAT = 100  # of everything this release writes: major x 100 + minor (§1.8)
 INPUT_TASK = "@input"
 PATCH_TASK = "@patch"
 RESULT = "@result"
@@ -152,7 +153,7 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
     writes: Mapping[str, Any] = {}
     hash: bytes = b""
     created_at: int = 0
-    format: int = 1
+    format: int = FORMAT
 
     @property
     def checkpoint_id(self) -> str:

@@ -14,14 +14,13 @@ import msgspec
 
 from holdfast.core import canon, commands, status
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint, Delta, Result, Source, StepRecord, Task, TaskResult
+from holdfast.core.checkpoint import FORMAT, Checkpoint, Delta, Result, Source, StepRecord, Task, TaskResult
 from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ChainBroken, EventUnreadable, UnsupportedFormat
 from holdfast.core.run import Run
 from holdfast.core.waits import Wait
 
-FORMAT = 100
 _encoder = msgspec.msgpack.Encoder()
 
 

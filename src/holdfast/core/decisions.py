@@ -114,7 +114,7 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
         AcknowledgeRequired: a failed run's head or stop reason was not named, or is stale (§7.3).
         NothingEligible: no answer has come, so there is nothing to go on with (§7.1).
     """
-    if run.status is Status.COMPLETED or (run.status is Status.CANCELED and run.settled):
+    if run.status in TERMINAL and (run.settled or run.status not in RESUMABLE):
         raise SettledTerminal(f"the run is {run.status} for good ({run.stop_reason or 'done'})", hint="holdfast fork, replay, or start a follow-up")
     if run.status is Status.WAITING_FOR_HUMAN or (run.status is Status.FAILED and run.waits):
         human = [w for w in run.waits if w.human]
@@ -127,8 +127,6 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
         if acknowledge not in known:
             what = "a stale acknowledgement" if acknowledge else "it failed, and nobody has looked yet"
             raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"--acknowledge {run.stop_reason} once you have seen why")
-    if run.status in TERMINAL and run.status not in RESUMABLE:
-        raise SettledTerminal(f"the run is {run.status}")
 
 
 def answers(run: Run) -> tuple[StepRecord, ...]:

@@ -1,0 +1,457 @@
+"""Commands become facts, or are refused (§5, §7, §10.12). Nothing here touches a store."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.core import canon, decisions
+from holdfast.core import commands as cmd
+from holdfast.core import events as ev
+from holdfast.core import waits as ws
+from holdfast.core.errors import (
+    AcknowledgeRequired,
+    ActionUnavailable,
+    AlreadyTerminal,
+    Denied,
+    ErrorValue,
+    HoldfastError,
+    InvalidInput,
+    NotDecidable,
+    NothingEligible,
+    SettledTerminal,
+    UndecidedWait,
+    WaitNotFound,
+)
+from holdfast.core.run import Run, fold_all
+from holdfast.core.status import TERMINAL, Status
+from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
+from tests.core.build import decided, folded, numbered, raw, wait
+
+BOOM = ErrorValue("ValueError", "boom")
+NOW = 77_000_000
+W = "run.1.ask.0"
+
+
+def resting(*waits: Wait, human: bool = True) -> Run:
+    asked = [ev.WaitRequested(w) for w in waits]
+    return folded(ev.RunStarted(), *asked, ev.RunWaitingForHuman() if human else ev.RunWaitingForSignal())
+
+
+def failed(*waits: Wait, reason: str = "step_failed") -> Run:
+    return folded(ev.RunStarted(), *(ev.WaitRequested(w) for w in waits), ev.CheckpointSaved(b"h", "failure"), ev.RunFailed(reason, BOOM))
+
+
+def after(run: Run, facts: tuple[ev.Fact, ...]) -> Run:
+    return fold_all(run, numbered(facts, first=run.version + 1))
+
+
+def say(action: str, wait_id: str = W, **more: Any) -> cmd.Decide:
+    return cmd.Decide(wait_id, action, "ada", **more)
+
+
+# -- decisions --------------------------------------------------------------------------------------
+
+
+def test_an_approval_is_a_fact_and_leaves_the_run_at_rest() -> None:
+    """§5.4: decide is not resume; T-14: a fold of the facts alone shows it."""
+    run = resting(wait(wait_id=W))
+    (fact,) = decisions.decide(run, say("approve", note="fine", payload=raw({"a": 1})), NOW)
+    assert fact == ev.WaitDecided(Decision(W, "approve", "ada", note="fine", payload=raw({"a": 1}), decided_at=NOW, asked="approval:"))
+    moved = after(run, (fact,))
+    assert (moved.status, moved.waits) == (Status.WAITING_FOR_HUMAN, ())
+    assert moved.decisions == (fact.decision,)
+
+
+def test_a_decision_may_leave_the_resume_to_somebody_else() -> None:
+    (fact,) = decisions.decide(resting(wait(wait_id=W)), say("approve", resume=False), NOW)
+    assert fact.decision.resume is False
+
+
+@pytest.mark.parametrize(
+    ("status", "error"),
+    [("completed", AlreadyTerminal), ("canceled", AlreadyTerminal), ("pending", NotDecidable)],
+)
+def test_a_run_whose_waits_are_closed_takes_no_decision(status: str, error: type[HoldfastError]) -> None:
+    """§5.4, T-05: an answer after the end is refused and changes nothing."""
+    ends: dict[str, tuple[ev.Fact, ...]] = {
+        "completed": (ev.RunStarted(), ev.RunCompleted()),
+        "canceled": (ev.RunCanceled("canceled", False),),
+        "pending": (ev.WaitRequested(wait(wait_id=W)),),
+    }
+    with pytest.raises(error) as e:
+        decisions.decide(folded(*ends[status]), say("approve"), NOW)
+    assert status in e.value.message
+
+
+@pytest.mark.parametrize("status", [Status.RUNNING, Status.WAITING_FOR_HUMAN, Status.FAILED])
+def test_an_open_wait_is_decidable_in_these(status: Status) -> None:
+    """T-27: the writer asks the predicate that readers ask."""
+    w = wait(wait_id=W)
+    runs = {Status.RUNNING: folded(ev.RunStarted(), ev.WaitRequested(w)), Status.WAITING_FOR_HUMAN: resting(w), Status.FAILED: failed(w)}
+    run = runs[status]
+    assert run.status is status and ws.decidable(run.status, run.waits, W)
+    assert isinstance(decisions.decide(run, say("approve"), NOW)[0], ev.WaitDecided)
+
+
+def test_only_an_open_human_wait_is_decidable() -> None:
+    with pytest.raises(WaitNotFound, match="w9"):
+        decisions.decide(resting(wait(wait_id=W)), say("approve", "w9"), NOW)
+    signal = wait(WaitKind.SIGNAL, wait_id=W, available_actions=())
+    with pytest.raises(NotDecidable):
+        decisions.decide(resting(signal, human=False), say("approve"), NOW)
+
+
+def test_only_published_actions_are_taken() -> None:
+    """§5.5, T-26: an empty list allows nothing."""
+    with pytest.raises(ActionUnavailable, match="'halt' is not offered"):
+        decisions.decide(resting(wait(wait_id=W)), say("halt"), NOW)
+    with pytest.raises(ActionUnavailable, match="no action"):
+        decisions.decide(resting(wait(wait_id=W, available_actions=())), say("approve"), NOW)
+    handoff = wait(WaitKind.HANDOFF, wait_id=W, available_actions=ws.ACTIONS[WaitKind.HANDOFF])
+    with pytest.raises(InvalidInput, match="needs feedback"):
+        decisions.decide(resting(handoff), say("retry_feedback", feedback="  "), NOW)
+    assert decisions.decide(resting(handoff), say("retry_feedback", feedback="shorter"), NOW)
+
+
+@pytest.mark.parametrize(("action", "reason"), [("deny", "denied"), ("halt", "halted")])
+def test_a_denial_or_a_halt_ends_the_run_for_good(action: str, reason: str) -> None:
+    """§5.5, §5.14: canceled, settled, every other wait closed; T-07: with a reason."""
+    run = resting(wait(wait_id=W, available_actions=("approve", "deny", "halt")), wait(wait_id="other"))
+    facts = decisions.decide(run, say(action), NOW)
+    assert isinstance(facts[0], ev.WaitDecided), "the decision first, then what it leads to (T-23)"
+    assert any(isinstance(f, ev.WaitClosed) and f.wait_id == "other" for f in facts)
+    assert facts[-1] == ev.RunCanceled(stop_reason=reason, settled=True, at_rest=True)
+    end = after(run, facts)
+    assert (end.status, end.settled, end.stop_reason, end.waits, end.decisions) == (Status.CANCELED, True, reason, (), ())
+
+
+def test_a_live_run_that_is_denied_is_not_ended_at_rest() -> None:
+    run = folded(ev.RunStarted(), ev.WaitRequested(wait(wait_id=W)))
+    assert decisions.decide(run, say("deny"), NOW)[-1] == ev.RunCanceled(stop_reason="denied", settled=True, at_rest=False)
+
+
+def test_a_denial_may_be_given_to_the_node() -> None:
+    """§5.5: ``on_deny="deliver"``."""
+    facts = decisions.decide(resting(wait(wait_id=W, on_deny="deliver")), say("deny"), NOW)
+    assert [type(f) for f in facts] == [ev.WaitDecided]
+
+
+def test_a_failed_run_only_records_the_decision() -> None:
+    """§5.4: there the resume of §7.3 uses it, even a denial."""
+    facts = decisions.decide(failed(wait(wait_id=W)), say("deny"), NOW)
+    assert [type(f) for f in facts] == [ev.WaitDecided]
+
+
+@pytest.mark.parametrize(
+    ("w", "action", "halts"),
+    [
+        (wait(), "approve", False),
+        (wait(), "deny", True),
+        (wait(on_deny="deliver"), "deny", False),
+        (wait(on_deny="deliver"), "halt", True),
+        (wait(), "timeout", True),
+        (wait(on_timeout=OnTimeout.DELIVER), "timeout", False),
+        (wait(on_timeout=OnTimeout.DEFAULT), "timeout", False),
+        (wait(on_timeout=OnTimeout.FAIL), "timeout", False),
+        (wait(on_timeout=OnTimeout.HALT), "approve", False),
+    ],
+)
+def test_which_decisions_end_the_run(w: Wait, action: str, halts: bool) -> None:
+    assert decisions.halts(w, decided(action)) is halts
+
+
+# -- timeouts ---------------------------------------------------------------------------------------
+
+
+def timed_out(w: Wait, run: Run | None = None) -> tuple[ev.Fact, ...]:
+    return decisions.decide(run or resting(w, human=w.human), cmd.FireTimeout(w.wait_id, 5), NOW)
+
+
+def test_a_timeout_never_approves() -> None:
+    """§5.10: it is a decision of the system's, made once; by default it halts."""
+    facts = timed_out(wait(wait_id=W))
+    assert facts[0] == ev.WaitTimedOut(Decision(W, "timeout", "system", decided_at=NOW, asked="approval:"))
+    assert facts[-1] == ev.RunCanceled(stop_reason="wait_timed_out", settled=True, at_rest=True)
+
+
+def test_a_timeout_may_be_delivered_or_answered_by_default() -> None:
+    (given,) = timed_out(wait(wait_id=W, on_timeout=OnTimeout.DELIVER, default=raw("unused")))
+    assert given.decision.payload is None
+    (given,) = timed_out(wait(wait_id=W, on_timeout=OnTimeout.DEFAULT, default=raw("blue")))
+    assert given.decision.payload == raw("blue")
+
+
+def test_a_timeout_may_fail_the_run() -> None:
+    run = resting(wait(wait_id=W, on_timeout=OnTimeout.FAIL, prompt="Ship?"))
+    facts = timed_out(run.waits[0], run)
+    assert facts[-1] == ev.RunFailed(
+        stop_reason="wait_timed_out", error=ErrorValue("holdfast.WaitTimedOut", "nobody answered 'Ship?' in time", "wait_timed_out")
+    )
+    assert after(run, facts).status is Status.FAILED
+    nameless = wait(wait_id=W, on_timeout=OnTimeout.FAIL)
+    assert W in timed_out(nameless)[-1].error.message
+
+
+@pytest.mark.parametrize("kind", [WaitKind.SIGNAL, WaitKind.TIMER])
+def test_a_signal_or_timer_that_is_due_halts_nothing(kind: WaitKind) -> None:
+    """§5.11: what ended is the waiting."""
+    facts = timed_out(wait(kind, wait_id=W, on_timeout=OnTimeout.HALT))
+    assert [type(f) for f in facts] == [ev.WaitTimedOut]
+
+
+def test_a_timeout_that_comes_late_changes_nothing() -> None:
+    """§5.6, T-35: the answer was first; T-91: or the run has ended."""
+    run = resting(wait(wait_id=W))
+    assert timed_out(wait(wait_id="w9"), run) == ()
+    ended = failed(wait(wait_id=W))
+    assert ended.waits
+    assert timed_out(ended.waits[0], ended) == ()
+
+
+# -- cancel -----------------------------------------------------------------------------------------
+
+
+def test_a_run_at_rest_is_canceled_in_one_breath() -> None:
+    """§10.12, T-89: the request is on record first; §2.4, T-01: through running, in the same commit."""
+    run = resting(wait(wait_id=W))
+    facts = decisions.decide(run, cmd.Cancel("ada", "too late"), NOW)
+    assert facts == (
+        ev.RunCancelRequested("too late"),
+        ev.WaitClosed(W, "canceled"),
+        ev.RunCanceled(stop_reason="canceled", settled=False, at_rest=True),
+    )
+    end = after(run, facts)
+    assert (end.status, end.settled, end.stop_reason, end.waits) == (Status.CANCELED, False, "canceled", ())
+
+
+@pytest.mark.parametrize(
+    ("facts", "at_rest"),
+    [((), True), ((ev.RunStarted(),), False), ((ev.RunStarted(), ev.RunReplaying()), False), ((ev.RunStarted(), ev.RunWaitingForSignal()), True)],
+)
+def test_a_cancel_says_whether_the_run_was_at_rest(facts: tuple[ev.Fact, ...], at_rest: bool) -> None:
+    assert decisions.decide(folded(*facts), cmd.Cancel("ada"), NOW)[-1].at_rest is at_rest
+
+
+def test_a_second_cancel_asks_no_second_time() -> None:
+    run = folded(ev.RunStarted(), ev.RunCancelRequested("once"))
+    assert [type(f) for f in decisions.decide(run, cmd.Cancel("ada", "twice"), NOW)] == [ev.RunCanceled]
+
+
+@pytest.mark.parametrize("end", [ev.RunCompleted(), ev.RunFailed("x", BOOM), ev.RunCanceled("canceled", False)])
+def test_completion_first_leaves_nothing_to_cancel(end: ev.Fact) -> None:
+    """T-92."""
+    with pytest.raises(AlreadyTerminal, match="already"):
+        decisions.decide(folded(ev.RunStarted(), end), cmd.Cancel("ada"), NOW)
+
+
+# -- resume -----------------------------------------------------------------------------------------
+
+
+def test_a_failed_run_is_resumed_by_whoever_names_what_he_has_seen() -> None:
+    """§7.3: its head, or its stop reason; a stale or missing acknowledgement is refused."""
+    run = failed(reason="step_timeout")
+    assert run.checkpoint_head is not None
+    for seen in (run.checkpoint_head, "step_timeout"):
+        (fact,) = decisions.decide(run, cmd.Resume("ada", acknowledge=seen, force=True), NOW)
+        assert fact == ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=seen, forced=True)
+    with pytest.raises(AcknowledgeRequired, match="nobody has looked yet"):
+        decisions.decide(run, cmd.Resume("ada"), NOW)
+    with pytest.raises(AcknowledgeRequired, match="stale") as e:
+        decisions.decide(run, cmd.Resume("ada", acknowledge="step_failed"), NOW)
+    assert "--acknowledge step_timeout" in e.value.hint
+
+
+def test_a_run_without_a_checkpoint_is_not_resumed_by_naming_nothing() -> None:
+    """§7.3: None is no acknowledgement, even where there is no head to name."""
+    run = folded(ev.RunStarted(), ev.RunFailed("x", BOOM))
+    assert run.checkpoint_head is None
+    with pytest.raises(AcknowledgeRequired):
+        decisions.refuse_resume(run, None)
+
+
+def test_resume_of_a_failed_run_clears_its_end() -> None:
+    """T-02, T-06: finished_at is null again; no status setter could do that."""
+    run = failed()
+    assert run.finished_at is not None
+    again = after(run, decisions.decide(run, cmd.Resume("ada", acknowledge="step_failed"), NOW))
+    assert (again.status, again.finished_at, again.stop_reason, again.error) == (Status.RUNNING, None, None, None)
+
+
+@pytest.mark.parametrize("end", [ev.RunCompleted(), ev.RunCanceled("denied", True)])
+def test_what_ended_for_good_is_never_resumed(end: ev.Fact) -> None:
+    """§7.2, §7.4: forced or not."""
+    with pytest.raises(SettledTerminal, match="for good"):
+        decisions.decide(folded(ev.RunStarted(), end), cmd.Resume("ada", force=True), NOW)
+
+
+def test_a_canceled_run_is_resumed_on_request() -> None:
+    run = folded(ev.RunStarted(), ev.RunCanceled("canceled", False))
+    assert [type(f) for f in decisions.decide(run, cmd.Resume("ada"), NOW)] == [ev.RunResumed]
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_an_undecided_question_is_never_resumed_past(force: bool) -> None:
+    """§7.2: at rest or failed."""
+    w = wait(wait_id=W)
+    with pytest.raises(UndecidedWait, match=W):
+        decisions.decide(resting(w), cmd.Resume("ada", force=force), NOW)
+    with pytest.raises(UndecidedWait):
+        decisions.decide(failed(w), cmd.Resume("ada", acknowledge="step_failed", force=force), NOW)
+
+
+def test_a_failed_run_with_only_a_signal_open_asks_nobody() -> None:
+    run = failed(wait(WaitKind.SIGNAL, wait_id=W))
+    assert decisions.decide(run, cmd.Resume("ada", acknowledge="step_failed"), NOW)
+
+
+def test_an_answered_run_is_resumed() -> None:
+    run = after(resting(wait(wait_id=W)), (ev.WaitDecided(decided("approve", W)),))
+    assert decisions.decide(run, cmd.Resume("ada"), NOW)
+
+
+def test_a_run_whose_signal_has_not_come_has_nothing_to_go_on_with() -> None:
+    """§7.1."""
+    signal = wait(WaitKind.SIGNAL, wait_id=W)
+    with pytest.raises(NothingEligible):
+        decisions.decide(resting(signal, human=False), cmd.Resume("ada"), NOW)
+    come = after(resting(signal, human=False), (ev.WaitDecided(decided("signal", W)),))
+    assert decisions.decide(come, cmd.Resume("ada"), NOW)
+
+
+# -- answers as records -----------------------------------------------------------------------------
+
+
+def test_an_answer_is_found_at_the_place_that_asked() -> None:
+    """§5.12: the re-entered step looks it up by its task and path."""
+    run = resting(wait(wait_id=W, prompt="Ship?"))
+    facts = decisions.decide(run, say("approve", payload=raw(None)), NOW)
+    (record,) = decisions.answers(after(run, facts))
+    assert (record.task, record.path, record.name, record.kind) == ("ask", "0", "approval:Ship?", "wait")
+    assert decisions.read_answer(record) == facts[0].decision
+    assert decisions.read_answer(record).payload == raw(None), "an answer of None is an answer (§5.8, L-09)"
+
+
+@pytest.mark.parametrize(
+    ("wait_id", "place"),
+    [("r.1.ask.0", ("ask", "0")), ("r.12.ask:2.0/1.3", ("ask:2", "0/1.3")), ("r.1.ask", ("ask", ""))],
+)
+def test_a_wait_id_names_its_place(wait_id: str, place: tuple[str, str]) -> None:
+    assert decisions.place(wait_id) == place
+
+
+# -- signals, children, late results ----------------------------------------------------------------
+
+
+def test_a_signal_is_received_by_whoever_has_not_ended() -> None:
+    """§5.11."""
+    command = cmd.Signal("go", "k1", raw(1), "ada")
+    assert ev.SignalReceived("go", "k1", raw(1)) in decisions.decide(folded(ev.RunStarted()), command, NOW)
+    assert decisions.decide(folded(ev.RunStarted(), ev.RunCompleted()), command, NOW) == ()
+
+
+def child(status: str, **more: Any) -> cmd.ChildEnded:
+    return cmd.ChildEnded("kid", status, **more)
+
+
+def test_a_childs_end_answers_the_wait_for_it() -> None:
+    """§4.14."""
+    run = resting(wait(WaitKind.CHILD, wait_id=W, name="kid"), human=False)
+    (fact,) = decisions.decide(run, child("completed", result=raw(42)), NOW)
+    assert fact.decision == Decision(W, "completed", "system", payload=raw(42), decided_at=NOW, asked="child:kid")
+
+
+@pytest.mark.parametrize(
+    ("command", "shown"),
+    [
+        (child("failed", error=BOOM), {"run_id": "kid", "status": "failed", "error": "boom"}),
+        (child("failed", result=raw(42), error=BOOM), {"run_id": "kid", "status": "failed", "error": "boom"}),
+        (child("canceled"), {"run_id": "kid", "status": "canceled", "error": None}),
+        (child("completed"), {"run_id": "kid", "status": "completed", "error": None}),
+    ],
+)
+def test_a_child_without_a_result_says_how_it_ended(command: cmd.ChildEnded, shown: dict[str, Any]) -> None:
+    run = resting(wait(WaitKind.CHILD, wait_id=W, name="kid"), human=False)
+    (fact,) = decisions.decide(run, command, NOW)
+    assert canon.decode(fact.decision.payload) == shown
+
+
+def test_a_child_nobody_waits_for_changes_nothing() -> None:
+    w = wait(WaitKind.CHILD, wait_id=W, name="another")
+    assert decisions.decide(resting(w, human=False), child("completed"), NOW) == ()
+    named_alike = wait(WaitKind.SIGNAL, wait_id=W, name="kid")
+    assert decisions.decide(resting(named_alike, human=False), child("completed"), NOW) == ()
+    ended = failed(wait(WaitKind.CHILD, wait_id=W, name="kid"))
+    assert decisions.decide(ended, child("completed"), NOW) == ()
+
+
+def test_a_late_result_is_evidence_and_no_more() -> None:
+    """§10.2."""
+    (fact,) = decisions.decide(folded(ev.RunStarted()), cmd.LateResult("r.1.a@1", "it had sent the mail"), NOW)
+    assert fact == ev.NoteAdded("late result of r.1.a@1: it had sent the mail")
+
+
+def test_every_command_has_its_function() -> None:
+    """A command that nothing decides would be accepted into inboxes and never answered."""
+    known = set(decisions._TABLE)
+    assert known == set(cmd.AnyCommand.__args__)  # type: ignore[attr-defined]
+
+
+# -- the named helpers (§5.15) ----------------------------------------------------------------------
+
+
+def test_done_closes_every_wait() -> None:
+    run = folded(ev.RunStarted(), ev.WaitRequested(wait(wait_id=W)))
+    assert decisions.mark_run_done(run, raw(1)) == (ev.WaitClosed(W, "done"), ev.RunCompleted(raw(1)))
+    assert after(run, decisions.mark_run_done(run)).status is Status.COMPLETED
+
+
+def test_halted_closes_every_wait_and_is_settled() -> None:
+    run = folded(ev.RunStarted(), ev.WaitRequested(wait(wait_id=W)))
+    assert decisions.mark_run_halted(run) == (ev.WaitClosed(W, "halted"), ev.RunCanceled(stop_reason="halted", settled=True, at_rest=False))
+    replaying = folded(ev.RunStarted(), ev.RunReplaying())
+    assert decisions.mark_run_halted(replaying)[-1].at_rest is False
+    assert decisions.mark_run_halted(folded())[-1].at_rest is True
+
+
+def test_failed_and_interrupted_keep_every_question() -> None:
+    """T-21, T-22, §5.14."""
+    handoff = wait(WaitKind.HANDOFF, wait_id=W)
+    run = folded(ev.RunStarted(), ev.WaitRequested(handoff))
+    torn = after(run, decisions.mark_run_interrupted(run, "the process ends"))
+    assert (torn.waits, torn.active_handoff, torn.status) == ((handoff,), W, Status.RUNNING)
+    assert torn.interrupted_at is not None
+    end = after(torn, decisions.mark_run_failed(torn, "x", BOOM))
+    assert (end.waits, end.active_handoff, end.status) == ((handoff,), W, Status.FAILED)
+    assert (end.stop_reason, end.error) == ("x", BOOM)
+
+
+def test_a_review_is_a_wait() -> None:
+    run = folded(ev.RunStarted())
+    review = wait(WaitKind.REVIEW, wait_id=W)
+    end = after(run, decisions.mark_run_awaiting_review(run, review))
+    assert (end.status, end.waits) == (Status.WAITING_FOR_HUMAN, (review,))
+
+
+def test_every_way_to_stop_says_why() -> None:
+    """T-07, §2.8: not completed and ended means a stop reason."""
+    run = folded(ev.RunStarted(), ev.WaitRequested(wait(wait_id=W, available_actions=("approve", "deny", "halt"))))
+    ways = [
+        decisions.decide(run, say("deny"), NOW),
+        decisions.decide(run, say("halt"), NOW),
+        decisions.decide(run, cmd.Cancel("ada"), NOW),
+        decisions.decide(run, cmd.FireTimeout(W, 0), NOW),
+        decisions.mark_run_halted(run),
+        decisions.mark_run_failed(run, decisions.stop_reason(ValueError("x")), BOOM),
+    ]
+    for facts in ways:
+        end = after(run, facts)
+        assert end.status in TERMINAL and end.stop_reason
+
+
+def test_a_failure_leaves_a_stable_code() -> None:
+    """§2.8."""
+    assert decisions.stop_reason(ValueError("anything")) == "step_failed"
+    assert decisions.stop_reason(Denied("no")) == "denied"
+    assert decisions.stop_reason(HoldfastError("x", code="mine")) == "mine"

@@ -1,0 +1,229 @@
+"""Where a run stands, folded from its log (§4.5, §4.6)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.core import canon, codec
+from holdfast.core import checkpoint as cps
+from holdfast.core import events as ev
+from holdfast.core import superstep as ss
+from holdfast.core.channels import append, last
+from holdfast.core.checkpoint import INPUT_TASK, Boundary, Source, StepRecord, TaskResult
+from holdfast.core.errors import ChainBroken, ErrorValue, EventUnreadable
+from holdfast.core.progress import Progress
+from holdfast.core.waits import WaitKind
+from tests.core.build import RUN, Log, decided, node, program, raw, wait
+
+BOOM = ErrorValue("ValueError", "boom")
+PAIR = program(node("a", start=True), node("b", start=True), node("c", after=["a", "b"]), channels={"out": append, "n": last})
+
+
+def begun(given: dict[str, Any] | None = None) -> tuple[Log, cps.Checkpoint]:
+    """A run of PAIR with its first checkpoint, and that checkpoint as live code has it."""
+    given = given or {"n": 1}
+    log = Log(input=raw(given))
+    start = TaskResult(INPUT_TASK, writes=raw(given))
+    delta, first = ss.first(PAIR, cps.empty(RUN), start)
+    log.commit(ev.RunStarted(), ev.StepStarted(1, "a"), ev.StepStarted(1, "b"), ev.CheckpointSaved(b"", "input"), delta=delta)
+    return log, first
+
+
+def walked(log: Log) -> Progress:
+    return Progress(RUN).walk(log.rows)
+
+
+def finished(task: str, **writes: Any) -> TaskResult:
+    return TaskResult(task, writes=raw(writes))
+
+
+def test_a_run_that_has_not_started_holds_its_input() -> None:
+    """§2.4: the input is a finished task's writes, waiting for the first checkpoint."""
+    found = walked(Log(input=raw({"n": 7})))
+    assert found.checkpoint == cps.empty(RUN)
+    assert found.results == {INPUT_TASK: finished(INPUT_TASK, n=7)}
+    assert (found.seq, found.takeovers, found.waits, found.attempts) == (1, 0, (), {})
+
+
+def test_the_first_checkpoint_takes_the_input_in() -> None:
+    log, first = begun()
+    found = walked(log)
+    assert found.checkpoint.values == first.values == {"n": 1, "out": []}
+    assert [t.key for t in found.checkpoint.pending] == ["a", "b"]
+    assert found.checkpoint.boundaries == (Boundary.RUN_STARTED,)
+    assert (found.checkpoint.step, found.checkpoint.seq, found.checkpoint.created_at) == (0, 5, 2_000_000)
+    assert found.results == {}, "the barrier has carried it across"
+
+
+def test_finished_siblings_stay_pending_until_the_barrier() -> None:
+    """T-58, §4.6: a finished task is on record under its checkpoint, which has not moved."""
+    log, _ = begun()
+    head = walked(log).checkpoint
+    log.commit(ev.StepCompleted(1, "a"), results=(finished("a", out="A"),))
+    log.commit(ev.StepFailed(1, "b", BOOM, attempt=2))
+    found = walked(log)
+    assert found.checkpoint == head
+    assert found.results == {"a": finished("a", out="A")}
+    assert found.attempts == {("b", ""): (2, 0)}
+
+
+def test_a_barrier_clears_what_it_carried_across() -> None:
+    log, _ = begun()
+    record = StepRecord("b", "0", "ask", value=raw(1))
+    log.commit(ev.StepCompleted(1, "a"), results=(finished("a", out="A"), record))
+    log.commit(ev.StepRetryScheduled(1, "b", 1, 9_000_000, BOOM))
+    before = walked(log)
+    assert before.records == {("b", "0"): record}
+    assert before.attempts == {("b", ""): (1, 9_000_000)}
+    results = {"a": finished("a", out="A"), "b": finished("b", out="B")}
+    delta, _ = ss.barrier(PAIR, before.checkpoint, results, inline={"b"}, decoded={})
+    log.commit(ev.StepCompleted(1, "b"), ev.StepStarted(2, "c"), delta=delta)
+    after = walked(log)
+    assert after.checkpoint.values["out"] == ["A", "B"]
+    assert [t.key for t in after.checkpoint.pending] == ["c"]
+    assert after.checkpoint.boundaries == (Boundary.STEP_COMPLETED,)
+    assert after.checkpoint.parent == before.checkpoint.checkpoint_id
+    assert (after.results, after.records, after.attempts) == ({}, {}, {})
+
+
+def test_a_wait_moves_the_head_and_nothing_else() -> None:
+    """§4.8, T-62: the parent's values and step; the records stay for the re-entry."""
+    log, _ = begun()
+    record = StepRecord("b", "0", "ask", value=raw(1))
+    w = wait(wait_id="w")
+    log.commit(ev.WaitRequested(w), results=(record,))
+    before = walked(log)
+    assert before.waits == (w,)
+    log.commit(ev.CheckpointSaved(b"", "wait"), ev.RunWaitingForHuman(), delta=cps.Delta(step=0, source=Source.WAIT))
+    after = walked(log)
+    assert after.checkpoint.waits == (w,)
+    assert after.checkpoint.seq > before.checkpoint.seq
+    assert (after.checkpoint.step, after.checkpoint.values) == (0, before.checkpoint.values)
+    assert after.checkpoint.boundaries == (Boundary.WAITING_FOR_HUMAN,)
+    assert after.records == {("b", "0"): record}
+
+
+def asked(*more: ev.Fact) -> Progress:
+    log, _ = begun()
+    log.commit(ev.WaitRequested(wait(wait_id="w1")), ev.WaitRequested(wait(WaitKind.SIGNAL, wait_id="w2")))
+    return walked(log.commit(*more)) if more else walked(log)
+
+
+@pytest.mark.parametrize(
+    ("fact", "left"),
+    [
+        (ev.NoteAdded("nothing"), ["w1", "w2"]),
+        (ev.WaitDecided(decided("approve", "w1")), ["w2"]),
+        (ev.WaitTimedOut(decided("timeout", "w2")), ["w1"]),
+        (ev.WaitClosed("w1", "done"), ["w2"]),
+        (ev.WaitRequested(wait(wait_id="w1", prompt="again")), ["w2", "w1"]),
+        (ev.RunCanceled("canceled", False), []),
+        (ev.RunCompleted(), []),
+        (ev.RunFailed("x", BOOM), ["w1", "w2"]),
+    ],
+)
+def test_open_waits_follow_their_facts(fact: ev.Fact, left: list[str]) -> None:
+    """§5.2, §5.14: a failed run keeps its questions, an ended one has none."""
+    assert [w.wait_id for w in asked(fact).waits] == left
+
+
+def test_takeovers_are_counted_since_the_last_step_that_ended() -> None:
+    """§10.6: progress resets the budget."""
+    log, _ = begun()
+    taken = ev.AttemptTakenOver("you", 1)
+    assert walked(log.commit(taken)).takeovers == 1
+    assert walked(log.commit(taken)).takeovers == 2
+    assert walked(log.commit(ev.StepCompleted(1, "a"), results=(finished("a"),))).takeovers == 0
+
+
+def test_an_operator_forgives_failures_and_keeps_finished_work() -> None:
+    """§7.3: what failed is tried afresh, what is recorded is not done again."""
+    log, _ = begun()
+    good, bad = StepRecord("b", "0", "ask", value=raw(1)), StepRecord("b", "1", "tell", error=BOOM)
+    log.commit(ev.StepCompleted(1, "a"), results=(finished("a"), good, bad))
+    log.commit(ev.AttemptTakenOver("you", 1), ev.StepFailed(1, "b", BOOM), ev.RunFailed("step_failed", BOOM))
+    before = walked(log)
+    assert (before.takeovers, set(before.records), before.attempts) == (1, {("b", "0"), ("b", "1")}, {("b", ""): (1, 0)})
+    decision = Progress(RUN).walk([*log.rows])
+    decision._note(ev.Event(99, 0, ev.RunResumed(cause="decision")))
+    assert decision.attempts, "a decision forgives nothing"
+    after = walked(log.commit(ev.RunResumed(cause="operator")))
+    assert (after.takeovers, after.attempts) == (0, {})
+    assert after.records == {("b", "0"): good}
+    assert set(after.results) == {"a"}
+
+
+def test_loading_goes_on_from_a_whole_checkpoint() -> None:
+    """§4.5: what is loaded from a whole one and the rows after it is what the whole log gives."""
+    log, _ = begun()
+    early = walked(log)
+    whole = codec.decode_whole(RUN, codec.encode_whole(early.checkpoint, log.rows[-1].hash))
+    log.commit(ev.WaitRequested(wait()), results=(finished("a", out="A"),))
+    mine = Progress(RUN, whole).walk(log.rows[-1:])
+    all_of_it = walked(log)
+    assert mine.results == {"a": finished("a", out="A")}
+    assert (mine.seq, mine.hash, mine.waits) == (all_of_it.seq, all_of_it.hash, all_of_it.waits)
+    # A whole checkpoint keeps what time travel needs; what it stands for is in the log alone.
+    assert msgspec.structs.replace(mine.checkpoint, boundaries=(), writes={}) == msgspec.structs.replace(all_of_it.checkpoint, boundaries=(), writes={})
+
+
+def test_a_whole_checkpoint_brings_its_waits() -> None:
+    log, _ = begun()
+    log.commit(ev.WaitRequested(wait()))
+    log.commit(ev.CheckpointSaved(b"", "wait"), ev.RunWaitingForHuman(), delta=cps.Delta(step=0, source=Source.WAIT))
+    found = walked(log)
+    assert Progress(RUN, (found.checkpoint, found.hash)).waits == (wait(),)
+
+
+def test_a_checkpoint_that_hashes_to_something_else_is_refused() -> None:
+    """§1.8: the event log vouches for the chain."""
+    log, _ = begun()
+    record = codec.open_row(log.rows[-1], log.rows[-2].hash)
+    found = Progress(RUN).walk(log.rows[:-1])
+    found.checkpoint = msgspec.structs.replace(found.checkpoint, hash=b"another parent")
+    with pytest.raises(ChainBroken, match="up to 5"):
+        found.step(record)
+    assert found.checkpoint.seq == 0
+
+
+def test_a_checkpoint_that_no_event_vouches_for_is_refused() -> None:
+    log, _ = begun()
+    record = codec.open_row(log.rows[-1], log.rows[-2].hash)
+    silent = msgspec.structs.replace(record, events=tuple(e for e in record.events if not getattr(e.fact, "hash", b"")))
+    with pytest.raises(ChainBroken):
+        Progress(RUN).walk(log.rows[:-1]).step(silent)
+
+
+def test_rows_are_held_against_the_chain() -> None:
+    """§1.9: a row that does not follow the one before it is named, wherever the walk begins."""
+    log, _ = begun()
+    log.commit(ev.NoteAdded("x"))
+    with pytest.raises(ChainBroken):
+        Progress(RUN).walk([log.rows[0], log.rows[2]])
+    with pytest.raises(ChainBroken):
+        Progress(RUN).walk(log.rows[1:])
+
+
+def test_a_result_that_is_not_on_record_is_named() -> None:
+    """L-04: nothing refers to what was never written."""
+    log, _ = begun()
+    head = walked(log).checkpoint
+    results = {"a": finished("a", out="A"), "b": finished("b", out="B")}
+    delta, _ = ss.barrier(PAIR, head, results, inline={"b"}, decoded={})
+    log.commit(ev.StepCompleted(1, "b"), delta=delta)
+    with pytest.raises(EventUnreadable, match="result of a"):
+        walked(log)
+
+
+def test_one_progress_equals_another_step_by_step() -> None:
+    """§4.5: walking all rows at once, or one by one, ends at the same place."""
+    log, _ = begun()
+    log.commit(ev.StepCompleted(1, "a"), results=(finished("a", out="A"),))
+    together, single = walked(log), Progress(RUN)
+    for row in log.rows:
+        assert single.walk([row]) is single
+    assert canon.plain(single.checkpoint.values) == canon.plain(together.checkpoint.values)
+    assert (single.seq, single.hash, single.results) == (together.seq, together.hash, together.results)
