@@ -139,6 +139,22 @@ def test_takeovers_are_counted_since_the_last_step_that_ended() -> None:
     assert walked(log.commit(ev.StepCompleted(1, "a"), results=(finished("a"),))).takeovers == 0
 
 
+def test_another_attempt_forgives_the_failures_beneath_it() -> None:
+    """§10.9: a retried call runs its failed parts again, keeps its finished ones, and touches no other's."""
+    log, _ = begun()
+    good, bad = StepRecord("b", "0/0", "ask", value=raw(1)), StepRecord("b", "0/1", "tell", error=BOOM)
+    beside, other = StepRecord("b", "1", "tell", error=BOOM), StepRecord("a", "0/1", "tell", error=BOOM)
+    failures = [ev.StepFailed(1, task, BOOM, path=path) for task, path in (("b", "0/1"), ("b", "1"), ("a", "0/1"))]
+    log.commit(*failures, results=(good, bad, beside, other))
+    assert set(walked(log).attempts) == {("b", "0/1"), ("b", "1"), ("a", "0/1")}
+    found = walked(log.commit(ev.StepRetryScheduled(1, "b", 1, 9, BOOM, path="0")))
+    assert set(found.records) == {("b", "0/0"), ("b", "1"), ("a", "0/1")}
+    assert found.attempts == {("b", "1"): (1, 0), ("a", "0/1"): (1, 0), ("b", "0"): (1, 9)}
+    whole = walked(log.commit(ev.StepRetryScheduled(1, "b", 1, 9, BOOM)))
+    assert set(whole.records) == {("b", "0/0"), ("a", "0/1")}
+    assert whole.attempts == {("a", "0/1"): (1, 0), ("b", ""): (1, 9)}
+
+
 def test_an_operator_forgives_failures_and_keeps_finished_work() -> None:
     """§7.3: what failed is tried afresh, what is recorded is not done again."""
     log, _ = begun()
