@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import os
+import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Self, TypeVar, cast, overload
 
@@ -103,6 +104,8 @@ class Runtime:
     # -- life ---------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        if self._store.url == DEFAULT_STORE:
+            pathlib.Path(".holdfast").mkdir(exist_ok=True)
         await self._store.open()
         self._open = True
         self._services.alive = self._heartbeat.safe

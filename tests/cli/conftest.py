@@ -75,6 +75,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """An empty folder with a skill in ``work.py``; nothing of this machine's settings."""
     for name in ("HOLDFAST_STORE", "HOLDFAST_SKILLS", "HOLDFAST_LEASE", "HOLDFAST_ACTOR", "HOLDFAST_LLM_URL", "UV_RUN_RECURSION_DEPTH"):
         monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("PYTHONPATH", str(SOURCE))
     monkeypatch.chdir(tmp_path)
     path = list(sys.path)
     (tmp_path / "work.py").write_text(SKILL, "utf-8")

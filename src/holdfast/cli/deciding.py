@@ -5,6 +5,7 @@ They need no code: they commit, and say who will drive (§5.4).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -52,10 +53,11 @@ def waits(call: Call, run_id: str | None) -> int:
     if call.as_json:
         o.emit({"waits": found, "next_cursor": None})
         return 0
+    open_of = Counter(w["run_id"] for w in found if w["available_actions"])
     for wait in found:
         click.echo(f"{wait['run_id']}  {o.paint(wait['kind'], 'yellow')}  {o.paint(o.inline(wait['prompt'] or wait['name'], 200), bold=True)}")
         click.echo(o.paint(f"    asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}", dim=True))
-        for line in pages.answers(call, wait):
+        for line in pages.answers(call, wait, alone=open_of[wait["run_id"]] == 1):
             click.echo(f"    {line}")
     if not found:
         click.echo("nothing waits")

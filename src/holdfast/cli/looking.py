@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,11 +16,12 @@ from holdfast.cli.session import Call, options, over
 from holdfast.core import views
 from holdfast.core.effects import Effect
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, SkillUnknown
-from holdfast.core.status import Condition
+from holdfast.core.status import Condition, Status
 from holdfast.core.views import Moment
 from holdfast.handle import CheckpointView, EventView, Run, Wait, when
 from holdfast.runtime import Runtime
 
+RUN_ID = re.compile(r"[0-9a-z]{26}")
 _CONDITIONS = {**{c.value: c for c in Condition}, "canceled": Condition.CANCELLED}
 
 
@@ -35,6 +37,8 @@ def runs(call: Call, status: str | None, condition: str | None, skill: str | Non
     """List runs, newest first."""
     if condition is not None and condition not in _CONDITIONS:
         raise InvalidInput(f"{condition!r} is not a condition", hint="one of " + ", ".join(c.value for c in Condition))
+    if status is not None and status not in {"cancelled", *Status}:
+        raise InvalidInput(f"{status!r} is not a status", hint="one of " + ", ".join(Status))
     wanted = None if condition is None else _CONDITIONS[condition].value
 
     async def act(rt: Runtime) -> tuple[list[Run[Any]], int]:
@@ -324,7 +328,7 @@ def graph(call: Call, target: str | None, mermaid: bool) -> int:
 
 
 def _looks_like_a_run(text: str) -> bool:
-    return len(text) == 26 and text.isalnum() and text.islower()
+    return RUN_ID.fullmatch(text) is not None
 
 
 async def _drawn(rt: Runtime, run_id: str) -> tuple[Run[Any], CheckpointView | None]:

@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 import sys
+import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -131,7 +132,8 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
 
 def block(text: str, *, indent: str = "    ", lines: int = 0) -> None:
     """Several lines of a run's text, indented; with ``lines`` no more than so many."""
-    every = clean(text).splitlines() or [""]
+    room = width() - columns(indent)
+    every = [part for line in clean(text).splitlines() or [""] for part in textwrap.wrap(line, room, replace_whitespace=False, drop_whitespace=False) or [""]]
     shown_lines = every if not lines or len(every) <= lines else every[:lines]
     for line in shown_lines:
         click.echo(f"{indent}{line}".rstrip())

@@ -154,7 +154,9 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
     """A few lines: how it stands, and what to do next."""
     click.echo(f"{o.inline(run['skill_id'])} {run['run_id']}  {heading(run)}")
     for wait in run["waits"]:
-        asked(call, wait)
+        asked(wait)
+        for line in answers(call, wait, alone=alone(run)):
+            click.echo(f"      {line}")
     if run["error"] is not None:
         click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}: {o.inline(run['error']['message'])}")
     elif run["stop_reason"]:
@@ -184,29 +186,33 @@ def advice(call: Call, run: Mapping[str, Any]) -> list[str]:
     return []
 
 
-def asked(call: Call, wait: Mapping[str, Any]) -> None:
-    """One open wait with the commands that answer it."""
+def asked(wait: Mapping[str, Any]) -> None:
+    """One open wait: its kind and its question."""
     what = o.inline(wait["prompt"] or wait["name"] or wait["task"])
     click.echo(f"  {o.mark('ask')} {wait['kind']}: {o.paint(what, bold=True)}")
-    for line in answers(call, wait):
-        click.echo(f"      {line}")
 
 
-def answers(call: Call, wait: Mapping[str, Any]) -> list[str]:
+def alone(run: Mapping[str, Any]) -> bool:
+    """Whether an answer without a wait's id can mean one wait only (§5.11)."""
+    return sum(bool(w["available_actions"]) for w in run["waits"]) == 1
+
+
+def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list[str]:
     """What to type to answer a wait: one line for each action it offers."""
-    run_id, wait_id = wait["run_id"], wait["wait_id"]
+    run_id = wait["run_id"]
+    which = [] if alone else ["--wait", wait["wait_id"]]
     lines = []
     for action in wait["available_actions"]:
         match action:
             case ws.APPROVE:
-                lines.append(call.line("approve", run_id, "--wait", wait_id))
+                lines.append(call.line("approve", run_id, *which))
             case ws.DENY:
-                lines.append(call.line("deny", run_id, "--wait", wait_id, "--reason", "WHY"))
+                lines.append(call.line("deny", run_id, *which, "--reason", "WHY"))
             case ws.ANSWER | ws.RECORD_RESULT:
-                lines.append(call.line("decide", run_id, "--wait", wait_id, "--action", action, "--payload", "JSON"))
+                lines.append(call.line("decide", run_id, *which, "--action", action, "--payload", "JSON"))
             case _:
                 feedback = ["--feedback", "TEXT"] if action in ws.NEEDS_FEEDBACK else []
-                lines.append(call.line("decide", run_id, "--wait", wait_id, "--action", action, *feedback))
+                lines.append(call.line("decide", run_id, *which, "--action", action, *feedback))
     if wait["kind"] == ws.WaitKind.SIGNAL:
         lines.append(call.line("signal", run_id, wait["name"], "--payload", "JSON"))
     return lines
@@ -242,7 +248,7 @@ def page(call: Call, run: Mapping[str, Any], moments: list[Moment], effects: lis
     if run["waits"]:
         o.head("waits for")
         for wait in run["waits"]:
-            _wait(call, wait, now)
+            _wait(call, wait, now, alone(run))
     if run["decisions"]:
         o.head("decided, not yet used")
         for d in run["decisions"]:
@@ -307,15 +313,20 @@ def _took(effect: Effect) -> str:
     return "" if effect.settled_at is None else o.span((effect.settled_at - effect.attempted_at) / 1_000_000)
 
 
-def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime) -> None:
-    asked(call, wait)
-    until = f", {wait['on_timeout']} {o.ago(wait['deadline'], now)}" if wait["deadline"] else ""
+_IF_LATE = {"halt": "halts", "deliver": "goes on without an answer", "default": "takes the default", "fail": "fails"}
+
+
+def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime, alone: bool) -> None:
+    asked(wait)
+    until = f", {_IF_LATE.get(wait['on_timeout'], '')} {o.ago(wait['deadline'], now)}" if wait["deadline"] else ""
     who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
     click.echo(o.paint(f"      asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
     if wait["key"]:
         click.echo(f"      effect {o.inline(wait['effect_id'])}, arguments {wait['request_hash']}, attempted {o.clock(wait['attempted_at'])}")
     if wait["show"] is not None:
         o.block(wait["show"] if isinstance(wait["show"], str) else o.value_line(wait["show"], 2000), indent="      │ ", lines=24)
+    for line in answers(call, wait, alone=alone):
+        click.echo(f"      {o.mark('go')} {line}")
 
 
 def problem_lines(found: list[dict[str, Any]]) -> None:
@@ -326,17 +337,37 @@ def problem_lines(found: list[dict[str, Any]]) -> None:
             click.echo(o.paint(f"      {o.inline(p['repair_hint'])}", dim=True))
 
 
-def timeline(moments: list[Moment]) -> None:
-    """One line a moment: when, what, how long, and what is worth knowing."""
+_SMALL = frozenset(
+    {
+        "run.queued", "run.claimed", "run.started", "run.waiting_for_human", "run.waiting_for_signal", "attempt.lease_expired", "attempt.taken_over",
+        "side_effect.attempted", "ledger.appended", "step.started",
+    }
+)  # fmt: skip
+
+
+def timeline(moments: list[Moment], *, brief: bool = False, notes: Mapping[str, str] | None = None) -> None:
+    """One line a moment: when, what, how long, and what is worth knowing.
+
+    Args:
+        brief: leave out what only an operator wants to see: claims, queues, calls inside a step.
+        notes: lines of their own, by the time after which they belong.
+    """
     first = o.moment(moments[0].at) if moments else None
-    where = min(32, max((o.columns(m.step) for m in moments), default=0))
+    told = [m for m in moments if not brief or not (m.what in _SMALL or (m.what == "step.completed" and "." in m.step))]
+    where = min(32, max((o.columns(m.step) for m in told), default=0))
     room = o.width()
-    for m in moments:
+    left_notes = dict(notes or {})
+    for m in told:
+        for when in [w for w in left_notes if m.at is not None and w < m.at]:
+            click.echo(f"  {'':>9}  {left_notes.pop(when)}")
         at = o.moment(m.at)
         since = f"+{(at - first).total_seconds():.3f}" if at is not None and first is not None else ""
         sign = o.mark(_SIGNS.get(m.what, "dot"))
         took = o.span(m.duration)
         left = f"  {since:>9}  {sign} {m.what:<22} {o.pad(o.inline(m.step, 32), where)}  {took:>9}"
-        click.echo(f"{left}  {o.inline(m.detail, max(10, room - o.columns(left) - 2))}".rstrip())
+        line = f"{left}  {o.inline(m.detail, max(10, room - o.columns(left) - 2))}".rstrip()
+        click.echo(o.paint(line, dim=True) if m.what in _SMALL else line)
+    for line in left_notes.values():
+        click.echo(f"  {'':>9}  {line}")
 
 

@@ -21,6 +21,7 @@ from holdfast.runtime import Runtime
 
 T = TypeVar("T")
 TICK = 0.12
+PRIMED = 2_000
 _WHEEL = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -36,6 +37,13 @@ class Progress:
 
     def _fine(self) -> bool:
         return (getattr(sys.stderr, "encoding", "") or "").lower().replace("-", "") == "utf8"
+
+    def prime(self, event: EventView) -> None:
+        """One event of before: when the step under way began."""
+        if event.event_type == "step.started":
+            self._began[event.run_id, str(event.payload["task"])] = (event.occurred_at, time.monotonic())
+        elif event.event_type in ("step.completed", "step.degraded", "step.skipped", "step.failed") and not event.payload.get("path"):
+            self._began.pop((event.run_id, str(event.payload["task"])), None)
 
     def tell(self, event: EventView) -> None:
         """One event: a line, if it says something to somebody who watches."""
@@ -64,7 +72,6 @@ class Progress:
             case "step.retry_scheduled":
                 return f"{o.mark('again')} {task:<24} attempt {p['attempt']} failed: {o.inline(p['error']['message'], 200)}"
             case "wait.requested":
-                self._began.pop((event.run_id, p["wait"]["task"]), None)
                 wait = p["wait"]
                 return f"{o.mark('ask')} {wait['task']:<24} {wait['kind']}: {o.inline(wait['prompt'] or wait['name'], 200)}"
             case "wait.decided" | "wait.timed_out":
@@ -107,6 +114,9 @@ async def watched(rt: Runtime, run_id: str, act: Awaitable[T], progress: Progres
     if progress is None:
         return await act
     seen = after
+    if 0 < after <= PRIMED:
+        for event in await rt.events(run_id, limit=after):
+            progress.prime(event)
 
     async def follow() -> None:
         nonlocal seen

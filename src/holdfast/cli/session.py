@@ -21,7 +21,7 @@ import click
 
 from holdfast.authoring import Skill
 from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, UsageError
-from holdfast.runtime import DEFAULT_STORE, Runtime, chosen_store
+from holdfast.runtime import Runtime, chosen_store
 from holdfast.stores import schema_version
 
 T = TypeVar("T")
@@ -175,8 +175,6 @@ def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Sk
         if not make and (path := call.missing) is not None:
             click.echo(f"there is no store at {path} yet", err=True)
             url = "memory:"
-        if make and call.store == DEFAULT_STORE:
-            Path(".holdfast").mkdir(exist_ok=True)
         async with Runtime(url, skills=skills, lease=call.lease) as rt:
             return await stoppable(act(rt))
 

@@ -37,6 +37,7 @@ class Story:
     call: Call
     run_id: str = ""
     killed_at: int | None = None
+    killed: str = ""
 
     def say(self, text: str = "") -> None:
         if not self.call.as_json:
@@ -126,11 +127,11 @@ def _drive(story: Story, crash: bool) -> None:
     if crash:
         before = _version(story)
         killed = _killed(story)
+        over(story.call, lambda rt: _replayed(story, rt, before))
         if killed is None:
-            over(story.call, lambda rt: _replayed(story, rt, before))
             return
-        story.killed_at = _version(story)
-        story.say(killed)
+        story.killed_at, story.killed = _version(story), killed
+        story.say(f"  {killed}")
     over(story.call, lambda rt: _resumed(story, rt), [graph])
 
 
@@ -142,10 +143,14 @@ async def _resumed(story: Story, rt: Runtime) -> None:
 
 
 async def _replayed(story: Story, rt: Runtime, after: int) -> None:
-    """Tells what a child did that was not killed after all."""
+    """Tells what a child did."""
     progress = story.progress()
-    for event in await rt.events(story.run_id, after):
-        if progress is not None:
+    if progress is None:
+        return
+    for event in await rt.events(story.run_id):
+        if event.seq <= after:
+            progress.prime(event)
+        else:
             progress.tell(event)
 
 
@@ -217,7 +222,8 @@ def _killed(story: Story) -> str | None:
                 child.kill()
                 child.wait()
                 when, _, number = point.strip().partition(" ")
-                return f"  {o.mark('bad')} {o.paint('kill -9', 'red', bold=True)} of the process {child.pid}, {when} its commit {number} (it ended by {signal.Signals(-child.returncode).name})"
+                how = signal.Signals(-child.returncode).name
+                return f"{o.mark('bad')} {o.paint('kill -9', 'red', bold=True)} of the process {child.pid}, {when} its commit {number} ({how})"
             child.stdin.write("\n")
             child.stdin.flush()
     if child.returncode:
@@ -254,7 +260,8 @@ def _told(story: Story) -> int:
     if call.as_json:
         return pages.finish(call, run)
     o.head("timeline")
-    pages.timeline(moments)
+    last = next((e.occurred_at for e in reversed(events) if e.seq == story.killed_at), None)
+    pages.timeline(moments, brief=True, notes={last: story.killed} if last is not None else None)
     if story.killed_at is not None:
         o.head("after the kill")
         for line in _not_again(events, story.killed_at):

@@ -107,7 +107,7 @@ def _module(name: str, base: Path, text: str) -> ModuleType:
 
 def _broken(error: BaseException, text: str) -> BaseException:
     """The author's own mistake in one line, with its place."""
-    if isinstance(error, HoldfastError | KeyboardInterrupt | SystemExit):
+    if isinstance(error, HoldfastError | KeyboardInterrupt):
         return error
     frames = traceback.extract_tb(error.__traceback__)
     own = [f for f in frames if "importlib" not in f.filename and "holdfast/cli/targets" not in f.filename]

@@ -71,6 +71,10 @@ class Worker:
                 if not claims and not self._running and self._until_idle:
                     return
                 await self._pause(stop, bool(claims))
+        except asyncio.CancelledError:
+            for task in self._running:  # what is under way is left as its last commit made it; the close hands it back
+                task.cancel()
+            raise
         finally:
             stop.cancel()
             if self._running:
@@ -95,6 +99,8 @@ class Worker:
     async def _reap(self) -> None:
         for task in [t for t in self._running if t.done()]:
             del self._running[task]
+            if task.cancelled():
+                continue
             report = task.result()
             if self._on_report is not None:
                 told = self._on_report(report)

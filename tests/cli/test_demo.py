@@ -1,0 +1,177 @@
+"""The main job on a real repository, without a terminal, killed on the way, and answered from another process."""
+
+import json
+import subprocess
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+from tests.cli.conftest import Type
+
+from holdfast.demo import repository, writing
+
+STORE = ("--store", "sqlite:///.holdfast/demo/runs.db")
+SUBJECTS = ["feat: measure twice", "fix(saw): cut once", "Explain the plan", "Drop the old bench", "refactor!: new joints"]
+
+
+@pytest.fixture
+def repo(folder: Path) -> Path:
+    """A git repository of five commits."""
+    path = folder / "joinery"
+    path.mkdir()
+    repository.git("init", "--quiet", cwd=path)
+    for number, subject in enumerate(SUBJECTS):
+        (path / "plan.txt").write_text(f"{number}\n" * (number + 1), "utf-8")
+        repository.git("add", ".", cwd=path)
+        repository.git("-c", "user.name=Ada", "-c", "user.email=ada@example.com", "commit", "--quiet", "-m", subject, cwd=path)
+    return path
+
+
+def notes(folder: Path) -> str:
+    (found,) = (folder / ".holdfast" / "demo").glob("release-notes-*.md")
+    return found.read_text("utf-8")
+
+
+def test_outside_of_a_repository_it_makes_a_sample(process: Type, folder: Path) -> None:
+    """Without a terminal it answers itself as the actor ``demo`` and says so; it writes below .holdfast/demo/ only."""
+    before = {p for p in folder.rglob("*") if ".holdfast" not in p.parts}
+    said = process("demo")
+    assert said.code == 0, said.err
+    assert "as the actor `demo`" in said.out and "approve by demo" in said.out
+    assert "completed · done" in said.out
+    assert "## Added" in notes(folder)
+    assert {p for p in folder.rglob("*") if ".holdfast" not in p.parts} == before
+    assert [p.name for p in (folder / ".holdfast").iterdir()] == ["demo"]
+
+
+def test_the_notes_are_made_of_the_commits(process: Type, folder: Path, repo: Path) -> None:
+    """Every commit is there under its hash, in the section of its kind; git sees nothing of the demo."""
+    said = process("demo", "--repo", str(repo), "--json")
+    assert (said.code, said.json["status"]) == (0, "completed")
+    text = notes(folder)
+    assert [heading for heading in writing.ORDER if f"## {heading}" in text] == ["Breaking", "Added", "Fixed", "Removed", "Documentation"]
+    for line in ("New joints", "Measure twice", "Cut once", "Explain the plan", "Drop the old bench"):
+        assert f"- {line} (" in text
+    hashes = repository.git("log", "--format=%h", "--abbrev=10", cwd=repo).split()
+    assert all(h in text for h in hashes)
+    assert repository.git("status", "--porcelain", cwd=repo) == ""
+
+
+def test_standing_in_a_repository_it_reads_that_one(process: Type, repo: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(repo)
+    said = process("demo")
+    assert said.code == 0
+    assert "for joinery: 5 of 5 commits" in said.out
+    assert repository.git("status", "--porcelain", cwd=repo) == "", "the demo's folder is kept out of git's sight"
+
+
+def test_asked_from_another_process(process: Type, folder: Path) -> None:
+    """``--ask`` rests with exit code 4; approve commits, resume drives on (§5.4)."""
+    said = process("demo", "--ask")
+    assert said.code == 4
+    run_id = process("runs", "--json", *STORE).json["runs"][0]["run_id"]
+    assert f"approve {run_id} {' '.join(STORE)}" in said.out
+    assert not list((folder / ".holdfast" / "demo").glob("*.md"))
+    assert process("approve", run_id, *STORE).code == 0
+    assert process("resume", run_id, *STORE).code == 0
+    assert "## Added" in notes(folder)
+
+
+@pytest.mark.parametrize("points", [1, 2, 3, 4, 5, 8, 11, 12, 14, 40])
+def test_killed_at_a_boundary_it_goes_on(holdfast: Type, folder: Path, monkeypatch: pytest.MonkeyPatch, points: int) -> None:
+    """A child is killed with SIGKILL before or after one of its commits; every step is on record once, the file is written once."""
+    monkeypatch.setattr("holdfast.cli.showcase.random.randint", lambda low, high: points)
+    said = holdfast("demo", "--crash", "--yes")
+    assert said.code == 0, said.err
+    assert ("SIGKILL" in said.out) == (points < 40)
+    assert "TWICE" not in said.out
+    assert "completed · done" in said.out
+    assert "## Added" in notes(folder)
+    run_id = holdfast("runs", "--json", *STORE).json["runs"][0]["run_id"]
+    assert holdfast("check", run_id, *STORE).code == 0
+    steps = [e["payload"]["task"] for e in holdfast("events", run_id, "--json", *STORE).json["events"] if e["event_type"] == "step.completed" and not e["payload"]["path"]]
+    assert steps == ["collect", "group", "draft", "ask", "publish", "record"]
+
+
+class Model(BaseHTTPRequestHandler):
+    """An OpenAI-compatible endpoint that answers with what it was asked."""
+
+    asked: list[dict[str, object]] = []  # noqa: RUF012
+    status = 200
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        Model.asked.append({"path": self.path, "auth": self.headers.get("Authorization"), **body})
+        data = json.dumps({"choices": [{"message": {"content": "# Notes by a model"}}]}).encode()
+        self.send_response(Model.status)
+        self.end_headers()
+        self.wfile.write(data)
+
+    def log_message(self, format: str, *args: object) -> None:
+        return
+
+
+@pytest.fixture
+def model(monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Model]]:
+    server = HTTPServer(("127.0.0.1", 0), Model)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    Model.asked, Model.status = [], 200
+    monkeypatch.setenv("HOLDFAST_LLM_URL", f"http://127.0.0.1:{server.server_port}/v1")
+    monkeypatch.setenv("HOLDFAST_LLM_KEY", "a-secret-key")
+    monkeypatch.setenv("HOLDFAST_LLM_MODEL", "small")
+    yield Model
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_model_drafts_if_one_is_named(holdfast: Type, folder: Path, model: type[Model]) -> None:
+    """Asked once, with the commits; the key is sent and kept nowhere."""
+    said = holdfast("demo", "--yes")
+    assert said.code == 0
+    assert "draft by small" in said.out
+    assert notes(folder) == "# Notes by a model\n"
+    (asked,) = model.asked
+    assert (asked["path"], asked["auth"], asked["model"]) == ("/v1/chat/completions", "Bearer a-secret-key", "small")
+    assert "tide tables" in json.dumps(asked["messages"])
+    assert b"a-secret-key" not in b"".join(p.read_bytes() for p in (folder / ".holdfast").rglob("*") if p.is_file())
+
+
+def test_a_model_that_refuses_leaves_the_notes_to_the_rules(holdfast: Type, folder: Path, model: type[Model]) -> None:
+    """The step is degraded and says so; the run goes on (§4.11)."""
+    model.status = 403
+    said = holdfast("demo", "--yes")
+    assert said.code == 0
+    assert "step.degraded" in said.out and "draft by rules" in said.out
+    assert len(model.asked) == 1
+    assert "## Added" in notes(folder)
+
+
+def test_a_repository_without_commits_is_named(holdfast: Type, folder: Path) -> None:
+    (folder / "empty").mkdir()
+    subprocess.run(["git", "init", "--quiet", "empty"], check=True)
+    said = holdfast("demo", "--repo", "empty")
+    assert (said.code, said.err.split(":")[0]) == (2, "no_commits")
+
+
+def test_the_file_is_written_whole_and_once(folder: Path) -> None:
+    """Writing the same text again changes nothing, so that the effect may be executed again under its key."""
+    first = repository.write_once(str(folder / "a.md"), "text\n")
+    stamp = (folder / "a.md").stat().st_mtime_ns
+    assert repository.write_once(str(folder / "a.md"), "text\n") == first
+    assert (folder / "a.md").stat().st_mtime_ns == stamp
+    assert [p.name for p in folder.iterdir() if p.name.startswith(".notes")] == []
+
+
+@pytest.mark.parametrize(
+    ("subject", "section"),
+    [
+        ("feat(x): y", "Added"), ("Fix the door", "Fixed"), ("feat!: new door", "Breaking"), ("Make it faster", "Faster"), ("Walk through the house", "Documentation"),
+        ("Read files as lines", "Changed"), ("bump click", "Tests and tooling"), ("Drop it", "Removed"), ("prefix: Fix it", "Fixed"), ("", "Changed"),
+    ],
+)  # fmt: skip
+def test_a_subject_finds_its_section(subject: str, section: str) -> None:
+    assert writing.section(subject)[0] == section
