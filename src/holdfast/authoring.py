@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import inspect
 import sys
+import types
 import typing
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from datetime import timedelta
@@ -15,9 +17,26 @@ import msgspec
 from holdfast.core import canon
 from holdfast.core.channels import CUSTOM as _CUSTOM
 from holdfast.core.channels import MISSING, Channel, Reducer, last, thread
+from holdfast.core.drawing import draw as draw
+from holdfast.core.drawing import mermaid as mermaid
 from holdfast.core.effects import EffectClass, Idempotency
 from holdfast.core.errors import ChannelEmpty, ContractViolation, InvalidGraph, UsageError
-from holdfast.core.graph import DEFAULT_STEP_LIMIT, DEFAULT_TIMEOUT_US, END, START, AnyOf, Node, Program, Trigger, compile
+from holdfast.core.graph import (
+    DEFAULT_STEP_LIMIT,
+    DEFAULT_TIMEOUT_US,
+    END,
+    START,
+    AnyOf,
+    Goto,
+    Node,
+    Program,
+    Send,
+    Trigger,
+    compile,
+    nearest,
+    refused,
+    unwritten,
+)
 from holdfast.core.retry import Retry, coerce
 
 P = ParamSpec("P")
@@ -189,6 +208,10 @@ class Graph(Generic[S]):
         step_limit: int = DEFAULT_STEP_LIMIT,
         migrates: tuple[str, ...] = (),
     ) -> None:
+        if not isinstance(id, str) or not id:
+            raise InvalidGraph(f"a graph has a name, not {id!r}")
+        if not (isinstance(state, type) and issubclass(state, State)):
+            raise InvalidGraph(f"the state of {id!r} is a subclass of State, not {state!r}", hint="class Notes(State): …")
         self.id = id
         self.state = state
         self.version = version
@@ -198,6 +221,7 @@ class Graph(Generic[S]):
         self._nodes: dict[str, Node] = {}
         self._edges: list[tuple[str, str]] = []
         self._routers: dict[str, list[Callable[[Any], Any]]] = {}
+        self._labels: dict[Callable[..., Any], str] = {}
         self._program: Program | None = None
 
     @overload
@@ -235,22 +259,29 @@ class Graph(Generic[S]):
         return declare
 
     def _add(self, function: Callable[..., Any], name: str | None, options: dict[str, Any]) -> None:
-        label: str = name or str(getattr(function, "__name__", "node"))
-        parameters = [p for p in inspect.signature(function).parameters.values() if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-        if len(parameters) not in (1, 2):
-            raise InvalidGraph(f"the node {label!r} takes (state) or (state, ctx), not {len(parameters)} arguments")
-        self._put(label, function, "state_ctx" if len(parameters) == 2 else "state", options)
+        label: str = name or _label(function)
+        parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+        given = [p for i, p in enumerate(parameters) if p.default is p.empty or (i == 1 and p.name == "ctx")]
+        if len(given) not in (1, 2):
+            raise InvalidGraph(f"the node {label!r} takes (state) or (state, ctx), not {len(given)} arguments")
+        if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+            raise InvalidGraph(f"the node {label!r} yields; a node returns its writes", hint="ctx.emit(chunk) streams; ctx.step records")
+        self._labels[function] = label
+        self._put(label, function, "state_ctx" if len(given) == 2 else "state", options)
 
     def _put(self, label: str, function: Callable[..., Any], shape: Any, options: dict[str, Any], **more: Any) -> None:
         if label in self._nodes:
-            raise InvalidGraph(f"the node {label!r} is declared twice in {self.id!r}")
+            raise InvalidGraph(f"the node {label!r} is declared twice in {self.id!r}", hint="give one of them another name: @graph.node('other')")
+        if label in (START, END):
+            raise InvalidGraph(f"{label!r} is taken: START and END are places, not nodes")
         triggers = []
         if options.get("start"):
             triggers.append(Trigger("any", (START,)))
         if (after := options.get("after")) is not None:
-            triggers.append(_after(after))
+            triggers.append(self._after(after))
         if (on := options.get("on")) is not None:
-            triggers.append(Trigger("any", tuple(on)))
+            triggers.append(Trigger("any", _names_of(on) or ()))
+        timeout = options.get("timeout")
         self._nodes[label] = Node(
             name=label,
             call=function,
@@ -258,10 +289,11 @@ class Graph(Generic[S]):
             asynchronous=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
             triggers=tuple(triggers),
             when=options.get("when"),
-            reads=None if options.get("reads") is None else tuple(options["reads"]),
-            writes=None if options.get("writes") is None else tuple(options["writes"]),
+            reads=_names_of(options.get("reads")),
+            writes=_names_of(options.get("writes")),
             retry=coerce(options.get("retry")),
-            timeout_us=microseconds(options.get("timeout"), DEFAULT_TIMEOUT_US),
+            # A sub-graph's nodes have timeouts of their own; as a whole it has one only if it is given.
+            timeout_us=microseconds(timeout, 0 if shape == "subgraph" else DEFAULT_TIMEOUT_US),
             side_effects=EffectClass(options.get("side_effects", "none")),
             capabilities=tuple(options.get("capabilities", ())),
             delivers=bool(options.get("delivers", False)),
@@ -272,22 +304,36 @@ class Graph(Generic[S]):
 
     def edge(self, source: NodeRef, target: NodeRef) -> Graph[S]:
         """``target`` runs after ``source``; START and END are allowed."""
-        self._edges.append((_name(source), _name(target)))
+        self._edges.append((self._name(source), self._name(target)))
         self._program = None
         return self
 
     def branch(self, node: NodeRef, router: Callable[[S], Any]) -> Graph[S]:
         """After ``node`` the router, given the state with that node's writes, names who is next: a name, several, Sends or END."""
-        self._routers.setdefault(_name(node), []).append(router)
+        self._routers.setdefault(self._name(node), []).append(router)
         self._program = None
         return self
 
     def subgraph(
         self, name: str, child: Graph[Any], *, pass_in: list[str] | None = None, pass_out: list[str] | None = None, **options: Any
     ) -> Graph[S]:
-        """Runs a child graph in a node's place (§4.14): it gets copies of ``pass_in`` and returns ``pass_out`` as one write."""
+        """Runs a child graph in a node's place (§4.14): it gets copies of ``pass_in`` and returns ``pass_out`` as one write.
+
+        Left out, both are the channels that the two states have in common. The options are those of ``node``.
+        """
+        if not isinstance(child, Graph):
+            raise InvalidGraph(f"the sub-graph {name!r} is a Graph, not {type(child).__name__}")
         self._put(name, _never, "subgraph", options, child=child, pass_in=_names_of(pass_in), pass_out=_names_of(pass_out))
         return self
+
+    def _name(self, ref: NodeRef) -> str:
+        return ref if isinstance(ref, str) else self._labels.get(ref) or _label(ref)
+
+    def _after(self, after: After) -> Trigger:
+        if isinstance(after, AnyOf):
+            return Trigger("any", tuple(START if n == START else f"done:{self._name(n)}" for n in after.nodes))
+        names = after if isinstance(after, list | tuple) else [after]
+        return Trigger("all", tuple(START if n == START else f"done:{self._name(n)}" for n in names))
 
     @property
     def program(self) -> Program:
@@ -296,23 +342,28 @@ class Graph(Generic[S]):
         return self._program
 
     def _compile(self) -> Program:
-        nodes = dict(self._nodes)
-        for name in [*(s for s, _ in self._edges), *self._routers]:
-            if name not in nodes and name != START:
-                raise InvalidGraph(f"the graph {self.id!r} has an edge from {name!r}, which is not a node", hint="nodes: " + ", ".join(nodes))
-        incoming: dict[str, list[str]] = {}
+        routes = _may_route([n.call for n in self._nodes.values()])
+        nodes = {name: msgspec.structs.replace(self._with_child(node), routes=routes) for name, node in self._nodes.items()}
+        faults: list[str] = []
         for source, target in self._edges:
-            if target == END:
-                continue
-            if target not in nodes:
-                raise InvalidGraph(f"the graph {self.id!r} has an edge to {target!r}, which is not a node", hint="nodes: " + ", ".join(nodes))
-            incoming.setdefault(target, []).append(START if source == START else f"done:{source}")
-        for target, channels in incoming.items():
-            more = tuple(Trigger("any", (c,)) for c in channels)
-            nodes[target] = msgspec.structs.replace(nodes[target], triggers=nodes[target].triggers + more)
+            if source == END or target == START:
+                faults.append(f"the edge {source} → {target} leads {'out of END' if source == END else 'back to START'}; neither can be")
+            elif source != START and source not in nodes:
+                faults.append(f"an edge leads from {source!r}, which is not a node{nearest(source, nodes)}")
+            elif target in nodes:
+                trigger = Trigger("any", (START if source == START else f"done:{source}",))
+                nodes[target] = msgspec.structs.replace(nodes[target], triggers=(*nodes[target].triggers, trigger))
+            elif target != END:
+                faults.append(f"an edge leads to {target!r}, which is not a node{nearest(target, nodes)}")
         for name, routers in self._routers.items():
-            nodes[name] = msgspec.structs.replace(nodes[name], routers=tuple(routers))
+            if name in nodes:
+                nodes[name] = msgspec.structs.replace(nodes[name], routers=tuple(routers))
+            elif name == START:
+                faults.append("a branch hangs on START; give the router a node to come after")
+            else:
+                faults.append(f"a branch hangs on {name!r}, which is not a node{nearest(name, nodes)}")
         return compile(
+            known=faults,
             id=self.id,
             version=self.version,
             channels=self.state.__channels__,
@@ -323,55 +374,121 @@ class Graph(Generic[S]):
             migrates=self.migrates,
         )
 
+    def _with_child(self, node: Node) -> Node:
+        """A sub-graph's node with the child's program in it, and what is passed spelt out."""
+        child = node.child
+        if not isinstance(child, Graph):
+            return node
+        if child._holds(self):
+            raise InvalidGraph(f"the graph {self.id!r} contains itself, through {node.name!r}", hint="send the run round a cycle instead")
+        shared = tuple(c for c in self.state.__channels__ if c in child.state.__channels__)
+        return msgspec.structs.replace(
+            node,
+            child=child.program,
+            pass_in=shared if node.pass_in is None else node.pass_in,
+            pass_out=shared if node.pass_out is None else node.pass_out,
+        )
+
+    def _holds(self, other: Graph[Any]) -> bool:
+        seen: list[Graph[Any]] = []
+        todo: list[Graph[Any]] = [self]
+        while todo:
+            graph = todo.pop()
+            if graph is other:
+                return True
+            if graph not in seen:
+                seen.append(graph)
+                todo += [n.child for n in graph._nodes.values() if isinstance(n.child, Graph)]
+        return False
+
     def validate(self) -> None:
-        """Raises InvalidGraph with every fault found; returns if the graph can run."""
+        """Checks the declaration anew.
+
+        Raises:
+            InvalidGraph: with every fault found, one a line; also for what would run but can hardly be meant: a
+                channel that contracts read and nothing writes (§4.2).
+        """
         self._program = None
-        _ = self.program
+        if faults := unwritten(self.program):
+            raise refused(self.id, faults)
 
     def mermaid(self) -> str:
         """The graph as Mermaid text."""
         return mermaid(self.program)
 
+    def draw(self) -> str:
+        """The graph as lines for a terminal."""
+        return draw(self.program)
+
     def __repr__(self) -> str:
         return f"<Graph {self.id} v{self.version}: {', '.join(self._nodes)}>"
-
-
-def mermaid(program: Program) -> str:
-    """Any program as a Mermaid flowchart."""
-    lines = ["flowchart TD"]
-    for node in program.nodes.values():
-        lines.append(f"    {node.name}[{node.name}]")
-        for trigger in node.triggers:
-            for channel in trigger.channels:
-                kind, _, source = channel.partition(":")
-                if channel == START:
-                    lines.append(f"    start((start)) --> {node.name}")
-                elif kind == "done":
-                    lines.append(f"    {source} --> {node.name}")
-                else:
-                    lines.append(f"    {channel}[/{channel}/] -.-> {node.name}")
-        if node.routers:
-            lines.append(f"    {node.name} -.-> route_{node.name}{{?}}")
-    return "\n".join(lines)
 
 
 async def _never(*_: Any) -> None:
     raise AssertionError("a sub-graph is driven by the engine, not called")
 
 
-def _names_of(names: list[str] | None) -> tuple[str, ...] | None:
-    return None if names is None else tuple(names)
+def _names_of(names: list[str] | tuple[str, ...] | str | None) -> tuple[str, ...] | None:
+    return None if names is None else (names,) if isinstance(names, str) else tuple(names)
 
 
-def _name(ref: NodeRef) -> str:
-    return ref if isinstance(ref, str) else str(getattr(ref, "__name__", ref))
+def _label(function: Callable[..., Any]) -> str:
+    """The name of a function, of what a partial wraps, or of a callable's class."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return str(getattr(function, "__name__", None) or type(function).__name__)
 
 
-def _after(after: After) -> Trigger:
-    if isinstance(after, AnyOf):
-        return Trigger("any", tuple(f"done:{_name(n)}" for n in after.nodes))
-    names = after if isinstance(after, list | tuple) else [after]
-    return Trigger("all", tuple(START if n == START else f"done:{_name(n)}" for n in names))
+def _may_route(functions: list[Any]) -> bool:
+    """Whether a node could name its successor by Goto or Send: the code of one, or a function it calls, knows one of them.
+
+    A guess that errs towards yes: objects whose code is not at hand may do anything.
+    """
+    seen: set[Any] = set()
+    todo = list(functions)
+    while todo:
+        found = todo.pop()
+        if found is Goto or found is Send:
+            return True
+        if isinstance(found, types.ModuleType | types.BuiltinFunctionType | property) or _foreign(found):
+            continue
+        if not isinstance(found, types.FunctionType | types.MethodType):
+            return True
+        if found.__code__ not in seen:
+            seen.add(found.__code__)
+            todo += _known_to(found)
+    return False
+
+
+def _foreign(value: Any) -> bool:
+    """Data, and code that cannot know of Goto: the standard library's and this package's own."""
+    kind = value if isinstance(value, type) else type(value)
+    if isinstance(value, types.FunctionType):
+        return value.__module__.partition(".")[0] in _INNOCENT
+    return kind.__module__.partition(".")[0] in _INNOCENT and not isinstance(value, functools.partial | types.MethodType)
+
+
+_UNKNOWN: Any = type("Unknown", (), {"__module__": "elsewhere"})()
+_INNOCENT = frozenset(sys.stdlib_module_names) | {"holdfast"}
+
+
+def _known_to(function: Any) -> list[Any]:
+    """What the global names, free variables and module attributes in a function's code stand for."""
+    names: list[str] = []
+    codes = [function.__code__]
+    while codes:
+        code = codes.pop()
+        names += [*code.co_names, *code.co_freevars]
+        codes += [c for c in code.co_consts if isinstance(c, types.CodeType)]
+    scope = dict(function.__globals__)
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
+        try:
+            scope[name] = cell.cell_contents
+        except ValueError:
+            return [_UNKNOWN]  # a name that is bound later may be bound to anything
+    found = [scope[n] for n in names if n in scope]
+    modules = [m for m in found if isinstance(m, types.ModuleType) and m.__name__.partition(".")[0] not in sys.stdlib_module_names]
+    return found + [getattr(m, n) for m in modules for n in names if hasattr(m, n)]
 
 
 def microseconds(value: timedelta | float | int | None, default: int) -> int:

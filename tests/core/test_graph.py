@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from holdfast.core.channels import Channel, append, last, override
 from holdfast.core.errors import InvalidGraph
-from holdfast.core.graph import Node
+from holdfast.core.graph import Node, Program, Trigger, unwritten
 from tests.core.build import node, program
 
 
@@ -74,3 +76,80 @@ def test_a_channel_that_two_triggers_share_is_listened_to_once() -> None:
     spec = node("b", on=["x"])
     twice = msgspec.structs.replace(spec, triggers=spec.triggers * 2)
     assert program(node("a", start=True), twice, channels={"x": last}).listeners["x"] == ("b",)
+
+
+def plain(name: str, **options: Any) -> Node:
+    """A node whose code plainly never returns Goto or Send."""
+    return msgspec.structs.replace(node(name, **options), routes=False)
+
+
+@pytest.mark.parametrize(
+    ("nodes", "words"),
+    [
+        ([plain("a", start=True), plain("b")], "b is never reached: nothing leads to it"),
+        ([plain("a", start=True), plain("b", after=["c"]), plain("c", after=["b"])], "c is never reached"),
+        ([plain("a", start=True), plain("b"), plain("c", after=["a", "b"])], "c is never reached"),
+        ([plain("a", start=True), node("b", after=["alpha", "a"])], "'alpha', which is not a node"),
+        ([plain("a", start=True), node("b", triggers=(Trigger("all", ()),))], "b comes after nothing"),
+        ([plain("a", start=True), node("b", after=["@end"])], "b comes after END, and nothing does"),
+        ([plain("collect", start=True), node("b", after=["colect"])], r"\(did you mean 'collect'\?\)"),
+    ],
+)
+def test_what_cannot_be_reached_is_told(nodes: list[Node], words: str) -> None:
+    with pytest.raises(InvalidGraph, match=words):
+        program(*nodes, channels={"x": append})
+
+
+@pytest.mark.parametrize(
+    "nodes",
+    [
+        [node("a", start=True), plain("b")],
+        [plain("a", start=True, routers=(lambda s: "b",)), plain("b")],
+        [plain("a", start=True), plain("b", after=["a"]), plain("c", any_of=["b", "c"])],
+        [plain("a", on=["x"]), plain("b", after=["a"])],
+    ],
+)
+def test_what_may_be_reached_is_not_faulted(nodes: list[Node]) -> None:
+    assert list(program(*nodes, channels={"x": append}).nodes) == [n.name for n in nodes]
+
+
+def child(**channels: Any) -> Program:
+    return program(plain("inner", start=True), channels=channels)
+
+
+def holding(inner: Program, pass_in: tuple[str, ...] = (), pass_out: tuple[str, ...] = ()) -> Node:
+    return msgspec.structs.replace(node("sub", start=True), shape="subgraph", child=inner, pass_in=pass_in, pass_out=pass_out)
+
+
+@pytest.mark.parametrize(
+    ("sub", "words"),
+    [
+        (holding(child(x=last), pass_in=("x", "items")), "sub has 'items' in pass_in, which the state does not have"),
+        (holding(child(y=last), pass_out=("x",)), "sub has 'x' in pass_out, which the state of g does not have"),
+        (holding(child(y=Channel("y", required=True))), "sub does not pass in y, which g needs"),
+    ],
+)
+def test_a_sub_graph_says_what_it_lacks(sub: Node, words: str) -> None:
+    """§4.14."""
+    with pytest.raises(InvalidGraph, match=words):
+        program(sub, channels={"x": last})
+
+
+def test_the_shape_of_a_child_is_part_of_the_parent_s() -> None:
+    """§3.2."""
+    prints = {
+        program(holding(inner, pass_in), channels={"x": last}).fingerprint
+        for inner, pass_in in [(child(x=last), ()), (child(x=append), ()), (child(x=last), ("x",))]
+    }
+    assert len(prints) == 3
+
+
+def test_a_channel_that_is_read_and_never_written_is_named() -> None:
+    """§4.2."""
+    channels = {"x": last, "y": Channel("y", required=True), "z": last}
+    reader = node("a", start=True, reads=("x", "y", "z"), writes=())
+    assert [f.split(",")[0] for f in unwritten(program(reader, channels=channels))] == ["a reads 'x'", "a reads 'z'"]
+    writer = node("b", after=["a"], writes=("x", "z"))
+    assert unwritten(program(reader, writer, channels=channels)) == []
+    assert unwritten(program(reader, node("b", after=["a"]), channels=channels)) == [], "without a contract it may write anything"
+    assert len(unwritten(program(reader, holding(child(x=last), pass_out=("x",)), channels=channels))) == 1

@@ -392,3 +392,13 @@ def test_live_writes_are_not_decoded_again() -> None:
     assert cp.values["x"] == "decoded"
     assert delta.done == (result,)
     assert [t.key for t in cp.pending] == ["a~1"]
+
+
+def test_a_skip_that_comes_back_to_where_it_began_ends_there() -> None:
+    """§4.17: a cycle whose condition turned false ends; it does not skip round for ever."""
+    prog = program(
+        node("a", start=True, any_of=["b"], when=lambda s: s["n"] < 2), node("b", after=["a"]), node("slow", start=True), channels={"n": override}
+    )
+    world = World(prog, {"n": 0}, a=lambda s: {"n": s["n"] + 1}).drive()
+    assert world.ran == [["a", "slow"], ["b"], ["a"], ["b"], ["a"], []]
+    assert world.head.pending == ()

@@ -7,8 +7,9 @@ to the state channels themselves. ``plan`` (superstep) then needs one rule for a
 
 from __future__ import annotations
 
+import difflib
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
@@ -62,7 +63,10 @@ class Trigger(msgspec.Struct, frozen=True):
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
-    """A declared node. ``call`` takes (state), (state, ctx) or, for a flow, (ctx, **inputs): ``shape`` says which."""
+    """A declared node. ``call`` takes (state), (state, ctx) or, for a flow, (ctx, **inputs): ``shape`` says which.
+
+    ``child`` is a sub-graph's Program; ``routes`` is False where the code plainly never returns Goto or Send.
+    """
 
     name: str
     call: Callable[..., Any]
@@ -82,6 +86,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     child: Any = None
     pass_in: tuple[str, ...] | None = None
     pass_out: tuple[str, ...] | None = None
+    routes: bool = True
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
@@ -111,16 +116,17 @@ def compile(
     nodes: Mapping[str, Node],
     flow: bool = False,
     signature: str = "",
+    known: Iterable[str] = (),
     **options: Any,
 ) -> Program:
-    """Checks the declaration and gives the program.
+    """Checks the declaration and gives the program. ``known`` are faults that the caller has found already.
 
     Raises:
         InvalidGraph: with every fault found, one a line, in words a newcomer understands.
     """
-    faults = _faults(channels, nodes) if not flow else []
+    faults = [*known, *_faults(channels, nodes)] if not flow else []
     if faults:
-        raise InvalidGraph(f"the graph {id!r} cannot run: " + "; ".join(faults), hint="fix the declaration; graph.validate() repeats this check")
+        raise refused(id, faults)
     listeners: dict[str, list[str]] = {}
     for node in nodes.values():
         for trigger in node.triggers:
@@ -135,7 +141,7 @@ def compile(
     else:
         shape = {
             "channels": {c.name: [c.reducer.tag, c.thread] for c in channels.values()},
-            "nodes": {n.name: [[t.mode, list(t.channels)] for t in n.triggers] + [bool(n.routers), n.shape] for n in nodes.values()},
+            "nodes": {n.name: _shape(n) for n in nodes.values()},
         }
     return Program(
         id=id,
@@ -150,6 +156,22 @@ def compile(
     )
 
 
+def _shape(node: Node) -> list[Any]:
+    """What of a node counts as its shape; the child's own shape does, its code does not."""
+    shape: list[Any] = [[t.mode, list(t.channels)] for t in node.triggers] + [bool(node.routers), node.shape]
+    if isinstance(node.child, Program):
+        shape += [node.child.fingerprint, list(node.pass_in or ()), list(node.pass_out or ())]
+    return shape
+
+
+# -- faults, in words a newcomer understands --------------------------------------------------------
+
+
+def refused(id: str, faults: list[str]) -> InvalidGraph:
+    """The error that tells all faults, one a line."""
+    return InvalidGraph(f"the graph {id!r} cannot run:\n" + "\n".join(f"  - {f}" for f in faults), hint="graph.validate() repeats this check")
+
+
 def _faults(channels: Mapping[str, Channel], nodes: Mapping[str, Node]) -> list[str]:
     if not nodes:
         return ["it has no nodes (decorate a function with @graph.node)"]
@@ -159,21 +181,88 @@ def _faults(channels: Mapping[str, Channel], nodes: Mapping[str, Node]) -> list[
     if not starts and not data_driven:
         faults.append("no node starts it (give one start=True, or on=[a channel of the input])")
     for node in nodes.values():
-        if not NAME.match(node.name):
-            faults.append(f"the node name {node.name!r} may hold letters, digits, _ and - only")
+        faults += _of_node(node, channels, nodes)
+    loose = [n for n in nodes.values() if not n.triggers]
+    if len(loose) == len(nodes):
+        faults.append("no node is wired to anything")
+    return faults or _unreached(nodes)
+
+
+def _of_node(node: Node, channels: Mapping[str, Channel], nodes: Mapping[str, Node]) -> list[str]:
+    faults = []
+    if not NAME.match(node.name):
+        faults.append(f"the node name {node.name!r} may hold letters, digits, _ and - only")
+    for trigger in node.triggers:
+        if not trigger.channels:
+            faults.append(f"{node.name} comes after nothing: its after= or on= is an empty list")
+        for channel in trigger.channels:
+            kind, colon, name = channel.partition(":")
+            if kind == "done" and name == END:
+                faults.append(f"{node.name} comes after END, and nothing does")
+            elif kind == "done" and name not in nodes:
+                faults.append(f"{node.name} comes after {name!r}, which is not a node{nearest(name, nodes)}")
+            elif not colon and channel != START and channel not in channels:
+                faults.append(f"{node.name} listens to {channel!r}, which is not a channel of the state{nearest(channel, channels)}")
+    for name in dict.fromkeys((*(node.reads or ()), *(node.writes or ()))):
+        if name not in channels:
+            faults.append(f"{node.name} declares the channel {name!r}, which the state does not have{nearest(name, channels)}")
+    if isinstance(node.child, Program):
+        faults += _of_child(node, node.child, channels)
+    return faults
+
+
+def _of_child(node: Node, child: Program, channels: Mapping[str, Channel]) -> list[str]:
+    faults = []
+    for way, names in (("pass_in", node.pass_in), ("pass_out", node.pass_out)):
+        for name in names or ():
+            for whose, has in (("the state", channels), (f"the state of {child.id}", child.channels)):
+                if name not in has:
+                    faults.append(f"{node.name} has {name!r} in {way}, which {whose} does not have{nearest(name, has)}")
+    missing = [c.name for c in child.channels.values() if c.required and c.name not in (node.pass_in or ())]
+    if missing:
+        faults.append(f"{node.name} does not pass in {', '.join(missing)}, which {child.id} needs")
+    return faults
+
+
+def _unreached(nodes: Mapping[str, Node]) -> list[str]:
+    """Nodes nothing leads to. Where a node or a router may name any other as the next, nothing can be said."""
+    if any(n.routers or n.routes for n in nodes.values()):
+        return []
+    reached: set[str] = set()
+    listeners: dict[str, list[Node]] = {}
+    for node in nodes.values():
         for trigger in node.triggers:
             for channel in trigger.channels:
-                kind, _, name = channel.partition(":")
-                if kind == "done" and name not in nodes:
-                    faults.append(f"{node.name} comes after {name!r}, which is not a node")
-                elif not _ and channel != START and channel not in channels:
-                    faults.append(f"{node.name} listens to {channel!r}, which is not a channel of the state")
-        for name in (*(node.reads or ()), *(node.writes or ())):
-            if name not in channels:
-                faults.append(f"{node.name} declares the channel {name!r}, which the state does not have")
-    wired = {t for n in nodes.values() for t in (n.name,) if n.triggers}
-    routed = any(n.routers for n in nodes.values())
-    loose = [n for n in nodes if n not in wired]
-    if loose and not routed and len(loose) == len(nodes):
-        faults.append("no node is wired to anything")
-    return faults
+                listeners.setdefault(channel, []).append(node)
+    news = [c for c in listeners if not c.startswith("done:")]
+    while news:
+        for node in listeners.get(news.pop(), ()):
+            if node.name not in reached and any(_fires(t, reached) for t in node.triggers):
+                reached.add(node.name)
+                news.append(f"done:{node.name}")
+    return [f"{n} is never reached: nothing leads to it (give it after=…, on=… or start=True)" for n in nodes if n not in reached]
+
+
+def _fires(trigger: Trigger, reached: set[str]) -> bool:
+    there = [not c.startswith("done:") or c[5:] in reached for c in trigger.channels]
+    return all(there) if trigger.mode == "all" else any(there)
+
+
+def unwritten(program: Program) -> list[str]:
+    """Channels that contracts read and nothing writes: neither a node, as far as all declare ``writes=``, nor a required input (§4.2)."""
+    nodes = program.nodes.values()
+    if any(n.writes is None and n.shape != "subgraph" for n in nodes):
+        return []
+    written = {c for n in nodes for c in (*(n.writes or ()), *(n.pass_out or ()))}
+    readers = {c: n.name for n in reversed(list(nodes)) for c in n.reads or ()}
+    return [
+        f"{reader} reads {name!r}, which nothing writes: no node's writes= names it, and the input need not have it"
+        for name, reader in readers.items()
+        if name not in written and not program.channels[name].required
+    ]
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A guess at what was meant."""
+    found = difflib.get_close_matches(name, list(known), n=1)
+    return f" (did you mean {found[0]!r}?)" if found else ""

@@ -56,9 +56,17 @@ def _ready(node: Node, cp: Checkpoint) -> Task | None:
         alive = [c for c in newer if not (c.startswith("done:") and c[5:] in cp.skipped)]
         if alive:
             return Task(node.name, seen=tuple(newer))
-        if len(newer) == len(trigger.channels):
+        if len(newer) == len(trigger.channels) and not _goes_round(node.name, cp):
             skip = Task(node.name, seen=tuple(newer), skip="skipped: all it comes after was skipped")
     return skip
+
+
+def _goes_round(name: str, cp: Checkpoint) -> bool:
+    """Whether a skip has come back to a node that was skipped before, with nothing run since: a cycle ends there."""
+    if name not in cp.skipped:
+        return False
+    last = cp.versions.get(f"done:{name}", -1)
+    return not any(v > last and c.startswith("done:") and c[5:] not in cp.skipped for c, v in cp.versions.items())
 
 
 def _newer(triggers: tuple[Trigger, ...], cp: Checkpoint, seen: Mapping[str, int]) -> list[str]:

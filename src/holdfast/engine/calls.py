@@ -61,5 +61,13 @@ async def _timed(function: Callable[..., Any], args: tuple[Any, ...], timeout_us
 
 async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """A plain callable may still hand back an awaitable: a lambda around a coroutine function does."""
-    value = await asyncio.to_thread(function, *args)
+    value = await asyncio.to_thread(_plainly, function, args)
     return await value if inspect.isawaitable(value) else value
+
+
+def _plainly(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+    """Calls it; a future cannot carry a StopIteration, and whoever waited for it would wait for ever."""
+    try:
+        return function(*args)
+    except StopIteration as e:
+        raise RuntimeError("a plain function raised StopIteration") from e

@@ -1,0 +1,112 @@
+"""Pictures of a program: Mermaid text for pages, lines for a terminal. Pure, from the declaration alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from holdfast.core.graph import START, Node, Program
+
+Link = tuple[str, str]
+"""Where a node is reached from, and how: ``after``, ``all``, ``any`` or ``on``."""
+
+
+def links(program: Program) -> dict[str, list[Link]]:
+    """By node, where it is reached from: START, nodes, or channels (``on``), in the order declared."""
+    found: dict[str, list[Link]] = {}
+    for node in program.nodes.values():
+        mine = found.setdefault(node.name, [])
+        for trigger in node.triggers:
+            several = len(trigger.channels) > 1
+            for channel in trigger.channels:
+                kind, _, source = channel.partition(":")
+                if channel == START:
+                    mine.append((START, "after"))
+                elif kind == "done":
+                    mine.append((source, trigger.mode if several else "after"))
+                else:
+                    mine.append((channel, "on"))
+    return found
+
+
+def mermaid(program: Program) -> str:
+    """Any program as a Mermaid flowchart. Joins are thick, ``on=`` is dotted, a branch is a diamond, a sub-graph a frame."""
+    return "\n".join(["flowchart TD", *_chart(program, "")])
+
+
+def _chart(program: Program, prefix: str) -> Iterator[str]:
+    for node in program.nodes.values():
+        name = prefix + node.name
+        if isinstance(node.child, Program):
+            yield f'    subgraph {name}["{node.name}: {node.child.id}"]'
+            yield from _chart(node.child, f"{name}__")
+            yield "    end"
+        else:
+            yield f'    {name}["{node.name}"]'
+    for target, sources in links(program).items():
+        for source, how in sources:
+            arrow = {"all": "==>", "any": "-->", "after": "-->", "on": "-.->"}[how]
+            if source == START:
+                yield f"    {prefix}start((start)) {arrow} {prefix}{target}"
+            elif how == "on":
+                yield f'    {prefix}on_{source}[/"{source}"/] {arrow} {prefix}{target}'
+            else:
+                yield f"    {prefix}{source} {arrow} {prefix}{target}"
+    for node in program.nodes.values():
+        if node.routers:
+            yield f'    {prefix}{node.name} --> {prefix}route_{node.name}{{"?"}}'
+
+
+def draw(program: Program) -> str:
+    """Any program as lines for a terminal: each node once, under the one that leads to it; ``↑`` points to one drawn above."""
+    title = f"{program.id} (version {program.version})"
+    if program.flow:
+        return f"{title}\n  ○ a flow: its steps are told by its code"
+    after: dict[str, list[str]] = {}
+    reached = links(program)
+    for target, sources in reached.items():
+        for source, how in sources or [("", "goto")]:
+            if target not in after.setdefault(f"on:{source}" if how == "on" else source, []):
+                after[f"on:{source}" if how == "on" else source].append(target)
+    lines = [title]
+    drawn: set[str] = set()
+    roots = [("● start", START), *((f"▷ {r[3:]}", r) for r in after if r.startswith("on:")), ("◇ by Goto, Send or a branch", "")]
+    for head, root in roots:
+        if root in after:
+            lines += [f"  {head}", *_tree(program, after, reached, root, drawn)]
+    return "\n".join(lines)
+
+
+def _tree(program: Program, after: dict[str, list[str]], reached: dict[str, list[Link]], root: str, drawn: set[str]) -> Iterator[str]:
+    """Depth first, without recursion: a graph of a thousand nodes in a line is no deeper than one of ten."""
+    stack = [(name, "  ", i == len(after[root]) - 1) for i, name in reversed(list(enumerate(after[root])))]
+    while stack:
+        name, indent, last = stack.pop()
+        alone = last and indent == "  "
+        lead = "" if alone else "└─ " if last else "├─ "
+        if name in drawn:
+            yield f"{indent}{lead}↑ {name}"
+            continue
+        drawn.add(name)
+        yield f"{indent}{lead}{_told(program.nodes[name], reached[name])}"
+        children = after.get(name, [])
+        deeper = indent if len(children) == 1 and alone else indent + ("   " if last else "│  ")
+        stack += [(child, deeper, i == len(children) - 1) for i, child in reversed(list(enumerate(children)))]
+
+
+def _told(node: Node, sources: list[Link]) -> str:
+    marks = []
+    joined = {how: [s for s, h in sources if h == how] for how in ("all", "any")}
+    if joined["all"]:
+        marks.append("after all of " + ", ".join(joined["all"]))
+    if joined["any"]:
+        marks.append("after any of " + ", ".join(joined["any"]))
+    if node.when is not None:
+        marks.append("when")
+    if node.routers:
+        marks.append("branches")
+    if isinstance(node.child, Program):
+        marks.append(f"sub-graph {node.child.id}: {len(node.child.nodes)} nodes")
+    return f"○ {node.name}" + (f"  ({'; '.join(marks)})" if marks else "")
+
+
+__all__ = ["draw", "links", "mermaid"]

@@ -1,0 +1,86 @@
+"""Pictures of programs."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.channels import append, last
+from holdfast.core.drawing import draw, mermaid
+from tests.core.build import node, program
+
+
+def test_a_graph_as_mermaid() -> None:
+    inner = program(node("x", start=True), node("y", after=["x"]), channels={"items": append})
+    prog = program(
+        node("a", start=True, routers=(lambda s: "d",)),
+        msgspec.structs.replace(node("sub", after=["a"]), child=inner),
+        node("b", after=["a"]),
+        node("c", after=["sub", "b"]),
+        node("d", any_of=["a", "b"]),
+        node("watch", on=["items"]),
+        channels={"items": append},
+    )
+    assert mermaid(prog).splitlines() == [
+        "flowchart TD",
+        '    a["a"]',
+        '    subgraph sub["sub: g"]',
+        '    sub__x["x"]',
+        '    sub__y["y"]',
+        "    sub__start((start)) --> sub__x",
+        "    sub__x --> sub__y",
+        "    end",
+        '    b["b"]',
+        '    c["c"]',
+        '    d["d"]',
+        '    watch["watch"]',
+        "    start((start)) --> a",
+        "    a --> sub",
+        "    a --> b",
+        "    sub ==> c",
+        "    b ==> c",
+        "    a --> d",
+        "    b --> d",
+        '    on_items[/"items"/] -.-> watch',
+        '    a --> route_a{"?"}',
+    ]
+
+
+def test_a_graph_as_lines() -> None:
+    inner = program(node("x", start=True))
+    prog = program(
+        node("a", start=True),
+        node("b", after=["a"], when=lambda s: True),
+        node("c", after=["b"], routers=(lambda s: "a",)),
+        msgspec.structs.replace(node("d", after=["b"]), child=inner),
+        node("e", after=["c", "d"]),
+        node("a2", any_of=["e", "c"]),
+        node("loose"),
+        node("watch", on=["n"]),
+        channels={"n": last},
+    )
+    assert draw(prog).splitlines() == [
+        "g (version 1)",
+        "  ● start",
+        "  ○ a",
+        "  ○ b  (when)",
+        "     ├─ ○ c  (branches)",
+        "     │  ├─ ○ e  (after all of c, d)",
+        "     │  │  └─ ○ a2  (after any of e, c)",
+        "     │  └─ ↑ a2",
+        "     └─ ○ d  (sub-graph g: 1 nodes)",
+        "        └─ ↑ e",
+        "  ▷ n",
+        "  ○ watch",
+        "  ◇ by Goto, Send or a branch",
+        "  ○ loose",
+    ]
+
+
+def test_a_flow_s_picture_is_its_name() -> None:
+    assert draw(program(node("main"), flow=True)) == "g (version 1)\n  ○ a flow: its steps are told by its code"
+
+
+def test_a_thousand_nodes_are_drawn_in_a_line() -> None:
+    nodes = [node("n0", start=True), *(node(f"n{i}", after=[f"n{i - 1}"]) for i in range(1, 1000))]
+    lines = draw(program(*nodes)).splitlines()
+    assert len(lines) == 1002 and max(map(len, lines)) < 20
