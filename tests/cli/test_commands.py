@@ -266,3 +266,58 @@ def test_new_writes_a_skill_and_its_test(holdfast: Type) -> None:
 
 def test_the_version(holdfast: Type) -> None:
     assert holdfast("--version").out.startswith("holdfast, version 0.")
+
+
+TYPED = """
+import dataclasses
+import datetime
+from holdfast import Context, Graph, State, register
+
+@register
+@dataclasses.dataclass(frozen=True)
+class Point:
+    x: int
+    y: int
+
+class Where(State):
+    at: Point | None = None
+    seen: datetime.datetime | None = None
+
+graph = Graph("typed", Where)
+
+def act(idempotency_key: str = "") -> int:
+    return 7
+
+@graph.node(start=True)
+async def walk(state: Where, ctx: Context):
+    await ctx.effect(act)
+    ctx.send("webhook", {"to": "you"})
+    return {"at": Point(1, 2), "seen": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)}
+"""
+
+
+def test_a_run_is_looked_at_without_its_code(process: Type) -> None:
+    """§14.3: no type of a run is imported to show it; its fields are shown."""
+    Path("typed.py").write_text(TYPED, "utf-8")
+    made = process("run", "typed.py", "--json")
+    assert made.code == 0, made.err
+    shown = process("show", made.json["run_id"], "--json")
+    assert shown.code == 0, shown.err
+    assert shown.json["values"] == made.json["values"] == {"at": {"x": 1, "y": 2}, "seen": "2026-01-02T00:00:00+00:00"}
+    head = process("checkpoints", made.json["run_id"], "--json").json["checkpoints"][-1]
+    assert head["values"]["at"] == {"x": 1, "y": 2}
+    assert process("state", made.json["run_id"]).code == 0
+
+
+def test_effects_outbox_and_leases(holdfast: Type) -> None:
+    """Each under its own name, with a cursor, all keys always present."""
+    Path("typed.py").write_text(TYPED, "utf-8")
+    run_id = holdfast("run", "typed.py", "--json").json["run_id"]
+    (effect,) = holdfast("effects", run_id, "--json").json["effects"]
+    assert (effect["capability"], effect["status"], effect["result"]) == ("act", "recorded", 7)
+    assert {"effect_id", "key", "request_hash", "response_hash", "attempted_at", "settled_at", "replay_policy", "fence"} <= set(effect)
+    (intent,) = holdfast("outbox", "--json").json["intents"]
+    assert (intent["type"], intent["payload"], intent["run_id"]) == ("webhook", {"to": "you"}, run_id)
+    assert holdfast("leases", "--json").json == {"leases": [], "next_cursor": None}
+    assert "act" in holdfast("effects", run_id).out and "webhook" in holdfast("outbox").out and "no process" in holdfast("leases").out
+    assert "act" in holdfast("show", run_id).out

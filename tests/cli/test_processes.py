@@ -217,3 +217,30 @@ def test_what_new_writes_passes_as_written(process: Type, folder: Path) -> None:
     )
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
+
+
+def test_a_follower_is_stopped_by_ctrl_c(start: object, process: Type) -> None:
+    """One line and 128 + the signal's number; it drove nothing, so it hands nothing back."""
+    run_id = process("submit", "held.py", "--json").json["run_id"]
+    follower = start("events", run_id, "--follow")  # type: ignore[operator]
+    until(follower.stdout, "run.queued")
+    follower.send_signal(signal.SIGINT)
+    _, err = follower.communicate(timeout=30)
+    assert (follower.returncode, err) == (128 + signal.SIGINT, "stopped: by SIGINT\n")
+
+
+def test_leases_show_who_drives(start: object, process: Type) -> None:
+    """While a run is driven its owner is alive; killed, it is proven dead (§2.9)."""
+    os.mkfifo("gate")
+    child = start("run", "held.py")  # type: ignore[operator]
+    gate = entered("gate")
+    (lease,) = process("leases", "--json").json["leases"]
+    assert (lease["alive"], lease["runs"]) == ("true", 1)
+    run_id = process("runs", "--json").json["runs"][0]["run_id"]
+    refused = process("resume", run_id, "held.py")
+    assert (refused.code, refused.err.split(":")[0]) == (6, "run_is_live")
+    child.kill()
+    child.wait()
+    os.close(gate)
+    (lease,) = process("leases", "--json").json["leases"]
+    assert lease["alive"] == "false"

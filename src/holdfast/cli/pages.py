@@ -264,10 +264,7 @@ def page(call: Call, run: Mapping[str, Any], moments: list[Moment], effects: lis
     timeline(moments)
     if effects:
         o.head("effects")
-        o.table(
-            ["status", "what", "step", "attempted", "took"],
-            [[str(e.status), o.inline(e.capability), f"{e.task}.{e.path}", o.clock(views.iso(e.attempted_at)), _took(e)] for e in effects],
-        )
+        effect_table(effects)
     if run["values"]:
         o.head("values")
         limit = max(20, o.width() - 24)
@@ -307,6 +304,26 @@ def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
 def _between(start: str | None, end: str | None) -> str:
     a, b = o.moment(start), o.moment(end)
     return "" if a is None or b is None else o.span((b - a).total_seconds())
+
+
+_OUTCOMES = {"recorded": "green", "reused": "green", "failed": "red", "unknown": "yellow", "attempted": "yellow", "blocked": "yellow"}
+
+
+def effect_table(effects: list[Effect]) -> None:
+    o.table(
+        ["status", "what", "step", "attempted", "took", "effect"],
+        [
+            [
+                o.paint(str(e.status), _OUTCOMES.get(str(e.status))),
+                o.inline(e.capability, 32),
+                f"{e.task}.{e.path}",
+                o.clock(views.iso(e.attempted_at)),
+                _took(e),
+                o.inline(e.effect_id.partition(".")[2]),
+            ]
+            for e in effects
+        ],
+    )
 
 
 def _took(effect: Effect) -> str:

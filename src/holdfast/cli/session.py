@@ -20,6 +20,7 @@ from urllib.parse import unquote
 import click
 
 from holdfast.authoring import Skill
+from holdfast.core import canon
 from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, UsageError
 from holdfast.runtime import Runtime, chosen_store
 from holdfast.stores import schema_version
@@ -34,8 +35,9 @@ class Stopped(HoldfastError):
 
     code = "stopped"
 
-    def __init__(self, number: int) -> None:
-        super().__init__(f"{signal.Signals(number).name}: stopped, and handed back what was under way", hint="holdfast runs shows it")
+    def __init__(self, number: int, drove: bool) -> None:
+        text = "; what was under way is handed back" if drove else ""
+        super().__init__(f"by {signal.Signals(number).name}{text}", hint="holdfast runs shows it, holdfast resume goes on" if drove else "")
         self.exit_code = 128 + number
 
 
@@ -47,6 +49,7 @@ class Call:
     named: bool
     as_json: bool = False
     lease: float | None = None
+    drives: bool = False
 
     def line(self, *words: str) -> str:
         """The command to type next, over the same store."""
@@ -99,7 +102,7 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
             named = given or os.environ.get("HOLDFAST_STORE") or default
             usual = chosen_store(None)
             url = named or usual
-            return function(Call(url, url != usual, as_json, lease), *args, **more)
+            return function(Call(url, url != usual, as_json, lease, drives), *args, **more)
 
         decorated: Callable[..., Any] = act
         for add in _shared(data, drives):
@@ -176,12 +179,13 @@ def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Sk
             click.echo(f"there is no store at {path} yet", err=True)
             url = "memory:"
         async with Runtime(url, skills=skills, lease=call.lease) as rt:
-            return await stoppable(act(rt))
+            return await stoppable(act(rt), call.drives)
 
-    return asyncio.run(whole())
+    with contextlib.nullcontext() if call.drives else canon.looking():
+        return asyncio.run(whole())
 
 
-async def stoppable(act: Awaitable[T]) -> T:
+async def stoppable(act: Awaitable[T], drives: bool) -> T:
     """Awaits; a SIGINT or SIGTERM cancels it and becomes ``Stopped``. A second one kills as usual."""
     loop = asyncio.get_running_loop()
     stop: asyncio.Future[int] = loop.create_future()
@@ -194,7 +198,7 @@ async def stoppable(act: Awaitable[T]) -> T:
             return task.result()
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
-    raise Stopped(stop.result())
+    raise Stopped(stop.result(), drives)
 
 
 @contextlib.contextmanager

@@ -29,7 +29,7 @@ _PREFIXES = {
 _WORDS = (
     ("Fixed", r"fix(e[sd])?|correct|repair|handle|avoid|prevent|stop|resolve|bug"),
     ("Removed", r"remove|drop|delete|revert|deprecate"),
-    ("Added", r"add|introduce|implement|support|create|start|allow|let|new|open|export|show|name"),
+    ("Added", r"add|introduce|implement|support|create|start|allow|new"),
     ("Faster", r"speed|optimi[sz]e|cache|faster|cheaper"),
     ("Documentation", r"docs?|document|explain|describe|readme|changelog|walk"),
     ("Tests and tooling", r"tests?|ci|lint|linters?|bump|pin|release|build|raise"),
