@@ -275,12 +275,12 @@ from holdfast import Context, Graph, State, register
 
 @register
 @dataclasses.dataclass(frozen=True)
-class Point:
+class SpotOnMap:
     x: int
     y: int
 
 class Where(State):
-    at: Point | None = None
+    at: SpotOnMap | None = None
     seen: datetime.datetime | None = None
 
 graph = Graph("typed", Where)
@@ -292,7 +292,7 @@ def act(idempotency_key: str = "") -> int:
 async def walk(state: Where, ctx: Context):
     await ctx.effect(act)
     ctx.send("webhook", {"to": "you"})
-    return {"at": Point(1, 2), "seen": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)}
+    return {"at": SpotOnMap(1, 2), "seen": datetime.datetime(2026, 1, 2, tzinfo=datetime.UTC)}
 """
 
 
