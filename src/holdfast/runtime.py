@@ -18,11 +18,14 @@ from holdfast.core import decisions, views
 from holdfast.core import events as ev
 from holdfast.core import run as records
 from holdfast.core.commit import InboxItem
-from holdfast.core.effects import Effect
+from holdfast.core.effects import Effect, ReplayPolicy, as_policy
+from holdfast.core.environments import Environment
+from holdfast.core.environments import environment as as_environment
 from holdfast.core.errors import Conflict, InvalidInput, RequestConflict, RunFailed, RunIsLive, RunWaiting, StoreError, UsageError
 from holdfast.core.graph import Program
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Lease
 from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
+from holdfast.engine import lineage
 from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver, loaded_driver
 from holdfast.engine.effects import closed_owners
@@ -66,7 +69,7 @@ class Runtime:
         tools: Iterable[Tool] = (),
         policy: Any = None,
         resolver: Resolver | None = None,
-        environment: str = "development",
+        environment: str | Environment = "development",
         transports: Mapping[str, Any] | None = None,
         tool_runner: Any = None,
         workspace: str | os.PathLike[str] | None = None,
@@ -81,12 +84,14 @@ class Runtime:
         self._skills = Skills()
         for skill in skills:
             self._skills.add(skill.program)
+        place = as_environment(environment)
         self._services = Services(
             store=self._store,
             clock=self._clock,
             owner=owner_id(),
             skills=self._skills,
-            environment=environment,
+            environment=place.name,
+            place=place,
             tools={t.name: t for t in tools},
             transports=dict(transports or {}),
             resolver=resolver,
@@ -380,6 +385,97 @@ class Runtime:
             await worker.run()
         finally:
             watcher.cancel()
+
+    # -- replay and fork ----------------------------------------------------------------------------
+
+    async def replay(
+        self,
+        run_id: str,
+        from_checkpoint: str | None = None,
+        from_step: int | str | None = None,
+        effects: ReplayPolicy | str | None = None,
+        *,
+        actor: str = "operator",
+        reason: str = "",
+        key: str | None = None,
+        upgrade: bool = False,
+        drive: bool = True,
+    ) -> Run[Any]:
+        """A new run that is answered from the records of this one and of its lineage (§7.6); the source stays as it is.
+
+        Recorded steps, tools and effects are served, node code runs again, approvals are asked again.
+
+        Args:
+            from_checkpoint: begin there; by default at the start.
+            from_step: begin before this step: its number, or its node's name.
+            effects: ``use_recorded_result`` (default), ``reexecute`` or ``require_human``; an environment only makes it stricter.
+            drive: drive it to its rest if this process has the skill.
+        """
+        policy = None if effects is None else as_policy(effects)
+        wish = lineage.Wish(
+            kind=lineage.REPLAY, checkpoint_id=from_checkpoint, step=from_step, effects=policy, actor=actor, reason=reason, key=key, upgrade=upgrade
+        )
+        return await self._reborn(run_id, wish, drive)
+
+    async def fork(
+        self,
+        run_id: str,
+        from_checkpoint: str | None = None,
+        from_step: int | str | None = None,
+        *,
+        set: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | None = None,
+        reason: str = "",
+        actor: str = "operator",
+        effects: ReplayPolicy | str | None = None,
+        key: str | None = None,
+        upgrade: bool = False,
+        drive: bool = True,
+        **options: Any,
+    ) -> Run[Any]:
+        """A new run that goes its own way from a checkpoint of this one (§7.7); the source stays as it is.
+
+        Without a checkpoint it begins where the edited channels were last written, so that what came of them is done
+        anew, approvals included.
+
+        Args:
+            set: channels and their new values, recorded as a patch with ``actor`` and ``reason``.
+            inputs: another input; it then begins at the start.
+            options: tags, priority, queue, lane, job_id, trace_id …
+
+        Raises:
+            RestrictedOption: the environment does not allow one, by name; those that raise privileges are never allowed by default.
+        """
+        given = {"set": set, "inputs": inputs, "reason": reason, "effects": effects, "key": key, "upgrade": upgrade}
+        self._services.place.check_options([*(n for n, v in given.items() if v), *options])
+        if "tags" in options:
+            options["tags"] = tuple(options["tags"])
+        wish = lineage.Wish(
+            kind=lineage.FORK, checkpoint_id=from_checkpoint, step=from_step, edits=set or {}, inputs=inputs or {}, reason=reason, actor=actor,
+            effects=None if effects is None else as_policy(effects), key=key, upgrade=upgrade, fields=options,
+        )  # fmt: skip
+        return await self._reborn(run_id, wish, drive)
+
+    async def _reborn(self, run_id: str, wish: lineage.Wish, drive: bool) -> Run[Any]:
+        await self._reader.found(run_id)
+        source = await self._reader.loaded(run_id)
+        if source.run.skill_id in self._skills.ids:
+            self._skills.for_run(source.run, upgrade=wish.upgrade)
+        try:
+            made = await lineage.born(self._services, source, await self._store.rows(run_id), wish)
+        except Conflict as e:
+            if e.code != "claim_taken" or wish.key is None:
+                raise
+            taken = await self._store.claimed("request", lineage.request_scope(source.run, wish.kind), wish.key)
+            if taken is None:
+                raise
+            if taken.digest != lineage.digest(source.run, await self._store.rows(run_id), wish):
+                raise RequestConflict(f"the key {wish.key!r} was used for another {wish.kind}, by {taken.run_id}", hint="use another key") from None
+            again = await self._reader.get(taken.run_id)
+            again.deduplicated = True
+            return again
+        run = await self._reader.get(made)
+        return await self._if_able(run) if drive else run
 
     # -- decisions ----------------------------------------------------------------------------------
 

@@ -117,6 +117,15 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
 Result = TaskResult | StepRecord
 
 
+class Base(msgspec.Struct, frozen=True, array_like=True):
+    """What a run that begins at another's checkpoint takes over beside its values (§7.7)."""
+
+    versions: dict[str, int] = {}
+    seen: dict[str, dict[str, int]] = {}
+    skipped: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True):
     """What a checkpoint changes of its parent. ``done`` names finished tasks in task order: the result itself, or
     the key of one that was durable before. ``kinds``: reducers other than ``last``; ``values``: what no built-in
@@ -128,6 +137,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     kinds: dict[str, str] = {}
     values: bytes | None = None
     pending: tuple[Task, ...] | None = None
+    base: Base | None = None
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
@@ -210,6 +220,14 @@ def advance(
         EventUnreadable: the delta names a result that is not there.
     """
     parent_id = parent.checkpoint_id if parent.seq else None
+    if delta.base is not None:
+        b = delta.base
+        kept = canon.EMPTY_DICT if delta.values is None else canon.decode(delta.values)
+        parent = msgspec.structs.replace(parent, values=kept, versions=b.versions, seen=b.seen, skipped=frozenset(b.skipped))
+        return msgspec.structs.replace(
+            parent, seq=seq, step=delta.step, pending=delta.pending or (), topics=b.topics, parent=parent_id, created_at=at, hash=hash, waits=waits,
+            boundaries=boundaries, source=delta.source, writes={},
+        )  # fmt: skip
     if delta.step == parent.step and not delta.done and delta.values is None:
         return msgspec.structs.replace(
             parent, seq=seq, parent=parent_id, created_at=at, hash=hash, waits=waits, boundaries=boundaries, source=delta.source, writes={}

@@ -9,7 +9,7 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.core.errors import ErrorValue
+from holdfast.core.errors import ErrorValue, InvalidInput
 from holdfast.core.lease import Alive
 
 
@@ -99,6 +99,18 @@ def effect_key(tenant: str, kind: str, scope: str, key: str) -> str:
 
 
 _STRICTNESS = {ReplayPolicy.REEXECUTE: 0, ReplayPolicy.USE_RECORDED: 1, ReplayPolicy.REQUIRE_HUMAN: 2}
+
+
+def as_policy(word: ReplayPolicy | str) -> ReplayPolicy:
+    """The policy of a word.
+
+    Raises:
+        InvalidInput: it is none; says which there are.
+    """
+    try:
+        return ReplayPolicy(word)
+    except ValueError:
+        raise InvalidInput(f"{word!r} is no replay policy", hint="one of " + ", ".join(ReplayPolicy)) from None
 
 
 def strictest(*policies: ReplayPolicy | str | None) -> ReplayPolicy:

@@ -172,6 +172,7 @@ class RunForked(Fact, frozen=True, tag=15):
     source_run_id: str
     source_checkpoint_id: str | None = None
     reason: str = ""
+    effects: str = ""
 
 
 class RunReplayed(Fact, frozen=True, tag=16):

@@ -83,6 +83,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     recovery: str = "auto"
     kind: str | None = None
     unattended: bool = False
+    origin: str = ""
+    replay_effects: str = ""
 
     @property
     def terminal(self) -> bool:
@@ -251,6 +253,8 @@ _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.RunCanceled: _canceled,
     ev.RunCancelRequested: lambda run, e, f: replace(run, cancel_requested_at=e.at),
     ev.RunPatched: _patched,
+    ev.RunForked: lambda run, e, f: replace(run, origin="fork", replay_effects=f.effects),
+    ev.RunReplayed: lambda run, e, f: replace(run, origin="replay", replay_effects=f.effects),
     ev.StepStarted: _step_started,
     ev.StepCompleted: _step_ended,
     ev.StepDegraded: _step_ended,

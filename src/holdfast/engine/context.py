@@ -164,6 +164,8 @@ class Context:
         self._told.append(_label(kind, name))
         record = self._journal.record(self._key, path)
         if record is None:
+            if kind in _ENDS_REPLAY:
+                self._journal.replayed()
             if (name, digest) in self._odd:
                 raise self._mismatch(path, f"{name} with the arguments recorded at call {self._odd[name, digest]}")
             if kind not in _OPENS and path in self._opened():
@@ -560,6 +562,7 @@ class Context:
         raise Restart(inputs)
 
 
+_ENDS_REPLAY = frozenset({"step", "value", "child"})
 _OPENS = frozenset({"scope", "first_of"})
 _plain = msgspec.msgpack.Encoder(order="sorted")
 

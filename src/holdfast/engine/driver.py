@@ -17,14 +17,16 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING
-from holdfast.core.checkpoint import Source, Task, TaskResult
+from holdfast.core.checkpoint import Delta, Source, Task, TaskResult
 from holdfast.core.commit import Intent, LedgerRow
+from holdfast.core.effects import ReplayPolicy
 from holdfast.core.errors import ErrorValue, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
 from holdfast.core.graph import Program
 from holdfast.core.lease import KEEP, RELEASE, Take
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
+from holdfast.engine import lineage
 from holdfast.engine.context import Restart, Suspend
 from holdfast.engine.effects import surfaced
 from holdfast.engine.executor import Finished, StepError, execute
@@ -67,8 +69,12 @@ class Driver:
         status = self._journal.run.status
         if status in AT_REST - {Status.PENDING} and not await self._reenter():
             return self._journal.run
+        self._journal.echo = await lineage.echo(self._services.store, self._journal.run)
         if self._journal.run.current_step_id is None:
-            await self.begin()
+            if self._journal.checkpoint.seq:
+                await self._begin_there()
+            else:
+                await self.begin()
         return await self._rounds()
 
     def _entry(self, claim: Claim, named: bool) -> list[ev.Fact]:
@@ -118,6 +124,16 @@ class Driver:
             draft.facts.append(ev.RunStarted())
         draft.facts += self._started(checkpoint.pending, 1)
         await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner))
+
+    async def _begin_there(self) -> None:
+        """A replay or fork starts at the checkpoint it was born with (§7.6)."""
+        journal = self._journal
+        facts: list[ev.Fact] = [ev.RunStarted()]
+        if journal.run.origin == lineage.REPLAY and journal.echo is not None and journal.echo.last > journal.checkpoint.step:
+            facts.append(ev.RunReplaying())
+        checkpoint = journal.checkpoint
+        facts += self._started(checkpoint.pending, checkpoint.step + 1)
+        await journal.checkpointed(Draft(facts=facts), Delta(step=checkpoint.step, source=Source.FORK), checkpoint)
 
     async def _reenter(self) -> bool:
         """Leaves a wait if an answer has come (§2.7); otherwise gives the run back as it was."""
@@ -184,6 +200,8 @@ class Driver:
             if steps >= self._limit:
                 limit = StepLimit(f"{steps} super-steps in one invocation; the limit is {self._limit}", hint="resume with a higher step_limit")
                 return await self._fail(Draft(), limit, ErrorValue.of(limit))
+            if journal.echo is not None and checkpoint.step >= journal.echo.last:
+                journal.replayed()
             if not self._services.alive():
                 raise LeaseLost(f"{self._services.owner} could not renew its lease; it stops at this boundary")
             if self._wake.is_set() and await self._look():
@@ -321,11 +339,18 @@ class Driver:
     def _outbox(self, draft: Draft, done: list[TaskResult]) -> None:
         """Intents and ledger rows of the finished tasks, under keys that a recomputation makes again (§9.2)."""
         run, step = self._journal.run, self._journal.checkpoint.step + 1
-        now = self._services.clock.now()
+        now, echo = self._services.clock.now(), self._journal.echo
         for result in done:
             for n, write in enumerate(result.intents):
                 intent_id = f"{ids.step_id(run.run_id, step, result.task)}!{n}"
-                key = write.key or f"{run.lineage_root}.{step}.{result.task}!{n}"
+                place = f"{step}.{result.task}!{n}"
+                key = write.key or f"{run.lineage_root if echo is None else echo.scope}.{place}"
+                if echo is not None and (sent := echo.intents.get(place)) is not None and run.replay_effects != ReplayPolicy.REEXECUTE:
+                    if sent.type == write.type and sent.payload == write.payload:
+                        continue  # the source sent it, or will: it is not sent again (§7.8, T-72)
+                    key = write.key or f"{run.run_id}.{place}"
+                elif echo is not None and run.replay_effects == ReplayPolicy.REEXECUTE:
+                    key = write.key or f"{run.run_id}.{place}"
                 draft.intents.append(
                     Intent(intent_id=intent_id, run_id=run.run_id, type=write.type, payload=write.payload, key=key, order_key=write.order_key, created_at=now, due=now)
                 )

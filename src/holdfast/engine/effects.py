@@ -102,22 +102,32 @@ class _Performance:
         self.services: Services = ctx._services
         self.journal = ctx._journal
         self.store = self.services.store
-        run = self.journal.run
-        own = f"{ctx._step}.{ctx._key}.{path}"
+        run, echo = self.journal.run, self.journal.echo
         self.shared = options.key is not None
-        self.key = effect_key(run.tenant_id, "effect", name if self.shared else run.lineage_root, options.key or own)
+        self.policy = fx.strictest(fx.strictest(options.replay, run.replay_effects), self.services.place.replay)
+        scope = run.lineage_root if echo is None else echo.scope
+        self.key = self._key(name if self.shared else scope)
+        # What a replay does again, it does under a key of its own: the source's record stays what later replays find.
+        self.apart = self.key if self.shared or echo is None else self._key(run.run_id)
+        if self.policy is ReplayPolicy.REEXECUTE:
+            self.key = self.apart
         self.request = canon.fingerprint([name, list(args)])
         self.records: list[Effect] = []
-        self.policy = ReplayPolicy.USE_RECORDED
+
+    def _key(self, scope: str) -> str:
+        own = f"{self.ctx._step}.{self.ctx._key}.{self.path}"
+        return effect_key(self.journal.run.tenant_id, "effect", scope, self.options.key or own)
 
     # -- deciding -----------------------------------------------------------------------------------
 
     async def run(self) -> Any:
-        record = self.ctx._lookup(self.path, self.name, "effect")
+        record = self.ctx._lookup(self.path, self.name, "effect")  # other arguments than on record are no matter: the act is done
         if record is not None:
             if record.error is None or self.ctx.attempt <= record.attempt:
                 return await self._given(record)
             await self._again(self.ctx.attempt)  # the node is tried again after this effect had failed
+        if self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._echoed()) is not None:
+            return await self._replay(echoed)
         until = self.services.clock.now() + self.options.timeout_us
         while True:
             verdict = await self._judged()
@@ -149,8 +159,23 @@ class _Performance:
                     if done:
                         return value
 
+    def _echoed(self) -> StepRecord | None:
+        """What the source of a replay has on record here, if it is this very call."""
+        echoed = self.journal.echoed(self.ctx._key, self.path)
+        if echoed is not None and (echoed.kind, echoed.name) != ("effect", self.name):
+            raise self.ctx._mismatch(self.path, f"effect {self.name}")
+        return echoed if echoed is not None and echoed.digest in ("", self.request) else None
+
     async def _judged(self) -> fx.Verdict:
         self.records = await self.store.effects(key=self.key)
+        echo = self.journal.echo
+        if echo is not None and not self.shared:
+            if self.apart != self.key and (mine := await self.store.effects(key=self.apart)):
+                self.key, self.records = self.apart, mine
+            elif not self.records and self.policy is not ReplayPolicy.REEXECUTE:
+                # A fork has keys of its own; what its forebears did here with the same arguments is not done again.
+                here = (self.ctx._step, self.ctx._key, self.path)
+                self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
         alive = Alive.UNKNOWN
         if self.records and (known := next((e for e in reversed(self.records) if e.open), None)) is not None:
             alive = await alive_now(self.services, known)
@@ -197,6 +222,9 @@ class _Performance:
             return True, await self._settled(effect, canon.decode(data), data)
         if decision.action == ABANDON:
             return True, await self._given_up(effect)
+        if ask.reason == fx.REPLAY:
+            self.key, self.policy = self.apart, ReplayPolicy.REEXECUTE
+            return False, None
         return await self._act(effect, same=False)
 
     def _superseded(self, place: str) -> bool:
@@ -257,6 +285,9 @@ class _Performance:
 
     async def _act(self, over: Effect | None, same: bool) -> tuple[bool, Any]:
         """Attempt, gate, act, result. (False, None): somebody came first, or it is to be tried again."""
+        if over is not None and over.run_id != self.journal.run.run_id and not self.shared:
+            self.key, self.records, over, same = self.apart, [], None, False  # a forebear's row is not ours to write
+        self.journal.replayed()
         if not self.services.alive():
             raise LeaseLost("the lease may have been lost: no effect is begun")
         effect = self._attempt(over if same else None)
@@ -315,7 +346,7 @@ class _Performance:
         again = self.options.retry.retries(failure, tries)
         draft = Draft(facts=[self._fact(ev.SideEffectFailed, effect, error.message)], effects=[failed])
         if not again:
-            draft.results.append(StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt))
+            draft.results.append(StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt, digest=self.request))
             draft.facts.append(ev.StepFailed(self.ctx._step, self.ctx._key, error, attempt=self.ctx.attempt, path=self.path))
             await self._save(effect, draft, error.message)
             raise failure
@@ -393,7 +424,7 @@ class _Performance:
     async def _recorded(self, effect: Effect, value: Any, data: bytes) -> Any:
         now = self.services.clock.now()
         recorded = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now)
-        done = StepRecord(self.ctx._key, self.path, self.name, value=data, kind="effect", attempt=self.ctx.attempt)
+        done = StepRecord(self.ctx._key, self.path, self.name, value=data, kind="effect", attempt=self.ctx.attempt, digest=self.request)
         facts: list[ev.Fact] = [
             self._fact(ev.SideEffectRecorded, effect),
             ev.StepCompleted(self.ctx._step, self.ctx._key, attempt=self.ctx.attempt, path=self.path),
@@ -403,6 +434,9 @@ class _Performance:
 
     async def _settled(self, effect: Effect, value: Any, data: bytes) -> Any:
         """An unknown attempt whose result is known now, by its hook or by a person."""
+        if effect.run_id != self.journal.run.run_id and not self.shared:
+            self.key, self.records = self.apart, []
+            return await self._recorded(replace(self._attempt(None), closed=True, source_effect_id=effect.effect_id), value, data)
         if effect.run_id != self.journal.run.run_id:
             now = self.services.clock.now()
             settled = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now, closed=True)
@@ -416,10 +450,13 @@ class _Performance:
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now())
         draft = Draft(
             facts=[self._fact(ev.SideEffectAbandoned, effect, "by decision"), ev.StepFailed(self.ctx._step, self.ctx._key, error, attempt=self.ctx.attempt, path=self.path)],
-            results=[StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt)],
+            results=[StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt, digest=self.request)],
         )
         if effect.run_id == self.journal.run.run_id:
             draft.effects.append(gone)
+        elif not self.shared:
+            self.key, self.records = self.apart, []
+            draft.effects.append(replace(self._attempt(None), status=gone.status, closed=True, source_effect_id=effect.effect_id, settled_at=gone.settled_at))
         else:
             await self.store.settle_effect(gone, effect.status)
         await self.journal.save(draft)
@@ -428,13 +465,27 @@ class _Performance:
     async def _reuse(self, effect: Effect) -> Any:
         """A result on record under the key, given again; a row says so and names it."""
         run = self.journal.run
-        done = StepRecord(self.ctx._key, self.path, self.name, value=effect.result, kind="effect", attempt=self.ctx.attempt)
+        done = StepRecord(self.ctx._key, self.path, self.name, value=effect.result, kind="effect", attempt=self.ctx.attempt, digest=self.request)
         draft = Draft(facts=[self._fact(ev.SideEffectReused, effect)], results=[done])
         if effect.run_id != run.run_id:
             row = replace(self._attempt(None), status=EffectStatus.REUSED, source_effect_id=effect.effect_id, settled_at=self.services.clock.now())
             draft.effects.append(row)
         await self.journal.save(draft)
         return await self._given(done)
+
+    async def _replay(self, echoed: StepRecord) -> Any:
+        """The source's record, given in a replay: a result or a failure, and nothing is done."""
+        here = (self.ctx._step, self.ctx._key, self.path)
+        of = next((e for e in reversed(self.journal.echo.effects) if (e.step, e.task, e.path) == here), None)
+        draft = Draft(results=[replace(echoed, attempt=self.ctx.attempt)])
+        if of is not None:
+            self.records = await self.store.effects(key=self.key)
+            row = self._attempt(None)
+            row = replace(row, key=of.key, status=EffectStatus.REUSED, source_effect_id=of.effect_id, settled_at=row.attempted_at)
+            draft.effects.append(row)
+            draft.facts.append(self._fact(ev.SideEffectReused, of))
+        self.journal.hold(draft)
+        return await self._given(echoed)
 
     async def _given(self, record: StepRecord) -> Any:
         return self.ctx._served(record)

@@ -20,7 +20,10 @@ from holdfast.core.errors import EffectInProgress
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold
+from holdfast.core.status import Status
 from holdfast.ports import Loaded, Store
+
+REPLAYED = "replayed"
 
 
 class Draft(msgspec.Struct):
@@ -58,6 +61,22 @@ class Draft(msgspec.Struct):
         return bool(self.facts or self.results or self.ledger or self.intents)
 
 
+class Echo(msgspec.Struct):
+    """What a run with a source goes by (§7.6): the records it is answered from, by (step, task, path); what its forebears did and
+    sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first."""
+
+    scope: str
+    records: dict[tuple[int, str, str], StepRecord] = {}
+    forebears: list[str] = []
+    effects: list[Effect] = []
+    intents: dict[str, Intent] = {}
+
+    @property
+    def last(self) -> int:
+        """The last step with anything on record."""
+        return max((step for step, _, _ in self.records), default=0)
+
+
 class Journal:
     """A run under a lease, its progress, and the way to make more of it durable."""
 
@@ -69,6 +88,7 @@ class Journal:
         self.progress = progress
         self.dead: BaseException | None = None
         self.held = Draft()
+        self.echo: Echo | None = None
         self._lock = asyncio.Lock()
         self._next: Draft | None = None
         self._joined: asyncio.Task[None] | None = None
@@ -93,7 +113,24 @@ class Journal:
         return self.progress.checkpoint
 
     def record(self, task: str, path: str) -> StepRecord | None:
-        return self.progress.records.get((task, path))
+        """The record at a place. A replay is answered from its echo, and writes what it is given into its own log."""
+        known = self.progress.records.get((task, path))
+        if known is not None or self.echo is None:
+            return known
+        echoed = self.echoed(task, path)
+        if echoed is None or echoed.kind == "effect":
+            return None
+        self.hold(Draft(results=[echoed]))
+        return echoed
+
+    def echoed(self, task: str, path: str) -> StepRecord | None:
+        """What the source has on record at a place, effects included."""
+        return None if self.echo is None else self.echo.records.get((self.checkpoint.step + 1, task, path))
+
+    def replayed(self) -> None:
+        """The first call without a record ends the replaying (§7.6)."""
+        if self._run is not None and self._run.status is Status.REPLAYING and not any(isinstance(f, ev.RunResumed) for f in self.held.facts):
+            self.hold(Draft(facts=[ev.RunResumed(cause=REPLAYED)]))
 
     def hold(self, draft: Draft) -> None:
         """Keeps a draft for the next commit, whoever makes it: recorded clocks and dice, ledger rows, intents."""
@@ -206,6 +243,8 @@ class Journal:
         seq = self.tip.seq if self.tip is not None else 0
         fence = counter(self.fence)
         run, vouched, events = self._run, 0, []
+        if run is not None and run.status is Status.REPLAYING:
+            _leave_replay(draft.facts)
         for fact in draft.facts:
             seq += 1
             event = ev.Event(seq, at, fact, actor, fence)
@@ -244,6 +283,16 @@ class Journal:
                 self.progress.results[result.task] = result
             else:
                 self.progress.records[result.task, result.path] = result
+
+
+def _leave_replay(facts: list[ev.Fact]) -> None:
+    """There is no edge from replaying to the end or to a wait: a replay passes through running first (§2.5, T-03)."""
+    for i, fact in enumerate(facts):
+        if isinstance(fact, ev.RunResumed):
+            return
+        if isinstance(fact, ev.RunCompleted | ev.RunWaitingForHuman | ev.RunWaitingForSignal):
+            facts.insert(i, ev.RunResumed(cause=REPLAYED))
+            return
 
 
 def _vouch(facts: list[ev.Fact], hash: bytes, source: Source) -> None:

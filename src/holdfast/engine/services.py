@@ -7,6 +7,7 @@ import uuid
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from holdfast.core.environments import DEVELOPMENT, Environment
 from holdfast.core.errors import FingerprintMismatch, SkillUnknown
 from holdfast.core.graph import Program
 from holdfast.core.run import Run
@@ -70,6 +71,7 @@ class Services:
     owner: str
     skills: Skills
     environment: str = "development"
+    place: Environment = DEVELOPMENT
     tools: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     transports: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     resolver: Resolver | None = None

@@ -1,0 +1,62 @@
+"""Environments: what a place lets people do with runs that have acted already (§8.3).
+
+An environment may only make a replay policy stricter. A fork option it does not list is refused by name; options that
+raise what a run may do are refused unless it lists them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.core.effects import ReplayPolicy
+from holdfast.core.errors import RestrictedOption, UsageError
+
+# What a replay or fork may be given besides its source. Everything else is no option.
+OPTIONS = frozenset(
+    {"set", "inputs", "reason", "effects", "upgrade", "tags", "priority", "queue", "lane", "job_id", "trace_id", "key", "at", "delay",
+     "environment", "policy_snapshot_id", "capabilities", "inherit_approvals", "unattended", "tenant_id", "recovery"}
+)  # fmt: skip
+PRIVILEGED = frozenset({"environment", "policy_snapshot_id", "capabilities", "inherit_approvals", "unattended", "tenant_id", "recovery"})
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """``replay``: the laxest policy it allows; ``options``: what a fork may be given, None for all that raise nothing."""
+
+    name: str
+    replay: ReplayPolicy = ReplayPolicy.REEXECUTE
+    options: frozenset[str] | None = None
+    allow_force: bool = True
+
+    def check_options(self, names: Iterable[str]) -> None:
+        """Refuses what may not be given here, by name (§7.7).
+
+        Raises:
+            RestrictedOption: the environment does not allow it.
+            UsageError: it is no option at all.
+        """
+        for name in names:
+            if name not in OPTIONS:
+                raise UsageError(f"{name!r} is no option of a fork", hint="options: " + ", ".join(sorted(OPTIONS - PRIVILEGED)))
+            listed = self.options is not None and name in self.options
+            if not listed and (name in PRIVILEGED or self.options is not None):
+                raise RestrictedOption(f"{self.name} does not allow the option {name!r} in a fork", hint="allow it in the Environment, or leave it out")
+
+
+DEVELOPMENT = Environment(name="development")
+STAGING = Environment(name="staging", replay=ReplayPolicy.USE_RECORDED)
+PRODUCTION = Environment(
+    name="production",
+    replay=ReplayPolicy.USE_RECORDED,
+    options=frozenset({"set", "inputs", "reason", "effects", "upgrade", "tags", "priority", "queue", "lane", "job_id", "trace_id", "key"}),
+    allow_force=False,
+)
+KNOWN = {e.name: e for e in (DEVELOPMENT, STAGING, PRODUCTION)}
+
+
+def environment(value: Environment | str) -> Environment:
+    """An environment by value or by name; a name of one's own is as lax as development."""
+    if isinstance(value, Environment):
+        return value
+    return KNOWN.get(value) or Environment(name=value)

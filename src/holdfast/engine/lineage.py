@@ -1,0 +1,230 @@
+"""Replay and fork: new runs out of old ones, and what they are answered from (§7.6–7.8).
+
+Theory of operation. Both begin at a checkpoint of the source, copied whole into the new run's first one; nothing of the
+source is written. A replay is a run whose recorded calls are answered from an *echo*: the records of its source and, as far as that
+was a replay itself, of the source's source. What it is given it writes into its own log, so that a replay can be
+replayed. A fork has no echo: it runs its code afresh, under effect keys of its own, and finds in the ledger what its
+forebears did at the same place with the same arguments. Approvals are asked again in both.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon, ids
+from holdfast.core import checkpoint as cps
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Base, Checkpoint, Delta, Source, StepRecord
+from holdfast.core.codec import Row, open_row
+from holdfast.core.commit import DedupClaim, Intent
+from holdfast.core.effects import ReplayPolicy
+from holdfast.core.errors import CheckpointNotFound, InvalidInput
+from holdfast.core.lease import COUNTER_BITS, TOUCH
+from holdfast.core.progress import Progress
+from holdfast.core.run import Run
+from holdfast.core.waits import HUMAN
+from holdfast.engine.intake import KEY_RETENTION_US
+from holdfast.engine.journal import Draft, Echo, Journal
+from holdfast.engine.services import Services
+from holdfast.ports import Loaded, Store
+
+REPLAY, FORK = "replay", "fork"
+MANY = 1_000_000
+_OF_PEOPLE = frozenset(f"{kind.value}:" for kind in HUMAN)
+# Calls inside these are answered one by one, so that what a policy says of each effect holds.
+_OPENED = frozenset({"task", "feedback"})
+
+
+async def echo(store: Store, run: Run) -> Echo | None:
+    """What a run with a source goes by; None for a run of its own."""
+    if run.source_run_id is None:
+        return None
+    found = Echo(scope=run.run_id)
+    serving, scoped = run.origin == REPLAY, run.origin != REPLAY
+    source: str | None = run.source_run_id
+    while source is not None:
+        loaded = await store.get(source)
+        if loaded is None:
+            break  # pruned: what is left of the lineage still answers
+        forebear = loaded[0]
+        found.forebears.append(source)
+        found.intents |= {_place(i): i for i in await store.intents(source, limit=MANY)}
+        if serving:
+            for place, record in recorded(source, await store.rows(source)).items():
+                found.records.setdefault(place, record)
+            serving = forebear.origin == REPLAY
+        if not scoped and forebear.origin != REPLAY:
+            found.scope, scoped = source, True
+        source = forebear.source_run_id
+    found.effects = [e for r in reversed(found.forebears) for e in await store.effects(r)]
+    return found
+
+
+def recorded(run_id: str, rows: list[Row]) -> dict[tuple[int, str, str], StepRecord]:
+    """The recorded calls of a run by (step, task, path), but for what is asked or gone through again."""
+    out: dict[tuple[int, str, str], StepRecord] = {}
+    progress = Progress(run_id)
+    for row in rows:
+        record = open_row(row, progress.hash)
+        step = progress.checkpoint.step + 1
+        for result in record.results:
+            if isinstance(result, StepRecord) and result.kind not in _OPENED and not _of_people(result):
+                out[step, result.task, result.path] = result
+        progress.step(record)
+    return out
+
+
+def _of_people(record: StepRecord) -> bool:
+    return record.kind == "wait" and record.name.partition(":")[0] + ":" in _OF_PEOPLE
+
+
+def _place(intent: Intent) -> str:
+    """An intent's place in its run: the same in a replay."""
+    return intent.intent_id.partition(".")[2]
+
+
+# -- making one ---------------------------------------------------------------------------------------
+
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody wants out of a source run; None means as the source had it."""
+
+    kind: str
+    checkpoint_id: str | None = None
+    step: int | str | None = None
+    edits: Mapping[str, Any] = {}
+    inputs: Mapping[str, Any] = {}
+    reason: str = ""
+    actor: str = "operator"
+    effects: ReplayPolicy | None = None
+    key: str | None = None
+    upgrade: bool = False
+    not_before: int | None = None
+    fields: Mapping[str, Any] = {}
+
+
+async def born(services: Services, source: Loaded, rows: list[Row], wish: Wish) -> str:
+    """Creates the new run at its checkpoint, at rest and due; gives its id.
+
+    Raises:
+        CheckpointNotFound: there is no such checkpoint or step, or none at all.
+        InvalidInput: an edit of a channel that the state does not have.
+        Conflict: with the code ``claim_taken``, if the request key was used.
+    """
+    run = source.run
+    first, found = point(run, rows, wish)
+    edits = {**wish.inputs, **wish.edits}
+    unknown = [n for n in edits if n not in found.values and n not in _channels(services, run)]
+    if unknown:
+        raise InvalidInput(f"{run.skill_id} has no channel {', '.join(unknown)}", hint="channels: " + ", ".join(found.values))
+    values = canon.admit({**found.values, **edits}, "set")
+    now = services.store.now()
+    run_id = ids.run_id(now, services.entropy(), run.tenant_id, run.session_key)
+    program = services.skills.find(run.skill_id, run.skill_version) if run.skill_id in services.skills.ids else None
+    given = canon.encode(canon.admit({**canon.decode(first.input), **wish.inputs}, "inputs")) if wish.inputs else first.input
+    submitted = msgspec.structs.replace(
+        first,
+        run_id=run_id,
+        input=given,
+        fingerprint=program.fingerprint if program is not None and wish.upgrade else run.fingerprint,
+        thread_id=f"{run.thread_id}~{run_id}",
+        session_key=f"{run.session_key}~{run_id}",
+        not_before=wish.not_before,
+        environment=services.environment,
+        parent_run_id=None,
+        parent_wait_id=None,
+        source_run_id=run.run_id,
+        source_checkpoint_id=found.checkpoint_id,
+        lineage_root=run.lineage_root,
+        request_key=wish.key,
+        **wish.fields,
+    )
+    facts: list[ev.Fact] = [submitted]
+    if wish.kind == REPLAY:
+        facts.append(ev.RunReplayed(run.run_id, found.checkpoint_id, wish.effects.value if wish.effects else ""))
+    else:
+        facts.append(ev.RunForked(run.run_id, found.checkpoint_id, wish.reason, wish.effects.value if wish.effects else ""))
+    if edits:
+        facts.append(ev.StatePatched(tuple(edits), wish.reason))
+    claims = []
+    if wish.key is not None:
+        claims = [DedupClaim("request", request_scope(run, wish.kind), wish.key, run_id, digest(run, rows, wish), now + KEY_RETENTION_US)]
+    journal = Journal(services.store, None, None, services.store.incarnation << COUNTER_BITS | 1, Progress(run_id))
+    delta = Delta(
+        step=found.step,
+        source=Source.FORK,
+        values=canon.encode(canon.FrozenDict(values)),
+        pending=found.pending,
+        base=Base(dict(found.versions), {n: dict(s) for n, s in found.seen.items()}, tuple(sorted(found.skipped)), found.topics),
+    )
+    checkpoint = cps.advance(journal.checkpoint, delta, {}, seq=0, at=0, hash=b"")
+    draft = Draft(facts=facts, claims=claims)
+    await journal.checkpointed(draft, delta, checkpoint, lease=TOUCH, actor=wish.actor)
+    return run_id
+
+
+def request_scope(run: Run, kind: str) -> str:
+    """Where the request keys of a run's replays or forks are unique (§3.5)."""
+    return f"{run.tenant_id}\x1f{kind}:{run.run_id}"
+
+
+def digest(run: Run, rows: list[Row], wish: Wish) -> str:
+    """What was asked for, so that the same key with another wish is a conflict."""
+    _, found = point(run, rows, wish)
+    edits = {**wish.inputs, **wish.edits}
+    return canon.fingerprint([found.checkpoint_id, wish.kind, wish.effects.value if wish.effects else "", edits, dict(wish.fields)])
+
+
+def _channels(services: Services, run: Run) -> Mapping[str, Any]:
+    if run.skill_id not in services.skills.ids:
+        return {}
+    return services.skills.find(run.skill_id, run.skill_version).channels
+
+
+def point(run: Run, rows: list[Row], wish: Wish) -> tuple[ev.RunSubmitted, Checkpoint]:
+    """The source's first fact, and the checkpoint to begin at.
+
+    A replay begins at the start. A fork with edits begins where the edited channels were last written, so that the edit
+    takes that write's place and all that came of it is done anew, approvals included; a fork without any at the last checkpoint with
+    something left to do.
+    """
+    progress = Progress(run.run_id)
+    submitted: ev.RunSubmitted | None = None
+    all_of_them: list[Checkpoint] = []
+    for row in rows:
+        record = open_row(row, progress.hash)
+        for event in record.events:
+            if isinstance(event.fact, ev.RunSubmitted):
+                submitted = event.fact
+        progress.step(record)
+        if record.delta is not None:
+            all_of_them.append(progress.checkpoint)
+    if submitted is None or not all_of_them:
+        raise CheckpointNotFound(f"{run.run_id} has no checkpoint yet", hint="let it start first")
+    return submitted, _chosen(run, all_of_them, wish)
+
+
+def _chosen(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
+    if wish.checkpoint_id is not None:
+        for cp in found:
+            if cp.checkpoint_id == wish.checkpoint_id:
+                return cp
+        raise CheckpointNotFound(f"{run.run_id} has no checkpoint {wish.checkpoint_id}", hint=f"holdfast checkpoints {run.run_id} lists them")
+    if wish.step is not None:
+        for cp in found:
+            if cp.step + 1 == wish.step or any(wish.step in (t.key, t.node) for t in cp.pending):
+                return cp
+        raise CheckpointNotFound(f"{run.run_id} never came to the step {wish.step}", hint=f"holdfast checkpoints {run.run_id} shows its steps")
+    if wish.kind == REPLAY or wish.inputs:
+        return found[0]
+    able = [cp for cp in found if cp.pending]
+    if wish.edits:
+        written = max((found[-1].versions.get(name, 0) for name in wish.edits), default=0)
+        return next((cp for cp in able if cp.step >= written), found[-1])
+    return able[-1] if able else found[-1]
+
+
+__all__ = ["FORK", "REPLAY", "Wish", "born", "digest", "echo", "point", "recorded", "request_scope"]
