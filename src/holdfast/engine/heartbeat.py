@@ -40,19 +40,24 @@ class Heartbeat:
         """Whether something new may begin under the lease."""
         return (self._clock.monotonic() - self._confirmed) * 1_000_000 < self._ttl_us * SAFE_PART
 
+    async def beat(self) -> bool:
+        """One renewal; False once the owner is no longer known, so that renewing is pointless."""
+        asked = self._clock.monotonic()
+        try:
+            known = await self._store.renew(self._owner, self._ttl_us)
+        except Exception as e:  # a renewal that fails is tried again; `safe` runs out by itself if none succeeds
+            self.failed = e
+            return True
+        self.failed = None
+        if known:
+            self._confirmed = asked
+        return bool(known)
+
     def _work(self) -> None:
         loop = asyncio.new_event_loop()
         try:
             while not self._stop.wait(self._ttl_us / 3_000_000):
-                asked = self._clock.monotonic()
-                try:
-                    known = loop.run_until_complete(self._store.renew(self._owner, self._ttl_us))
-                except Exception as e:  # a renewal that fails is tried again; `safe` runs out by itself if none succeeds
-                    self.failed = e
-                    continue
-                self.failed = None
-                if not known:
+                if not loop.run_until_complete(self.beat()):
                     return
-                self._confirmed = asked
         finally:
             loop.close()

@@ -1,0 +1,26 @@
+"""What this project tests itself with, for users too: virtual time, crashes at every write, a simulator, transcripts.
+
+``World`` and the fixture ``holdfast_world`` are the way in; docs/testing.md begins with them.
+"""
+
+from __future__ import annotations
+
+from holdfast.testing.clock import Process, VirtualClock, VirtualLoop, run_virtual
+from holdfast.testing.crash import CrashingStore, Fault, SimulatedCrash
+from holdfast.testing.invariants import Violation, violations
+from holdfast.testing.transcript import transcript
+from holdfast.testing.world import World
+
+__all__ = [
+    "CrashingStore",
+    "Fault",
+    "Process",
+    "SimulatedCrash",
+    "Violation",
+    "VirtualClock",
+    "VirtualLoop",
+    "World",
+    "run_virtual",
+    "transcript",
+    "violations",
+]

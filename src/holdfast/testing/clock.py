@@ -1,0 +1,208 @@
+"""Time that moves only when told, or when nothing else can happen.
+
+Theory of operation. ``VirtualLoop`` is an event loop whose clock is a ``VirtualClock``: when nothing is ready to run it
+jumps to the next timer instead of waiting for it, so an hour of retries takes microseconds. With a seed it also draws
+which ready callback runs next, so that one number stands for one interleaving, the same one each time. Every callback
+belongs to the ``Process`` in whose context it was made; a frozen process's callbacks are parked, a killed one's tasks
+are cancelled: SIGSTOP and SIGKILL without a process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+import random
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+EPOCH_US = 1_767_225_600_000_000  # 2026-01-01, so that times in transcripts look like times
+
+_process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("holdfast_testing_process", default=None)
+
+
+class VirtualClock:
+    """A clock for ``Runtime(clock=…)``. ``skew_us`` moves the wall clock alone, as a person or NTP does (X-13)."""
+
+    def __init__(self, start_us: int = EPOCH_US) -> None:
+        self._start_us = start_us
+        self.elapsed = 0.0
+        self.skew_us = 0
+        self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
+        self._count = itertools.count()
+
+    def now(self) -> int:
+        """Microseconds since 1970."""
+        return self._start_us + int(self.elapsed * 1_000_000) + self.skew_us
+
+    def monotonic(self) -> float:
+        """Seconds that no jump of the wall clock touches."""
+        return self.elapsed
+
+    async def sleep(self, seconds: float) -> None:
+        """Returns once the clock has moved that far: by itself in a ``VirtualLoop``, by ``advance`` in any other."""
+        loop = asyncio.get_running_loop()
+        if isinstance(loop, VirtualLoop) and loop.clock is self:
+            await asyncio.sleep(seconds)
+        elif seconds > 0:
+            woken: asyncio.Future[None] = loop.create_future()
+            heapq.heappush(self._sleepers, (self.elapsed + seconds, next(self._count), woken))
+            await woken
+        else:
+            await asyncio.sleep(0)
+
+    def advance(self, seconds: float) -> None:
+        """Moves the clock and wakes whoever slept until then."""
+        assert seconds >= 0, "time does not go back; jump() sets the wall clock"
+        self.elapsed += seconds
+        while self._sleepers and self._sleepers[0][0] <= self.elapsed:
+            woken = heapq.heappop(self._sleepers)[2]
+            if not woken.done():
+                woken.set_result(None)
+
+    def jump(self, seconds: float) -> None:
+        """Sets the wall clock forth or back; ``monotonic`` goes on as before."""
+        self.skew_us += int(seconds * 1_000_000)
+
+
+class Process:
+    """What a test kills or freezes: all callbacks and tasks that were started through ``start``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.frozen = False
+        self.dead = False
+        self.tasks: set[asyncio.Task[Any]] = set()
+        self.parked: list[asyncio.Handle] = []
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        """A task of this process; what it starts in turn belongs to it as well."""
+        return contextvars.copy_context().run(self._start, work)
+
+    def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        _process.set(self)
+        return asyncio.get_running_loop().create_task(work)
+
+    def freeze(self) -> None:
+        """Stops it wherever it is, between any two callbacks, as SIGSTOP does."""
+        self.frozen = True
+
+    def thaw(self) -> None:
+        self.frozen = False
+        if self.parked:
+            _virtual().resume(self.parked)
+            self.parked = []
+
+    def kill(self) -> None:
+        """Ends all its tasks where they stand. The caller has cut it off from its store first, so that nothing they do on
+        their way out reaches anybody."""
+        self.dead = True
+        self.thaw()
+        for task in list(self.tasks):
+            task.cancel()
+
+    async def gone(self) -> None:
+        """Returns when the last of its tasks has ended; one that catches its cancellation is cancelled again."""
+        assert self.dead, "only a killed process goes"
+        while left := [t for t in self.tasks if not t.done() and t is not asyncio.current_task()]:
+            for task in left:
+                task.cancel()
+            await asyncio.wait(left, timeout=1.0)
+
+
+def current_process() -> Process | None:
+    """The process whose code runs now; None for the test itself."""
+    return _process.get()
+
+
+def _virtual() -> VirtualLoop:
+    loop = asyncio.get_running_loop()
+    assert isinstance(loop, VirtualLoop), "processes live in a VirtualLoop: use run_virtual"
+    return loop
+
+
+class VirtualLoop(asyncio.SelectorEventLoop):
+    """An event loop over virtual time; with ``rng`` it draws what runs next. Blocking calls run in place."""
+
+    _ready: deque[asyncio.Handle]
+    _scheduled: list[asyncio.TimerHandle]
+    _selector: Any
+
+    def __init__(self, clock: VirtualClock | None = None, rng: random.Random | None = None) -> None:
+        self.clock = clock or VirtualClock()
+        self._rng = rng
+        self.turns = 0
+        self.idle_jumps = 0
+        super().__init__()
+        self.set_task_factory(_owned)
+
+    def time(self) -> float:
+        return self.clock.elapsed
+
+    def resume(self, handles: list[asyncio.Handle]) -> None:
+        self._ready.extend(handles)
+
+    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+        """Runs it at once: a test's blocking step needs no thread, and the order of things stays the same each time."""
+        future: asyncio.Future[Any] = self.create_future()
+        try:
+            future.set_result(func(*args))
+        except Exception as e:
+            future.set_exception(e)
+        return future
+
+    def _run_once(self) -> None:
+        """One turn: what is due becomes ready, one ready callback runs; if there is none, time jumps."""
+        ready, timers = self._ready, self._scheduled
+        now = self.clock.elapsed
+        while timers and (timers[0].cancelled() or timers[0].when() <= now):
+            timer = heapq.heappop(timers)
+            if not timer.cancelled():
+                ready.append(timer)
+        if not ready:
+            self._process_events(self._selector.select(0))  # type: ignore[attr-defined]
+        if not ready:
+            if timers:
+                self.idle_jumps += 1
+                self.clock.advance(max(0.0, timers[0].when() - now))
+            else:
+                # Only another thread or a socket can go on from here.
+                self._process_events(self._selector.select(1.0))  # type: ignore[attr-defined]
+            return
+        if self._rng is not None and len(ready) > 1:
+            place = int(self._rng.random() * len(ready))
+            ready[0], ready[place] = ready[place], ready[0]
+        handle = ready.popleft()
+        if handle.cancelled():
+            return
+        process: Process | None = handle._context.get(_process)  # type: ignore[attr-defined]
+        if process is not None and process.frozen:
+            process.parked.append(handle)
+            return
+        self.turns += 1
+        handle._run()
+
+
+def _owned(loop: asyncio.AbstractEventLoop, coro: Any, *, context: contextvars.Context | None = None, **more: Any) -> asyncio.Task[Any]:
+    """Makes a task and puts it into the books of the process that starts it."""
+    task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **more)
+    process = _process.get()
+    if process is not None:
+        process.tasks.add(task)
+        task.add_done_callback(process.tasks.discard)
+        if process.dead:
+            task.cancel()
+    return task
+
+
+def run_virtual(work: Coroutine[Any, Any, T], *, seed: int | None = None, clock: VirtualClock | None = None) -> T:
+    """Runs a coroutine to its end in virtual time; with a seed in an order drawn from it."""
+    rng = None if seed is None else random.Random(seed)
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock, rng)) as runner:
+        return runner.run(work)
+
+
+__all__ = ["EPOCH_US", "Process", "VirtualClock", "VirtualLoop", "current_process", "run_virtual"]

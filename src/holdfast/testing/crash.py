@@ -1,0 +1,149 @@
+"""A store that dies on command: before a write, after it, or with its outcome unknown.
+
+Every verb that is not on the list of reads counts as a write, so a verb added to the port later is covered without
+anybody thinking of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from enum import StrEnum
+from typing import Any, cast
+
+from holdfast.core.errors import StoreError
+from holdfast.ports import Store
+
+READS = frozenset(
+    "now wait_for_change load get runs rows inbox claimed effects intents ledger workers verify wholes counts due lanes leases open close".split()
+)
+
+
+class SimulatedCrash(BaseException):
+    """The process is gone. Not an Exception: no handler in the engine or in a node may outlive a kill -9."""
+
+
+class Fault(StrEnum):
+    """What goes wrong at a write: the process dies ``before`` or ``after`` it, or lives on and is told that the store failed,
+    with the write ``lost`` or ``applied`` all the same (X-09)."""
+
+    BEFORE = "before"
+    AFTER = "after"
+    LOST = "lost"
+    APPLIED = "applied"
+
+
+Plan = Callable[[int, str], Fault | None]
+
+
+def at_write(number: int, fault: Fault) -> Plan:
+    """A plan with one fault, at the write of this number, counted from 1."""
+    return lambda n, verb: fault if n == number else None
+
+
+def never(number: int, verb: str) -> Fault | None:
+    return None
+
+
+class CrashingStore:
+    """One process's way to a shared store.
+
+    Args:
+        store: the store beneath, which outlives the process.
+        plan: asked at each write with its number and verb.
+        pause: awaited before and after each verb: the time a store takes, for others to act in.
+        seen: told of each write that was applied: verb, arguments, answer.
+
+    ``writes`` lists the verbs in order; after a crash every verb raises SimulatedCrash, as if nobody were there to call.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        plan: Plan = never,
+        *,
+        pause: Callable[[], Awaitable[None]] | None = None,
+        seen: Callable[[str, tuple[Any, ...], Any], None] | None = None,
+        on_crash: Callable[[], None] | None = None,
+    ) -> None:
+        self._store = store
+        self._plan = plan
+        self._pause = pause
+        self._seen = seen
+        self._on_crash = on_crash
+        self.writes: list[str] = []
+        self.dead = False
+
+    @property
+    def beneath(self) -> Store:
+        return self._store
+
+    def as_store(self) -> Store:
+        """Itself, under the port's type: its verbs are made on demand."""
+        return cast(Store, self)
+
+    def cut(self) -> None:
+        """From now on nothing reaches the store."""
+        self.dead = True
+
+    async def open(self) -> None:
+        self._alive()
+
+    async def close(self) -> None:
+        """The shared store stays open: it belongs to whoever made it."""
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._store, name)
+        if name in READS or not asyncio.iscoroutinefunction(target):
+            if not asyncio.iscoroutinefunction(target):
+                return target
+            return self._read(target)
+        return self._write(name, target)
+
+    def _read(self, target: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def read(*args: Any, **kwargs: Any) -> Any:
+            self._alive()
+            answer = await target(*args, **kwargs)
+            self._alive()
+            return answer
+
+        return read
+
+    def _write(self, verb: str, target: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        async def write(*args: Any, **kwargs: Any) -> Any:
+            self._alive()
+            self.writes.append(verb)
+            fault = self._plan(len(self.writes), verb)
+            if self._pause is not None:
+                await self._pause()
+                self._alive()
+            if fault is Fault.BEFORE:
+                self._die()
+            if fault is Fault.LOST:
+                raise StoreError(f"the connection broke before {verb} was done", code="store_unreachable")
+            answer = await target(*args, **kwargs)
+            if self._seen is not None:
+                self._seen(verb, args, answer)
+            if fault is Fault.AFTER:
+                self._die()
+            if self._pause is not None:
+                await self._pause()
+                self._alive()
+            if fault is Fault.APPLIED:
+                raise StoreError(f"the connection broke while {verb} was done", code="store_unreachable")
+            return answer
+
+        return write
+
+    def _die(self) -> None:
+        self.cut()
+        if self._on_crash is not None:
+            self._on_crash()
+        raise SimulatedCrash
+
+    def _alive(self) -> None:
+        if self.dead:
+            raise SimulatedCrash
+
+
+__all__ = ["READS", "CrashingStore", "Fault", "Plan", "SimulatedCrash", "at_write", "never"]

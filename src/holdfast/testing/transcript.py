@@ -1,0 +1,102 @@
+"""A run told as text: what happened, under which fence, and what stands at the end.
+
+Ids and times are replaced by what they mean (R1, +2.5s), so that the text is the same each time and a change of
+behaviour shows as a difference that can be read: golden transcripts, and the story of a failing seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon
+from holdfast.core import events as ev
+from holdfast.core.codec import open_row
+from holdfast.core.errors import HoldfastError
+from holdfast.core.progress import Progress
+from holdfast.ports import RunFilter, Store
+
+
+async def transcript(store: Store, run_ids: Iterable[str] | None = None, *, since: int | None = None) -> str:
+    """The runs' logs as text, oldest run first; all of the store's runs by default.
+
+    Args:
+        since: the moment times are counted from, microseconds since 1970; by default the first event's.
+    """
+    if run_ids is None:
+        run_ids = [run.run_id for run, _ in reversed(await store.runs(RunFilter(limit=1000)))]
+    names: dict[str, str] = {}
+    for number, run_id in enumerate(run_ids, 1):
+        names[run_id] = f"R{number}"
+    parts = [await _told(store, run_id, names, since) for run_id in names]
+    return "\n\n".join(parts) + "\n"
+
+
+async def _told(store: Store, run_id: str, names: dict[str, str], since: int | None) -> str:
+    found = await store.get(run_id)
+    if found is None:
+        return f"{names[run_id]}: not in the store"
+    run, _ = found
+    lines = [f"{names[run_id]}  {run.skill_id}  lane {run.lane}"]
+    progress = Progress(run_id)
+    try:
+        for row in await store.rows(run_id):
+            record = open_row(row)
+            since = record.at if since is None else since
+            progress.step(record)
+            at = f"+{(record.at - since) / 1_000_000:.3f}s"
+            lines.append(f"  {at:>10}  fence {record.fence}")
+            lines += [f"{'':>14}{e.seq:>3} {_line(e.fact)}" for e in record.events]
+    except HoldfastError as e:
+        lines.append(f"  unreadable from here on: {e.message}")
+    reason = f" ({run.stop_reason})" if run.stop_reason else ""
+    lines.append(f"  = {run.status}{reason}  {dict(progress.checkpoint.values)!r}")
+    for effect in await store.effects(run_id):
+        lines.append(f"    effect {effect.effect_id} {effect.capability}: {effect.status}")
+    text = "\n".join(lines)
+    for long, short in names.items():
+        text = text.replace(long, short)
+    return text
+
+
+def _line(fact: ev.Fact | ev.Unknown) -> str:
+    """One event: its name and the fields that say something."""
+    if isinstance(fact, ev.Unknown):
+        return f"unknown kind {fact.tag}"
+    match fact:
+        case ev.WaitRequested(wait=wait):
+            return f"{fact.wire} {wait.kind} {wait.prompt or wait.name!r}"
+        case ev.WaitDecided(decision=d) | ev.WaitTimedOut(decision=d):
+            return f"{fact.wire} {d.action} by {d.actor}"
+        case ev.RunSubmitted():
+            return f"{fact.wire} {canon.decode(fact.input)!r}"
+    words = [_word(n, getattr(fact, n), default) for n, default in _fields(fact)]
+    return " ".join([fact.wire, *(w for w in words if w)])
+
+
+def _fields(fact: ev.Fact) -> list[tuple[str, Any]]:
+    names = fact.__struct_fields__
+    defaults = fact.__struct_defaults__
+    return list(zip(names, (*(msgspec.NODEFAULT for _ in range(len(names) - len(defaults))), *defaults), strict=True))
+
+
+def _word(name: str, value: Any, default: Any) -> str:
+    if value == default or name in ("hash", "due", "key"):
+        return ""
+    if isinstance(value, bytes):
+        return f"{name}={_decoded(value)}"
+    if isinstance(value, msgspec.Struct):
+        return f"{name}={getattr(value, 'message', type(value).__name__)!r}"
+    return str(value) if default is msgspec.NODEFAULT else f"{name}={value}"
+
+
+def _decoded(value: bytes) -> str:
+    try:
+        return repr(canon.decode(value))
+    except HoldfastError:
+        return value.hex()
+
+
+__all__ = ["transcript"]

@@ -1,0 +1,335 @@
+"""A small world to kill: one store that outlives its users, virtual time, hosts that crash, and an outside that counts.
+
+Theory of operation. A ``Host`` is a runtime in a ``Process`` of its own, with its own way to the shared store. Its crash
+cuts that way first and then cancels its tasks, so that nothing it does on its way out is seen by anybody. A new host on
+the same store finds what a restarted process would find. ``Outside`` stands for the world effects reach: it counts, and
+it survives every crash.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import random
+from collections import Counter
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+from holdfast.authoring import Skill
+from holdfast.core.commit import Commit
+from holdfast.core.errors import HoldfastError
+from holdfast.core.lease import Take
+from holdfast.core.status import TERMINAL
+from holdfast.engine.heartbeat import Heartbeat
+from holdfast.handle import Run
+from holdfast.ports import Claim, Store
+from holdfast.runtime import Runtime
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.clock import Process, VirtualClock, VirtualLoop, run_virtual
+from holdfast.testing.crash import CrashingStore, Fault, Plan, SimulatedCrash, at_write, never
+from holdfast.testing.invariants import Violation, lane_violations, violations
+from holdfast.testing.transcript import transcript
+
+T = TypeVar("T")
+LEASE_SECONDS = 30.0
+
+
+class TaskHeartbeat(Heartbeat):
+    """The heartbeat as a task of its process instead of a thread, so that virtual time drives it and a freeze stops it."""
+
+    process: Process
+
+    def start(self) -> None:
+        self._confirmed = self._clock.monotonic()
+        self.process.start(self._go_on())
+
+    async def _go_on(self) -> None:
+        while not self._stop.is_set():
+            await self._clock.sleep(self._ttl_us / 3_000_000)
+            if self._stop.is_set() or not await self.beat():
+                return
+
+    def stop(self) -> None:
+        self._stop.set()
+
+
+class Host:
+    """A process with a runtime on the world's store."""
+
+    def __init__(self, world: World, name: str, skills: Iterable[Skill], connection: CrashingStore, options: Mapping[str, Any]) -> None:
+        self.world = world
+        self.name = name
+        self.process = Process(name)
+        self.connection = connection
+        self.rt = Runtime(connection.as_store(), skills=skills, clock=world.clock, lease=world.lease, **options)
+        services = self.rt._services
+        services.owner = name
+        services.entropy = lambda: world.rng.getrandbits(128)
+        beat = TaskHeartbeat(services.store, world.clock, name, self.rt._ttl_us)
+        beat.process = self.process
+        self.rt._heartbeat = beat
+
+    @property
+    def dead(self) -> bool:
+        return self.process.dead
+
+    def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        return self.process.start(work)
+
+    async def do(self, work: Coroutine[Any, Any, T]) -> T:
+        """Awaits something done in this process.
+
+        Raises:
+            SimulatedCrash: the process died in the middle of it.
+        """
+        task = self.process.start(work)
+        try:
+            return await asyncio.shield(task)
+        except asyncio.CancelledError:
+            if self.dead:
+                raise SimulatedCrash from None
+            task.cancel()
+            raise
+
+    def kill(self, *, proven: bool = True) -> None:
+        """Ends it without a word, as SIGKILL does. ``proven``: its liveness file can be locked by others (§2.9)."""
+        if self.dead:
+            return
+        self.connection.cut()
+        self.process.kill()
+        if proven:
+            self.world.proven_dead(self.name)
+
+    async def close(self) -> None:
+        """A clean end: leases go back (§10.4)."""
+        if not self.dead:
+            await self.do(self.rt.close())
+            self.connection.cut()
+            self.process.kill()
+        await self.process.gone()
+
+
+class Ran(NamedTuple):
+    """One execution of a user's function: which, for which step, and by whom under which fence."""
+
+    name: str
+    run_id: str
+    step_id: str
+    fence: int
+    stale: bool
+
+
+class Outside:
+    """What effects reach. It outlives every process, and counts what it was asked to do.
+
+    ``acts`` counts by key what was done for good; ``ran`` lists every execution of a function that told of itself.
+    """
+
+    def __init__(self) -> None:
+        self.acts: Counter[str] = Counter()
+        self.ran: list[Ran] = []
+
+    def act(self, key: str) -> int:
+        """Something happens out there; it cannot be taken back. Gives how often it has happened under this key."""
+        self.acts[key] += 1
+        return self.acts[key]
+
+
+class World:
+    """Hosts over one store in virtual time.
+
+    Args:
+        store: the store they share; a fresh MemoryStore by default.
+        lease: seconds.
+        seed: for entropy; with ``run`` also for what runs next.
+    """
+
+    def __init__(self, store: Store | None = None, *, lease: float = LEASE_SECONDS, seed: int = 0, clock: VirtualClock | None = None) -> None:
+        self.clock = clock or VirtualClock()
+        self.rng = random.Random(seed)
+        self.store: Store = store or MemoryStore(now=self.clock.now)
+        self.lease = dt.timedelta(seconds=lease)
+        self.outside = Outside()
+        self.hosts: list[Host] = []
+        self.order: list[tuple[str, Commit]] = []
+        self.fences: dict[str, int] = {}
+        self.recorded: dict[tuple[str, int, str, str], int] = {}
+        self.broken: list[Violation] = []
+        self._began: set[tuple[str, str]] = set()
+
+    # -- hosts --------------------------------------------------------------------------------------
+
+    async def host(
+        self, *skills: Skill, plan: Plan = never, pause: Callable[[], Awaitable[None]] | None = None, proven: bool = True, **options: Any
+    ) -> Host:
+        """Starts a process with a runtime on the store. ``proven``: once it has crashed, others can prove it."""
+        name = f"host-{len(self.hosts) + 1}"
+        connection = CrashingStore(self.store, plan, pause=pause, seen=self._saw)
+        host = Host(self, name, skills, connection, options)
+        connection._on_crash = lambda: host.kill(proven=proven)
+        self.hosts.append(host)
+        await host.do(host.rt.__aenter__())
+        return host
+
+    def proven_dead(self, owner: str) -> None:
+        """What a liveness file would show. A store without such a notion waits for the lease."""
+        abandon = getattr(self.store, "abandon", None)
+        if abandon is not None:
+            abandon(owner)
+
+    async def end(self) -> None:
+        """Kills whoever is left."""
+        for host in self.hosts:
+            host.kill()
+            await host.process.gone()
+
+    # -- what the store applied ---------------------------------------------------------------------
+
+    def _saw(self, verb: str, args: tuple[Any, ...], answer: Any) -> None:
+        match verb:
+            case "claim":
+                for claim in answer:
+                    assert isinstance(claim, Claim)
+                    self.fences[claim.run_id] = claim.fence
+            case "commit":
+                self._applied(args[0])
+
+    def _applied(self, commit: Commit) -> None:
+        run = commit.run
+        self.order.append((f"{run.tenant_id}/{run.session_key}/{run.lane}", commit))
+        self.fences[run.run_id] = commit.fence
+        if isinstance(commit.lease, Take):
+            self.fences[run.run_id] = commit.fence
+
+    # -- judging ------------------------------------------------------------------------------------
+
+    async def check(self) -> list[Violation]:
+        """All that is broken: in the store, between the lanes, and outside."""
+        twice = [Violation("acted_twice", "", f"{key} was done {n} times") for key, n in self.outside.acts.items() if n > 1]
+        return [*self.broken, *await violations(self.store), *lane_violations(self.order), *twice]
+
+    async def assert_whole(self) -> None:
+        """Raises AssertionError with the violations and the whole story, if anything is broken."""
+        broken = await self.check()
+        assert not broken, "\n".join(["", *map(str, broken), "", await transcript(self.store)])
+
+    # -- the short way ------------------------------------------------------------------------------
+
+    def run(self, work: Coroutine[Any, Any, T], *, seed: int | None = None) -> T:
+        """Runs a test's coroutine in virtual time, and ends all hosts after it."""
+
+        async def whole() -> T:
+            loop = asyncio.get_running_loop()
+            assert isinstance(loop, VirtualLoop)
+            loop.set_exception_handler(lambda _loop, _context: None)  # a killed task's last words reach nobody
+            try:
+                return await work
+            finally:
+                await self.end()
+
+        return run_virtual(whole(), seed=seed, clock=self.clock)
+
+
+Script = Callable[[Host, Run[Any]], Awaitable[object]]
+
+
+async def approve_all(host: Host, run: Run[Any]) -> None:
+    """The default script of ``to_the_end``: approves whatever is asked."""
+    for wait in run.waits:
+        if "approve" in wait.available_actions:
+            await host.rt.approve(run.run_id, wait_id=wait.wait_id, actor="tester", drive=False)
+
+
+async def to_the_end(host: Host, run_id: str, script: Script = approve_all, *, rounds: int = 50) -> Run[Any]:
+    """Recovers and drives a run until it has ended, answering what it asks."""
+    for _ in range(rounds):
+        await host.rt.recover()
+        run = await host.rt.get(run_id)
+        if run.status in TERMINAL:
+            return run
+        await script(host, run)
+        await asyncio.sleep(1)
+    raise AssertionError(f"{run_id} did not end in {rounds} rounds: it is {run.condition}")
+
+
+class Disturbed(NamedTuple):
+    """One crash of ``crash_everywhere``: where it was, and how the run ended all the same."""
+
+    number: int
+    verb: str
+    fault: Fault
+    run: Run[Any]
+    world: World
+
+
+def crash_everywhere(
+    skill: Skill,
+    inputs: Mapping[str, Any] | None = None,
+    *,
+    script: Script = approve_all,
+    faults: Iterable[Fault] = (Fault.BEFORE, Fault.AFTER),
+    store: Callable[[VirtualClock], Store] | None = None,
+    fresh: Callable[[], object] | None = None,
+    proven: bool = True,
+) -> tuple[Run[Any], list[Disturbed]]:
+    """Runs a skill undisturbed, then once for each (store write, fault) with a crash there; gives all the ends.
+
+    The process that crashes is gone; another one on the same store goes on. ``fresh`` is called before each run, to reset
+    what the test counts.
+
+    Raises:
+        AssertionError: an invariant is broken; the message tells the story.
+    """
+
+    def once(plan: Plan) -> tuple[Run[Any], Host, World]:
+        clock = VirtualClock()
+        world = World(store(clock) if store is not None else None, clock=clock)
+        if fresh is not None:
+            fresh()
+
+        async def story() -> tuple[Run[Any], Host]:
+            await world.store.open()
+            first = await world.host(skill, plan=plan, proven=proven)
+            try:
+                run_id = await _begin(first, skill, inputs, script)
+            except (SimulatedCrash, HoldfastError):
+                if not first.dead:
+                    await first.close()
+                run_id = None
+            second = await world.host(skill)
+            if run_id is None:
+                run_id = await _begin_again(second, skill, inputs)
+            run = await second.do(to_the_end(second, run_id, script))
+            await second.close()
+            await world.assert_whole()
+            return run, first
+
+        run, first = world.run(story())
+        return run, first, world
+
+    whole, first, _ = once(never)
+    verbs = list(first.connection.writes)
+    assert len(verbs) > 1, "the undisturbed world wrote nothing"
+    ends: list[Disturbed] = []
+    for number, verb in enumerate(verbs, 1):
+        for fault in faults:
+            run, _, world = once(at_write(number, fault))
+            ends.append(Disturbed(number, verb, fault, run, world))
+    return whole, ends
+
+
+async def _begin(host: Host, skill: Skill, inputs: Mapping[str, Any] | None, script: Script) -> str:
+    """The first process's whole life: it begins the run and takes it as far as it can."""
+    run = await host.do(host.rt.invoke(skill, inputs, key="the-run"))  # type: ignore[arg-type]
+    if run.status not in TERMINAL:
+        await host.do(to_the_end(host, run.run_id, script))
+    await host.close()
+    return run.run_id
+
+
+async def _begin_again(host: Host, skill: Skill, inputs: Mapping[str, Any] | None) -> str:
+    """Asks again under the same request key: the run already there, or a new one if the first was never durable (§3.5)."""
+    return (await host.do(host.rt.submit(skill, inputs, key="the-run"))).run_id
+
+
+__all__ = ["Disturbed", "Host", "Outside", "World", "approve_all", "crash_everywhere", "to_the_end"]
