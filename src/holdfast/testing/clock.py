@@ -16,9 +16,11 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, TypeVar
+from typing import Any, TypeVar, TypeVarTuple
 
 T = TypeVar("T")
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
 EPOCH_US = 1_767_225_600_000_000  # 2026-01-01, so that times in transcripts look like times
 
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("holdfast_testing_process", default=None)
@@ -145,9 +147,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     def resume(self, handles: list[asyncio.Handle]) -> None:
         self._ready.extend(handles)
 
-    def run_in_executor(self, executor: Any, func: Callable[..., Any], *args: Any) -> Any:
+    def run_in_executor(self, executor: Any, func: Callable[[*Ts], R], *args: *Ts) -> asyncio.Future[R]:
         """Runs it at once: a test's blocking step needs no thread, and the order of things stays the same each time."""
-        future: asyncio.Future[Any] = self.create_future()
+        future: asyncio.Future[R] = self.create_future()
         try:
             future.set_result(func(*args))
         except Exception as e:

@@ -15,8 +15,11 @@ from holdfast.core.errors import StoreError
 from holdfast.ports import Store
 
 READS = frozenset(
-    "now wait_for_change load get runs rows inbox claimed effects intents ledger workers verify wholes counts due lanes leases open close".split()
-)
+    {
+        "claimed", "close", "counts", "due", "effects", "get", "inbox", "intents", "lanes", "leases", "ledger", "load", "now", "open",
+        "rows", "runs", "verify", "wait_for_change", "wholes", "workers",
+    }
+)  # fmt: skip
 
 
 class SimulatedCrash(BaseException):

@@ -16,10 +16,13 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.authoring import Skill
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import StepRecord
 from holdfast.core.commit import Commit
 from holdfast.core.errors import HoldfastError
-from holdfast.core.lease import Take
+from holdfast.core.lease import counter
 from holdfast.core.status import TERMINAL
+from holdfast.engine.context import Context
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.handle import Run
 from holdfast.ports import Claim, Store
@@ -31,6 +34,7 @@ from holdfast.testing.invariants import Violation, lane_violations, violations
 from holdfast.testing.transcript import transcript
 
 T = TypeVar("T")
+Place = tuple[str, int, str, str]
 LEASE_SECONDS = 30.0
 
 
@@ -109,28 +113,14 @@ class Host:
         await self.process.gone()
 
 
-class Ran(NamedTuple):
-    """One execution of a user's function: which, for which step, and by whom under which fence."""
-
-    name: str
-    run_id: str
-    step_id: str
-    fence: int
-    stale: bool
-
-
 class Outside:
-    """What effects reach. It outlives every process, and counts what it was asked to do.
-
-    ``acts`` counts by key what was done for good; ``ran`` lists every execution of a function that told of itself.
-    """
+    """What effects reach. It outlives every process; ``acts`` counts by key what was done there for good."""
 
     def __init__(self) -> None:
         self.acts: Counter[str] = Counter()
-        self.ran: list[Ran] = []
 
     def act(self, key: str) -> int:
-        """Something happens out there; it cannot be taken back. Gives how often it has happened under this key."""
+        """Something happens out there that cannot be taken back. Gives how often it has happened under this key."""
         self.acts[key] += 1
         return self.acts[key]
 
@@ -153,9 +143,9 @@ class World:
         self.hosts: list[Host] = []
         self.order: list[tuple[str, Commit]] = []
         self.fences: dict[str, int] = {}
-        self.recorded: dict[tuple[str, int, str, str], int] = {}
-        self.broken: list[Violation] = []
-        self._began: set[tuple[str, str]] = set()
+        self.begun: Counter[Place] = Counter()
+        self._done: set[Place] = set()
+        self._broken: list[Violation] = []
 
     # -- hosts --------------------------------------------------------------------------------------
 
@@ -198,15 +188,28 @@ class World:
         run = commit.run
         self.order.append((f"{run.tenant_id}/{run.session_key}/{run.lane}", commit))
         self.fences[run.run_id] = commit.fence
-        if isinstance(commit.lease, Take):
-            self.fences[run.run_id] = commit.fence
+        names = {(r.task, r.path): r.name for r in commit.results if isinstance(r, StepRecord)}
+        for event in commit.events:
+            if isinstance(event.fact, ev.StepEnded):
+                fact = event.fact
+                self._done.add((run.run_id, fact.step, fact.task, names.get((fact.task, fact.path), fact.path)))
+
+    def begin(self, ctx: Context, name: str = "") -> None:
+        """User code says that it runs now: a node, or a step of it by its function's name.
+
+        What is on record as completed must not run again, unless by a late owner that does not know yet (§4.6, §7.1).
+        """
+        place = (ctx.run_id, ctx._step, ctx._key, name)
+        self.begun[place] += 1
+        if place in self._done and ctx.fence == counter(self.fences[ctx.run_id]):
+            self._broken.append(Violation("ran_again", ctx.run_id, f"step {ctx._step} {ctx._key} {name} was completed before"))
 
     # -- judging ------------------------------------------------------------------------------------
 
     async def check(self) -> list[Violation]:
         """All that is broken: in the store, between the lanes, and outside."""
         twice = [Violation("acted_twice", "", f"{key} was done {n} times") for key, n in self.outside.acts.items() if n > 1]
-        return [*self.broken, *await violations(self.store), *lane_violations(self.order), *twice]
+        return [*self._broken, *await violations(self.store), *lane_violations(self.order), *twice]
 
     async def assert_whole(self) -> None:
         """Raises AssertionError with the violations and the whole story, if anything is broken."""
@@ -240,15 +243,15 @@ async def approve_all(host: Host, run: Run[Any]) -> None:
             await host.rt.approve(run.run_id, wait_id=wait.wait_id, actor="tester", drive=False)
 
 
-async def to_the_end(host: Host, run_id: str, script: Script = approve_all, *, rounds: int = 50) -> Run[Any]:
+async def to_the_end(host: Host, run_id: str, script: Script = approve_all, *, rounds: int = 40) -> Run[Any]:
     """Recovers and drives a run until it has ended, answering what it asks."""
-    for _ in range(rounds):
+    for n in range(rounds):
         await host.rt.recover()
         run = await host.rt.get(run_id)
         if run.status in TERMINAL:
             return run
         await script(host, run)
-        await asyncio.sleep(1)
+        await asyncio.sleep(min(2**n, 3600))
     raise AssertionError(f"{run_id} did not end in {rounds} rounds: it is {run.condition}")
 
 
@@ -269,13 +272,13 @@ def crash_everywhere(
     script: Script = approve_all,
     faults: Iterable[Fault] = (Fault.BEFORE, Fault.AFTER),
     store: Callable[[VirtualClock], Store] | None = None,
-    fresh: Callable[[], object] | None = None,
+    fresh: Callable[[World], object] | None = None,
     proven: bool = True,
 ) -> tuple[Run[Any], list[Disturbed]]:
     """Runs a skill undisturbed, then once for each (store write, fault) with a crash there; gives all the ends.
 
-    The process that crashes is gone; another one on the same store goes on. ``fresh`` is called before each run, to reset
-    what the test counts.
+    The process that crashes is gone; another one on the same store goes on. ``fresh`` is called with
+    each new world before its run, to reset what the test counts.
 
     Raises:
         AssertionError: an invariant is broken; the message tells the story.
@@ -285,7 +288,7 @@ def crash_everywhere(
         clock = VirtualClock()
         world = World(store(clock) if store is not None else None, clock=clock)
         if fresh is not None:
-            fresh()
+            fresh(world)
 
         async def story() -> tuple[Run[Any], Host]:
             await world.store.open()
@@ -320,7 +323,7 @@ def crash_everywhere(
 
 async def _begin(host: Host, skill: Skill, inputs: Mapping[str, Any] | None, script: Script) -> str:
     """The first process's whole life: it begins the run and takes it as far as it can."""
-    run = await host.do(host.rt.invoke(skill, inputs, key="the-run"))  # type: ignore[arg-type]
+    run: Run[Any] = await host.do(host.rt.invoke(skill, inputs, key="the-run"))
     if run.status not in TERMINAL:
         await host.do(to_the_end(host, run.run_id, script))
     await host.close()
@@ -329,7 +332,8 @@ async def _begin(host: Host, skill: Skill, inputs: Mapping[str, Any] | None, scr
 
 async def _begin_again(host: Host, skill: Skill, inputs: Mapping[str, Any] | None) -> str:
     """Asks again under the same request key: the run already there, or a new one if the first was never durable (§3.5)."""
-    return (await host.do(host.rt.submit(skill, inputs, key="the-run"))).run_id
+    run: Run[Any] = await host.do(host.rt.submit(skill, inputs, key="the-run"))
+    return run.run_id
 
 
 __all__ = ["Disturbed", "Host", "Outside", "World", "approve_all", "crash_everywhere", "to_the_end"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any
 
 import msgspec
 
@@ -48,10 +47,18 @@ class Worker:
         self._running: dict[asyncio.Task[Report], Driver | None] = {}
         self._drivers: dict[str, Driver] = {}
         self._draining = asyncio.Event()
+        self._news = asyncio.Event()
 
     def drain(self) -> None:
         """Stops claiming; what runs is finished to its next rest (§10.13)."""
         self._draining.set()
+        self._news.set()
+
+    async def _watch(self) -> None:
+        """Looks out for changes in one task that stays: a store tells each task what it has not yet been told."""
+        while True:
+            await self._services.store.wait_for_change(IDLE_SECONDS)
+            self._news.set()
 
     async def run(self) -> None:
         """Works until drained; with ``until_idle`` also until nothing is due.
@@ -60,38 +67,39 @@ class Worker:
             StoreError: the store failed; nothing was reported as done that is not durable.
         """
         services = self._services
-        stop: asyncio.Future[Any] = asyncio.ensure_future(self._draining.wait())
+        watch = asyncio.ensure_future(self._watch())
+        watch.add_done_callback(lambda _: self._news.set())
         try:
             while not self._draining.is_set():
                 room = self._concurrency - len(self._running)
                 claims = await services.store.claim(services.owner, self._queues, services.skills.ids, limit=room) if room > 0 else []
                 for claim in claims:
                     task = asyncio.ensure_future(self._one(claim))
+                    task.add_done_callback(lambda _: self._news.set())
                     self._running[task] = None
                 if not claims and not self._running and self._until_idle:
                     return
-                await self._pause(stop, bool(claims))
+                await self._pause(bool(claims))
+                if watch.done():
+                    watch.result()  # the store fails: it says so here, and the worker ends (X-14)
         except asyncio.CancelledError:
             for task in self._running:  # what is under way is left as its last commit made it; the close hands it back
                 task.cancel()
             raise
         finally:
-            stop.cancel()
+            watch.cancel()
             if self._running:
                 await asyncio.wait(self._running)
             await self._reap()
 
-    async def _pause(self, stop: asyncio.Future[Any], busy: bool) -> None:
+    async def _pause(self, busy: bool) -> None:
         """Waits for a change, a finished run or the drain; then looks at what ended."""
         if busy and len(self._running) < self._concurrency:
             await asyncio.sleep(0)
         else:
-            change: asyncio.Future[Any] = asyncio.ensure_future(self._services.store.wait_for_change(IDLE_SECONDS))
-            waited: set[asyncio.Future[Any]] = {change, stop, *self._running}
-            await asyncio.wait(waited, return_when=asyncio.FIRST_COMPLETED)
-            change.cancel()
-            await asyncio.gather(change, return_exceptions=True)
-        for run_id, driver in self._drivers.items():
+            await self._news.wait()
+            self._news.clear()
+        for run_id, driver in list(self._drivers.items()):
             if await self._services.store.inbox(run_id):
                 driver.nudge()
         await self._reap()
