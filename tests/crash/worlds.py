@@ -22,11 +22,11 @@ class Stage:
         self.world = world
 
     def acting(self, ctx: Context, name: str) -> Callable[..., Awaitable[str]]:
-        """An effect that counts outside, under a key of the test's own, so that a changed key cannot hide a second act."""
+        """An effect that counts outside by what it does, so that a changed key cannot hide a second act."""
 
-        async def act(text: str) -> str:
+        async def act(text: str, *, idempotency_key: str) -> str:
             await asyncio.sleep(0.01)
-            self.world.outside.act(f"{ctx.run_id} {name} {text}")
+            self.world.outside.act(f"{ctx.run_id} {name} {text}", idempotency_key, f"{name} {text}")
             await asyncio.sleep(0.01)
             return f"{name} {text}"
 
@@ -134,8 +134,8 @@ def asked() -> Graph[Trail]:
     @graph.node(after=["ask", "beside"])
     async def rest(state: Trail, ctx: Context) -> dict[str, Any]:
         stage.world.begin(ctx)
-        await ctx.sleep(3600)
-        return {"trail": "an hour later"}
+        await ctx.sleep(45)
+        return {"trail": "later"}
 
     return graph
 

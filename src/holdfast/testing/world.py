@@ -23,6 +23,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.lease import counter
 from holdfast.core.status import TERMINAL
 from holdfast.engine.context import Context
+from holdfast.engine.effects import closed_owners
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.handle import Run
 from holdfast.ports import Claim, Store
@@ -68,6 +69,7 @@ class Host:
         self.rt = Runtime(connection.as_store(), skills=skills, clock=world.clock, lease=world.lease, **options)
         services = self.rt._services
         services.owner = name
+        closed_owners.discard(name)  # a namesake of an earlier world
         services.entropy = lambda: world.rng.getrandbits(128)
         beat = TaskHeartbeat(services.store, world.clock, name, self.rt._ttl_us)
         beat.process = self.process
@@ -118,11 +120,17 @@ class Outside:
 
     def __init__(self) -> None:
         self.acts: Counter[str] = Counter()
+        self.known: dict[str, Any] = {}
 
-    def act(self, key: str) -> int:
-        """Something happens out there that cannot be taken back. Gives how often it has happened under this key."""
-        self.acts[key] += 1
-        return self.acts[key]
+    def act(self, what: str, key: str | None = None, result: Any = None) -> int:
+        """Something happens out there that cannot be taken back. Gives how often it has happened.
+
+        ``key`` is the one the engine handed over: under it a person who looks finds ``result``.
+        """
+        self.acts[what] += 1
+        if key is not None:
+            self.known[key] = result
+        return self.acts[what]
 
 
 class World:
@@ -237,10 +245,23 @@ Script = Callable[[Host, Run[Any]], Awaitable[object]]
 
 
 async def approve_all(host: Host, run: Run[Any]) -> None:
-    """The default script of ``to_the_end``: approves whatever is asked."""
+    """The default script: approves what can be approved; of an unknown effect it says what ``Outside`` knows (§6.5).
+
+    While the process that attempted it may still be alive, nobody can say that it will not happen, so it waits.
+    """
+    known = host.world.outside.known
     for wait in run.waits:
         if "approve" in wait.available_actions:
-            await host.rt.approve(run.run_id, wait_id=wait.wait_id, actor="tester", drive=False)
+            await host.rt.decide(run.run_id, "approve", wait_id=wait.wait_id, actor="tester")
+        elif wait.kind == "effect" and wait.show["key"] in known:
+            await host.rt.decide(run.run_id, "record_result", wait_id=wait.wait_id, actor="tester", payload=known[wait.show["key"]])
+        elif wait.kind == "effect" and await _over(host, wait.show):
+            await host.rt.decide(run.run_id, "reexecute", wait_id=wait.wait_id, actor="tester", payload={"force": True})
+
+
+async def _over(host: Host, shown: Mapping[str, Any]) -> bool:
+    """Whether the attempt's process has ended, as only the world that made it can know."""
+    return shown["closed"] or all(h.dead for h in host.world.hosts if h.name == shown["owner"])
 
 
 async def to_the_end(host: Host, run_id: str, script: Script = approve_all, *, rounds: int = 40) -> Run[Any]:
@@ -327,13 +348,13 @@ async def _begin(host: Host, skill: Skill, inputs: Mapping[str, Any] | None, scr
     if run.status not in TERMINAL:
         await host.do(to_the_end(host, run.run_id, script))
     await host.close()
-    return run.run_id
+    return str(run.run_id)
 
 
 async def _begin_again(host: Host, skill: Skill, inputs: Mapping[str, Any] | None) -> str:
     """Asks again under the same request key: the run already there, or a new one if the first was never durable (§3.5)."""
     run: Run[Any] = await host.do(host.rt.submit(skill, inputs, key="the-run"))
-    return run.run_id
+    return str(run.run_id)
 
 
 __all__ = ["Disturbed", "Host", "Outside", "World", "approve_all", "crash_everywhere", "to_the_end"]
