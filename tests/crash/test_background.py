@@ -18,7 +18,7 @@ def test_an_idle_worker_sleeps(holdfast_world: World) -> None:
     async def story() -> int:
         host = await holdfast_world.host(line())
         host.start(host.rt.worker())
-        await asyncio.sleep(60)
+        await holdfast_world.clock.sleep(60)
         return host.connection.writes.count("claim")
 
     assert 60 <= holdfast_world.run(story()) <= 140
@@ -31,13 +31,13 @@ def test_a_worker_with_work_sleeps_too(holdfast_world: World) -> None:
 
     @graph.node(after="third")
     async def long(state: Any) -> None:
-        await asyncio.sleep(30)
+        await holdfast_world.clock.sleep(30)
 
     async def story() -> int:
         host = await holdfast_world.host(graph)
         host.start(host.rt.worker())
         await host.do(host.rt.submit(graph, {"name": "Ada"}))
-        await asyncio.sleep(30)
+        await holdfast_world.clock.sleep(30)
         return host.connection.writes.count("claim")
 
     assert holdfast_world.run(story()) <= 100

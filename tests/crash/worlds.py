@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
@@ -25,9 +24,9 @@ class Stage:
         """An effect that counts outside by what it does, so that a changed key cannot hide a second act."""
 
         async def act(text: str, *, idempotency_key: str) -> str:
-            await asyncio.sleep(0.01)
+            await self.world.clock.sleep(0.01)
             self.world.outside.act(f"{ctx.run_id} {name} {text}", idempotency_key, f"{name} {text}")
-            await asyncio.sleep(0.01)
+            await self.world.clock.sleep(0.01)
             return f"{name} {text}"
 
         act.__name__ = name
@@ -38,7 +37,7 @@ class Stage:
 
         async def tell(text: str) -> str:
             self.world.begin(ctx, name)
-            await asyncio.sleep(seconds)
+            await self.world.clock.sleep(seconds)
             return f"{name} {text}"
 
         tell.__name__ = name
@@ -91,7 +90,7 @@ def fan() -> Graph[Trail]:
     @graph.node
     async def work(state: Trail, ctx: Context) -> dict[str, Any]:
         stage.world.begin(ctx)
-        await asyncio.sleep(0.01 * (3 - ctx.payload))
+        await stage.world.clock.sleep(0.01 * (3 - ctx.payload))
         done = await ctx.step(stage.telling(ctx, "lift"), str(ctx.payload))
         return {"trail": done, "table": {str(ctx.payload): ctx.payload}}
 
@@ -99,7 +98,7 @@ def fan() -> Graph[Trail]:
 
         async def side(state: Trail, ctx: Context, name: str = name) -> dict[str, Any]:
             stage.world.begin(ctx)
-            await asyncio.sleep(0.01)
+            await stage.world.clock.sleep(0.01)
             return {"trail": name}
 
         graph.node(name, after="work")(side)
@@ -169,10 +168,10 @@ def receiver(ctx: Context) -> Callable[..., Awaitable[str]]:
     """A service that dedupes by the key it is given."""
 
     async def pay(text: str, *, idempotency_key: str) -> str:
-        await asyncio.sleep(0.01)
+        await stage.world.clock.sleep(0.01)
         if not stage.world.outside.acts[idempotency_key]:
             stage.world.outside.act(idempotency_key)
-        await asyncio.sleep(0.01)
+        await stage.world.clock.sleep(0.01)
         return f"pay {text}"
 
     return pay
