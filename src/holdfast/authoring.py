@@ -464,7 +464,7 @@ def _foreign(value: Any) -> bool:
     """Data, and code that cannot know of Goto: the standard library's and this package's own."""
     kind = value if isinstance(value, type) else type(value)
     if isinstance(value, types.FunctionType):
-        return value.__module__.partition(".")[0] in _INNOCENT
+        return (value.__module__ or "").partition(".")[0] in _INNOCENT
     return kind.__module__.partition(".")[0] in _INNOCENT and not isinstance(value, functools.partial | types.MethodType)
 
 
