@@ -39,7 +39,10 @@ class Loaded(msgspec.Struct, frozen=True):
 
 
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
-    """What to list: None means any. ``before`` is a run id (the cursor): newest first, strictly older than it."""
+    """What to list: None means any. ``before`` is a run id (the cursor): newest first, strictly older than it.
+
+    ``by_turn`` orders by the runs' places in their lanes instead, the latest first: an order that no clock has a part in.
+    """
 
     tenant_id: str | None = None
     statuses: tuple[str, ...] | None = None
@@ -50,6 +53,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     lineage_root: str | None = None
     before: str | None = None
     limit: int = 50
+    by_turn: bool = False
 
 
 class Worker(msgspec.Struct, frozen=True):

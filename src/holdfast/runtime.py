@@ -14,7 +14,7 @@ import msgspec
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.clock import SystemClock
 from holdfast.core import commands as cmd
-from holdfast.core import decisions, views
+from holdfast.core import decisions, superstep, views
 from holdfast.core import events as ev
 from holdfast.core import run as records
 from holdfast.core.commit import InboxItem
@@ -24,8 +24,9 @@ from holdfast.core.environments import environment as as_environment
 from holdfast.core.errors import Conflict, InvalidInput, RequestConflict, RunFailed, RunIsLive, RunWaiting, StoreError, UsageError
 from holdfast.core.graph import Program
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Lease
+from holdfast.core.progress import Progress
 from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
-from holdfast.engine import lineage
+from holdfast.engine import histories, lineage
 from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver, loaded_driver
 from holdfast.engine.effects import closed_owners
@@ -35,6 +36,7 @@ from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.reader import POLL_SECONDS, Reader
 from holdfast.engine.services import Services, Skills
 from holdfast.engine.streams import Chunk
+from holdfast.engine.threads import carries
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Claim, Clock, Resolver, RunFilter, Store
 from holdfast.stores import open_url
@@ -236,12 +238,15 @@ class Runtime:
         """
         program = self._program(skill)
         if thread_id is not None:
-            left = await self._left_behind(thread_id)
+            left = await self._left_behind(options.get("tenant_id"), thread_id)
             if left is not None and inputs is None:
                 return left
         request = _request(thread_id, key, None, options)
         born = birth(self._services, program, _mapping(inputs), request)
         await self._own()
+        if thread_id is not None and carries(program):
+            # What it begins with is known only once the lane is its own: read before, a turn that ends meanwhile would be lost.
+            return await self._queued(program, born, "its thread's turn", step_limit)
         journal = cast(Journal, born.journal)
         journal.fence = self._first_fence()
         driver = Driver(self._services, program, journal, step_limit=step_limit)
@@ -251,18 +256,28 @@ class Runtime:
             await driver.begin(draft)
         except Conflict as e:
             if e.code == "claim_taken" and born.claims:
-                return await self._existing(born)
+                return await self._settled(await self._existing(born), step_limit)
             if e.code != "lane_busy":
                 raise
             journal.dead = None
-            queued = born.draft()
-            queued.facts.append(ev.RunQueued("lane busy", blocked_by=await self._holder(born.fact)))
-            await _enqueue(born, queued, self._first_fence())
-            return await self._drive_on(born.run_id, step_limit=step_limit)
+            return await self._queued(program, born, "lane busy", step_limit)
         record = await self._driven(born.run_id, driver, None, ())
         if record.terminal:
             return self._reader.ended(record, journal.checkpoint.values, journal.fence)
         return await self._drive_on(born.run_id, step_limit=step_limit)
+
+    async def _queued(self, program: Program, born: Birth, reason: str, step_limit: int | None) -> Run[Any]:
+        """Puts a new run into its lane and drives it when its turn has come."""
+        draft = born.draft()
+        draft.facts.append(ev.RunQueued(reason, blocked_by=await self._holder(born.fact)))
+        run = await self._create(program, born, lambda: _enqueue(born, draft, self._first_fence()))
+        return await self._settled(run, step_limit)
+
+    async def _settled(self, run: Run[Any], step_limit: int | None) -> Run[Any]:
+        """Drives a run to its rest, be it new or the one that already had the request key."""
+        driven = await self._drive_on(run.run_id, step_limit=step_limit)
+        driven.deduplicated = run.deduplicated
+        return driven
 
     def _first_fence(self) -> int:
         """A new run begins with counter 1 under the store's incarnation."""
@@ -276,8 +291,8 @@ class Runtime:
                 return run.run_id
         return None
 
-    async def _left_behind(self, thread_id: str) -> Run[Any] | None:
-        newest = await self._store.runs(RunFilter(thread_id=thread_id, limit=1))
+    async def _left_behind(self, tenant_id: str | None, thread_id: str) -> Run[Any] | None:
+        newest = await self._store.runs(RunFilter(tenant_id=tenant_id or "default", thread_id=thread_id, limit=1, by_turn=True))
         if not newest:
             return None
         run, lease = newest[0]
@@ -334,6 +349,7 @@ class Runtime:
                 if lease.due > now:
                     await self._clock.sleep(min((lease.due - now) / 1_000_000, POLL_SECONDS))
                     continue
+            await self._fitting(run, upgrade)
             claim = None if lease.live(now) else await self._claim(run_id)
             if claim is None:
                 if run.status is Status.PENDING and await self._behind_a_wait(run):
@@ -342,6 +358,19 @@ class Runtime:
                 continue
             await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named)
         return await self._reader.get(run_id)
+
+    async def _fitting(self, run: records.Run, upgrade: bool) -> Program:
+        """The program that may go on with this run, asked before anything is claimed or written (§3.2).
+
+        Raises:
+            SkillUnknown, FingerprintMismatch: this process cannot go on with it.
+            NodeMissing: the program has changed and lacks a node the run is to go on with; what people answered stays.
+        """
+        program = self._skills.for_run(run, upgrade=upgrade)
+        if program.fingerprint != run.fingerprint:
+            loaded = await self._reader.loaded(run.run_id)
+            superstep.expect(program, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.pending)
+        return program
 
     async def _behind_a_wait(self, run: records.Run) -> bool:
         """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming (§5.13)."""
@@ -558,7 +587,7 @@ class Runtime:
         if run.status in LIVE and lease.live(now):
             await self._refuse_live(run, lease, wait)
             run, lease = await self._reader.found(run_id)
-        program = self._skills.for_run(run, upgrade=upgrade)
+        program = await self._fitting(run, upgrade)
         if run.status not in LIVE and run.status is not Status.PENDING:
             decisions.refuse_resume(run, acknowledge)
         if run.status in TERMINAL:
@@ -646,12 +675,26 @@ class Runtime:
         """Provisional chunks of a run driven in this process, until it rests (§13.2a)."""
         queue = self._services.streams.listen(run_id)
         try:
-            while (chunk := await queue.get()) is not None:
+            while True:
+                if queue.empty() and run_id not in self._drivers and (await self._reader.get(run_id)).status in TERMINAL:
+                    return  # it ended before anybody listened, or in another process
+                try:
+                    chunk = await asyncio.wait_for(queue.get(), POLL_SECONDS)
+                except TimeoutError:
+                    continue
+                if chunk is None:
+                    return
                 yield chunk
         finally:
             self._services.streams.leave(run_id, queue)
 
+    async def history(self, thread_id: str) -> list[dict[str, Any]]:
+        """Every checkpoint of a thread's runs, oldest first, as the snapshots of §4.16."""
+        return await histories.history(self._store, self._reader, thread_id)
 
+    async def diff(self, run_id: str, a: str, b: str) -> dict[str, Any]:
+        """What changed in a run's state from checkpoint ``a`` to checkpoint ``b``: added, removed and changed channels."""
+        return await histories.diff(self._reader, run_id, a, b)
 
 async def _enqueue(born: Birth, draft: Draft, fence: int) -> None:
     journal = cast(Journal, born.journal)

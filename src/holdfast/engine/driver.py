@@ -118,8 +118,9 @@ class Driver:
         journal = self._journal
         given = journal.progress.results[cps.INPUT_TASK]
         draft = born or Draft()
-        thread_id = draft.facts[0].thread_id if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run.thread_id
-        delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, await carried(self._services.store, self._program, thread_id))
+        run = draft.facts[0] if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run
+        before = await carried(self._services.store, self._program, run.tenant_id, run.thread_id)
+        delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, before)
         if born is not None or journal.run.status is Status.PENDING:
             draft.facts.append(ev.RunStarted())
         draft.facts += self._started(checkpoint.pending, 1)
@@ -143,7 +144,9 @@ class Driver:
             return False
         last = run.decisions[-1]
         records = decisions.answers(run)
-        self._journal.hold(Draft(facts=[ev.RunResumed(cause=cause_of(last), wait_id=last.wait_id, checkpoint_id=run.checkpoint_head)], results=list(records)))
+        upgraded = self._program.fingerprint if self._program.fingerprint != run.fingerprint else None
+        resumed = ev.RunResumed(cause=cause_of(last), wait_id=last.wait_id, checkpoint_id=run.checkpoint_head, upgraded=upgraded)
+        self._journal.hold(Draft(facts=[resumed], results=list(records)))
         return True
 
     async def _drain(self, inbox: tuple[Any, ...]) -> bool:
@@ -442,4 +445,10 @@ def loaded_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: 
     return Driver(services, program, Journal.load(services.store, loaded, claim.fence), step_limit=step_limit)
 
 
-__all__ = ["Driver", "cause_of", "loaded_driver"]
+async def hand_back(services: Services, loaded: Loaded, claim: Claim, due: int) -> None:
+    """Gives up a claim that this process can do nothing with: unchanged, due again at ``due``."""
+    journal = Journal.load(services.store, loaded, claim.fence)
+    await journal.leave(Draft(facts=[ev.RunHandedBack(services.owner)]), due=due)
+
+
+__all__ = ["Driver", "cause_of", "hand_back", "loaded_driver"]

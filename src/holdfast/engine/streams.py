@@ -23,8 +23,20 @@ class Streams:
 
     def __init__(self) -> None:
         self._listeners: dict[str, list[asyncio.Queue[Chunk | None]]] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     def emit(self, chunk: Chunk) -> None:
+        """Hands a chunk on; plain nodes call this from their threads, and queues belong to the loop's."""
+        if chunk.run_id not in self._listeners or self._loop is None:
+            return
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            self._loop.call_soon_threadsafe(self._put, chunk)
+        else:
+            self._put(chunk)
+
+    def _put(self, chunk: Chunk) -> None:
         for queue in self._listeners.get(chunk.run_id, ()):
             if queue.full():
                 queue.get_nowait()
@@ -32,6 +44,7 @@ class Streams:
 
     def listen(self, run_id: str) -> asyncio.Queue[Chunk | None]:
         queue: asyncio.Queue[Chunk | None] = asyncio.Queue(LIMIT)
+        self._loop = asyncio.get_running_loop()
         self._listeners.setdefault(run_id, []).append(queue)
         return queue
 

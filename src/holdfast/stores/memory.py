@@ -326,7 +326,8 @@ class MemoryStore:
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         fields = ("tenant_id", "skill_id", "thread_id", "session_key", "parent_run_id", "lineage_root")
         out = []
-        for run_id in sorted(self._runs, reverse=True):
+        order = (lambda run_id: self._runs[run_id].turn) if query.by_turn else None
+        for run_id in sorted(self._runs, key=order, reverse=True):
             row = self._runs[run_id]
             if query.before is not None and run_id >= query.before:
                 continue

@@ -390,6 +390,16 @@ async def case_listing(h: Harness) -> None:
     assert len(await h.store.runs(RunFilter(statuses=("pending", "failed"), thread_id="r2"))) == 1
 
 
+@case
+async def case_listing_by_turn(h: Harness) -> None:
+    """§3.4, §10.8: the order of turns is that of submission, whatever the ids, which a clock had a part in."""
+    for name in ("b", "c", "a"):
+        await Script(h.store, name, thread_id="t", session_key="t").submit()
+    await Script(h.store, "d", thread_id="other").submit()
+    assert [r.run_id for r, _ in await h.store.runs(RunFilter(thread_id="t", by_turn=True))] == ["a", "c", "b"]
+    assert [r.run_id for r, _ in await h.store.runs(RunFilter(thread_id="t", by_turn=True, limit=1))] == ["a"]
+
+
 # -- inbox ------------------------------------------------------------------------------------------
 
 

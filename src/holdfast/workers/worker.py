@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from holdfast.core.errors import Conflict, HoldfastError
+from holdfast.core.errors import Conflict, HoldfastError, Rejected, UsageError
 from holdfast.core.run import Run
-from holdfast.engine.driver import Driver, loaded_driver
+from holdfast.engine.driver import Driver, hand_back, loaded_driver
 from holdfast.engine.services import Services
 from holdfast.ports import Claim
 
 IDLE_SECONDS = 0.5
+REFUSED_US = 60_000_000  # a run whose code is not here is left to others for so long before it is looked at again
 
 
 class Report(msgspec.Struct, frozen=True):
@@ -122,7 +123,11 @@ class Worker:
             loaded = await services.store.load(claim.run_id)
             if loaded is None:
                 return Report(claim.run_id, None)
-            driver = loaded_driver(services, loaded, claim)
+            try:
+                driver = loaded_driver(services, loaded, claim)
+            except (Rejected, UsageError):
+                await hand_back(services, loaded, claim, services.store.now() + REFUSED_US)
+                raise
             self._drivers[claim.run_id] = driver
             run = await driver.drive(claim, loaded.inbox)
             return Report(claim.run_id, run)

@@ -402,7 +402,7 @@ class SqliteStore:
         if query.statuses is not None:
             where.append("status IN (SELECT value FROM json_each(?))")
             values.append(json.dumps([str(s) for s in query.statuses]))
-        sql = _LIST + (" WHERE " + " AND ".join(where) if where else "") + " ORDER BY run_id DESC LIMIT ?"
+        sql = _LIST + (" WHERE " + " AND ".join(where) if where else "") + (" ORDER BY turn DESC LIMIT ?" if query.by_turn else " ORDER BY run_id DESC LIMIT ?")
         with mapped(self.path):
             found = rows(db, sql, [*values, min(query.limit, MAX_LIST)])
             return [(self._run(r), self._lease(db, *r[6:])) for r in found]

@@ -68,6 +68,7 @@ CREATE INDEX run_lane_queue ON run (tenant_id, session_key, lane, turn) WHERE du
 -- Listings, newest first.
 CREATE INDEX run_tenant ON run (tenant_id, run_id);
 CREATE INDEX run_thread ON run (thread_id, run_id);
+CREATE INDEX run_thread_turn ON run (thread_id, turn); -- what a thread carries on from (§4.15)
 CREATE INDEX run_session ON run (session_key, run_id);
 CREATE INDEX run_status ON run (status, run_id);
 CREATE INDEX run_parent ON run (parent_run_id, run_id) WHERE parent_run_id IS NOT NULL;
