@@ -1,0 +1,435 @@
+"""Holdfast's cases. ``python bench/ours.py CASE`` prints one JSON line a measurement; see README.md for what each does."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Annotated, Any
+
+from common import NODES, RUNS, SHORT, TASKS, TEXT, clock, emit, folder, latencies, percentile, rate, size
+
+from holdfast import Context, Goto, Graph, Runtime, Send, State, append, flow, merge, override, thread
+
+
+class Line(State):
+    n: int = 0
+    data: str = ""
+
+
+async def grow(state: Line) -> dict[str, Any]:
+    return {"n": state.n + 1, "data": TEXT}
+
+
+@functools.cache
+def line(nodes: int) -> Graph[Line]:
+    graph = Graph(f"line{nodes}", Line, version="1")
+    for i in range(nodes):
+        graph.node(f"s{i}", start=i == 0, after=None if i == 0 else f"s{i - 1}")(grow)
+    return graph
+
+
+def url(where: pathlib.Path) -> str:
+    return f"sqlite:///{where}/runs.db"
+
+
+# -- speed ------------------------------------------------------------------------------------------
+
+
+async def lin() -> None:
+    """One run of 100 nodes in a line, several times; the first are left out, in which the log file grows."""
+    with folder() as where:
+        async with Runtime(url(where)) as rt:
+            for _ in range(4):
+                await rt.invoke(line(NODES), {})
+            before, taken = size(where / "runs.db"), []
+            for _ in range(15):
+                began = clock()
+                run = await rt.invoke(line(NODES), {})
+                taken.append(clock() - began)
+                assert run.state.n == NODES
+            rate("lin", NODES, taken, "steps/s")
+            emit("lin bytes a step", (size(where / "runs.db") - before) / 15 / NODES, "B")
+
+
+async def conc(nodes: int = SHORT, name: str = "conc") -> None:
+    """100 runs at once in one process."""
+    with folder() as where:
+        async with Runtime(url(where)) as rt:
+            await rt.invoke(line(nodes), {})
+            taken = []
+            for _ in range(6):
+                began = clock()
+                runs = await asyncio.gather(*[rt.invoke(line(nodes), {}) for _ in range(RUNS)])
+                taken.append(clock() - began)
+                assert all(r.state.n == nodes for r in runs)
+            rate(name, RUNS * nodes, taken[1:], "steps/s")
+
+
+async def conc_long() -> None:
+    """100 runs of 100 nodes at once: what a step costs when births and ends hardly count."""
+    await conc(NODES, "conc-long")
+
+
+class Fan(State):
+    n: int = 0
+    data: Annotated[str, override] = ""
+    out: Annotated[list[int], append]
+
+
+@functools.cache
+def fan_out(tasks: int) -> Graph[Fan]:
+    graph = Graph("fan", Fan, version="1")
+
+    @graph.node(start=True)
+    async def plan(state: Fan) -> Any:
+        return [Send("task", i) for i in range(tasks)]
+
+    @graph.node
+    async def task(state: Fan, ctx: Context) -> Any:
+        return {"out": [ctx.payload], "data": TEXT}
+
+    @graph.node(after="task")
+    async def join(state: Fan) -> Any:
+        return {"n": len(state.out)}
+
+    return graph
+
+
+async def fan() -> None:
+    """A fan-out of 100 tasks, each durable when it ends, then a join."""
+    with folder() as where:
+        async with Runtime(url(where)) as rt:
+            taken = []
+            for _ in range(12):
+                began = clock()
+                run = await rt.invoke(fan_out(TASKS), {})
+                taken.append(clock() - began)
+                assert run.state.n == TASKS, run
+            rate("fan", TASKS, taken[2:], "tasks/s")
+
+
+async def piece(i: int) -> dict[str, Any]:
+    return {"n": i, "data": TEXT}
+
+
+@flow("pieces", version="1")
+async def pieces(ctx: Context, count: int) -> int:
+    for i in range(count):
+        await ctx.step(piece, i)
+    return count
+
+
+async def wf() -> None:
+    """One flow of 100 recorded steps."""
+    with folder() as where:
+        async with Runtime(url(where)) as rt:
+            taken = []
+            for _ in range(12):
+                began = clock()
+                assert await rt.run(pieces, NODES) == NODES
+                taken.append(clock() - began)
+            rate("wf", NODES, taken[3:], "steps/s")
+
+
+# -- growth -----------------------------------------------------------------------------------------
+
+
+class Chat(State):
+    messages: Annotated[list[dict[str, Any]], append, thread]
+
+
+@functools.cache
+def chat() -> Graph[Chat]:
+    """user -> llm -> tool -> llm: four messages, about 1.1 kB, a turn."""
+    graph = Graph("chat", Chat, version="1")
+
+    @graph.node(start=True)
+    async def ask(state: Chat) -> Any:
+        return {"messages": [{"role": "assistant", "content": "y" * 300, "tool": True}]}
+
+    @graph.node(after="ask")
+    async def tool(state: Chat) -> Any:
+        return {"messages": [{"role": "tool", "content": "r" * 300}]}
+
+    @graph.node(after="tool")
+    async def answer(state: Chat) -> Any:
+        return {"messages": [{"role": "assistant", "content": "z" * 300, "tool": False}]}
+
+    return graph
+
+
+async def turns(turns: str = "1000") -> None:
+    """1,000 turns of one thread: what a turn costs at its end against its beginning, and what all of it weighs."""
+    with folder() as where:
+        async with Runtime(url(where)) as rt:
+            taken = []
+            for i in range(int(turns)):
+                message = {"role": "user", "content": "q" * 200, "n": i}
+                began = clock()
+                run = await rt.invoke(chat(), {"messages": [message]}, thread_id="t")
+                taken.append(clock() - began)
+            weight = sum(len(str(m["content"])) for m in run.state.messages)
+            early, late = percentile(taken[5:15], 0.5), percentile(taken[-10:], 0.5)
+            emit("turns: turn 10", early * 1e3, "ms")
+            emit("turns: turn 1000", late * 1e3, "ms")
+            emit("turns: turn 1000 against turn 10", late / early, "x")
+            emit("turns: database per byte of message", size(where / "runs.db") / weight, "x")
+
+
+async def delta() -> None:
+    """What a step adds to the log beyond the bytes it wrote."""
+    with folder() as where:
+        async with Runtime(url(where)) as rt:
+            run = await rt.invoke(line(NODES), {})
+            rows = await rt.store.rows(run.run_id)
+            steps = [len(r.data) for r in rows[1:-1]]
+            emit("delta: bytes a step beyond its writes", sum(steps) / len(steps) - len(TEXT) - 10, "B")
+
+
+class Wide(State):
+    n: int = 0
+    slots: Annotated[dict[str, str], merge]
+
+
+@functools.cache
+def spin(steps: int) -> Graph[Wide]:
+    graph = Graph("spin", Wide, version="1", step_limit=10**9)
+
+    @graph.node(start=True)
+    async def turn(state: Wide) -> Any:
+        writes = {"n": state.n + 1, "slots": {f"k{state.n % 32}": "v" * 100}}
+        return Goto("turn" if state.n + 1 < steps else "ask", writes)
+
+    @graph.node
+    async def ask(state: Wide, ctx: Context) -> Any:
+        await ctx.approve("on?")
+
+    return graph
+
+
+async def resume() -> None:
+    """Open a store, go on with a run that waits behind 100 or 10,000 steps of history."""
+    after = {}
+    for steps in (100, 10_000):
+        with folder() as where:
+            async with Runtime(url(where)) as rt:
+                runs = [await rt.invoke(spin(steps), {}) for _ in range(5 if steps == 100 else 3)]
+            taken = []
+            async with Runtime(url(where), skills=[spin(steps)]) as rt:
+                for run in runs:
+                    began = clock()
+                    ended = await rt.approve(run.run_id)
+                    taken.append(clock() - began)
+                    assert ended.status == "completed", ended
+            after[steps] = percentile(taken, 0.5)
+            emit(f"resume: after {steps} steps", after[steps] * 1e3, "ms")
+    emit("resume: after 10,000 steps against 100", after[10_000] / after[100], "x")
+
+
+async def park(waiting: int = 1_000_000, due: int = 100) -> None:
+    """A million runs at rest: memory of a process that works beside them, and claiming 100 that fall due.
+
+    One run is put to rest by the engine; its rows are then copied a million times, under other ids, in SQL.
+    """
+    import apsw
+
+    @flow("sleeper", version="1")
+    async def sleeper(ctx: Context) -> None:
+        await ctx.sleep(10**9)
+
+    with folder() as where:
+        async with Runtime(url(where)) as rt:
+            await rt.submit(sleeper, {})
+            await rt.worker(until_idle=True)
+        db = apsw.Connection(str(where / "runs.db"))
+        columns = [row[1] for row in db.execute("PRAGMA table_info(run)")]
+        fresh = {"id": "n + 10", "run_id": "printf('copy%022d', n)", "thread_id": "printf('copy%022d', n)", "session_key": "printf('copy%022d', n)"}
+        picked = ", ".join(fresh.get(c, c) for c in columns)
+        db.execute("PRAGMA synchronous = OFF")
+        db.execute(
+            f"WITH RECURSIVE many(n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM many WHERE n < {waiting}) "
+            f"INSERT INTO run ({', '.join(columns)}) SELECT {picked} FROM run, many WHERE run.id = 1"
+        )
+        db.execute(f"UPDATE run SET due = 1 WHERE id > 10 AND (id - 11) % {waiting // due} = 0")
+        db.close()
+        child = subprocess.run([sys.executable, __file__, "park-child", str(where), str(due)], stdout=subprocess.PIPE, text=True, check=True)
+        print(child.stdout, end="", flush=True)
+
+
+async def park_child(where: str, due: str) -> None:
+    async with Runtime(f"sqlite:///{where}/runs.db") as rt:
+        await rt.invoke(line(10), {})
+        taken = []
+        for _ in range(5):  # each time the same 100: they are handed back in between
+            owner = f"bench-{len(taken)}"
+            await rt.store.register(owner, 60_000_000)
+            began = clock()
+            claims = await rt.store.claim(owner, ("default",), ("sleeper",), limit=int(due))
+            taken.append(clock() - began)
+            assert len(claims) == int(due), len(claims)
+            await rt.store.retire(owner)
+        emit("park: claim of 100 due among 1,000,000", percentile(taken, 0.5) * 1e3, "ms")
+        with open("/proc/self/statm", encoding="ascii") as f:
+            emit("park: resident memory", int(f.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20, "MB")
+
+
+# -- latency ----------------------------------------------------------------------------------------
+
+
+class Stamp(State):
+    at: float = 0.0
+
+
+stamped = Graph("stamped", Stamp, version="1")
+
+
+@stamped.node(start=True)
+async def stamp(state: Stamp) -> Any:
+    return {"at": time.monotonic()}
+
+
+@flow("signalled", version="1")
+async def signalled(ctx: Context) -> float:
+    await ctx.wait("go")
+    return time.monotonic()
+
+
+@flow("approved", version="1")
+async def approved(ctx: Context) -> float:
+    await ctx.approve("go?")
+    return time.monotonic()
+
+
+SERVED = (stamped, signalled, approved)
+
+
+async def serve(where: str) -> None:
+    """An idle worker in a process of its own."""
+    async with Runtime(f"sqlite:///{where}/runs.db", skills=SERVED) as rt:
+        print("ready", flush=True)
+        await rt.worker(concurrency=10)
+
+
+def worker_process(where: pathlib.Path) -> subprocess.Popen[str]:
+    child = subprocess.Popen([sys.executable, __file__, "serve", str(where)], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None and child.stdout.readline().strip() == "ready"
+    return child
+
+
+async def noop() -> None:
+    """Submit to an idle worker in another process, and have the result here."""
+    with folder() as where:
+        child = worker_process(where)
+        try:
+            async with Runtime(url(where), skills=SERVED) as rt:
+                taken = []
+                for _ in range(60):
+                    await asyncio.sleep(0.02)
+                    began = clock()
+                    run = await rt.submit(stamped, {})
+                    await rt.result(run.run_id)
+                    taken.append(clock() - began)
+                latencies("noop", taken[5:])
+        finally:
+            child.kill()
+            child.wait()
+
+
+async def goes_on(name: str, skill: Any) -> None:
+    """A signal or an approval is given here: until the run goes on in the worker's process."""
+    with folder() as where:
+        child = worker_process(where)
+        try:
+            async with Runtime(url(where), skills=SERVED) as rt:
+                taken = []
+                for _ in range(25):
+                    run = await rt.submit(skill, {})
+                    while not run.waits:
+                        assert run.status in ("pending", "running"), run.error
+                        await asyncio.sleep(0.01)
+                        run = await rt.get(run.run_id)
+                    await asyncio.sleep(0.03)
+                    began = time.monotonic()
+                    if name == "signal":
+                        await rt.signal(run.run_id, "go")
+                    else:
+                        await rt.approve(run.run_id, drive=False)
+                    while (run := await rt.get(run.run_id)).status != "completed":
+                        await rt.store.wait_for_change(1)
+                    taken.append(run.result - began)
+                latencies(f"{name}: run goes on", taken[3:])
+        finally:
+            child.kill()
+            child.wait()
+
+
+async def signal_() -> None:
+    await goes_on("signal", signalled)
+
+
+async def approval() -> None:
+    await goes_on("approval", approved)
+
+
+# -- recovery ---------------------------------------------------------------------------------------
+
+
+halves = Graph("halves", Line, version="1")
+hanging: list[int] = []
+
+
+async def half(state: Line) -> dict[str, Any]:
+    if state.n == SHORT // 2 and os.environ.get("HANG"):
+        hanging.append(state.n)
+        if len(hanging) == RUNS:
+            print("half", flush=True)
+        await asyncio.sleep(3600)
+    if os.environ.get("TELL"):
+        print("STEP", time.time(), flush=True)
+    return {"n": state.n + 1, "data": TEXT}
+
+
+for number in range(SHORT):
+    halves.node(f"s{number}", start=number == 0, after=None if number == 0 else f"s{number - 1}")(half)
+
+
+async def recover() -> None:
+    """100 runs half way through when their process is killed: from opening the store to the first step, and to all done."""
+    with folder() as where:
+        child = subprocess.Popen([sys.executable, __file__, "recover-child", str(where)], env={**os.environ, "HANG": "1"}, stdout=subprocess.PIPE, text=True)
+        assert child.stdout is not None and child.stdout.readline().strip() == "half"
+        os.kill(child.pid, signal.SIGKILL)
+        child.wait()
+        out = subprocess.run([sys.executable, __file__, "recover-child", str(where)], env={**os.environ, "TELL": "1"}, stdout=subprocess.PIPE, text=True, check=True)
+        said = [said.split() for said in out.stdout.splitlines()]
+        opened = next(float(at) for word, at in said if word == "OPEN")
+        emit("recover: first step", (next(float(at) for word, at in said if word == "STEP") - opened) * 1e3, "ms")
+        emit("recover: 100 runs done", (next(float(at) for word, at in said if word == "DONE") - opened) * 1e3, "ms")
+
+
+async def recover_child(where: str) -> None:
+    if os.environ.get("HANG"):
+        async with Runtime(f"sqlite:///{where}/runs.db", skills=[halves]) as rt:
+            await asyncio.gather(*[rt.invoke(halves, {}) for _ in range(RUNS)])
+    print("OPEN", time.time(), flush=True)
+    async with Runtime(f"sqlite:///{where}/runs.db", skills=[halves]) as rt:
+        done = await rt.recover()
+        print("DONE", time.time(), flush=True)
+        assert len(done) == RUNS and all(r.status == "completed" for r in done), len(done)
+
+
+CASES = {
+    "lin": lin, "conc": conc, "conc-long": conc_long, "fan": fan, "wf": wf, "turns": turns, "delta": delta, "resume": resume, "park": park,
+    "noop": noop, "signal": signal_, "approval": approval, "recover": recover,
+    "serve": serve, "park-child": park_child, "recover-child": recover_child,
+}  # fmt: skip
+
+if __name__ == "__main__":
+    asyncio.run(CASES[sys.argv[1]](*sys.argv[2:]))
+
