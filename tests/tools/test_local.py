@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import select
 import sys
 from pathlib import Path
 from typing import Any
@@ -71,6 +72,18 @@ async def test_it_works_inside_the_workspace(tmp_path: Path) -> None:
     assert got.stdout.strip() == str((tmp_path / "in").resolve())
 
 
+def _ended(pid: int) -> bool:
+    """Whether a process that was killed is gone, or goes within seconds: a busy kernel takes its time."""
+    try:
+        handle = os.pidfd_open(pid)
+    except ProcessLookupError:
+        return True
+    try:
+        return bool(select.select([handle], [], [], 10)[0])
+    finally:
+        os.close(handle)
+
+
 async def test_a_timeout_ends_the_whole_process_group(tmp_path: Path) -> None:
     """SIGTERM is ignored here, by the child and by what it started; SIGKILL is not."""
     code = (
@@ -83,8 +96,7 @@ async def test_a_timeout_ends_the_whole_process_group(tmp_path: Path) -> None:
     with pytest.raises(StepTimeout, match="took longer than 1 s"):
         await LocalRunner(grace_seconds=0.1).run(request(code, timeout_us=1_000_000))
     for pid in (tmp_path / "pids").read_text().split():
-        status = Path(f"/proc/{pid}/status")
-        assert not status.exists() or "State:\tZ" in status.read_text(), f"{pid} still lives"
+        assert _ended(int(pid)), f"{pid} still lives"
 
 
 async def test_a_missing_command_is_named() -> None:
