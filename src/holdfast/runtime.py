@@ -21,7 +21,17 @@ from holdfast.core.commit import InboxItem
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
-from holdfast.core.errors import Conflict, InvalidInput, RequestConflict, RunFailed, RunIsLive, RunWaiting, StoreError, UsageError
+from holdfast.core.errors import (
+    Conflict,
+    InvalidInput,
+    RequestConflict,
+    RunFailed,
+    RunIsLive,
+    RunWaiting,
+    StoreError,
+    StoreReadOnly,
+    UsageError,
+)
 from holdfast.core.graph import Program
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Lease
 from holdfast.core.progress import Progress
@@ -112,7 +122,7 @@ class Runtime:
 
     async def __aenter__(self) -> Self:
         if self._store.url == DEFAULT_STORE:
-            pathlib.Path(".holdfast").mkdir(exist_ok=True)
+            _home()
         await self._store.open()
         self._open = True
         self._services.alive = self._heartbeat.safe
@@ -695,6 +705,14 @@ class Runtime:
     async def diff(self, run_id: str, a: str, b: str) -> dict[str, Any]:
         """What changed in a run's state from checkpoint ``a`` to checkpoint ``b``: added, removed and changed channels."""
         return await histories.diff(self._reader, run_id, a, b)
+
+def _home() -> None:
+    """Makes the folder of the default store."""
+    try:
+        pathlib.Path(".holdfast").mkdir(exist_ok=True)
+    except OSError as e:
+        raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
+
 
 async def _enqueue(born: Birth, draft: Draft, fence: int) -> None:
     journal = cast(Journal, born.journal)

@@ -206,7 +206,7 @@ def test_graph_of_a_skill_and_of_a_run(holdfast: Type, monkeypatch: pytest.Monke
     picture = holdfast("graph", "work.py", "--json").json
     assert [n["name"] for n in picture["nodes"]] == ["first", "ask", "last"]
     assert ["first", "ask"] in picture["edges"] and "ask --> last" in picture["mermaid"]
-    assert "after first" in holdfast("graph", "work.py").out
+    assert "○ last" in holdfast("graph", "work.py").out
     assert holdfast("graph", "work.py", "--mermaid").out.startswith("flowchart")
     run_id = begun(holdfast)
     monkeypatch.setenv("HOLDFAST_SKILLS", "work.py")
@@ -321,3 +321,34 @@ def test_effects_outbox_and_leases(holdfast: Type) -> None:
     assert holdfast("leases", "--json").json == {"leases": [], "next_cursor": None}
     assert "act" in holdfast("effects", run_id).out and "webhook" in holdfast("outbox").out and "no process" in holdfast("leases").out
     assert "act" in holdfast("show", run_id).out
+
+
+def test_replay_is_answered_from_the_records(holdfast: Type) -> None:
+    """§7.6: a new run; recorded steps are served and not run again, and the approval is asked again."""
+    run_id = begun(holdfast)
+    holdfast("approve", run_id)
+    assert holdfast("resume", run_id, "work.py").code == 0
+    before = holdfast("events", run_id, "--json").out
+    said = holdfast("replay", run_id, "work.py", "--json")
+    assert said.code == 4
+    assert (said.json["source_run_id"], said.json["waits"][0]["prompt"]) == (run_id, "Go on?")
+    assert calls() == ["first", "last"]
+    assert holdfast("events", run_id, "--json").out == before
+    assert holdfast("replay", run_id).err.startswith("skill_unknown: ")
+
+
+def test_fork_goes_its_own_way(holdfast: Type) -> None:
+    """§7.7: from a checkpoint, with another value; linked to its source."""
+    run_id = begun(holdfast)
+    start = holdfast("checkpoints", run_id, "--json").json["checkpoints"][0]["checkpoint_id"].rpartition(".")[2]
+    said = holdfast("fork", run_id, "work.py", "--from", start, "--set", 'name="quick"', "--option", "priority=3", "--reason", "in a hurry", "--json")
+    assert said.code == 0, said.err
+    assert (said.json["source_run_id"], said.json["priority"], said.json["values"]["name"]) == (run_id, 3, "quick")
+    assert holdfast("show", run_id, "--json").json["status"] == "waiting_for_human"
+
+
+def test_an_output_that_lacks_the_signs_is_no_error(process: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    said = process("run", "work.py", "--input", '{"name": "quick"}')
+    assert said.code == 0
+    assert process("graph", "work.py").code == 0

@@ -1,13 +1,15 @@
-"""Skills as pictures: a list of nodes for the terminal, Mermaid for pages, plain data for programs."""
+"""Skills as data and, for a run, with what is done and what comes next; the pictures themselves are the core's."""
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import click
 
-from holdfast.authoring import mermaid
 from holdfast.cli import output as o
+from holdfast.core.drawing import draw as tree
+from holdfast.core.drawing import mermaid
 from holdfast.core.graph import START, Node, Program
 from holdfast.core.ids import node_of
 from holdfast.handle import CheckpointView
@@ -66,20 +68,16 @@ def _node(node: Node, state: str) -> dict[str, Any]:
     }
 
 
-def draw(picture: dict[str, Any]) -> None:
-    """One line a node, what leads to it beside it; a line in the margin joins what follows upon one another."""
-    title = "flow" if picture["flow"] else "graph"
-    click.echo(f"{o.paint(o.inline(picture['skill_id']), bold=True)} {o.inline(picture['skill_version'])}  {title}, {len(picture['nodes'])} nodes")
-    signs = {"done": o.mark("ok"), "next": o.mark("go"), "": o.mark("dot")}
-    gap = max((o.columns(n["name"]) for n in picture["nodes"]), default=0)
-    for node in picture["nodes"]:
-        said = ["start"] if node["start"] else []
-        if node["after"]:
-            said.append(("after all of " if node["all"] else "after ") + ", ".join(node["after"]))
-        said += [f"on {', '.join(node['on'])}"] if node["on"] else []
-        said += ["when its condition holds"] if node["when"] else []
-        said += [f"then {', '.join(node['routers'])} chooses"] if node["routers"] else []
-        said += [node["side_effects"]] if node["side_effects"] != "none" else []
-        said += ["sub-graph"] if node["kind"] == "subgraph" else []
-        told = "; ".join(said) or "where a router or Goto leads"
-        click.echo(f"  {signs[node['state']]} {o.pad(o.inline(node['name']), gap)}  {o.paint(o.inline(told), dim=True)}")
+def draw(program: Program, picture: dict[str, Any]) -> None:
+    """The tree of the nodes; for a run, those that are done and those that come next are marked."""
+    states = {n["name"]: n["state"] for n in picture["nodes"]}
+    signs = {"done": o.mark("ok"), "next": o.mark("go"), "": "○"}
+
+    def marked(found: re.Match[str]) -> str:
+        state = states.get(found[1], "")
+        return f"{signs[state]} {o.paint(found[1], bold=state == 'next', dim=state == 'done')}"
+
+    title, *lines = tree(program).splitlines()
+    click.echo(o.paint(o.clean(title), bold=True))
+    for line in lines:
+        click.echo(re.sub(r"○ (\S+)", marked, o.clean(line)))

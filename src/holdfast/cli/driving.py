@@ -1,9 +1,11 @@
-"""Commands that make runs and drive them: run, submit, worker, resume."""
+"""Commands that make runs and drive them: run, submit, worker, resume, replay, fork."""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import click
@@ -13,7 +15,8 @@ from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, actor_option, handling, options, over, parsed
 from holdfast.core.errors import HoldfastError, InvalidInput, SkillUnknown, StoreError
-from holdfast.core.status import Condition
+from holdfast.core.status import TERMINAL, Condition
+from holdfast.handle import Run
 from holdfast.runtime import Runtime
 from holdfast.workers.worker import Report
 
@@ -178,10 +181,108 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
     return pages.finish(call, over(call, act))
 
 
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("target", required=False)
+@click.option("--from", "checkpoint", metavar="CP", help="The checkpoint to begin at. [default: the start]")
+@click.option("--from-step", "step", metavar="S", help="Begin before this step: its number, or its node's name.")
+@click.option("--effects", metavar="POLICY", help="use_recorded_result (the default), reexecute or require_human.")
+@click.option("--reason", default="", metavar="R", help="Why; kept with the run.")
+@click.option("--key", metavar="K", help="A request key: the same key gives the run already there.")
+@actor_option
+@options(drives=True)
+def replay(
+    call: Call, run_id: str, target: str | None, checkpoint: str | None, step: str | None, effects: str | None, reason: str, key: str | None, actor: str
+) -> int:
+    """Make a new run that is answered from the records of another; the other stays as it is."""
+
+    async def make(rt: Runtime) -> Run[Any]:
+        return await rt.replay(run_id, _full(run_id, checkpoint), _number(step), effects, actor=actor, reason=reason, key=key, drive=False)
+
+    return _reborn(call, run_id, target, "replay", make)
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("target", required=False)
+@click.option("--from", "checkpoint", metavar="CP", help="The checkpoint to begin at. [default: where the edited channels were written]")
+@click.option("--from-step", "step", metavar="S", help="Begin before this step: its number, or its node's name.")
+@click.option("--set", "edits", multiple=True, metavar="CH=JSON", help="A channel's new value; may be given more than once.")
+@click.option("--option", "more", multiple=True, metavar="K=V", help="Another option of the new run: tags, priority, queue, lane, …")
+@click.option("--reason", default="", metavar="R", help="Why; kept with the run.")
+@click.option("--key", metavar="K", help="A request key: the same key gives the run already there.")
+@actor_option
+@options(drives=True)
+def fork(
+    call: Call,
+    run_id: str,
+    target: str | None,
+    checkpoint: str | None,
+    step: str | None,
+    edits: tuple[str, ...],
+    more: tuple[str, ...],
+    reason: str,
+    key: str | None,
+    actor: str,
+) -> int:
+    """Make a new run that goes its own way from a checkpoint of another; the other stays as it is."""
+    values = {n: parsed(v, f"--set {n}") for n, v in (_pair(e, "--set CH=JSON") for e in edits)}
+    extra = {n: _json_or_text(v) for n, v in (_pair(e, "--option K=V") for e in more)}
+
+    async def make(rt: Runtime) -> Run[Any]:
+        place = _full(run_id, checkpoint), _number(step)
+        return await rt.fork(run_id, *place, set=values or None, reason=reason, actor=actor, key=key, drive=False, **extra)
+
+    return _reborn(call, run_id, target, "fork", make)
+
+
+def _reborn(call: Call, run_id: str, target: str | None, verb: str, make: Callable[[Runtime], Awaitable[Run[Any]]]) -> int:
+    """Makes a run out of another and drives it to its rest."""
+    progress = progress_for(call)
+
+    async def act(rt: Runtime) -> dict[str, Any]:
+        source = await rt.get(run_id)
+        code = targets.several((target,) if target else ())
+        rt.add(*targets.skills(code))
+        if source.skill_id not in {t.skill.id for t in code}:
+            unknown(call, source.skill_id, run_id, source.target, verb)
+        made = await make(rt)
+        if progress is not None and not made.deduplicated:
+            click.echo(f"{made.skill_id} {made.run_id}, a {verb} of {run_id}", err=True)
+        if made.status not in TERMINAL and not made.waits:
+            await watched(rt, made.run_id, rt.resume(made.run_id, actor="system"), progress)
+        return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
+
+    return pages.finish(call, over(call, act))
+
+
+def _full(run_id: str, checkpoint: str | None) -> str | None:
+    """A checkpoint's id; its end (c12) will do."""
+    return None if checkpoint is None else checkpoint if "." in checkpoint else f"{run_id}.{checkpoint}"
+
+
+def _number(step: str | None) -> int | str | None:
+    return int(step) if step is not None and step.isascii() and step.isdigit() else step
+
+
+def _pair(text: str, form: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not name.isidentifier():
+        raise InvalidInput(f"{text!r} is not {form}", hint="such as: --set draft='\"Better\"'")
+    return name, value
+
+
+def _json_or_text(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
 def unknown(call: Call, skill_id: str, run_id: str, recorded: str | None, verb: str) -> None:
     """The code a run needs is not here: say what it was started with, as the command to type; import nothing (§14.3)."""
     say = call.line(verb, run_id, recorded) if recorded else call.line(verb, run_id, "TARGET")
     raise SkillUnknown(f"the skill {skill_id!r} of {run_id} is not among this project's", hint=f"name its code: {say}")
 
 
-COMMANDS = (run, submit, worker, resume)
+COMMANDS = (run, submit, worker, resume, replay, fork)

@@ -323,7 +323,7 @@ def graph(call: Call, target: str | None, mermaid: bool) -> int:
     elif mermaid:
         click.echo(picture["mermaid"])
     else:
-        drawing.draw(picture)
+        drawing.draw(program, picture)
     return 0
 
 

@@ -187,4 +187,7 @@ def ago(at: str | dt.datetime | None, now: dt.datetime) -> str:
     if known is None:
         return ""
     seconds = (now - known).total_seconds()
-    return f"{span(max(0.0, float(int(seconds))))} ago" if seconds >= 1 else "now" if seconds > -1 else f"in {span(float(int(-seconds)))}"
+    if abs(seconds) < 1:
+        return "now"
+    said = f"{int(abs(seconds))} s" if abs(seconds) < 60 else span(abs(seconds))
+    return f"{said} ago" if seconds > 0 else f"in {said}"

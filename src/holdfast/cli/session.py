@@ -7,6 +7,7 @@ import contextlib
 import dataclasses
 import functools
 import getpass
+import io
 import json
 import os
 import shlex
@@ -223,6 +224,9 @@ class Commands(click.Group):
     """The group of all commands. Every error leaves as one line on stderr and an exit code, from here."""
 
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a sign is no reason to fail
         act = functools.partial(super().main, args, prog_name, *rest, standalone_mode=False, **more)
         return sys.exit(_ended(act)) if standalone_mode else act()
 
@@ -263,6 +267,9 @@ def _ended(act: Callable[[], Any]) -> int:
         # Whoever read us has seen enough; Python must not flush into the closed pipe once more.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except OSError as e:
+        _say(f"io_error: {e.filename or 'input or output'}: {e.strerror or e}")
+        return 1
     except Exception as e:
         _say(f"internal: {type(e).__name__}: {' '.join(str(e).split())} (--debug shows where)")
         return 1

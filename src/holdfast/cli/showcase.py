@@ -18,7 +18,7 @@ from holdfast.cli import pages, targets
 from holdfast.cli.driving import progress_for
 from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, login, options, over
-from holdfast.core.errors import RunFailed, UsageError
+from holdfast.core.errors import HoldfastError, RunFailed, UsageError
 from holdfast.core.status import TERMINAL, Status
 from holdfast.demo import repository
 from holdfast.demo.notes import graph
@@ -94,7 +94,7 @@ def _folder() -> Path:
         if not ignore.exists():
             ignore.write_text("*\n", "utf-8")
     except OSError as e:
-        raise UsageError(f"{FOLDER} cannot be written: {e.strerror}", hint="stand in a folder that you may write to") from None
+        raise HoldfastError(f"{FOLDER} cannot be written: {e.strerror}", hint="stand in a folder that you may write to", code="not_written") from None
     return FOLDER.resolve()
 
 

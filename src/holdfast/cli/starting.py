@@ -12,7 +12,7 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli.session import Call, options
-from holdfast.core.errors import UsageError
+from holdfast.core.errors import HoldfastError, UsageError
 
 SKILL = Template('''"""$name: a skill to start from."""
 
@@ -83,7 +83,7 @@ def new(call: Call, name: str) -> int:
         with test.open("x", encoding="utf-8") as file:
             file.write(TEST.substitute(name=word))
     except OSError as e:
-        raise UsageError(f"{skill} cannot be written: {e.strerror}", hint="choose a folder that exists and may be written to", code="not_written") from None
+        raise HoldfastError(f"{skill} cannot be written: {e.strerror}", hint="choose a folder that exists and may be written to", code="not_written") from None
     steps = [call.line("run", str(skill), "--input", '{"name": "Ada"}'), f"pytest {test}"]
     if call.as_json:
         o.emit({"skill": str(skill), "test": str(test), "next": steps})
