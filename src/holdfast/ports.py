@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import msgspec
 
@@ -13,6 +13,7 @@ from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
+from holdfast.core.errors import HoldfastError
 from holdfast.core.lease import Lease
 from holdfast.core.run import Run
 
@@ -163,6 +164,81 @@ class Store(Protocol):
         """What is wrong with the store as a whole: integrity, incarnation, anchor (§1.9)."""
 
 
+class Evidence(msgspec.Struct, frozen=True, kw_only=True):
+    """A run as it is kept, sound or not: what the checker looks at and repair compares with (§12.1).
+
+    ``run`` is the row as loaded, or why it cannot be, or None if only the log knows the run. ``tip`` is where the log
+    ends, None if it is empty. ``raw`` is the row as kept, writable as JSON: the backup of a repair. ``problems`` are
+    those that only this kind of store can have.
+    """
+
+    run_id: str
+    run: Run | HoldfastError | None
+    lease: Lease | None
+    tip: Tip | None
+    raw: dict[str, Any]
+    problems: tuple[Problem, ...] = ()
+
+
+class Dossier(msgspec.Struct, frozen=True, kw_only=True):
+    """All there is of one run, in the bytes in which it is kept: what travels between stores (§12.5)."""
+
+    run: Run
+    rows: tuple[Row, ...]
+    inbox: tuple[InboxItem, ...] = ()
+    claims: tuple[DedupClaim, ...] = ()
+    effects: tuple[Effect, ...] = ()
+    intents: tuple[Intent, ...] = ()
+    ledger: tuple[LedgerRow, ...] = ()
+
+
+class Pruned(msgspec.Struct, frozen=True):
+    """What prune took, or would take: runs, and lineages that were old enough but are kept, with the reason."""
+
+    run_ids: tuple[str, ...]
+    kept: dict[str, str]
+
+
+@runtime_checkable
+class Upkeep(Protocol):
+    """What a store's keeper asks of it, beside ``Store``: to look at damaged runs, mend them, carry them over, let old ones go."""
+
+    async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
+        """Ids of all runs in ascending order, those of which only the log is left included."""
+
+    async def evidence(self, run_id: str) -> Evidence | None:
+        """A run as it is kept; it raises nothing about the run's own records."""
+
+    async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
+        """Like ``rows``, also where the run's row is gone or cannot be read."""
+
+    async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
+        """The next whole checkpoint after that event number, with the number of its commit; or why it cannot be read."""
+
+    async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
+        """Puts the last commit's run in the place of the row, appends the commits, and cuts a partial tail (§12.3).
+
+        Crash-safe: the backup first, then all of it or none of it. Gives the backup's place, empty if there is nothing
+        to keep. Operational columns stay as they are, so that a repair resumes nothing.
+
+        Raises:
+            VersionConflict: the run is not as the evidence shows it any more.
+            LeaseLost: somebody lives on it.
+        """
+
+    async def claims_of(self, run_id: str) -> list[DedupClaim]: ...
+
+    async def adopt(self, dossier: Dossier) -> bool:
+        """Takes over a run from elsewhere, its log byte for byte, at rest; False if it is here already, the same.
+
+        Raises:
+            VersionConflict: there is another run of that id.
+        """
+
+    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+        """Deletes whole lineages that ended before that time (§6.10). Effects under shared keys stay, as tombstones."""
+
+
 class Clock(Protocol):
     def now(self) -> int:
         """Microseconds since 1970, UTC."""
@@ -237,4 +313,7 @@ class Resolver(Protocol):
     def __call__(self, actor: str, action: str, wait: Any, run: Run) -> bool | str: ...
 
 
-__all__ = ["Claim", "Clock", "Loaded", "Problem", "Resolver", "RunFilter", "Store", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Worker"]
+__all__ = [
+    "Claim", "Clock", "Dossier", "Evidence", "Loaded", "Problem", "Pruned", "Resolver", "RunFilter", "Store", "ToolOutcome", "ToolRequest",
+    "ToolRunner", "Transport", "Upkeep", "Worker",
+]  # fmt: skip

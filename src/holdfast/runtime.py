@@ -37,6 +37,7 @@ from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Leas
 from holdfast.core.progress import Progress
 from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
 from holdfast.engine import histories, lineage
+from holdfast.engine.checking import Checker, Findings
 from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver, loaded_driver
 from holdfast.engine.effects import closed_owners
@@ -44,6 +45,7 @@ from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.intake import Birth, Request, birth, owner_id
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.reader import POLL_SECONDS, Reader
+from holdfast.engine.repairing import Repair, Repairer
 from holdfast.engine.services import Services, Skills
 from holdfast.engine.streams import Chunk
 from holdfast.engine.threads import carries
@@ -666,6 +668,20 @@ class Runtime:
     async def effects(self, run_id: str) -> list[Effect]:
         """The effect records of a run, oldest first (§6.4)."""
         return await self._reader.effects(run_id)
+
+    # -- upkeep -------------------------------------------------------------------------------------
+
+    async def check(self, run_id: str | None = None) -> Findings:
+        """What is wrong with one run, or with the store and all its runs (§12). It writes nothing."""
+        checker = Checker(self._store)
+        return await checker.all() if run_id is None else await checker.run(run_id)
+
+    async def repair_run_state(self, run_id: str, apply: bool = False, *, actor: str = "operator", rebuild: bool = False) -> Repair:
+        """Heals the safe shapes of §12.3, and those only; without ``apply`` it says what it would do and writes nothing.
+
+        ``rebuild`` takes the events' side even where the row claims what no event tells (``doctor --rebuild``).
+        """
+        return await Repairer(self._store).repair(run_id, apply=apply, actor=actor, rebuild=rebuild)
 
     async def result(self, run_id: str, timeout: dt.timedelta | float | None = None) -> Any:
         """Waits for a run's end and gives its result.

@@ -17,7 +17,7 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import FORMAT, Checkpoint, Delta, Result, Source, StepRecord, Task, TaskResult
 from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
-from holdfast.core.errors import ChainBroken, EventUnreadable, UnsupportedFormat
+from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat
 from holdfast.core.run import Run
 from holdfast.core.waits import Wait
 
@@ -266,19 +266,27 @@ _whole = msgspec.msgpack.Decoder(_Whole)
 
 
 def encode_whole(cp: Checkpoint, chain: bytes) -> bytes:
-    """A whole checkpoint with the hash of its log row, so that loading can start the chain there."""
+    """A whole checkpoint with the hash of its log row, so that loading can start the chain there, and its own digest."""
     values = canon.encode(canon.FrozenDict(cp.values))
     seen = {n: dict(s) for n, s in cp.seen.items()}
-    return _encoder.encode(
+    data = _encoder.encode(
         _Whole(
             FORMAT, cp.seq, cp.step, values, dict(cp.versions), seen, cp.pending, cp.parent, tuple(sorted(cp.skipped)),
             cp.topics, cp.waits, cp.source, cp.hash, cp.created_at, chain,
         )
     )  # fmt: skip
+    return data + canon.chain(b"", data)
 
 
 def decode_whole(run_id: str, data: bytes) -> tuple[Checkpoint, bytes]:
-    """The checkpoint, and the hash of the log row it was saved with."""
+    """The checkpoint, and the hash of the log row it was saved with.
+
+    Raises:
+        StoreCorrupt: a bit of it has changed; its values would otherwise be served as if they were the run's (X-01).
+    """
+    data, digest = data[: -canon.HASH_BYTES], data[-canon.HASH_BYTES :]
+    if canon.chain(b"", data) != digest:
+        raise StoreCorrupt(f"a whole checkpoint of {run_id} is not what was written", hint="restore a backup", code="checkpoint_hash_mismatch")
     w: _Whole = _strict(_whole, data, "a whole checkpoint")
     check_format(w.format)
     cp = Checkpoint(

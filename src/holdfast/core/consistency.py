@@ -216,6 +216,10 @@ class Diagnosis:
                 self._note("checkpoint_hash_mismatch", f"{name} does not hash to what event {vouched.seq} states", _LOOK)
         self._head = stated
 
+    def add(self, found: Problem) -> None:
+        """A problem that whoever reads for us has met."""
+        self._note(found.code, found.message, found.repair_hint)
+
     def _note(self, code: str, message: str, hint: str = "") -> None:
         count = self._counts[code] = self._counts.get(code, 0) + 1
         if count <= PER_CODE:

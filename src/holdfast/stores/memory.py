@@ -16,14 +16,15 @@ from typing import Any
 import msgspec
 
 from holdfast.core import codec
+from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import Conflict, EffectInProgress, LeaseLost, RunNotFound, StoreError, VersionConflict
-from holdfast.core.lease import Alive, Lease, Take
+from holdfast.core.errors import Conflict, EffectInProgress, HoldfastError, LeaseLost, RunNotFound, StoreError, VersionConflict
+from holdfast.core.lease import COUNTER_BITS, Alive, Lease, Take
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
-from holdfast.ports import Claim, Loaded, Problem, RunFilter, Worker
+from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
 from holdfast.stores import rules
 from holdfast.stores.changes import Changes
 from holdfast.stores.rules import LAST_TURN, OPEN_INTENTS, SENDER_LOST, Prepared
@@ -396,6 +397,156 @@ class MemoryStore:
 
     async def ledger(self, run_id: str) -> list[LedgerRow]:
         return [r for r in self._ledger.values() if r.run_id == run_id]
+
+    # -- upkeep: ports.Upkeep -----------------------------------------------------------------------
+
+    async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
+        return sorted(r for r in self._order if r > after)[:limit]
+
+    async def evidence(self, run_id: str) -> Evidence | None:
+        row, rows = self._runs.get(run_id), await self.rows(run_id)
+        if row is None:
+            return None if not rows else Evidence(run_id=run_id, run=None, lease=None, tip=Tip(rows[-1].seq, rows[-1].hash, 0), raw={})
+        run: Run | HoldfastError
+        try:
+            run = self._run(row)
+        except HoldfastError as e:
+            run = e
+        raw = {"number": row.number, "fence": row.fence, "status": row.status, "version": row.version, "doc": row.doc.hex()}
+        return Evidence(run_id=run_id, run=run, lease=self._lease(row), tip=row.tip, raw=raw)
+
+    async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
+        return await self.rows(run_id, after, limit)
+
+    async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
+        seq, data = self._wholes.get(run_id, (0, b""))
+        if seq <= after:
+            return None
+        try:
+            return seq, codec.decode_whole(run_id, data)[0]
+        except HoldfastError as e:
+            return seq, e
+
+    async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
+        now = await self._as_shown(evidence)
+        with self._atomic():
+            self._mend(evidence, commits, now)
+        self._changes.tell()
+        return ""
+
+    async def _as_shown(self, evidence: Evidence) -> int:
+        """Refuses what has changed since it was looked at, and what somebody lives on; gives the time."""
+        there = await self.evidence(evidence.run_id)
+        if there is None or there.raw != evidence.raw:
+            raise VersionConflict(f"{evidence.run_id} has changed since it was looked at", hint="look again")
+        now = self.now()
+        if there.lease is not None and there.lease.live(now):
+            raise LeaseLost(f"{evidence.run_id} is held by {there.lease.owner}", hint="wait until it rests")
+        return now
+
+    def _mend(self, evidence: Evidence, commits: Sequence[Commit], now: int) -> list[Prepared]:
+        """Appends the commits and puts the last one's run in the place of the row; operational columns stay as they are."""
+        run_id, run, old = evidence.run_id, commits[-1].run, self._runs.get(evidence.run_id)
+        assert evidence.tip is not None
+        written = [rules.prepare(c) for c in commits]
+        for p in written:
+            self._set(self._log, (run_id, p.sealed.row.seq), p.sealed.row)
+            self._set(self._order, run_id, (*self._order.get(run_id, ()), p.sealed.row.seq))
+        tip = written[-1].tip(self._next())
+        owner = None if old is None or run.terminal else old.owner
+        due = old.due if old is not None else None
+        if old is None or old.status != run.status.value:
+            unread = any(i.run_id == run_id and i.taken_seq is None for i in self._inbox.values())
+            due = rules.due_after(commits[-1], owner, now, unread)
+        self._set(
+            self._runs,
+            run_id,
+            _Row(
+                number=old.number if old else self._next(), doc=codec.encode_run(run), run=run, status=run.status.value, version=run.version,
+                step=run.current_step_id, head=run.checkpoint_head, tip=tip, fence=commits[-1].fence, turn=old.turn if old else self._next(),
+                owner=owner, due=None if run.terminal else due, holds=bool(old and old.holds and not run.terminal),
+            ),
+        )  # fmt: skip
+        return written
+
+    async def claims_of(self, run_id: str) -> list[DedupClaim]:
+        return [c for c in self._claims.values() if c.run_id == run_id]
+
+    async def adopt(self, dossier: Dossier) -> bool:
+        run_id = dossier.run.run_id
+        if run_id in self._runs:
+            mine = await self.rows(run_id)
+            if [r.data for r in mine[: len(dossier.rows)]] == [r.data for r in dossier.rows]:
+                return False
+            raise VersionConflict(f"another run {run_id} is here already", hint="export that one first, or choose another store")
+        with self._atomic():
+            self._take_over(dossier, None)
+        self._changes.tell()
+        return True
+
+    def _take_over(self, d: Dossier, owner: str | None) -> None:
+        """Puts a run into the tables as it is known from elsewhere."""
+        run, run_id, newest = d.run, d.run.run_id, codec.open_row(d.rows[-1])
+        for row in d.rows:
+            self._set(self._log, (run_id, row.seq), row)
+        self._set(self._order, run_id, tuple(r.seq for r in d.rows))
+        for item in d.inbox:
+            kept = _Item(run_id, item.key, codec.encode_command(item.command), item.put_at, item.taken_seq)
+            self._set(self._inbox, (run_id, item.key), kept)
+        for claim in d.claims:
+            if (claim.kind, claim.scope, claim.key) not in self._claims:
+                self._set(self._claims, (claim.kind, claim.scope, claim.key), claim)
+        for effect in d.effects:
+            self._set(self._effects, effect.effect_id, (effect, codec.encode_effect(effect)))
+        for intent in d.intents:
+            self._set(self._intents, intent.intent_id, intent)
+        for entry in d.ledger:
+            self._set(self._ledger, self._next(), entry)
+        unread = any(i.taken_seq is None for i in d.inbox)
+        number, now = self._next(), self.now()
+        tip = Tip(newest.seq, newest.hash, self._next(), sum(len(r.data) for r in d.rows), 0)
+        self._set(
+            self._runs,
+            run_id,
+            _Row(
+                number=number, doc=codec.encode_run(run), run=run, status=run.status.value, version=run.version, step=run.current_step_id,
+                head=run.checkpoint_head, tip=tip, fence=self.incarnation << COUNTER_BITS | max(1, newest.fence), turn=number, owner=owner,
+                due=now if owner is not None else rules.due_at_rest(run, now, unread), holds=owner is not None,
+            ),
+        )  # fmt: skip
+
+    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+        members: dict[str, list[tuple[str, int | None]]] = {}
+        for row in self._runs.values():
+            ended = row.run.finished_at if row.status in TERMINAL else None
+            members.setdefault(row.run.lineage_root, []).append((row.run.run_id, ended))
+        links = [(r.run.run_id, r.run.parent_run_id) for r in self._runs.values() if r.run.parent_run_id is not None]
+        root_of = {run_id: root for root, runs in members.items() for run_id, _ in runs}
+        unsettled = {root_of[i.run_id] for i in self._intents.values() if i.state in OPEN_INTENTS and i.run_id in root_of}
+        unsettled |= {e.lineage_root for e, _ in self._effects.values() if e.open}
+        found = rules.prunable(members, links, root_of, before, unsettled)
+        if not dry:
+            with self._atomic():
+                self._forget(set(found.run_ids))
+            self._changes.tell()
+        return found
+
+    def _forget(self, gone: set[str]) -> None:
+        """Deletes runs and what hangs on them; effects under keys that other runs share stay."""
+        tables: list[tuple[dict[Any, Any], list[Any]]] = [
+            (self._runs, [r for r in self._runs if r in gone]),
+            (self._log, [k for k in self._log if k[0] in gone]),
+            (self._order, [r for r in self._order if r in gone]),
+            (self._wholes, [r for r in self._wholes if r in gone]),
+            (self._inbox, [k for k in self._inbox if k[0] in gone]),
+            (self._claims, [k for k, c in self._claims.items() if c.run_id in gone and c.kind != "effect"]),
+            (self._effects, [k for k, (e, _) in self._effects.items() if e.run_id in gone and not e.shared]),
+            (self._intents, [k for k, i in self._intents.items() if i.run_id in gone]),
+            (self._ledger, [k for k, r in self._ledger.items() if r.run_id in gone]),
+        ]
+        for table, owned in tables:
+            for key in owned:
+                table.pop(key)
 
     # -- the rest -----------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ Pure functions over plain values, so that the stores differ only in how they kee
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence, Set
+
 import msgspec
 
 from holdfast.core import codec
@@ -14,6 +16,7 @@ from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, VersionConf
 from holdfast.core.lease import COUNTER_BITS, Keep, Release, Take, Touch, counter
 from holdfast.core.run import Run
 from holdfast.core.status import WAITING, Status
+from holdfast.ports import Pruned
 
 WHOLE_FLOOR = 64 * 1024
 LAST_TURN = 2**62
@@ -117,13 +120,51 @@ def due_after(commit: Commit, owner: str | None, now: int, unread: bool) -> int 
         return commit.due
     if run.interrupted_at is not None and owner is None:
         return None  # held until a named actor resumes it (§10.6)
-    if owner is not None:
-        return now
+    return now if owner is not None else due_at_rest(run, now, unread)
+
+
+def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
+    """When a run that nobody holds next needs a worker."""
+    if run.terminal:
+        return None
     if run.status is Status.PENDING:
         return run.not_before if run.not_before is not None else run.created_at
     if run.status in WAITING and not unread:
         return run.wake_at
     return now
+
+
+def prunable(
+    members: Mapping[str, Sequence[tuple[str, int | None]]], links: Sequence[tuple[str, str]], root_of: Mapping[str, str], before: int, open_roots: Set[str]
+) -> Pruned:
+    """Which lineages may go as a whole (§6.10).
+
+    Args:
+        members: by lineage root, its runs with when each ended; None while it has not.
+        links: children and their parents; a family goes together.
+        root_of: the lineage of each run.
+        before: runs must have ended before that time.
+        open_roots: lineages with intents or effects that are not settled.
+    """
+    kept: dict[str, str] = {}
+    for root, runs in members.items():
+        if any(ended is None for _, ended in runs):
+            kept[root] = "a run has not ended"
+        elif any(ended >= before for _, ended in runs if ended is not None):
+            kept[root] = ""
+        elif root in open_roots:
+            kept[root] = "an effect or an intent is not settled"
+    changed = True
+    while changed:
+        changed = False
+        for child, parent in links:
+            roots = {root_of[child], root_of.get(parent, root_of[child])}
+            for root in roots - kept.keys():
+                if roots & kept.keys():
+                    kept[root], changed = "a parent or a child of it stays", True
+    old = {r for r, runs in members.items() if all(ended is not None and ended < before for _, ended in runs)}
+    run_ids = tuple(sorted(run_id for root, runs in members.items() if root not in kept for run_id, _ in runs))
+    return Pruned(run_ids, {root: why for root, why in kept.items() if root in old})
 
 
 def overlay(run: Run, *, status: str, version: int, step: str | None, head: str | None) -> Run:
@@ -149,6 +190,6 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 
 __all__ = [
-    "LAST_TURN", "OPEN_INTENTS", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "first_fence", "holds_after",
-    "lane_busy", "overlay", "owner_after", "prepare", "refusal", "wants_lane",
+    "LAST_TURN", "OPEN_INTENTS", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "due_at_rest", "first_fence", "holds_after",
+    "lane_busy", "overlay", "owner_after", "prepare", "prunable", "refusal", "wants_lane",
 ]  # fmt: skip

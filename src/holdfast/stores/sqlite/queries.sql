@@ -151,7 +151,7 @@ SELECT log FROM whole WHERE run = ? AND seq > ? ORDER BY seq LIMIT 1 OFFSET ?;
 WITH RECURSIVE chain (id, prev) AS (
   SELECT id, prev FROM log WHERE id = ?1 AND id <> ?2 AND seq > ?3
   UNION ALL
-  SELECT l.id, l.prev FROM chain c JOIN log l ON l.id = c.prev WHERE c.prev <> ?2 AND l.seq > ?3
+  SELECT l.id, l.prev FROM chain c JOIN log l ON l.id = c.prev WHERE c.prev <> ?2 AND c.prev < c.id AND l.seq > ?3
 )
 SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id;
 -- name: run_tip
@@ -207,3 +207,67 @@ DELETE FROM worker;
 SELECT l.id, l.run, l.seq, l.prev, l.hash, l.data FROM log l WHERE l.id > ? ORDER BY l.id LIMIT 500;
 -- name: tips_page
 SELECT r.id, r.run_id, r.tip, r.seq FROM run r WHERE r.id > ? ORDER BY r.id LIMIT 500;
+
+-- Upkeep --------------------------------------------------------------------------------------------
+
+-- name: run_ids
+SELECT run_id FROM run WHERE run_id > ? ORDER BY run_id LIMIT ?;
+-- name: run_raw
+SELECT id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, thread_id, session_key,
+  lane, queue, priority, parent_run_id, lineage_root, doc
+FROM run WHERE run_id = ?;
+-- name: log_end
+SELECT seq, hash FROM log WHERE id = ?;
+-- name: log_orphans
+-- Runs that only the log knows; key 0 is nobody's (a pruned run's last row).
+SELECT run, max(id) FROM log WHERE run <> 0 AND run NOT IN (SELECT id FROM run) GROUP BY run;
+-- name: log_first
+WITH RECURSIVE chain (id, prev) AS (
+  SELECT id, prev FROM log WHERE id = ?1
+  UNION ALL
+  SELECT l.id, l.prev FROM chain c JOIN log l ON l.id = c.prev WHERE c.prev < c.id
+)
+SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id WHERE c.prev = 0;
+-- name: whole_next
+SELECT seq, data FROM whole WHERE run = ? AND seq > ? ORDER BY seq LIMIT 1;
+-- name: run_delete
+DELETE FROM run WHERE id = ?;
+-- name: run_adopt
+INSERT INTO run (id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, thread_id, session_key,
+  lane, queue, priority, parent_run_id, lineage_root, doc)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+-- name: run_adopted
+UPDATE run SET tip = ?, since = ?, due = ? WHERE id = ?;
+-- name: inbox_adopt
+INSERT INTO inbox (run, key, put_at, taken, command) VALUES (?, ?, ?, ?, ?);
+-- name: claim_adopt
+-- A key that somebody has here already stays theirs.
+INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+-- name: claims_of_run
+SELECT kind, scope, key, digest, expires_at FROM claim WHERE run_id = ? ORDER BY kind, scope, key;
+-- name: run_lineages
+SELECT run_id, lineage_root, parent_run_id, status, doc FROM run ORDER BY id;
+-- name: lineages_open
+-- Lineages in which something is still to be settled: an intent to be sent, an effect nobody knows the outcome of.
+SELECT r.lineage_root FROM run r JOIN intent i ON i.run_id = r.run_id WHERE i.state IN ('queued', 'sending', 'unknown')
+UNION
+SELECT lineage_root FROM effect WHERE status IN ('attempted', 'unknown');
+-- name: prune_tombstone
+-- The newest row of all keeps its id and its hash, for the anchor, and loses its content.
+UPDATE log SET run = 0, prev = 0, data = x'' WHERE run = ? AND id = ?;
+-- name: prune_log
+DELETE FROM log WHERE run = ? AND id < ?;
+-- name: prune_whole
+DELETE FROM whole WHERE run = ?;
+-- name: prune_inbox
+DELETE FROM inbox WHERE run = ?;
+-- name: prune_token
+DELETE FROM token WHERE run = ?;
+-- name: prune_effect
+DELETE FROM effect WHERE effect_id = ?;
+-- name: prune_intent
+DELETE FROM intent WHERE run_id = ?;
+-- name: prune_ledger
+DELETE FROM ledger WHERE run_id = ?;
+-- name: prune_claim
+DELETE FROM claim WHERE run_id = ? AND kind <> 'effect';

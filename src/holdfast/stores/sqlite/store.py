@@ -25,6 +25,7 @@ import apsw
 import msgspec
 
 from holdfast.core import canon, codec
+from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
@@ -38,17 +39,19 @@ from holdfast.core.errors import (
     StoreError,
     UnknownStatus,
     UsageError,
+    VersionConflict,
 )
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, Status
-from holdfast.ports import Claim, Loaded, Problem, RunFilter, Worker
+from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
 from holdfast.stores import rules
 from holdfast.stores.changes import Changes
 from holdfast.stores.rules import SENDER_LOST
+from holdfast.stores.sqlite import upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, decode_intent, effect_row, encode_intent, inbox_item, lane_blocker
-from holdfast.stores.sqlite.connection import LOOP_BUSY, Q, connect, mapped, readable, reading, row, rows, schema, writing
+from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, writing
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.owners import Owners
 from holdfast.stores.sqlite.writer import Writer
@@ -76,12 +79,14 @@ class SqliteStore:
         self.url = f"sqlite:///{self.path}"
         self.incarnation = 0
         self.suspect: HoldfastError | None = None
+        self.patience = PATIENCE
         self._now = now or (lambda: time.time_ns() // 1000)
         self._anchor = Anchor(self.path + "-anchor")
         self._liveness = Liveness(self.path + "-live")
         self._owners = Owners(self._liveness, self._now, given=now is not None)
         self._changes = Changes(self._data_version)
         self._noted = 0
+        self._orphans: dict[str, tuple[int, int]] = {}
         self._db: apsw.Connection | None = None
         self._writer: Writer | None = None
         self._renewing: apsw.Connection | None = None
@@ -412,20 +417,7 @@ class SqliteStore:
         db = self._read()
         with mapped(self.path), reading(db):
             found = row(db, Q.run_tip, (run_id,))
-            if found is None:
-                return []
-            key, tip = found
-            if limit is None:
-                return _back(db, tip, 0, after)
-            out: list[Row] = []
-            stop, skip = 0, 0
-            while len(out) < limit:
-                end = _one(db, Q.whole_after, (key, after, skip))
-                out += _back(db, tip if end is None else end, stop, after)
-                if end is None or end == tip:
-                    break
-                stop, skip = end, skip + 1
-            return out[:limit]
+            return [] if found is None else _forward(db, found[0], found[1], after, limit)
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
         db = self._read()
@@ -519,16 +511,119 @@ class SqliteStore:
         return problems + await asyncio.to_thread(self._inspect)
 
     def _inspect(self) -> list[Problem]:
-        db = connect(self.path)
+        db = connect(self.path, patience=self.patience)
         try:
             with mapped(self.path), reading(db):
                 words = [str(r[0]) for r in rows(db, "PRAGMA quick_check(20)")]
                 bad = [Problem(StoreCorrupt.code, "error", f"{self.path}: {w}", "restore a backup") for w in words if w != "ok"]
-                return bad + _chains(db)
+                found = bad + _chains(db)
+            with mapped(self.path), writing(db):
+                return found  # whoever holds the write lock for seconds is named, with the process id
         except HoldfastError as e:
             return [Problem(e.code, "error", e.message, e.hint)]
         finally:
             db.close()
+
+    # -- upkeep: ports.Upkeep -----------------------------------------------------------------------
+
+    async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            if not after:
+                self._orphans = upkeep.orphans(db)
+            found = [r for (r,) in rows(db, Q.run_ids, (after, limit))]
+        end = found[-1] if len(found) == limit else None
+        lost = [r for r in self._orphans if r > after and (end is None or r <= end)]
+        return sorted([*found, *lost]) if lost else found
+
+    async def evidence(self, run_id: str) -> Evidence | None:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            raw = upkeep.raw_row(db, run_id)
+            if raw is not None:
+                return upkeep.evidence_of(raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), row(db, Q.log_end, (raw["tip"],)))
+            place = self._orphan(db, run_id)
+            return None if place is None else upkeep.orphaned(run_id, *place, row(db, Q.log_end, (place[1],)))
+
+    def _orphan(self, db: apsw.Connection, run_id: str) -> tuple[int, int] | None:
+        if run_id not in self._orphans:
+            self._orphans = upkeep.orphans(db)
+        return self._orphans.get(run_id)
+
+    async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            place = row(db, Q.run_tip, (run_id,)) or self._orphan(db, run_id)
+            return [] if place is None else _forward(db, place[0], place[1], after, limit)
+
+    async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            place = row(db, Q.run_tip, (run_id,)) or self._orphan(db, run_id)
+            found = None if place is None else row(db, Q.whole_next, (place[0], after))
+        if found is None:
+            return None
+        try:
+            return found[0], codec.decode_whole(run_id, found[1])[0]
+        except HoldfastError as e:
+            return found[0], e
+
+    async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
+        writer = self._write()
+        backup = upkeep.keep_backup(self.path, evidence)
+
+        def lost(owner: str) -> bool:
+            return self._owners.lost(self._owners.find(self._read(), owner)) is not None
+
+        def work(committer: Committer) -> None:
+            with writing(committer.db):
+                committer.last = upkeep.rebuild(committer.db, evidence, commits, self._now(), lost)
+
+        try:
+            await writer.run(work)
+        except BaseException:
+            upkeep.drop_backup(self.path, backup)
+            raise
+        self._orphans = {}
+        self._changes.tell()
+        return backup
+
+    async def claims_of(self, run_id: str) -> list[DedupClaim]:
+        with mapped(self.path):
+            return upkeep.claims_of(self._read(), run_id)
+
+    async def adopt(self, dossier: Dossier) -> bool:
+        run_id = dossier.run.run_id
+        if await self.get(run_id) is not None:
+            mine = await self.rows(run_id)
+            if [r.data for r in mine[: len(dossier.rows)]] == [r.data for r in dossier.rows]:
+                return False
+            raise VersionConflict(f"another run {run_id} is here already", hint="export that one first, or choose another store")
+
+        def work(committer: Committer) -> None:
+            with writing(committer.db):
+                committer.last = upkeep.adopt(committer.db, dossier, self.incarnation, self._now())
+
+        await self._write().run(work)
+        self._changes.tell()
+        return True
+
+    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+        with mapped(self.path):
+            if dry:
+                return upkeep.prunable(self._read(), before)
+
+        def work(committer: Committer) -> Pruned:
+            with writing(committer.db):
+                found = upkeep.prunable(committer.db, before)
+                upkeep.prune(committer.db, found.run_ids)
+                return found
+
+        done = await self._write().run(work)
+        self._changes.tell()
+        return done
+
+    # -- incarnations and copies --------------------------------------------------------------------
 
     async def acknowledge(self) -> None:
         """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""
@@ -609,6 +704,21 @@ def _one(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:
 def _back(db: apsw.Connection, start: int, stop: int, after: int) -> list[Row]:
     """The chain from row ``start`` back to, but without, ``stop`` or events up to ``after``; oldest first."""
     return [Row(seq, data, digest) for seq, data, digest in reversed(rows(db, Q.log_back, (start, stop, after)))]
+
+
+def _forward(db: apsw.Connection, key: int, tip: int, after: int, limit: int | None) -> list[Row]:
+    """Log rows of a run oldest first; with ``limit`` no more than a stretch between whole checkpoints is in memory."""
+    if limit is None:
+        return _back(db, tip, 0, after)
+    out: list[Row] = []
+    stop, skip = 0, 0
+    while len(out) < limit:
+        end = _one(db, Q.whole_after, (key, after, skip))
+        out += _back(db, tip if end is None else end, stop, after)
+        if end is None or end == tip:
+            break
+        stop, skip = end, skip + 1
+    return out[:limit]
 
 
 def _chains(db: apsw.Connection) -> list[Problem]:

@@ -1,0 +1,146 @@
+"""Checking: every run of a store held against its own log, streaming, and nothing written (§12.1, §12.6).
+
+The judgement is pure and in ``core/consistency``; here its evidence is read, a page at a time, so that a log of a
+million events needs no more memory than one of ten.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.consistency import Diagnosis, Problem, ok, problem
+from holdfast.core.errors import HoldfastError, InvalidInput, RunNotFound, UsageError
+from holdfast.ports import Evidence, Store, Upkeep
+
+PAGE = 2000
+MOST = 10_000
+
+
+class Findings(list[Problem]):
+    """The problems found, and how much was looked at."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+        self.events = 0
+        self.left_out = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether there is no error; warnings may be (§12.1)."""
+        return ok(self)
+
+    def note(self, problems: list[Problem]) -> None:
+        room = max(0, MOST - len(self))
+        self.extend(problems[:room])
+        self.left_out += len(problems) - len(problems[:room])
+
+
+def keeper(store: Store) -> Upkeep:
+    """The upkeep side of a store.
+
+    Raises:
+        UsageError: this kind of store has none.
+    """
+    if isinstance(store, Upkeep):
+        return store
+    raise UsageError(f"{store.url} cannot be looked at or mended from here", hint="export its runs, or use the database's own tools")
+
+
+class Checker:
+    """Checks the runs of one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keeper = keeper(store)
+
+    async def all(self) -> Findings:
+        """The store as a whole, then each run."""
+        found, whole = Findings(), await self._store.verify()
+        async for run_id in self.run_ids():
+            await self._one(run_id, found)
+        told = {(p.code, p.run_id) for p in found}
+        found[:0] = [p for p in whole if (p.code, p.run_id) not in told]
+        return found
+
+    async def run_ids(self) -> AsyncIterator[str]:
+        """All runs, page by page."""
+        after = ""
+        while page := await self._keeper.run_ids(after):
+            for run_id in page:
+                yield run_id
+            after = page[-1]
+
+    async def run(self, run_id: str) -> Findings:
+        """One run.
+
+        Raises:
+            InvalidInput, RunNotFound: there is no such run.
+        """
+        if not run_id:
+            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+        found = Findings()
+        if not await self._one(run_id, found):
+            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+        return found
+
+    async def _one(self, run_id: str, found: Findings) -> bool:
+        evidence = await self._keeper.evidence(run_id)
+        if evidence is None:
+            return False
+        diagnosis = await self.examine(evidence)
+        found.note(merged(evidence, diagnosis))
+        found.runs += 1
+        found.events += evidence.tip.seq if evidence.tip is not None else 0
+        return True
+
+    async def examine(self, evidence: Evidence) -> Diagnosis:
+        """The diagnosis of a run as the evidence shows it: what was committed since is not looked at."""
+        run_id, store = evidence.run_id, self._store
+        diagnosis = Diagnosis(run_id, evidence.run, evidence.lease, store.now())
+        end = evidence.tip.seq if evidence.tip is not None else 0
+        after, whole = 0, await self._keeper.whole(run_id)
+        while after < end and (page := await self._keeper.log(run_id, after, PAGE)):
+            for row in page:
+                if row.seq > end:
+                    break
+                diagnosis.feed(row)
+                while whole is not None and whole[0] <= row.seq:
+                    _feed_whole(diagnosis, whole[1])
+                    whole = await self._keeper.whole(run_id, whole[0])
+            after = page[-1].seq
+        while whole is not None:
+            if whole[0] > end:
+                break
+            _feed_whole(diagnosis, whole[1])
+            whole = await self._keeper.whole(run_id, whole[0])
+        await self._beside(diagnosis)
+        return diagnosis
+
+    async def _beside(self, diagnosis: Diagnosis) -> None:
+        """Effects and intents; one that cannot be read is told as such."""
+        try:
+            for effect in await self._store.effects(diagnosis.run_id):
+                diagnosis.feed_effect(effect)
+            for intent in await self._store.intents(diagnosis.run_id, limit=MOST):
+                diagnosis.feed_intent(intent)
+        except HoldfastError as e:
+            diagnosis.add(problem("event_unreadable", e.message, "restore a backup", diagnosis.run_id))
+
+
+def merged(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:
+    """What the store itself noticed, and the diagnosis, each once."""
+    problems = diagnosis.problems()
+    codes = {p.code for p in problems}
+    return [*(p for p in evidence.problems if p.code not in codes), *problems]
+
+
+def _feed_whole(diagnosis: Diagnosis, whole: Checkpoint | HoldfastError) -> None:
+    if isinstance(whole, HoldfastError):
+        diagnosis.add(problem("checkpoint_hash_mismatch", whole.message, "restore a backup", diagnosis.run_id))
+    else:
+        diagnosis.feed_whole(whole)
+
+
+__all__ = ["Checker", "Findings", "keeper", "merged"]

@@ -1,0 +1,235 @@
+"""Repair: the safe shapes of §12.3, and no other, made what the live writer would have made of them.
+
+A plan is drawn from the same diagnosis that ``check`` prints, and drawing it writes nothing. Applying one is a single
+verb of the store: backup, then the row replaced by the fold of its events together with the audit record
+``state.repaired``. What a plan would leave behind is diagnosed before it is offered, so that a repair that would not heal
+is never begun. It resumes nothing and decides nothing.
+"""
+
+from __future__ import annotations
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import canon, codec, decisions
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Checkpoint, Delta, Source
+from holdfast.core.codec import open_row
+from holdfast.core.commit import Commit, Tip
+from holdfast.core.consistency import Diagnosis, Problem, drift
+from holdfast.core.errors import InvalidInput, RepairRefused, RunNotFound
+from holdfast.core.lease import COUNTER_BITS, TOUCH, counter
+from holdfast.core.progress import Progress, boundaries
+from holdfast.core.run import Run, fold, fold_all
+from holdfast.core.status import LIVE
+from holdfast.core.waits import DENY, HALTING, Decision
+from holdfast.engine.checking import PAGE, Checker, keeper, merged
+from holdfast.ports import Evidence, Store
+
+HALT = "halt_decision_without_halted_meta"
+PARTIAL = "event_tail_partial"
+FOLDABLE = frozenset(
+    {
+        "terminal_with_stale_handoff", "snapshot_status_drift", "snapshot_field_drift", "run_row_missing",
+        "terminal_event_without_terminal_snapshot",
+    }
+)  # fmt: skip
+SAFE = FOLDABLE | {HALT, PARTIAL}
+"""The safe shapes (§12.3); everything else is diagnosis only."""
+
+LOG_DAMAGE = frozenset(
+    {"event_seq_gap", "event_seq_duplicate", "event_chain_broken", "event_unreadable", "checkpoint_hash_mismatch", "log_rolled_back"}
+)
+DOUBTFUL = frozenset({"unknown_status", "meta_handoff_without_event", "terminal_snapshot_without_event"})
+"""The row claims what no event tells: which of the two is right, only a person can say."""
+
+
+class Action(msgspec.Struct, frozen=True):
+    """One thing a repair does, or would do, and about which problem."""
+
+    code: str
+    does: str
+
+
+class Repair(msgspec.Struct, frozen=True, kw_only=True):
+    """What a repair found, would do or did. ``refused`` is a stable code, empty if nothing stood against it."""
+
+    run_id: str
+    dry_run: bool
+    applied: bool = False
+    needs_operator_decision: bool = False
+    refused: str = ""
+    reason: str = ""
+    problems: tuple[Problem, ...] = ()
+    actions: tuple[Action, ...] = ()
+    backup: str | None = None
+    status_before: str | None = None
+    status_after: str | None = None
+
+
+class _Folded(msgspec.Struct, frozen=True):
+    """What the log says: the run, where it stands, and a halt that was decided and not carried out."""
+
+    run: Run
+    tip: Tip
+    checkpoint: Checkpoint
+    fence: int
+    halt: tuple[Run, Decision] | None
+
+
+class Repairer:
+    """Plans and applies repairs over one store."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._keeper = keeper(store)
+        self._checker = Checker(store)
+
+    async def repair(self, run_id: str, *, apply: bool = False, actor: str = "operator", rebuild: bool = False) -> Repair:
+        """Diagnoses a run, and heals it if ``apply``. With ``rebuild`` the fold is taken to be right whatever the row says.
+
+        Raises:
+            InvalidInput, RunNotFound: there is no such run.
+            VersionConflict, LeaseLost: it changed in the meantime; nothing was written.
+            StoreError: the write failed; nothing was changed.
+        """
+        if not run_id:
+            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+        evidence = await self._keeper.evidence(run_id)
+        if evidence is None:
+            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+        diagnosis = await self._checker.examine(evidence)
+        problems = tuple(merged(evidence, diagnosis))
+        before = evidence.run.status.value if isinstance(evidence.run, Run) else None
+        report = Repair(run_id=run_id, dry_run=not apply, problems=problems, status_before=before, status_after=before)
+        codes = {p.code for p in problems}
+        wanted = codes & (SAFE | DOUBTFUL if rebuild else SAFE)
+        if not wanted:
+            return replace(report, reason="nothing to repair" if not codes else "diagnosis only: none of this has a safe repair")
+        if (refusal := self._refusal(evidence, diagnosis, codes, rebuild)) is not None:
+            code, reason = refusal
+            return replace(report, refused=code, reason=reason, needs_operator_decision=code == "needs_operator_decision")
+        told = await self._folded(evidence)
+        commits = _commits(told, evidence, sorted(wanted), actor, self._store.now())
+        after = commits[-1].run
+        if left := await self._left(evidence, told, codes):
+            return replace(report, refused="diagnosis_only", reason=f"it would not heal: {', '.join(left)} would be left")
+        report = replace(report, actions=_actions(wanted, evidence, told, after), status_after=after.status.value)
+        if not apply:
+            return replace(report, reason="dry run: --apply does this")
+        backup = await self._keeper.rebuild(evidence, commits)
+        return replace(report, applied=True, backup=backup or None, reason="repaired")
+
+    def _refusal(self, evidence: Evidence, diagnosis: Diagnosis, codes: set[str], rebuild: bool) -> tuple[str, str] | None:
+        """What stands against any repair of this run (§12.3)."""
+        lease, folded = evidence.lease, diagnosis.folded
+        if lease is not None and lease.live(self._store.now()):
+            return "run_is_live", f"{lease.owner} holds the run; repair waits until it rests"
+        interrupted = folded is not None and folded.status in LIVE and folded.active_handoff is not None
+        if interrupted or "interrupted_with_active_handoff" in codes:
+            return "needs_operator_decision", "the run was interrupted with an undecided handoff: decide it first (holdfast decide)"
+        if damage := sorted(codes & LOG_DAMAGE):
+            return "diagnosis_only", f"the log itself is damaged ({', '.join(damage)}), so nothing says what is right: restore a backup"
+        if not rebuild and (doubt := sorted(codes & DOUBTFUL)):
+            return "diagnosis_only", f"the row claims what no event tells ({', '.join(doubt)}): look, then holdfast doctor --rebuild takes the events' side"
+        return None
+
+    async def _folded(self, evidence: Evidence) -> _Folded:
+        """Walks the log once more, now for what it says rather than for what is wrong with it."""
+        assert evidence.tip is not None
+        progress, after = Progress(evidence.run_id), 0
+        run: Run | None = None
+        halt: tuple[Run, Decision] | None = None
+        fence = self._store.incarnation << COUNTER_BITS
+        while after < evidence.tip.seq and (page := await self._keeper.log(evidence.run_id, after, PAGE)):
+            for row in page:
+                if row.seq > evidence.tip.seq:
+                    break
+                record = open_row(row)
+                progress.step(record)
+                fence = self._store.incarnation << COUNTER_BITS | record.fence
+                for event in record.events:
+                    halt = _halting(run, event.fact, halt)
+                    run = fold(run, event)
+            after = page[-1].seq
+        if run is None:
+            raise RepairRefused(f"{evidence.run_id} has no events to fold")
+        tip = replace(evidence.tip, seq=progress.seq, hash=progress.hash)
+        return _Folded(run, tip, progress.checkpoint, evidence.lease.fence if evidence.lease is not None else fence, halt)
+
+    async def _left(self, evidence: Evidence, told: _Folded, codes: set[str]) -> list[str]:
+        """The errors that there would still be if the row were the fold."""
+        mended = await self._checker.examine(replace(evidence, run=told.run, problems=()))
+        return sorted({p.code for p in mended.problems() if p.severity == "error" and p.code in codes} - {HALT})
+
+
+def _halting(run: Run | None, fact: ev.Fact | ev.Unknown, halt: tuple[Run, Decision] | None) -> tuple[Run, Decision] | None:
+    """Follows a decision that ends the run until the end comes; keeps the run as it was before it."""
+    match fact:
+        case ev.WaitDecided(decision=d) if run is not None and d.action in HALTING and d.resume:
+            wait = next((w for w in run.waits if w.wait_id == d.wait_id), None)
+            return (run, d) if wait is not None and decisions.halts(wait, d) else halt
+        case ev.RunCanceled() | ev.RunCompleted() | ev.RunFailed():
+            return None
+    return halt
+
+
+def _commits(told: _Folded, evidence: Evidence, codes: list[str], actor: str, now: int) -> list[Commit]:
+    """What is appended: the halt that was decided, as of its decision, and the audit record."""
+    fence, run, tip = told.fence + 1, told.run, told.tip
+    commits: list[Commit] = []
+    if HALT in codes and told.halt is not None:
+        commits.append(_halted(told, fence))
+        run = commits[-1].run
+        sealed = codec.seal(commits[-1], tip.hash).row
+        tip = Tip(sealed.seq, sealed.hash, tip.row, tip.since, tip.whole)
+        fence += 1
+    facts = tuple(ev.StateRepaired(code, _detail(code, evidence, told.run)) for code in codes)
+    commits.append(_commit(run, tip, facts, fence, now, actor))
+    return commits
+
+
+def _halted(told: _Folded, fence: int) -> Commit:
+    """The commit that the live writer makes of a halt: the same facts, the same checkpoint, at the decision's time (T-23)."""
+    assert told.halt is not None
+    before, decision = told.halt
+    facts = list(decisions.mark_run_halted(before, "denied" if decision.action == DENY else "halted"))
+    data = codec.encode_delta(Delta(step=told.checkpoint.step, source=Source.CANCEL))
+    digest = canon.chain(told.checkpoint.hash, data)
+    facts.append(ev.CheckpointSaved(hash=digest, source=Source.CANCEL.value))
+    bare = _commit(told.run, told.tip, tuple(facts), fence, decision.decided_at, decision.actor)
+    checkpoint = replace(
+        told.checkpoint, seq=bare.events[-1].seq, parent=told.checkpoint.checkpoint_id, created_at=decision.decided_at, hash=digest,
+        waits=(), boundaries=boundaries(bare.events), source=Source.CANCEL, writes={},
+    )  # fmt: skip
+    return replace(bare, checkpoint=checkpoint, delta=data)
+
+
+def _commit(run: Run, tip: Tip, facts: tuple[ev.Fact, ...], fence: int, at: int, actor: str) -> Commit:
+    events = tuple(ev.Event(tip.seq + 1 + i, at, fact, actor, counter(fence)) for i, fact in enumerate(facts))
+    return Commit(run=fold_all(run, events), events=events, after=tip, fence=fence, at=at, actor=actor, lease=TOUCH)
+
+
+def _detail(code: str, evidence: Evidence, folded: Run) -> str:
+    """What was wrong, for the audit record."""
+    if code not in FOLDABLE or not isinstance(evidence.run, Run):
+        return ""
+    return ", ".join(drift(evidence.run, folded))
+
+
+def _actions(wanted: set[str], evidence: Evidence, told: _Folded, after: Run) -> tuple[Action, ...]:
+    found = []
+    for code in sorted(wanted):
+        if code == HALT and told.halt is not None:
+            found.append(Action(code, f"ends the run {after.status}, settled, as of the decision of {told.halt[1].actor}"))
+        elif code == PARTIAL:
+            found.append(Action(code, "cuts the log to its last whole commit; the bytes stay in the backup"))
+        elif isinstance(evidence.run, Run):
+            names = ", ".join(drift(evidence.run, told.run)) or "its copies"
+            found.append(Action(code, f"writes the fold of {told.tip.seq} events over the row: {names}"))
+        else:
+            found.append(Action(code, f"writes the row anew from {told.tip.seq} events"))
+    return tuple(found)
+
+
+__all__ = ["DOUBTFUL", "LOG_DAMAGE", "SAFE", "Action", "Repair", "Repairer"]

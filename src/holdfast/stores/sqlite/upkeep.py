@@ -1,0 +1,260 @@
+"""The store's keeper (``ports.Upkeep``): damaged rows as they stand, mending, carrying over, pruning.
+
+Nothing here is on the way of a step. Reads take the row column by column, so that one bad value hides no other; writes
+are one transaction each, like every verb.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import apsw
+
+from holdfast.core import codec
+from holdfast.core.codec import Row
+from holdfast.core.commit import Commit, DedupClaim, Tip
+from holdfast.core.consistency import Problem, problem
+from holdfast.core.errors import HoldfastError, LeaseLost, StoreError, UnknownStatus, VersionConflict
+from holdfast.core.lease import COUNTER_BITS, counter
+from holdfast.core.run import Run
+from holdfast.core.status import TERMINAL, Status
+from holdfast.ports import Dossier, Evidence, Pruned
+from holdfast.stores import rules
+from holdfast.stores.rules import WHOLE_FLOOR
+from holdfast.stores.sqlite.commits import effect_row, intent_row
+from holdfast.stores.sqlite.connection import Q, row, rows
+
+COLUMNS = (
+    "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
+    "skill_id", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc",
+)  # fmt: skip
+COPIED = ("tenant_id", "skill_id", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
+_TERMINAL = frozenset(s.value for s in TERMINAL)
+
+
+# -- looking ----------------------------------------------------------------------------------------
+
+
+def orphans(db: apsw.Connection) -> dict[str, tuple[int, int]]:
+    """Runs of which only the log is left, with their key and their newest row. A scan of the whole log."""
+    found = {}
+    for key, tip in rows(db, Q.log_orphans):
+        first = row(db, Q.log_first, (tip,))
+        if first is None:
+            continue
+        try:
+            events = codec.open_row(Row(*first)).events
+        except StoreError:
+            continue  # its first row does not say whose it is; the walk over all chains names it
+        run_id = getattr(events[0].fact, "run_id", None) if events else None
+        if isinstance(run_id, str):
+            found[run_id] = (key, tip)
+    return found
+
+
+def raw_row(db: apsw.Connection, run_id: str) -> dict[str, Any] | None:
+    """A run's row as it stands, writable as JSON."""
+    found = row(db, Q.run_raw, (run_id,))
+    return None if found is None else {n: _plain(v) for n, v in zip(COLUMNS, found, strict=True)}
+
+
+def _plain(value: Any) -> Any:
+    return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def doc_of(raw: dict[str, Any]) -> bytes:
+    """The encoded part of a raw row."""
+    doc = raw["doc"]
+    return base64.b64decode(doc["base64"]) if isinstance(doc, dict) else str(doc).encode()
+
+
+def as_loaded(raw: dict[str, Any]) -> Run | HoldfastError:
+    """The run of a raw row, or why it cannot be read."""
+    try:
+        status = Status(raw["status"])
+    except ValueError:
+        return UnknownStatus(f"{raw['run_id']} is stored with the status {raw['status']!r}")
+    try:
+        run = codec.decode_run(doc_of(raw))
+    except HoldfastError as e:
+        return e
+    return rules.overlay(run, status=status.value, version=raw["version"], step=raw["step"], head=raw["head"])
+
+
+def row_problems(raw: dict[str, Any], run: Run | HoldfastError, last_seq: int | None) -> list[Problem]:
+    """What the columns beside the encoded part say otherwise than it does."""
+    run_id = raw["run_id"]
+    found = []
+    if isinstance(run, Run):
+        differ = [n for n in COPIED if raw[n] != getattr(run, n)] + (["run_id"] if run.run_id != run_id else [])
+        if differ:
+            hint = "holdfast repair-state --apply writes the fold of the events"
+            found.append(problem("snapshot_field_drift", f"the columns {', '.join(differ)} differ from the row they index", hint, run_id))
+        if codec.decode_run(doc_of(raw)).status != raw["status"]:
+            hint = "holdfast repair-state --apply writes the fold of the events"
+            found.append(problem("snapshot_status_drift", f"the column says {raw['status']} and the row's own record does not", hint, run_id))
+    if last_seq is None:
+        found.append(problem("event_seq_gap", "the newest commit that the row names is not in the log", "restore a backup", run_id))
+    elif last_seq != raw["seq"]:
+        found.append(problem("snapshot_field_drift", f"the row counts {raw['seq']} events, its log ends with {last_seq}", "", run_id))
+    return found
+
+
+def evidence_of(raw: dict[str, Any], lease: Any, last: tuple[int, bytes] | None) -> Evidence:
+    """The evidence of a run whose row is there. ``last``: number and hash of the log row it names as its newest."""
+    run = as_loaded(raw)
+    tip = None if last is None else Tip(last[0], last[1], raw["tip"], raw["since"], raw["whole"])
+    found = row_problems(raw, run, None if last is None else last[0])
+    return Evidence(run_id=raw["run_id"], run=run, lease=lease, tip=tip, raw=raw, problems=tuple(found))
+
+
+def orphaned(run_id: str, key: int, tip: int, last: tuple[int, bytes]) -> Evidence:
+    """The evidence of a run without a row."""
+    return Evidence(run_id=run_id, run=None, lease=None, tip=Tip(last[0], last[1], tip, WHOLE_FLOOR + 1, 0), raw={"id": key})
+
+
+# -- mending ----------------------------------------------------------------------------------------
+
+
+def keep_backup(path: str, evidence: Evidence) -> str:
+    """Writes the row as it stands beside the database, synced before anything is changed. Gives the file's name."""
+    folder = path + "-repairs"
+    os.makedirs(folder, exist_ok=True)
+    target = os.path.join(folder, f"{evidence.run_id}-{evidence.tip.seq if evidence.tip else 0}.json")
+    with open(target, "w", encoding="utf-8") as f:
+        json.dump(evidence.raw, f, ensure_ascii=False, indent=2, sort_keys=True)
+        f.flush()
+        os.fsync(f.fileno())
+    return target
+
+
+def drop_backup(path: str, target: str) -> None:
+    """Nothing was changed after all: no backup is left behind, nor the folder made for it."""
+    os.unlink(target)
+    try:
+        os.rmdir(path + "-repairs")
+    except OSError:
+        pass  # older backups are in it
+
+
+def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], now: int, lost: Callable[[str], bool]) -> tuple[int, bytes]:
+    """Inside a transaction: appends the commits and writes the last one's run over the row. Gives the newest log row."""
+    run, fence = commits[-1].run, commits[-1].fence
+    raw = raw_row(db, evidence.run_id)
+    there = evidence.raw if raw is not None or "doc" in evidence.raw else None
+    if raw != there:
+        raise VersionConflict(f"{run.run_id} has changed since it was looked at", hint="look again")
+    if raw is not None and raw["owner"] is not None and not lost(raw["owner"]):
+        raise LeaseLost(f"{run.run_id} is held by {raw['owner']}", hint="wait until it rests")
+    assert evidence.tip is not None
+    key, number, since, whole, digest = evidence.raw["id"], evidence.tip.row, evidence.tip.since, evidence.tip.whole, evidence.tip.hash
+    for commit in commits:
+        sealed = rules.prepare(commit).sealed.row
+        db.execute(Q.step_log, (key, sealed.seq, number, sealed.hash, sealed.data))
+        number, digest = db.last_insert_rowid(), sealed.hash
+        since += len(sealed.data)
+    held: dict[str, Any] = raw if raw is not None else {"owner": None, "due": None, "holds": 0, "turn": number, "status": ""}
+    if run.terminal:
+        owner, due, holds = None, None, 0
+    else:
+        owner, due, holds = held["owner"], held["due"], held["holds"]
+        if held["status"] != run.status.value:
+            unread = bool(row(db, Q.inbox_unread, (key,))[0])
+            due = rules.due_after(commits[-1], owner, now, unread)
+        if holds and row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, key)):
+            holds = 0
+    db.execute(Q.run_delete, (key,))
+    _insert(
+        db, run, key, seq=commits[-1].events[-1].seq, tip=number, since=since, fence=fence, owner=owner, due=due, holds=holds, turn=held["turn"], whole=whole
+    )
+    return number, digest
+
+
+def _insert(db: apsw.Connection, run: Run, key: int | None, **columns: Any) -> int:
+    values = {
+        "id": key, "version": run.version, "step": run.current_step_id, "head": run.checkpoint_head, "run_id": run.run_id,
+        "status": run.status.value, "doc": codec.encode_run(run), **columns, **{n: getattr(run, n) for n in COPIED},
+    }  # fmt: skip
+    db.execute(Q.run_adopt, [values[n] for n in COLUMNS])
+    return db.last_insert_rowid() if key is None else key
+
+
+# -- carrying over ----------------------------------------------------------------------------------
+
+
+def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[int, bytes]:
+    """Inside a transaction: writes a run that is not here yet. Gives the newest log row."""
+    run, newest = d.run, codec.open_row(d.rows[-1])
+    fence = incarnation << COUNTER_BITS | max(1, counter(newest.fence))
+    key = _insert(
+        db, run, None, seq=newest.seq, tip=0, since=0, fence=fence, owner=None, due=None, holds=0, turn=row(db, Q.last_log)[0] + 1, whole=0
+    )
+    number, digest = 0, b""
+    for log in d.rows:
+        db.execute(Q.step_log, (key, log.seq, number, log.hash, log.data))
+        number, digest = db.last_insert_rowid(), log.hash
+    for item in d.inbox:
+        db.execute(Q.inbox_adopt, (key, item.key, item.put_at, item.taken_seq, codec.encode_command(item.command)))
+    for claim in d.claims:
+        db.execute(Q.claim_adopt, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
+    for effect in d.effects:
+        db.execute(Q.effect_upsert, effect_row(effect))
+    for intent in d.intents:
+        db.execute(Q.intent_upsert, intent_row(intent))
+    for entry in d.ledger:
+        db.execute(Q.ledger_insert, (entry.run_id, entry.topic, entry.key, entry.at, entry.data))
+    unread = any(i.taken_seq is None for i in d.inbox)
+    since = sum(len(r.data) for r in d.rows)
+    db.execute(Q.run_adopted, (number, since, rules.due_at_rest(run, now, unread), key))
+    return number, digest
+
+
+# -- pruning ----------------------------------------------------------------------------------------
+
+
+def prunable(db: apsw.Connection, before: int) -> Pruned:
+    """The runs of all lineages that may go, and the lineages that are old enough but may not (§6.10)."""
+    members: dict[str, list[tuple[str, int | None]]] = {}
+    links: list[tuple[str, str]] = []
+    root_of: dict[str, str] = {}
+    for run_id, root, parent, status, doc in db.execute(Q.run_lineages):
+        ended = None
+        if status in _TERMINAL:
+            try:
+                ended = codec.decode_run(doc).finished_at
+            except HoldfastError:
+                ended = None
+        members.setdefault(root, []).append((run_id, ended))
+        root_of[run_id] = root
+        if parent is not None:
+            links.append((run_id, parent))
+    return rules.prunable(members, links, root_of, before, {r for (r,) in db.execute(Q.lineages_open)})
+
+
+def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
+    """Inside a transaction: deletes runs with all that hangs on them.
+
+    Log ids must never be used again, for the anchor counts on it: the newest row stays, emptied and nobody's.
+    """
+    newest = row(db, Q.last_log)[0]
+    for run_id in run_ids:
+        key = row(db, Q.run_tip, (run_id,))[0]
+        for statement in (Q.prune_tombstone, Q.prune_log):
+            db.execute(statement, (key, newest))
+        for statement in (Q.prune_whole, Q.prune_inbox, Q.prune_token, Q.run_delete):
+            db.execute(statement, (key,))
+        for (data,) in rows(db, Q.effects_of_run, (run_id,)):
+            effect = codec.decode_effect(data)
+            if not effect.shared:  # a key that other runs share leaves its record behind, so that nobody acts under it twice
+                db.execute(Q.prune_effect, (effect.effect_id,))
+        for statement in (Q.prune_intent, Q.prune_ledger, Q.prune_claim):
+            db.execute(statement, (run_id,))
+    db.execute(Q.prune_log, (0, newest))
+
+
+def claims_of(db: apsw.Connection, run_id: str) -> list[DedupClaim]:
+    return [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in rows(db, Q.claims_of_run, (run_id,))]
