@@ -19,9 +19,10 @@ from holdfast.core.commit import Commit, Tip
 from holdfast.core.consistency import Diagnosis, Problem, drift
 from holdfast.core.errors import InvalidInput, RepairRefused, RunNotFound
 from holdfast.core.lease import COUNTER_BITS, TOUCH, counter
-from holdfast.core.progress import Progress, boundaries
+from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold, fold_all
 from holdfast.core.status import LIVE
+from holdfast.core.views import boundaries
 from holdfast.core.waits import DENY, HALTING, Decision
 from holdfast.engine.checking import PAGE, Checker, keeper, merged
 from holdfast.ports import Evidence, Store
@@ -200,7 +201,7 @@ def _halted(told: _Folded, fence: int) -> Commit:
     bare = _commit(told.run, told.tip, tuple(facts), fence, decision.decided_at, decision.actor)
     checkpoint = replace(
         told.checkpoint, seq=bare.events[-1].seq, parent=told.checkpoint.checkpoint_id, created_at=decision.decided_at, hash=digest,
-        waits=(), boundaries=boundaries(bare.events), source=Source.CANCEL, writes={},
+        waits=(), boundaries=boundaries(bare.events, advanced=False), source=Source.CANCEL, writes={},
     )  # fmt: skip
     return replace(bare, checkpoint=checkpoint, delta=data)
 
