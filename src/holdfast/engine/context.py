@@ -317,7 +317,13 @@ class Context:
         self._waiting("gather")
         return scopes.gather(self, calls, len(calls), "gather")
 
-    def map(self, fn: Callable[[I], Awaitable[T] | T], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]:
+    @overload
+    def map(self, fn: Callable[[I], Awaitable[T]], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]: ...
+
+    @overload
+    def map(self, fn: Callable[[I], T], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]: ...
+
+    def map(self, fn: Callable[[I], Any], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[Any]]:
         """``step(fn, item)`` for every item, at most ``concurrency`` at once; results in the order of the items."""
         self._waiting("map")
         calls = [self._do_step(fn, (item,), None, coerce(None), DEFAULT_TIMEOUT_US) for item in items]
