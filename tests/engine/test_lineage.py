@@ -346,6 +346,35 @@ async def test_a_replay_from_a_step(house: House) -> None:
         await rt.replay("")
 
 
+async def test_a_replay_that_names_itself_asks_for_the_same_thing(house: House) -> None:
+    """§6.3: the run's id in an effect's arguments is no other request."""
+    world = Outside()
+
+    @flow("named")
+    async def named(ctx: Context) -> str:
+        return str(await ctx.effect(world.upload, f"notes-{ctx.run_id}.md"))
+
+    rt = await house.process(named)
+    source = await rt.invoke(named, {})
+    run = await rt.replay(source.run_id)
+    assert (run.status, run.result, len(world.done)) == ("completed", "receipt 1", 1)
+
+
+async def test_a_replay_with_other_arguments_is_a_conflict(house: House) -> None:
+    """T-41: the code changed what it asks for; no stale result is given."""
+    world, text = World(), ["a"]
+
+    @flow("changed")
+    async def changed(ctx: Context) -> str:
+        return str(await ctx.effect(world.upload, text[0]))
+
+    rt = await house.process(changed)
+    source = await rt.invoke(changed, {})
+    text[0] = "b"
+    run = await rt.replay(source.run_id)
+    assert (run.status, run.stop_reason, world.done) == ("failed", "effect_conflict", ["a"])
+
+
 # -- fork ---------------------------------------------------------------------------------------------
 
 

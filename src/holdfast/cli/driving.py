@@ -226,7 +226,7 @@ def fork(
     actor: str,
 ) -> int:
     """Make a new run that goes its own way from a checkpoint of another; the other stays as it is."""
-    values = {n: parsed(v, f"--set {n}") for n, v in (_pair(e, "--set CH=JSON") for e in edits)}
+    values = {n: _value(n, v) for n, v in (_pair(e, "--set CH=JSON") for e in edits)}
     extra = {n: _json_or_text(v) for n, v in (_pair(e, "--option K=V") for e in more)}
 
     async def make(rt: Runtime) -> Run[Any]:
@@ -270,6 +270,11 @@ def _pair(text: str, form: str) -> tuple[str, str]:
     if not equals or not name.isidentifier():
         raise InvalidInput(f"{text!r} is not {form}", hint="such as: --set draft='\"Better\"'")
     return name, value
+
+
+def _value(name: str, text: str) -> Any:
+    """A channel's new value: JSON; what does not begin like JSON is text."""
+    return parsed(text, f"--set {name}") if text[:1] in ("{", "[", '"', "@") or text == "-" else _json_or_text(text)
 
 
 def _json_or_text(text: str) -> Any:

@@ -10,7 +10,7 @@ from typing import Any
 import click
 import msgspec
 
-from holdfast.cli import drawing, pages, targets
+from holdfast.cli import drawing, lineage, pages, targets
 from holdfast.cli import output as o
 from holdfast.cli.session import Call, options, over
 from holdfast.core import views
@@ -89,15 +89,20 @@ def _about(run: Run[Any]) -> str:
 def show(call: Call, run_id: str) -> int:
     """Show all there is to know of a run: where it stands, what it waits for, its timeline and what is wrong."""
 
-    async def act(rt: Runtime) -> tuple[dict[str, Any], list[Moment], list[Effect], int]:
+    async def act(rt: Runtime) -> tuple[dict[str, Any], list[Moment], list[Effect], int, list[str]]:
         found = await pages.run_object(rt, run_id)
-        return found, await pages.story(rt, run_id), await rt.effects(run_id), rt.store.now()
+        tree = lineage.tree(await lineage.family(rt, found), run_id)
+        return found, await pages.story(rt, run_id), await rt.effects(run_id), rt.store.now(), tree
 
-    found, moments, effects, now = over(call, act)
+    found, moments, effects, now, tree = over(call, act)
     if call.as_json:
         o.emit(found)
-    else:
-        pages.page(call, found, moments, effects, when(now))
+        return 0
+    pages.page(call, found, moments, effects, when(now))
+    if tree:
+        o.head("lineage")
+        for line in tree:
+            click.echo(line)
     return 0
 
 

@@ -111,7 +111,7 @@ class _Performance:
         self.apart = self.key if self.shared or echo is None else self._key(run.run_id)
         if self.policy is ReplayPolicy.REEXECUTE:
             self.key = self.apart
-        self.request = canon.fingerprint([name, list(args)])
+        self.request = canon.fingerprint([name, list(args)], "" if self.shared else run.run_id)
         self.records: list[Effect] = []
 
     def _key(self, scope: str) -> str:
