@@ -28,6 +28,8 @@ from holdfast.runtime import Runtime
 FOLDER = Path(".holdfast") / "demo"
 STORE = f"sqlite:///{FOLDER.as_posix()}/runs.db"
 DRAFT_LINES = 18
+BOUNDARIES = 24
+"""Of the demo's commits, before and after each: about so many while it is driven."""
 
 
 @dataclasses.dataclass
@@ -38,6 +40,7 @@ class Story:
     run_id: str = ""
     killed_at: int | None = None
     killed: str = ""
+    points: int = 0
 
     def say(self, text: str = "") -> None:
         if not self.call.as_json:
@@ -65,7 +68,7 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
         raise UsageError("--crash needs a store that outlives a process", hint="leave --store out")
     place = _folder()
     source, sampled = _source(repo, place)
-    story = Story(call)
+    story = Story(call, points=random.randint(2, BOUNDARIES))
     count = repository.commits(source)
     story.say(f"{o.paint('Release notes', bold=True)} for {o.inline(source.name)}: {min(count, 30)} of {count} commits{', a sample' if sampled else ''} in {o.inline(source)}")
     story.say(o.paint(f"The run is kept in {call.store}", dim=True))
@@ -209,16 +212,15 @@ def _rested(story: Story, run: dict[str, Any]) -> int:
 
 
 def _killed(story: Story) -> str | None:
-    """Drives in a child process and kills it at a random boundary of its commits; None if it rested before that."""
-    points = random.randint(2, 12)
+    """Drives in a child process and kills it at the boundary of a commit; None if it rested before that one."""
     words = [sys.executable, "-m", "holdfast.demo.child", story.call.store, story.run_id]
     child = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, encoding="utf-8", env=os.environ.copy())
     assert child.stdin is not None
     assert child.stdout is not None
     with child:
         for point in iter(child.stdout.readline, ""):
-            points -= 1
-            if points <= 0:
+            story.points -= 1
+            if story.points <= 0:
                 child.kill()
                 child.wait()
                 when, _, number = point.strip().partition(" ")
