@@ -47,7 +47,7 @@ class Boundary(StrEnum):
     RUN_CANCELED = "run_canceled"
 
 
-class Task(msgspec.Struct, frozen=True, array_like=True):
+class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A node's turn in the coming super-step. ``seen``: the trigger channels it consumes; ``skip``: why it is passed over."""
 
     node: str
@@ -58,7 +58,7 @@ class Task(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def key(self) -> str:
-        return ids.task_key(self.node, self.index)
+        return self.node if self.index == 0 else ids.task_key(self.node, self.index)
 
 
 class SendTo(msgspec.Struct, frozen=True, array_like=True):
@@ -83,7 +83,7 @@ class LedgerWrite(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
 
 
-class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1):
+class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """What a finished task leaves: writes, routing, outcome and what it sends: one atomic record (§4.6).
 
     ``writes`` is an encoded dict; ``goto`` and ``chosen`` are what the node and its routers named; ``result`` is a flow's value.
@@ -126,7 +126,7 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
     topics: tuple[str, ...] = ()
 
 
-class Delta(msgspec.Struct, frozen=True, array_like=True):
+class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a checkpoint changes of its parent. ``done`` names finished tasks in task order: the result itself, or
     the key of one that was durable before. ``kinds``: reducers other than ``last``; ``values``: what no built-in
     reducer made (defaults, custom reducers, patches). With ``step`` unchanged nothing advances (§4.8)."""
@@ -140,7 +140,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True):
     base: Base | None = None
 
 
-class Checkpoint(msgspec.Struct, frozen=True, kw_only=True):
+class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """A whole checkpoint, as loaded. ``values`` are frozen; ``created_at`` is microseconds since 1970.
 
     ``results`` and ``records`` are the pending writes: what is finished or recorded since the last barrier.
@@ -188,6 +188,12 @@ def written(result: TaskResult) -> Mapping[str, Any]:
 def bumped(done: tuple[TaskResult, ...], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The channels that have news after these tasks, in a repeatable order (§4.3)."""
     out: dict[str, None] = {}
+    if len(done) == 1 and (only := done[0]).goto is None and not only.chosen and only.task != INPUT_TASK:
+        # One task in a line, which most steps are, has its own end as news, and what it wrote.
+        if only.task[0] != "@":
+            out[f"done:{ids.node_of(only.task)}"] = None
+        out.update(dict.fromkeys(writes[only.task]))
+        return list(out)
     for result in done:
         node = ids.node_of(result.task)
         if result.task == INPUT_TASK:
@@ -219,19 +225,37 @@ def advance(
     Raises:
         EventUnreadable: the delta names a result that is not there.
     """
+    return advanced(parent, delta, results, seq=seq, at=at, hash=hash, waits=waits, boundaries=boundaries, decoded=decoded)[0]
+
+
+def advanced(
+    parent: Checkpoint,
+    delta: Delta,
+    results: Mapping[str, TaskResult],
+    *,
+    seq: int,
+    at: int,
+    hash: bytes,
+    waits: tuple[Wait, ...] = (),
+    boundaries: tuple[Boundary, ...] = (),
+    decoded: Mapping[str, Mapping[str, Any]] | None = None,
+) -> tuple[Checkpoint, list[str]]:
+    """``advance``, and the channels that have news by it."""
     parent_id = parent.checkpoint_id if parent.seq else None
     if delta.base is not None:
         b = delta.base
         kept = canon.EMPTY_DICT if delta.values is None else canon.decode(delta.values)
         parent = msgspec.structs.replace(parent, values=kept, versions=b.versions, seen=b.seen, skipped=frozenset(b.skipped))
-        return msgspec.structs.replace(
+        based = msgspec.structs.replace(
             parent, seq=seq, step=delta.step, pending=delta.pending or (), topics=b.topics, parent=parent_id, created_at=at, hash=hash, waits=waits,
             boundaries=boundaries, source=delta.source, writes={},
         )  # fmt: skip
+        return based, []
     if delta.step == parent.step and not delta.done and delta.values is None:
-        return msgspec.structs.replace(
+        still = msgspec.structs.replace(
             parent, seq=seq, parent=parent_id, created_at=at, hash=hash, waits=waits, boundaries=boundaries, source=delta.source, writes={}
         )
+        return still, []
     done = tuple([_find(d, results) for d in delta.done])
     writes = {r.task: (decoded[r.task] if decoded is not None and r.task in decoded else written(r)) for r in done}
     values = dict(parent.values)
@@ -259,20 +283,24 @@ def advance(
         values.update(given)
         if delta.source is Source.PATCH:
             news += [n for n in given if n not in news]
-    versions = {**parent.versions, **dict.fromkeys(news, delta.step)} if news else parent.versions
+    versions = parent.versions
+    if news:
+        versions = dict(versions)  # a clone, which is quicker than unpacking two into a third
+        versions.update(dict.fromkeys(news, delta.step))
     seen, skipped = parent.seen, parent.skipped
     if done:
         tasks = {t.key: t for t in parent.pending}
-        seen = {**seen}
+        seen = dict(seen)
+        had = parent.versions
         for result in done:
             node = ids.node_of(result.task)
             if (task := tasks.get(result.task)) is not None and task.seen:
-                seen[node] = {**seen.get(node, NONE_SEEN), **{c: parent.versions.get(c, 0) for c in task.seen}}
+                seen[node] = {**seen.get(node, NONE_SEEN), **{c: had.get(c, 0) for c in task.seen}}
             if result.outcome != OK and result.outcome.strip().lower().startswith(SKIPPED):
                 skipped |= {node}
             elif node in skipped:
                 skipped -= {node}
-    return Checkpoint(
+    moved = Checkpoint(
         run_id=parent.run_id,
         seq=seq,
         step=delta.step,
@@ -290,6 +318,7 @@ def advance(
         hash=hash,
         created_at=at,
     )
+    return moved, news
 
 
 def _find(done: TaskResult | str, results: Mapping[str, TaskResult]) -> TaskResult:

@@ -39,7 +39,7 @@ class Record(msgspec.Struct, frozen=True):
     size: int
 
 
-class Row(msgspec.Struct, frozen=True):
+class Row(msgspec.Struct, frozen=True, gc=False):
     """A log row as a store keeps it: the last event's number, the bytes and their place in the chain."""
 
     seq: int
@@ -47,7 +47,7 @@ class Row(msgspec.Struct, frozen=True):
     hash: bytes
 
 
-class _Outgoing(msgspec.Struct, frozen=True, array_like=True):
+class _Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     format: int
     at: int
     fence: int
@@ -67,7 +67,7 @@ class _Incoming(msgspec.Struct, frozen=True, array_like=True):
     results: tuple[msgspec.Raw, ...]
 
 
-class Sealed(msgspec.Struct, frozen=True):
+class Sealed(msgspec.Struct, frozen=True, gc=False):
     """A commit ready to be written: its row, and the run row's cold part if that changed."""
 
     row: Row

@@ -12,7 +12,7 @@ from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch, counter
 from holdfast.core.run import Run
 
 
-class Tip(msgspec.Struct, frozen=True):
+class Tip(msgspec.Struct, frozen=True, gc=False):
     """Where a run's log ends: the compare-and-set of every commit.
 
     ``row`` is the store's own pointer; ``since`` and ``whole`` are the bytes logged since the last whole
@@ -79,7 +79,7 @@ class LedgerRow(msgspec.Struct, frozen=True):
     at: int
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything that one decision makes durable. Applied whole, or not at all.
 
     ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was

@@ -18,7 +18,7 @@ from holdfast.core.waits import Decision, Wait
 SYSTEM = "system"
 
 
-class Fact(msgspec.Struct, frozen=True, array_like=True):
+class Fact(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Base of all kinds. ``hot`` facts touch nothing of a run but its version, step and head."""
 
     wire: ClassVar[str] = ""
@@ -34,7 +34,7 @@ class Unknown(msgspec.Struct, frozen=True):
     hot: ClassVar[bool] = True
 
 
-class Event(msgspec.Struct, frozen=True):
+class Event(msgspec.Struct, frozen=True, gc=False):
     """A fact in its place. ``seq`` counts from 1 per run; ``at`` is microseconds since 1970, UTC."""
 
     seq: int
@@ -469,7 +469,10 @@ STEP_ENDS: dict[str, type[StepEnded]] = {"degraded": StepDegraded, "skipped": St
 
 def voucher(events: Iterable[Event]) -> Event | None:
     """The event of a commit that names its checkpoint's hash (§1.8), and so numbers the checkpoint; None if it has none."""
-    return next((e for e in events if getattr(e.fact, "hash", b"")), None)
+    for event in events:
+        if getattr(event.fact, "hash", b""):
+            return event
+    return None
 
 
 def step_ended(outcome: str) -> type[StepEnded]:

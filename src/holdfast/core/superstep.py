@@ -18,7 +18,7 @@ from holdfast.core.checkpoint import (
     Task,
     TaskResult,
     advance,
-    bumped,
+    advanced,
     written,
 )
 from holdfast.core.errors import BadReturn, ContractViolation, InvalidInput, NodeMissing, TwoWriters, UndeclaredChannel, Unserializable
@@ -137,8 +137,7 @@ def barrier(
         kinds=kinds,
         values=canon.encode(canon.FrozenDict(custom)) if custom else None,
     )
-    moved = advance(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
-    news = bumped(tuple(done), moved.writes)
+    moved, news = advanced(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
     tasks = plan(program, moved, news)
     sends: list[Task] = []
     counts: dict[str, int] = {}

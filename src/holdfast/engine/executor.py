@@ -17,7 +17,7 @@ from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes
 from holdfast.core.retry import backoff
 from holdfast.core.superstep import INTENTS, check_writes
-from holdfast.engine.calls import call
+from holdfast.engine.calls import bounded, call
 from holdfast.engine.context import Context, Suspend
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.services import Services
@@ -113,7 +113,7 @@ async def _attempt(
 
 
 async def _call(node: Node, snapshot: State, ctx: Context) -> Any:
-    """The node's own call. A coroutine that needs no timer is awaited directly: no task, no thread."""
+    """The node's own call. A coroutine is awaited directly: no task, no thread."""
     match node.shape:
         case "flow":
             args: tuple[Any, ...] = ()
@@ -127,7 +127,9 @@ async def _call(node: Node, snapshot: State, ctx: Context) -> Any:
             args = (snapshot,)
         case _:
             args = (snapshot, ctx)
-    ctx._sync = not node.asynchronous
+    if node.asynchronous:
+        return await bounded(node.call(*args), node.timeout_us, node.name)
+    ctx._sync = True
     return await call(node.call, args, node.timeout_us, node.name)
 
 
@@ -197,6 +199,8 @@ def _interpret(node: Node, value: Any) -> tuple[dict[str, Any], tuple[str, ...] 
     Raises:
         BadReturn: for anything but a mapping, Goto, Send, a list of Sends, or None.
     """
+    if type(value) is dict:  # nearly always
+        return value.copy(), None, []
     match value:
         case None:
             return {}, None, []

@@ -19,7 +19,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress
-from holdfast.core.run import Run, fold
+from holdfast.core.run import Run, fold_all
 from holdfast.core.status import Status
 from holdfast.ports import Loaded, Store
 
@@ -215,7 +215,8 @@ class Journal:
     ) -> None:
         if self.dead is not None:
             raise self.dead
-        self._note(draft)
+        if draft.results:
+            self._note(draft)
         held = self.held
         if held:
             self.held, draft = Draft(), held.joined(draft)
@@ -242,23 +243,17 @@ class Journal:
         at = self.store.now()
         seq = self.tip.seq if self.tip is not None else 0
         fence = counter(self.fence)
-        run, vouched, events = self._run, 0, []
-        if run is not None and run.status is Status.REPLAYING:
+        if self._run is not None and self._run.status is Status.REPLAYING:
             _leave_replay(draft.facts)
-        for fact in draft.facts:
-            seq += 1
-            event = ev.Event(seq, at, fact, actor, fence)
-            events.append(event)
-            run = fold(run, event)
-            if checkpoint is not None and getattr(fact, "hash", None) == checkpoint.hash:
-                vouched = seq
-        assert run is not None, "a commit without facts decides nothing"
-        if checkpoint is not None:
+        events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(draft.facts, seq + 1)])
+        run = fold_all(self._run, events)
+        vouched = ev.voucher(events)
+        if checkpoint is not None and vouched is not None:
             kept = views.boundaries(events, advanced=checkpoint.step > max(self.checkpoint.step, 0))
-            checkpoint = msgspec.structs.replace(checkpoint, seq=vouched, created_at=at, waits=run.waits, boundaries=kept)
+            checkpoint = msgspec.structs.replace(checkpoint, seq=vouched.seq, created_at=at, waits=run.waits, boundaries=kept)
         return Commit(
             run=run,
-            events=tuple(events),
+            events=events,
             after=self.tip,
             fence=self.fence,
             at=at,

@@ -26,7 +26,7 @@ SENDER_LOST = "sender_lost"
 _delta = msgspec.msgpack.Decoder(Delta)
 
 
-class Prepared(msgspec.Struct, frozen=True):
+class Prepared(msgspec.Struct, frozen=True, gc=False):
     """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if it is time for one."""
 
     commit: Commit

@@ -1,0 +1,125 @@
+"""User code under a timeout: the part before its first wait is run without a timer (§10.10)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from holdfast.core.errors import StepTimeout
+from holdfast.engine.calls import bounded, call
+
+SECOND = 1_000_000
+
+
+async def test_what_never_waits_sets_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def quick() -> int:
+        return 7
+
+    monkeypatch.setattr(asyncio, "timeout_at", lambda at: pytest.fail("a timer was set"))
+    assert await bounded(quick(), SECOND, "quick") == 7
+
+
+async def test_what_waits_is_cut_off() -> None:
+    """§10.10: the timeout is a typed failure, and the code learns of it where it waits."""
+    told: list[str] = []
+
+    async def stuck() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            told.append("cancelled")
+            raise
+
+    with pytest.raises(StepTimeout):
+        await bounded(stuck(), 1_000, "stuck")
+    assert told == ["cancelled"]
+
+
+async def test_the_time_before_the_first_wait_counts() -> None:
+    loop = asyncio.get_running_loop()
+    asked: list[float] = []
+    set_timer = asyncio.timeout_at
+
+    async def late() -> int:
+        await asyncio.sleep(0)
+        return 1
+
+    def spy(at: float | None) -> asyncio.Timeout:
+        assert at is not None
+        asked.append(at)
+        return set_timer(at)
+
+    began = loop.time()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(asyncio, "timeout_at", spy)
+        assert await bounded(late(), 5 * SECOND, "late") == 1
+    assert began + 5 <= asked[0] <= loop.time() + 5
+
+
+async def test_a_timeout_error_of_its_own_passes() -> None:
+    async def mine() -> None:
+        await asyncio.sleep(0)
+        raise TimeoutError("mine")
+
+    with pytest.raises(TimeoutError, match="mine") as caught:
+        await bounded(mine(), SECOND, "mine")
+    assert not isinstance(caught.value, StepTimeout)
+
+
+async def test_a_cancel_may_be_answered_by_more_waiting() -> None:
+    """The rest of a coroutine is an ordinary one: it may catch the cancel, wait again and return."""
+
+    async def tidy() -> str:
+        try:
+            await asyncio.get_running_loop().create_future()
+        except asyncio.CancelledError:
+            await asyncio.sleep(0)
+            return "tidied"
+        return "never"
+
+    task = asyncio.ensure_future(bounded(tidy(), 0, "tidy"))
+    await asyncio.sleep(0)
+    task.cancel()
+    assert await task == "tidied"
+
+
+async def test_failures_before_and_after_the_first_wait() -> None:
+    async def at_once() -> None:
+        raise ValueError("before")
+
+    async def later() -> None:
+        await asyncio.sleep(0)
+        raise ValueError("after")
+
+    with pytest.raises(ValueError, match="before"):
+        await bounded(at_once(), SECOND, "x")
+    with pytest.raises(ValueError, match="after"):
+        await bounded(later(), SECOND, "x")
+
+
+async def test_closing_runs_the_clean_up() -> None:
+    closed: list[bool] = []
+
+    async def open_ended() -> None:
+        try:
+            await asyncio.get_running_loop().create_future()
+        finally:
+            closed.append(True)
+
+    work = bounded(open_ended(), 0, "x")
+    work.send(None)
+    work.close()
+    assert closed == [True]
+
+
+async def test_a_plain_function_runs_in_a_thread_and_an_awaitable_of_another_make_is_awaited() -> None:
+    class Other:
+        def __await__(self) -> Generator[Any, None, int]:
+            yield from asyncio.sleep(0).__await__()
+            return 3
+
+    assert await call(lambda: 2, (), SECOND, "plain") == 2
+    assert await bounded(Other(), SECOND, "other") == 3  # type: ignore[arg-type]
