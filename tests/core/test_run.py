@@ -240,3 +240,26 @@ def _example(kind: type[ev.Fact]) -> list[object]:
         else:
             out.append(plain.get(str(field.type), plain.get(name, "x")))
     return out
+
+
+STEP_FACTS = st.one_of(
+    st.builds(ev.StepStarted, step=st.integers(0, 9), task=st.sampled_from(["a", "b~1"])),
+    st.builds(ev.StepCompleted, step=st.integers(0, 9), task=st.just("a"), hash=st.sampled_from([b"", b"h"])),
+    st.builds(ev.StepDegraded, step=st.integers(0, 9), task=st.just("a"), hash=st.sampled_from([b"", b"h"])),
+    st.builds(ev.RunCancelRequested),
+    st.builds(ev.CheckpointSaved, hash=st.sampled_from([b"", b"h"])),
+    st.just(ev.Unknown(99, [])),
+)
+
+
+@given(st.lists(STEP_FACTS, max_size=8), st.booleans())
+def test_many_at_once_are_many_one_by_one(facts: list[ev.Fact], worn: bool) -> None:
+    """§1.4: one pure function, whether a stretch of steps is folded together or event by event."""
+    start = folded(ev.RunStarted())
+    if worn:  # a run in which every field that a fold may reset is set
+        start = msgspec.structs.replace(start, takeovers=3, interrupted_at=5, current_step_id="x.1.a", checkpoint_head="x.c1", tags=("t",))
+    events = numbered(facts, 3)
+    one_by_one = start
+    for event in events:
+        one_by_one = fold(one_by_one, event)  # type: ignore[assignment]
+    assert fold_all(start, events) == one_by_one
