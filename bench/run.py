@@ -83,6 +83,10 @@ def interpreter(who: str) -> str:
     """The Python of a party; a peer's environment is made when it is first needed."""
     if who in ("ours", "limit"):
         return sys.executable
+    if who == "core" and not (HOME / who / "bin" / "python").exists():
+        # Weighed in an environment of its own: the one we run in also holds what developers need.
+        subprocess.run(["uv", "venv", "-q", str(HOME / who)], check=True)
+        subprocess.run(["uv", "pip", "install", "-q", "--python", str(HOME / who / "bin" / "python"), "-e", str(HERE.parent)], check=True)
     given = os.environ.get(f"BENCH_{who.upper()}")  # an environment of one's own
     home = pathlib.Path(given) if given else HOME / who
     python = home / "bin" / "python"
@@ -102,7 +106,7 @@ def script(who: str, case: str) -> str:
 def measure(who: str, case: str, arguments: tuple[str, ...], timeout: float) -> list[dict[str, Any]]:
     """The measurements of one process; a case that fails says so and costs nothing but itself."""
     more = (who,) if case in ("weight", "counts") else arguments
-    command = [interpreter(who), str(HERE / script(who, case)), *more]
+    command = [interpreter("core" if (who, case) == ("ours", "weight") else who), str(HERE / script(who, case)), *more]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=timeout, cwd=HERE)
     except subprocess.TimeoutExpired:
