@@ -128,6 +128,7 @@ class Runtime:
         await self._store.open()
         self._open = True
         self._services.alive = self._heartbeat.safe
+        self._services.renew = self._heartbeat.beat
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -340,6 +341,7 @@ class Runtime:
 
     async def _claim(self, run_id: str) -> Claim | None:
         await self._own()
+        await self._services.holds()
         got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id)
         return got[0] if got else None
 

@@ -25,7 +25,7 @@ class FakeClock:
         return self.at
 
     def monotonic(self) -> float:
-        return 0.0  # the lease is never in doubt here
+        return self.at / 1_000_000
 
     async def sleep(self, seconds: float) -> None:
         self.at += int(seconds * 1_000_000)

@@ -205,7 +205,7 @@ class Driver:
                 return await self._fail(Draft(), limit, ErrorValue.of(limit))
             if journal.echo is not None and checkpoint.step >= journal.echo.last:
                 journal.replayed()
-            if not self._services.alive():
+            if not self._services.alive() and not await self._services.holds():
                 raise LeaseLost(f"{self._services.owner} could not renew its lease; it stops at this boundary")
             if self._wake.is_set() and await self._look():
                 return journal.run

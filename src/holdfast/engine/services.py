@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast.core.environments import DEVELOPMENT, Environment
@@ -64,7 +64,9 @@ class Skills:
 
 @dataclasses.dataclass(slots=True)
 class Services:
-    """Store, clock, owner and registries of one runtime. ``alive()`` is False once the lease may have been lost (§10.3)."""
+    """Store, clock, owner and registries of one runtime. ``alive()`` is False once the lease may have been lost (§10.3);
+    ``renew`` confirms it now, out of turn.
+    """
 
     store: Store
     clock: Clock
@@ -83,4 +85,14 @@ class Services:
     parallel: int = 64
     max_takeovers: int = 10
     alive: Callable[[], bool] = lambda: True
+    renew: Callable[[], Awaitable[bool]] | None = None
     entropy: Callable[[], int] = lambda: uuid.uuid4().int
+
+    async def holds(self) -> bool:
+        """Whether something new may begin under the lease; asks the store once before it says no.
+
+        A machine that slept, or a loop that was busy for long, has missed renewals that it may still make up for.
+        """
+        if self.alive():
+            return True
+        return self.renew is not None and await self.renew() and self.alive()

@@ -73,7 +73,9 @@ class Worker:
         try:
             while not self._draining.is_set():
                 room = self._concurrency - len(self._running)
-                claims = await services.store.claim(services.owner, self._queues, services.skills.ids, limit=room) if room > 0 else []
+                # Whoever cannot confirm its own lease takes no more work: what it claimed would be lost at the first commit.
+                able = room > 0 and await services.holds()
+                claims = await services.store.claim(services.owner, self._queues, services.skills.ids, limit=room) if able else []
                 for claim in claims:
                     task = asyncio.ensure_future(self._one(claim))
                     task.add_done_callback(lambda _: self._news.set())
