@@ -1,10 +1,15 @@
 """Every command does its work, ends with its exit code, and prints JSON with all its keys (interfaces, Command line)."""
 
 import os
+import re
 from pathlib import Path
 
+import apsw
+import click
 import pytest
 from tests.cli.conftest import Type
+
+from holdfast.cli.main import cli
 
 RECORD = {
     "run_id", "thread_id", "skill_id", "skill_version", "queue", "not_before", "blocked_by", "wake_at", "status", "condition", "condition_class",
@@ -225,7 +230,7 @@ def test_waits_are_an_inbox(holdfast: Type) -> None:
 def test_check_finds_nothing_wrong_and_says_how_much_it_looked_at(holdfast: Type) -> None:
     """§12.1: ok is no error."""
     run_id = begun(holdfast)
-    assert holdfast("check", "--json").json == {"ok": True, "runs": 1, "run_id": None, "problems": []}
+    assert holdfast("check", "--json").json | {"events": 0} == {"ok": True, "runs": 1, "events": 0, "left_out": 0, "run_id": None, "problems": []}
     assert holdfast("check", run_id).code == 0
 
 
@@ -352,3 +357,39 @@ def test_an_output_that_lacks_the_signs_is_no_error(process: Type, monkeypatch: 
     said = process("run", "work.py", "--input", '{"name": "quick"}')
     assert said.code == 0
     assert process("graph", "work.py").code == 0
+
+
+def test_the_page_of_commands_names_options_that_exist() -> None:
+    """docs/cli.md: what stands in a command's section is an option of it, or of every command."""
+    page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
+    told = 0
+    for part in page.split("\n### ")[1:]:
+        name = part.split()[1].rstrip("`")
+        known = {option for p in cli.commands[name].params for option in p.opts}
+        for option in re.findall(r"--[a-z][a-z-]+", part.split("\n## ")[0]):
+            told += 1
+            assert option in known, f"holdfast {name} has no {option}"
+    assert told > 30
+
+
+def test_every_command_takes_a_store_and_explains_itself() -> None:
+    """Every command takes ``--store URL`` (or ``--workspace DIR``), and says in its help what it does."""
+    for name, command in cli.commands.items():
+        options = {option for p in command.params for option in p.opts}
+        assert {"--store", "--workspace", "--debug"} <= options, name
+        assert "--json" in options or name == "worker", name
+        assert command.help and command.get_short_help_str(200).endswith("."), name
+        assert all(p.help for p in command.params if isinstance(p, click.Option)), name
+
+
+def test_a_problem_is_named_in_check_and_on_the_page(holdfast: Type) -> None:
+    """§12.1: a row that is not the fold of its events; check ends with 1 and repairs nothing."""
+    run_id = begun(holdfast, "quick")
+    with apsw.Connection(".holdfast/runs.db") as db:
+        db.execute("UPDATE run SET status = 'failed'")
+    found = holdfast("check", "--json")
+    assert (found.code, found.json["ok"]) == (1, False)
+    codes = {p["code"] for p in found.json["problems"]}
+    assert codes & {"snapshot_status_drift", "terminal_snapshot_without_event", "snapshot_field_drift"}, codes
+    assert next(iter(codes)) in holdfast("show", run_id).out
+    assert holdfast("check").code == 1

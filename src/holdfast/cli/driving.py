@@ -207,8 +207,10 @@ def replay(
 @click.argument("target", required=False)
 @click.option("--from", "checkpoint", metavar="CP", help="The checkpoint to begin at. [default: where the edited channels were written]")
 @click.option("--from-step", "step", metavar="S", help="Begin before this step: its number, or its node's name.")
+@click.option("--input", "given", metavar="JSON|@FILE|-", help="Another input; the fork then begins at the start.")
 @click.option("--set", "edits", multiple=True, metavar="CH=JSON", help="A channel's new value; may be given more than once.")
 @click.option("--option", "more", multiple=True, metavar="K=V", help="Another option of the new run: tags, priority, queue, lane, …")
+@click.option("--effects", metavar="POLICY", help="use_recorded_result (the default), reexecute or require_human.")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the run.")
 @click.option("--key", metavar="K", help="A request key: the same key gives the run already there.")
 @actor_option
@@ -219,19 +221,24 @@ def fork(
     target: str | None,
     checkpoint: str | None,
     step: str | None,
+    given: str | None,
     edits: tuple[str, ...],
     more: tuple[str, ...],
+    effects: str | None,
     reason: str,
     key: str | None,
     actor: str,
 ) -> int:
     """Make a new run that goes its own way from a checkpoint of another; the other stays as it is."""
     values = {n: _value(n, v) for n, v in (_pair(e, "--set CH=JSON") for e in edits)}
+    other = inputs(given) if given is not None else None
     extra = {n: _json_or_text(v) for n, v in (_pair(e, "--option K=V") for e in more)}
 
     async def make(rt: Runtime) -> Run[Any]:
         place = _full(run_id, checkpoint), _number(step)
-        return await rt.fork(run_id, *place, set=values or None, reason=reason, actor=actor, key=key, drive=False, **extra)
+        return await rt.fork(
+            run_id, *place, set=values or None, inputs=other, effects=effects, reason=reason, actor=actor, key=key, drive=False, **extra
+        )
 
     return _reborn(call, run_id, target, "fork", make)
 

@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, options, over
-from holdfast.core.consistency import Problem, ok
-from holdfast.core.errors import HoldfastError
-from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
-
-PAGE = 500
 
 
 @click.command()
@@ -26,35 +19,18 @@ def check(call: Call, run_id: str | None) -> int:
     Exit code 0 if there is no error (warnings may be), else 1.
     """
 
-    async def act(rt: Runtime) -> tuple[int, list[Problem]]:
-        if run_id is not None:
-            return 1, await pages.problems(rt, run_id)
-        found, looked = list(await rt.store.verify()), 0
-        before: str | None = None
-        while True:
-            try:
-                page = await rt.store.runs(RunFilter(before=before, limit=PAGE))
-            except HoldfastError as e:
-                found.append(Problem(e.code, "error", e.message, e.hint))
-                break
-            for run, _ in page:
-                found += await pages.problems(rt, run.run_id)
-            looked += len(page)
-            if len(page) < PAGE:
-                break
-            before = page[-1][0].run_id
-        return looked, found
-
-    looked, found = over(call, act)
-    good = ok(found)
-    shown: list[dict[str, Any]] = [pages.problem_view(p) for p in found]
+    found = over(call, lambda rt: rt.check(run_id))
+    shown = [pages.problem_view(p) for p in found]
     if call.as_json:
-        o.emit({"ok": good, "runs": looked, "run_id": run_id, "problems": shown})
-    else:
-        pages.problem_lines(shown)
-        runs = "1 run" if looked == 1 else f"{looked} runs"
-        click.echo(f"{o.mark('ok' if good else 'bad')} {runs} checked, {len(shown)} problem{'' if len(shown) == 1 else 's'}")
-    return 0 if good else 1
+        o.emit({"ok": found.ok, "runs": found.runs, "events": found.events, "left_out": found.left_out, "run_id": run_id, "problems": shown})
+        return 0 if found.ok else 1
+    pages.problem_lines(shown)
+    if found.left_out:
+        click.echo(f"  and {found.left_out} more")
+    total = len(found) + found.left_out
+    runs, problems = ("1 run" if found.runs == 1 else f"{found.runs} runs"), ("1 problem" if total == 1 else f"{total} problems")
+    click.echo(f"{o.mark('ok' if found.ok else 'bad')} {runs} and {found.events} events checked, {problems}")
+    return 0 if found.ok else 1
 
 
 @click.command()

@@ -13,15 +13,14 @@ from holdfast.cli.session import Call
 from holdfast.core import canon, views
 from holdfast.core import waits as ws
 from holdfast.core.codec import open_row
-from holdfast.core.consistency import Diagnosis, Problem
+from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EventUnreadable, HoldfastError, RunNotFound, StoreCorrupt
+from holdfast.core.errors import EventUnreadable, HoldfastError, StoreCorrupt
 from holdfast.core.events import Event
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.views import Moment
 from holdfast.runtime import Runtime
 
-PAGE = 1000
 EXITS: dict[str, int] = {
     Status.COMPLETED: 0,
     Status.FAILED: 1,
@@ -32,34 +31,6 @@ EXITS: dict[str, int] = {
 
 
 # -- reading ----------------------------------------------------------------------------------------
-
-
-async def problems(rt: Runtime, run_id: str) -> list[Problem]:
-    """What is wrong with one run (§12.1)."""
-    row: Any = None
-    lease = None
-    try:
-        found = await rt.store.get(run_id)
-        if found is not None:
-            row, lease = found
-    except HoldfastError as e:
-        row = e
-    diagnosis = Diagnosis(run_id, row, lease, rt.store.now())
-    after = 0
-    while True:
-        page = await rt.store.rows(run_id, after, PAGE)
-        for entry in page:
-            diagnosis.feed(entry)
-            after = entry.seq
-        if len(page) < PAGE:
-            break
-    if row is None and not after:
-        raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
-    for effect in await rt.store.effects(run_id):
-        diagnosis.feed_effect(effect)
-    for intent in await rt.store.intents(run_id):
-        diagnosis.feed_intent(intent)
-    return diagnosis.problems()
 
 
 def problem_view(problem: Problem) -> dict[str, Any]:
@@ -90,7 +61,7 @@ async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) ->
         record["result"] = values
     record["waits"] = await waits_of(rt, run_id)
     record["values"] = values
-    record["problems"] = [problem_view(p) for p in await problems(rt, run_id)]
+    record["problems"] = [problem_view(p) for p in await rt.check(run_id)]
     record["deduplicated"] = deduplicated
     return record
 
