@@ -272,6 +272,8 @@ class Graph(Generic[S]):
     def _put(self, label: str, function: Callable[..., Any], shape: Any, options: dict[str, Any], **more: Any) -> None:
         if label in self._nodes:
             raise InvalidGraph(f"the node {label!r} is declared twice in {self.id!r}", hint="give one of them another name: @graph.node('other')")
+        if inspect.iscoroutinefunction(options.get("when")):
+            raise InvalidGraph(f"the when= of {label!r} is async; a condition is a plain function of the state")
         if label in (START, END):
             raise InvalidGraph(f"{label!r} is taken: START and END are places, not nodes")
         triggers = []
@@ -310,6 +312,8 @@ class Graph(Generic[S]):
 
     def branch(self, node: NodeRef, router: Callable[[S], Any]) -> Graph[S]:
         """After ``node`` the router, given the state with that node's writes, names who is next: a name, several, Sends or END."""
+        if inspect.iscoroutinefunction(router):
+            raise InvalidGraph(f"the router of {self._name(node)!r} is async; a router is a plain function of the state")
         self._routers.setdefault(self._name(node), []).append(router)
         self._program = None
         return self

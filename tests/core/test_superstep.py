@@ -402,3 +402,12 @@ def test_a_skip_that_comes_back_to_where_it_began_ends_there() -> None:
     world = World(prog, {"n": 0}, a=lambda s: {"n": s["n"] + 1}).drive()
     assert world.ran == [["a", "slow"], ["b"], ["a"], ["b"], ["a"], []]
     assert world.head.pending == ()
+
+
+def test_a_reducer_that_raises_fails_its_step() -> None:
+    """§4.1: the author's function is user code; what it raises is a failure, by name."""
+    divide = Reducer(CUSTOM, lambda old, new: old // new)
+    world = World(program(node("a", start=True), channels={"n": divide}), {"n": 8}, a=lambda s: {"n": 0})
+    with pytest.raises(StepFailure, match="the reducer of 'n' raised ZeroDivisionError") as caught:
+        world.step()
+    assert caught.value.code == "reducer_failed"

@@ -435,3 +435,43 @@ async def test_values_nest_as_deep_as_anyone_needs() -> None:
     g = Graph("g", Tree)
     g.node("a", start=True)(lambda state: {"value": [state.value]})
     assert (await invoked(g, {"value": deep})).state.value == [deep]
+
+
+async def test_a_reducer_that_raises_fails_the_run() -> None:
+    class Sum(State):
+        n: Annotated[int, lambda old, new: old // new] = 1
+
+    g = Graph("g", Sum)
+    g.node("a", start=True)(lambda state: {"n": 0})
+    run = await invoked(g)
+    assert run.stop_reason == "reducer_failed" and run.error is not None and "ZeroDivisionError" in run.error.message
+
+
+async def test_what_a_router_or_a_condition_raises_fails_its_node_beside_others() -> None:
+    g = Graph("g", S)
+    g.node("a", start=True)(nothing)
+    g.node("b", start=True)(lambda state: {"items": "b"})
+    g.branch("a", lambda state: sys.exit(2))
+    assert (await invoked(g)).stop_reason == "system_exit"
+
+
+async def test_a_restart_in_one_of_several_nodes_is_told() -> None:
+    g = Graph("g", S)
+
+    @g.node(start=True)
+    async def a(state: S, ctx: Context) -> None:
+        ctx.restart()
+
+    g.node("b", start=True)(nothing)
+    assert (await invoked(g)).stop_reason == "restart_outside_flow"
+
+
+def test_routers_and_conditions_are_plain_functions() -> None:
+    async def later(state: S) -> Any: ...
+
+    g = Graph("g", S)
+    g.node("a", start=True)(nothing)
+    with pytest.raises(InvalidGraph, match="the router of 'a' is async"):
+        g.branch("a", later)
+    with pytest.raises(InvalidGraph, match="the when= of 'b' is async"):
+        g.node("b", after="a", when=later)(nothing)

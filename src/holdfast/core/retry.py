@@ -10,18 +10,35 @@ from holdfast.core.errors import (
     BadReturn,
     ContractViolation,
     Denied,
+    NodeMissing,
     PathOutsideWorkspace,
     PermanentError,
+    RecordMismatch,
+    StepLimit,
+    SuspensionSwallowed,
     ToolMissing,
     UndeclaredChannel,
-    Unserializable,
+    UsageError,
 )
 
 SECOND = 1_000_000
 CEILING = 300 * SECOND
 
 # What another attempt cannot mend: decided by type, never by an error's text.
-PERMANENT: tuple[type[BaseException], ...] = (Denied, PathOutsideWorkspace, ToolMissing, PermanentError, UndeclaredChannel, ContractViolation, BadReturn, Unserializable)
+PERMANENT: tuple[type[BaseException], ...] = (
+    Denied,
+    PathOutsideWorkspace,
+    ToolMissing,
+    PermanentError,
+    UndeclaredChannel,
+    ContractViolation,
+    BadReturn,
+    UsageError,
+    RecordMismatch,
+    SuspensionSwallowed,
+    NodeMissing,
+    StepLimit,
+)
 
 
 class Retry(msgspec.Struct, frozen=True):

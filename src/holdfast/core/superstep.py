@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, last
+from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, Reducer, last
 from holdfast.core.checkpoint import (
     INPUT_TASK,
     NONE_SEEN,
@@ -21,7 +21,16 @@ from holdfast.core.checkpoint import (
     advanced,
     written,
 )
-from holdfast.core.errors import BadReturn, ContractViolation, InvalidInput, NodeMissing, TwoWriters, UndeclaredChannel, Unserializable
+from holdfast.core.errors import (
+    BadReturn,
+    ContractViolation,
+    InvalidInput,
+    NodeMissing,
+    StepFailure,
+    TwoWriters,
+    UndeclaredChannel,
+    Unserializable,
+)
 from holdfast.core.graph import START, Node, Program, Trigger
 
 INTENTS = "intents"
@@ -91,6 +100,25 @@ def check_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> Non
             raise BadReturn(f"{node.name} wrote a {type(writes[name]).__name__} to {name!r}, which merges dicts")
 
 
+def reduced(name: str, reducer: Reducer, old: Any, value: Any) -> Any:
+    """One write through a channel's reducer; the first write to a custom one without a default stands as it is.
+
+    Raises:
+        StepFailure: the author's function raised.
+        Unserializable: it made a value no store could keep.
+    """
+    if reducer.function is None:
+        return canon.admit(reducer(old, value), name)
+    if old is MISSING:
+        return value
+    try:
+        made = reducer.function(old, value)
+    except Exception as e:
+        what = f"{type(e).__name__}: {e}"
+        raise StepFailure(f"the reducer of {name!r} raised {what}", code="reducer_failed", hint="a reducer is pure: f(old, new)") from e
+    return canon.admit(made, name)
+
+
 def barrier(
     program: Program,
     parent: Checkpoint,
@@ -107,6 +135,7 @@ def barrier(
 
     Raises:
         TwoWriters: two tasks wrote one ``last`` channel (§4.1).
+        StepFailure: a custom reducer raised.
         Unserializable: a custom reducer made a value no store could keep.
     """
     done = [results[t.key] for t in parent.pending]
@@ -129,7 +158,7 @@ def barrier(
             kinds[name] = tag
             if reducer.function is not None:
                 old = custom.get(name, parent.values.get(name, MISSING))
-                custom[name] = value if old is MISSING else canon.admit(reducer.function(old, value), name)
+                custom[name] = reduced(name, reducer, old, value)
     delta = Delta(
         step=parent.step + 1,
         source=source,
@@ -182,7 +211,7 @@ def first(
         # the value must be stored, and so must every custom reducer's.
         if tag == CUSTOM or (tag not in (TOPIC, "override") and old is not MISSING and old):
             reducer = program.channels[name].reducer
-            explicit[name] = writes[name] if old is MISSING else canon.admit(reducer(old, writes[name]), name)
+            explicit[name] = reduced(name, reducer, old, writes[name])
             kinds[name] = CUSTOM
     values = canon.encode(canon.FrozenDict(explicit)) if explicit else None
     delta = Delta(step=0, source=source, done=(given if inline else INPUT_TASK,), kinds=kinds, values=values)

@@ -16,9 +16,9 @@ from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure
 from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes
 from holdfast.core.retry import backoff
-from holdfast.core.superstep import INTENTS, check_writes
+from holdfast.core.superstep import INTENTS, check_writes, reduced
 from holdfast.engine.calls import bounded, call
-from holdfast.engine.context import Context, Suspend
+from holdfast.engine.context import Context, Restart, Suspend
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.services import Services
 from holdfast.engine.subflow import Subflow
@@ -78,14 +78,22 @@ async def execute(
         if due:
             await services.clock.sleep(max(0, due - services.clock.now()) / 1_000_000)
         attempt += 1
+        cause: BaseException
         try:
             return await _attempt(services, journal, program, node, task, values, place, attempt)
         except StepError as e:
             if node.shape != "subgraph":
                 raise  # it reported an outcome of its own
             cause, error, outcome = e.cause, e.error, e.outcome
-        except Exception as e:
-            cause, error, outcome = e, ErrorValue.of(e, where=place.where), "failed"
+        except (Exception, SystemExit) as e:
+            # Conditions and routers are plain code that runs here: what exits there ends the step, not the process.
+            cause = e if isinstance(e, Exception) else StepFailure(f"{node.name} called sys.exit({e.code!r})", code="system_exit")
+            error, outcome = ErrorValue.of(cause, where=place.where), "failed"
+        except Restart as e:
+            if program.flow:
+                raise
+            cause = StepFailure("ctx.restart is for flows", code="restart_outside_flow", hint="in a graph return Goto(node, writes)")
+            raise StepError(place.key, cause, ErrorValue.of(cause, where=place.where), attempt) from e
         if journal.dead is not None:
             raise journal.dead from None
         if not node.retry.retries(cause, attempt):
@@ -235,7 +243,7 @@ def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapp
     for name, value in writes.items():
         reducer = program.channels[name].reducer
         old = seen.get(name, MISSING)
-        seen[name] = value if reducer.function is not None and old is MISSING else canon.admit(reducer(old, value), name)
+        seen[name] = reduced(name, reducer, old, value)
     chosen: list[str] = []
     sends: list[Send] = []
     snapshot = program.state._view(seen)
