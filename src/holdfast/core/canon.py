@@ -404,7 +404,8 @@ def _check_text(text: str, path: str) -> None:
 def _key(key: Any, path: str) -> str:
     if type(key) is not str:
         raise Unserializable(path, f"the key {key!r} is not a string", hint="use string keys")
-    _check_text(key, path)
+    if not key.isascii() or "\0" in key:
+        _check_text(key, path)
     return key
 
 

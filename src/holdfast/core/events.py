@@ -477,5 +477,7 @@ def voucher(events: Iterable[Event]) -> Event | None:
 
 def step_ended(outcome: str) -> type[StepEnded]:
     """The kind that tells of a completed step with this outcome."""
+    if outcome == "ok":
+        return StepCompleted
     word = outcome.strip().lower()
     return STEP_ENDS["skipped"] if word.startswith("skipped") else STEP_ENDS.get(word, StepCompleted)

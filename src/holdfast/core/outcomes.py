@@ -14,6 +14,8 @@ def completes(outcome: object) -> bool:
     ``ok``, ``degraded`` or anything that begins with ``skipped``, trimmed and lower-cased; every other word,
     ``""`` and ``None`` is not. The fold, the checkpoint writer, the resume and the summaries all call this.
     """
+    if outcome == OK:
+        return True
     if not isinstance(outcome, str):
         return False
     word = outcome.strip().lower()

@@ -402,7 +402,12 @@ def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary,
     ``advanced``: the checkpoint is a barrier's, one super-step further than its parent. Its tasks may have ended in
     earlier commits; a task that ends in this one must have completed, by the one predicate (§4.11).
     """
-    facts = [e.fact for e in events]
-    ended = [completes(f.outcome) for f in facts if isinstance(f, ev.StepEnded) and not f.path]
-    found = [Boundary.STEP_COMPLETED] if advanced and all(ended) else []
-    return tuple(dict.fromkeys([*found, *(b for f in facts if (b := _BOUNDARIES.get(type(f))) is not None)]))
+    completed, found = advanced, []
+    for event in events:
+        fact = event.fact
+        if isinstance(fact, ev.StepEnded):
+            completed = completed and (fact.path != "" or completes(fact.outcome))
+        boundary = _BOUNDARIES.get(type(fact))
+        if boundary is not None and boundary not in found:
+            found.append(boundary)
+    return (Boundary.STEP_COMPLETED, *found) if completed else tuple(found)

@@ -329,7 +329,8 @@ class Driver:
             await self._fail(Draft(facts=[self._ended(r) for r in kept], results=list(kept)), e, ErrorValue.of(e))
             return True
         draft = Draft(facts=[self._ended(results[t.key]) for t in parent.pending if t.key in inline])
-        self._outbox(draft, [results[t.key] for t in parent.pending])
+        if any(r.intents or r.ledger for r in results.values()):
+            self._outbox(draft, [results[t.key] for t in parent.pending])
         if moved.pending:
             draft.facts += self._started(moved.pending, moved.step + 1)
             await journal.checkpointed(draft, delta, moved)

@@ -176,21 +176,26 @@ def _finish(program: Program, node: Node, task: Task, values: Mapping[str, Any],
     if node.routers:
         chosen, routed = _route(program, node, values, writes)
         sends += routed
-    for target in (*(goto or ()), *chosen, *(s.node for s in sends)):
-        if target not in program.nodes:
-            raise NodeMissing(f"{node.name} goes to {target!r}, which is not a node", hint="nodes: " + ", ".join(program.nodes))
+    if goto or chosen or sends:
+        _expect(program, node, [*(goto or ()), *chosen, *(s.node for s in sends)])
     result = TaskResult(
         task=task.key,
         outcome=_outcome(task, ctx),
         writes=packed,
         goto=goto,
         chosen=chosen,
-        sends=tuple(SendTo(s.node, canon.pack(s.payload, f"Send({s.node!r})")[1]) for s in sends),
+        sends=tuple([SendTo(s.node, canon.pack(s.payload, f"Send({s.node!r})")[1]) for s in sends]),
         attempt=ctx.attempt,
         intents=tuple(ctx._intents),
         ledger=tuple(ctx._ledger),
     )
     return Finished(result, writes)
+
+
+def _expect(program: Program, node: Node, targets: list[str]) -> None:
+    for target in targets:
+        if target not in program.nodes:
+            raise NodeMissing(f"{node.name} goes to {target!r}, which is not a node", hint="nodes: " + ", ".join(program.nodes))
 
 
 def _outcome(task: Task, ctx: Context) -> str:

@@ -12,8 +12,9 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-ACTIVE_POLL = 0.005
-IDLE_POLL = 0.050
+# A look costs about 5 us: a part in 400 of one processor while active, in 4,000 while idle.
+ACTIVE_POLL = 0.002
+IDLE_POLL = 0.020
 ACTIVE_FOR = 1.0
 
 

@@ -8,7 +8,7 @@ import random
 import re
 import time
 from collections.abc import Iterator, Sequence
-from importlib import resources
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,11 +31,12 @@ APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell who
 LOOP_BUSY = 0.002
 PATIENCE = 5.0
 _WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
+_HERE = Path(__file__).parent  # importlib.resources would load archive and temporary-file modules with every start
 _NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
 def _statements() -> SimpleNamespace:
-    parts = _NAME.split(resources.files(__package__).joinpath("queries.sql").read_text("utf-8"))
+    parts = _NAME.split(_HERE.joinpath("queries.sql").read_text("utf-8"))
     found = {}
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
         lines = [line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--")]
@@ -44,7 +45,7 @@ def _statements() -> SimpleNamespace:
 
 
 def _migrations() -> list[str]:
-    folder = resources.files(__package__).joinpath("migrations")
+    folder = _HERE.joinpath("migrations")
     names = sorted(f.name for f in folder.iterdir() if f.name.endswith(".sql"))
     assert names == [f"{i:04}.sql" for i in range(1, len(names) + 1)], "migrations are numbered without a gap"
     return [folder.joinpath(n).read_text("utf-8") for n in names]
