@@ -241,6 +241,8 @@ class Graph(Generic[S]):
         retry: Retry | int | None = None,
         timeout: timedelta | float | None = None,
         side_effects: str = "none",
+        idempotent: bool = False,
+        verify: Callable[..., Any] | None = None,
         capabilities: tuple[str, ...] = (),
         delivers: bool = False,
         gate: Any = None,
@@ -297,6 +299,8 @@ class Graph(Generic[S]):
             # A sub-graph's nodes have timeouts of their own; as a whole it has one only if it is given.
             timeout_us=microseconds(timeout, 0 if shape == "subgraph" else DEFAULT_TIMEOUT_US),
             side_effects=EffectClass(options.get("side_effects", "none")),
+            idempotent=bool(options.get("idempotent", False)),
+            verify=options.get("verify"),
             capabilities=tuple(options.get("capabilities", ())),
             delivers=bool(options.get("delivers", False)),
             gate=options.get("gate"),

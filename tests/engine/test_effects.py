@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Absent, Context, Happened, Retry, Runtime, Unknown, flow
+from holdfast import Absent, Context, Graph, Happened, Retry, Runtime, State, Unknown, flow, window
 from holdfast.core.commands import Decide
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import AttemptMayLive, LeaseLost
@@ -365,10 +365,15 @@ async def test_a_second_caller_waits_for_the_first(house: House) -> None:
 async def test_a_second_caller_is_told_in_time(house: House) -> None:
     """§6.8: it waits no longer than its own timeout."""
     world = Frozen()
-    skill, impatient = publishing(world, key="order-7"), publishing(world, key="order-7", timeout=0)
+    skill, impatient = publishing(world, key="order-7"), publishing(world, key="order-7", timeout=5)
     one, two = await house.process(skill), await house.process(impatient)
     first = asyncio.ensure_future(one.invoke(skill, {"text": "a"}))
     await world.reached.wait()
+
+    async def passes(timeout: float) -> None:
+        await house.clock.sleep(1)
+
+    two.store.wait_for_change = passes  # type: ignore[method-assign]
     run = await two.invoke(impatient, {"text": "a"})
     assert (run.status, run.stop_reason) == ("failed", "effect_in_progress")
     world.thaw.set()
@@ -528,3 +533,126 @@ async def test_the_key_differs_per_loop_visit_and_survives_a_crash(house: House)
     run = await rt.resume(run_id)
     assert (run.result, len(world.done)) == (15, 3)
     assert len(set(world.keys)) == 3 and len(world.keys) == 4
+
+
+# -- nodes, the ledger, the log -------------------------------------------------------------------------
+
+
+class Page(State):
+    text: str
+    receipt: str = ""
+
+
+def declared(world: World, **options: Any) -> Graph[Page]:
+    graph = Graph("declared", Page)
+
+    @graph.node(start=True, side_effects="external_action", **options)
+    async def publish(state: Page, ctx: Context) -> dict[str, Any]:
+        return {"receipt": await world.upload(state.text)}
+
+    return graph
+
+
+async def test_a_node_that_declares_an_effect_is_one(house: House) -> None:
+    """§6.1, T-44: on record before it runs, reused by a replay, and the source stays."""
+    world = World()
+    graph = declared(world)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {"text": "a"})
+    assert (run.status, run.state.receipt, await statuses(rt, run.run_id)) == ("completed", "receipt 1", ["recorded"])
+    told = await kinds(rt, run.run_id)
+    assert told.index("side_effect.attempted") < told.index("side_effect.recorded") < told.index("run.completed")
+    again = await rt.replay(run.run_id)
+    assert (again.status, again.state.receipt, world.done) == ("completed", "receipt 1", ["a"])
+
+
+async def test_a_crash_in_a_declared_node_asks(house: House) -> None:
+    """T-76: taken over, it is not executed again."""
+    world = World(crash_at=1)
+    graph = declared(world)
+    run_id = await crashed(house, graph, {"text": "a"})
+    rt = await house.process(graph)
+    run = await rt.resume(run_id)
+    assert run.status == "waiting_for_human" and run.waits[0].kind == "effect" and world.done == ["a"]
+    await rt.decide(run_id, "record_result", payload={"receipt": "by hand"}, actor="ada")
+    run = await rt.resume(run_id)
+    assert (run.status, run.state.receipt, world.done) == ("completed", "by hand", ["a"])
+
+
+async def test_an_idempotent_node_goes_again(house: House) -> None:
+    world = World(crash_at=1)
+    graph = declared(world, idempotent=True)
+    run_id = await crashed(house, graph, {"text": "a"})
+    rt = await house.process(graph)
+    run = await rt.resume(run_id)
+    assert (run.status, world.done) == ("completed", ["a", "a"])
+
+
+async def test_a_declared_node_may_wait_in_the_middle(house: House) -> None:
+    world = World()
+    graph = Graph("careful", Page)
+
+    @graph.node(start=True, side_effects="external_action")
+    async def publish(state: Page, ctx: Context) -> dict[str, Any]:
+        await ctx.approve("Sure?")
+        return {"receipt": await world.upload(state.text)}
+
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {"text": "a"})
+    assert run.status == "waiting_for_human" and await statuses(rt, run.run_id) == ["blocked"]
+    run = await rt.approve(run.run_id)
+    assert (run.status, world.done, await statuses(rt, run.run_id)) == ("completed", ["a"], ["blocked", "recorded"])
+
+
+class Log(State):
+    n: int = 0
+    recent: Annotated[list[int], window(50)]
+
+
+def logging(rows: int, turns: int) -> Graph[Log]:
+    graph = Graph("log", Log)
+
+    @graph.node(start=True)
+    async def turn(state: Log, ctx: Context) -> dict[str, Any]:
+        for i in range(rows):
+            ctx.record("log", f"{state.n}.{i}", {"n": state.n})
+        return {"n": state.n + 1, "recent": [state.n]}
+
+    graph.branch("turn", lambda s: "turn" if s.n < turns else None)
+    return graph
+
+
+@pytest.mark.parametrize("applied", [False, True])
+async def test_ledger_rows_commit_with_the_checkpoint(house: House, applied: bool) -> None:
+    """T-63: a crash at the commit of a step with three rows leaves three or none."""
+    graph = logging(rows=3, turns=1)
+    rt = await house.process(graph)
+    commit = rt.store.commit
+
+    async def crash(c: Any) -> Any:
+        if not c.ledger:
+            return await commit(c)
+        if applied:
+            await commit(c)
+        raise Crash
+
+    rt.store.commit = crash  # type: ignore[method-assign]
+    with pytest.raises(Crash):
+        await rt.invoke(graph, {})
+    run_id = (await rt.runs())[0].run_id
+    assert len(await rt.store.ledger(run_id)) == (3 if applied else 0)
+    rt.store.commit = commit  # type: ignore[method-assign]
+    house.kill(rt)
+    other = await house.process(graph)
+    await other.worker(until_idle=True)
+    assert (await other.get(run_id)).status == "completed"
+    assert [r.key for r in await other.store.ledger(run_id)] == ["0.0", "0.1", "0.2"]
+
+
+async def test_a_bounded_channel_loses_nothing_in_the_ledger(house: House) -> None:
+    """T-64: 200 messages, a window of 50, 200 rows."""
+    graph = logging(rows=1, turns=200)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {})
+    assert list(run.state.recent) == list(range(150, 200))
+    assert len(await rt.store.ledger(run.run_id)) == 200

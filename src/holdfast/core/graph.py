@@ -81,6 +81,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     timeout_us: int = DEFAULT_TIMEOUT_US
     side_effects: EffectClass = EffectClass.NONE
     capabilities: tuple[str, ...] = ()
+    idempotent: bool = False
+    verify: Callable[..., Any] | None = None
     delivers: bool = False
     gate: Any = None
     child: Any = None

@@ -41,9 +41,11 @@ from holdfast.core.retry import ONCE, Retry, backoff
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
 from holdfast.engine.calls import asynchronous, call, name_of
 from holdfast.engine.journal import Draft
+from holdfast.engine.scopes import Restart, Suspend
 from holdfast.engine.services import Services
 
 VERIFY_TIMEOUT_US = 30_000_000
+PATIENCE_US = 60_000_000
 LOOK_SECONDS = 0.05
 SUMMARY_CHARS = 2_000
 QUESTIONS = {
@@ -68,6 +70,7 @@ class Options(msgspec.Struct, frozen=True):
     timeout_us: int = 60_000_000
     retry: Retry = ONCE
     name: str = ""
+    cooperative: bool = True
 
 
 class NotBegun(Exception):
@@ -87,6 +90,11 @@ async def perform(ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], optio
         return await ctx._do_step(fn, args, options.key, options.retry, options.timeout_us)
     with ctx._place(name, options.key) as path:
         return await _Performance(ctx, fn, args, options, name, path).run()
+
+
+async def perform_at(ctx: Any, path: str, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
+    """An effect at a given path: a node that declares itself one."""
+    return await _Performance(ctx, fn, args, options, options.name, path).run()
 
 
 class _Performance:
@@ -128,7 +136,7 @@ class _Performance:
             await self._again(self.ctx.attempt)  # the node is tried again after this effect had failed
         if self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._echoed()) is not None:
             return await self._replay(echoed)
-        until = self.services.clock.now() + self.options.timeout_us
+        until = self.services.clock.now() + (self.options.timeout_us or PATIENCE_US)
         while True:
             verdict = await self._judged()
             if isinstance(verdict, fx.Verify):
@@ -325,17 +333,26 @@ class _Performance:
             await self._abandoned(effect, str(failure))
         if isinstance(failure, StepTimeout) and not self.options.idempotent:
             # It may have happened: that is for the hook or a person to say.
-            await self._lost_track(effect, "timed out", closed=asynchronous(self.fn))
-            if self.options.verify is None or not asynchronous(self.fn):
+            await self._lost_track(effect, "timed out", closed=self._cooperative())
+            if self.options.verify is None or not self._cooperative():
                 return False, None
             answer = await self._verify()
             if isinstance(answer, fx.Happened):
                 return True, await self._settled(effect, *canon.pack(answer.result, f"verify of {self.name}"))
             if not isinstance(answer, fx.Absent):
                 return False, None
+        if isinstance(failure, Suspend | Restart):
+            # It rests before it has acted to the end; entered again it is attempted anew.
+            blocked = replace(effect, status=EffectStatus.BLOCKED, closed=True, settled_at=self.services.clock.now())
+            await self._save(effect, Draft(facts=[self._fact(ev.SideEffectBlocked, effect, "it rests in a wait")], effects=[blocked]), "it rests")
+            raise failure
         if not isinstance(failure, Exception):
             raise failure
         return await self._failed(effect, failure)
+
+    def _cooperative(self) -> bool:
+        """Whether a timeout has ended the act: a thread goes on."""
+        return self.options.cooperative and asynchronous(self.fn)
 
     async def _failed(self, effect: Effect, failure: Exception) -> tuple[bool, Any]:
         """A failure is a result too; the retry policy says what follows (§6.9)."""
@@ -595,4 +612,4 @@ def keyed(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
     return functools.partial(fn, idempotency_key=key) if wants else fn
 
 
-__all__ = ["NotBegun", "Options", "alive_now", "closed_owners", "forced", "keyed", "perform", "refuse_to_repeat", "surfaced"]
+__all__ = ["NotBegun", "Options", "alive_now", "closed_owners", "forced", "keyed", "perform", "perform_at", "refuse_to_repeat", "surfaced"]

@@ -11,12 +11,14 @@ from holdfast.authoring import State
 from holdfast.core import canon, ids
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING
-from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult
+from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, written
+from holdfast.core.effects import LEDGERED
 from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure
 from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes
 from holdfast.core.retry import backoff
 from holdfast.core.superstep import INTENTS, check_writes, reduced
+from holdfast.engine import effects as performing
 from holdfast.engine.calls import bounded, call
 from holdfast.engine.context import Context, Restart, Suspend
 from holdfast.engine.journal import Draft, Journal
@@ -44,6 +46,7 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 NOTHING: Mapping[str, Any] = canon.EMPTY_DICT
+_result = msgspec.msgpack.Decoder(TaskResult)
 
 
 class Place(msgspec.Struct, frozen=True):
@@ -112,12 +115,35 @@ async def _attempt(
     ctx = Context(services, journal, node, task, attempt=attempt, prefix=f"{place.path}/" if place.path else "", root=place.key)
     if node.shape == "subgraph":
         return await _subflow(services, journal, program, node, task, values, place, ctx)
+    if node.side_effects in LEDGERED:
+        return await _as_effect(program, node, task, values, snapshot, ctx)
+    return await _whole(program, node, task, values, snapshot, ctx)
+
+
+async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, ctx: Context) -> Finished:
     try:
         value = await _call(node, snapshot, ctx)
         ctx._end()
     finally:
         ctx._closed = True
     return _finish(program, node, task, values, ctx, value)
+
+
+async def _as_effect(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, ctx: Context) -> Finished:
+    """A node that declares a side effect is one: its attempt is on record before it runs, its result is the record (§6.1)."""
+
+    async def act(seen: Any, payload: Any) -> bytes:
+        return msgspec.msgpack.encode((await _whole(program, node, task, values, snapshot, ctx)).result)
+
+    options = performing.Options(
+        side_effects=node.side_effects.value, idempotent=node.idempotent, verify=node.verify, timeout_us=0, name=f"node:{node.name}",
+        cooperative=node.asynchronous,
+    )  # fmt: skip
+    data = await performing.perform_at(ctx, f"{ctx._root.prefix}@node", act, (dict(snapshot), ctx.payload), options)
+    if not isinstance(data, bytes):  # a hook or a person said what happened: that is what it wrote
+        return _finish(program, node, task, values, ctx, data)
+    result = _result.decode(data)
+    return Finished(result, written(result))
 
 
 async def _call(node: Node, snapshot: State, ctx: Context) -> Any:
