@@ -201,7 +201,7 @@ def test_checkpoints_state_and_diff(holdfast: Type) -> None:
     now = holdfast("state", run_id, "--json").json
     assert (set(now), now["checkpoint_id"]) == ({"run_id", "checkpoint_id", "step", "values"}, head)
     changed = holdfast("diff", run_id, first.rpartition(".")[2], "head", "--json").json
-    assert changed["changed"] == {"done": {"a": [], "b": ["first", "last"], "change": "extended"}}
+    assert (set(changed), changed["changed"]) == ({"run_id", "a", "b", "added", "removed", "changed"}, {"done": {"from": [], "to": ["first", "last"]}})
     assert "+ last" in holdfast("diff", run_id, first, head).out
     assert head in holdfast("checkpoints", run_id).out and "last" in holdfast("state", run_id).out
 
@@ -393,3 +393,48 @@ def test_a_problem_is_named_in_check_and_on_the_page(holdfast: Type) -> None:
     assert codes & {"snapshot_status_drift", "terminal_snapshot_without_event", "snapshot_field_drift"}, codes
     assert next(iter(codes)) in holdfast("show", run_id).out
     assert holdfast("check").code == 1
+
+
+def test_repair_state_says_what_it_would_do_and_then_does_it(holdfast: Type) -> None:
+    """§12.3, §12.4: a dry run writes nothing; applied twice, the second time there is nothing to do; exit code 0 each time."""
+    run_id = begun(holdfast)
+    with apsw.Connection(".holdfast/runs.db") as db:
+        db.execute("UPDATE run SET status = 'waiting_for_signal'")
+    dry = holdfast("repair-state", run_id, "--json")
+    keys = {"run_id", "dry_run", "applied", "needs_operator_decision", "refused", "reason", "problems", "actions", "backup", "status_before", "status_after"}
+    assert (dry.code, set(dry.json)) == (0, keys)
+    assert (dry.json["dry_run"], dry.json["applied"], len(dry.json["actions"])) == (True, False, 1)
+    assert holdfast("check", run_id).code == 1
+    assert holdfast("repair-state", run_id, "--apply").code == 0
+    assert holdfast("check", run_id).code == 0
+    again = holdfast("repair-state", run_id, "--apply", "--json").json
+    assert (again["applied"], again["reason"]) == (False, "nothing to repair")
+
+
+def test_backup_and_restore(holdfast: Type) -> None:
+    """A copy of the store comes back, under a new incarnation; what was there meanwhile is gone."""
+    run_id = begun(holdfast)
+    assert holdfast("backup", "copy.db", "--json").json["file"] == "copy.db"
+    assert holdfast("backup", "copy.db").code == 2, "a backup overwrites nothing"
+    later = begun(holdfast)
+    assert holdfast("restore", "copy.db", "--json").json == {"file": "copy.db", "runs": 1}
+    assert holdfast("show", run_id).code == 0 and holdfast("show", later).code == 3
+    holdfast("approve", run_id)
+    assert holdfast("resume", run_id, "work.py").code == 0
+
+
+def test_an_old_copy_put_back_is_named_until_it_is_acknowledged(holdfast: Type) -> None:
+    """X-01: readable, named by every write and by check, until an operator says so."""
+    run_id = begun(holdfast)
+    assert holdfast("backup", "copy.db").code == 0
+    begun(holdfast)
+    for name in ("runs.db-wal", "runs.db-shm"):
+        Path(".holdfast", name).unlink(missing_ok=True)
+    Path("copy.db").replace(".holdfast/runs.db")
+    said = holdfast("approve", run_id)
+    assert (said.code, said.err.split(":")[0]) == (1, "log_rolled_back")
+    assert "doctor --acknowledge" in said.err
+    assert holdfast("doctor").code == 1
+    done = holdfast("doctor", "--acknowledge", "--json")
+    assert (done.code, set(done.json)) == (0, {"ok", "runs", "acknowledged", "repairs", "problems"})
+    assert holdfast("approve", run_id).code == 0

@@ -263,37 +263,33 @@ def state(call: Call, run_id: str, at: str | None) -> int:
 def diff(call: Call, run_id: str, a: str, b: str) -> int:
     """Show what changed in the values between two checkpoints."""
 
-    async def act(rt: Runtime) -> tuple[CheckpointView, CheckpointView]:
-        return await _at(rt, run_id, a), await _at(rt, run_id, b)
+    async def act(rt: Runtime) -> dict[str, Any]:
+        ends = [(await _at(rt, run_id, name)).checkpoint_id for name in (a, b)]
+        return await rt.diff(run_id, *ends)
 
-    one, two = over(call, act)
-    old = {n: o.shown(v) for n, v in one.values.items()}
-    new = {n: o.shown(v) for n, v in two.values.items()}
-    changed = {n: {"a": old.get(n), "b": new.get(n), "change": _change(n, old, new)} for n in {**old, **new} if n not in old or n not in new or old[n] != new[n]}
+    found = over(call, act)
+    for kind in ("added", "removed", "changed"):
+        found[kind] = {n: o.shown(v) for n, v in found[kind].items()}
     if call.as_json:
-        o.emit({"run_id": run_id, "a": one.checkpoint_id, "b": two.checkpoint_id, "changed": changed})
+        o.emit(found)
         return 0
-    if not changed:
+    for name, value in found["removed"].items():
+        _changed(name, "removed", [value], [])
+    for name, value in found["added"].items():
+        _changed(name, "added", [], [value])
+    for name, change in found["changed"].items():
+        was, now = change["from"], change["to"]
+        if isinstance(was, list) and isinstance(now, list) and now[: len(was)] == was:
+            _changed(name, "extended", [], now[len(was) :])
+        else:
+            _changed(name, "changed", [was], [now])
+    if not (found["added"] or found["removed"] or found["changed"]):
         click.echo("nothing changed")
-    for name, change in changed.items():
-        click.echo(f"{o.paint(o.inline(name), bold=True)}  {change['change']}")
-        _lines(change)
     return 0
 
 
-def _change(name: str, old: Mapping[str, Any], new: Mapping[str, Any]) -> str:
-    if name not in old:
-        return "added"
-    if name not in new:
-        return "removed"
-    a, b = old[name], new[name]
-    extended = isinstance(a, list) and isinstance(b, list) and b[: len(a)] == a
-    return "extended" if extended else "changed"
-
-
-def _lines(change: Mapping[str, Any]) -> None:
-    a, b = change["a"], change["b"]
-    gone, come = ([], b[len(a) :]) if change["change"] == "extended" else ([a] if change["change"] != "added" else [], [b] if change["change"] != "removed" else [])
+def _changed(name: str, how: str, gone: list[Any], come: list[Any]) -> None:
+    click.echo(f"{o.paint(o.inline(name), bold=True)}  {how}")
     limit = max(20, o.width() - 4)
     for sign, colour, items in (("-", "red", gone), ("+", "green", come)):
         for item in items:

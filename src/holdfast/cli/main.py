@@ -7,7 +7,7 @@ import sys
 import click
 
 import holdfast
-from holdfast.cli import deciding, driving, keeping, looking, operating, showcase, starting
+from holdfast.cli import deciding, driving, keeping, looking, mending, operating, showcase, starting
 from holdfast.cli.session import DEBUG, Commands
 
 HELP = """Durable runs: graphs and flows that survive.
@@ -36,7 +36,7 @@ def cli(ctx: click.Context, store: str | None, debug: bool) -> None:
     ctx.meta[DEBUG] = debug
 
 
-for module in (showcase, starting, driving, looking, deciding, operating, keeping):
+for module in (showcase, starting, driving, looking, deciding, operating, keeping, mending):
     for command in module.COMMANDS:
         cli.add_command(command)
 

@@ -1,0 +1,143 @@
+"""Commands for a store that went wrong: repair-state, doctor, backup, restore."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Protocol, cast
+
+import click
+import msgspec
+
+from holdfast.cli import output as o
+from holdfast.cli import pages
+from holdfast.cli.session import Call, actor_option, options, over
+from holdfast.core.errors import UsageError
+from holdfast.engine.repairing import Repair
+from holdfast.ports import Store
+from holdfast.runtime import Runtime
+
+
+class File(Protocol):
+    """A store that is a file of its own."""
+
+    async def acknowledge(self) -> None: ...
+    async def backup(self, path: str) -> None: ...
+    async def restore(self, path: str) -> None: ...
+
+
+def _file(store: Store, what: str) -> File:
+    """The store as a file.
+
+    Raises:
+        UsageError: it is none, so that its own tools do this.
+    """
+    if not hasattr(store, what):
+        raise UsageError(f"{store.url} is no file: holdfast has no {what} for it", hint="use the database's own tools")
+    return cast(File, store)
+
+
+@click.command("repair-state")
+@click.argument("run_id", metavar="RUN")
+@click.option("--apply", is_flag=True, help="Do it. Without this it says what it would do, and writes nothing.")
+@actor_option
+@options()
+def repair_state(call: Call, run_id: str, apply: bool, actor: str) -> int:
+    """Heal what is safe to heal in a run's row; never resume it, never invent a decision.
+
+    Exit code 0 for a dry run, for nothing to do and for a refusal, which the report names; 1 if a write failed.
+    """
+    report = over(call, lambda rt: rt.repair_run_state(run_id, apply, actor=actor))
+    if call.as_json:
+        o.emit(_report(report))
+        return 0
+    _tell(report)
+    return 0
+
+
+def _report(report: Repair) -> dict[str, Any]:
+    actions = [msgspec.structs.asdict(a) for a in report.actions]
+    return {**msgspec.structs.asdict(report), "problems": [pages.problem_view(p) for p in report.problems], "actions": actions}
+
+
+def _tell(report: Repair) -> None:
+    pages.problem_lines([pages.problem_view(p) for p in report.problems])
+    for action in report.actions:
+        click.echo(f"  {o.mark('ok' if report.applied else 'go')} {action.code}: {o.inline(action.does)}")
+    word = "repaired" if report.applied else f"refused ({report.refused})" if report.refused else "nothing written"
+    click.echo(f"{report.run_id}  {o.paint(word, bold=True)}: {o.inline(report.reason)}")
+    if report.backup:
+        click.echo(f"  the row as it was: {o.inline(report.backup)}")
+
+
+@click.command()
+@click.option("--acknowledge", is_flag=True, help="Accept the log as it is: a new incarnation, and every fence given out before is void.")
+@click.option("--rebuild", is_flag=True, help="Rebuild every run's row from its events, where they differ.")
+@actor_option
+@options()
+def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
+    """Look at the store and all its runs; say what to do, or do it.
+
+    Exit code 0 if nothing is wrong in the end, else 1.
+    """
+
+    async def act(rt: Runtime) -> tuple[list[Repair], Any]:
+        if acknowledge:
+            await _file(rt.store, "acknowledge").acknowledge()
+        done = []
+        if rebuild:
+            for run_id in dict.fromkeys(p.run_id for p in await rt.check() if p.run_id is not None):
+                done.append(await rt.repair_run_state(run_id, True, actor=actor, rebuild=True))
+        return done, await rt.check()
+
+    done, left = over(call, act)
+    shown = [pages.problem_view(p) for p in left]
+    if call.as_json:
+        o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown})
+        return 0 if left.ok else 1
+    if acknowledge:
+        click.echo(f"{o.mark('ok')} acknowledged: the store takes writes again, under a new incarnation")
+    for report in done:
+        _tell(report)
+    pages.problem_lines(shown)
+    click.echo(f"{o.mark('ok' if left.ok else 'bad')} {'nothing is wrong' if not shown else f'{len(shown)} problems'} ({left.runs} runs)")
+    return 0 if left.ok else 1
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@options()
+def backup(call: Call, file: Path) -> int:
+    """Copy the store to FILE while it is in use."""
+    _there(call)
+    over(call, lambda rt: _file(rt.store, "backup").backup(str(file)))
+    if call.as_json:
+        o.emit({"file": str(file), "bytes": file.stat().st_size})
+    else:
+        click.echo(f"{o.mark('ok')} {file}, {file.stat().st_size} bytes")
+    return 0
+
+
+@click.command()
+@click.argument("file", type=click.Path(path_type=Path))
+@options()
+def restore(call: Call, file: Path) -> int:
+    """Put a backup in the place of the store, under a new incarnation: workers of before are refused."""
+
+    async def act(rt: Runtime) -> int:
+        await _file(rt.store, "restore").restore(str(file))
+        return (await rt.check()).runs
+
+    runs = over(call, act, make=True)
+    if call.as_json:
+        o.emit({"file": str(file), "runs": runs})
+    else:
+        click.echo(f"{o.mark('ok')} restored from {file}: {runs} runs")
+    return 0
+
+
+def _there(call: Call) -> None:
+    if (path := call.missing) is not None:
+        raise UsageError(f"there is no store at {path}", hint="name it with --store", code="no_store")
+
+
+COMMANDS = (repair_state, doctor, backup, restore)
