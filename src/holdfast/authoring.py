@@ -458,7 +458,7 @@ def _may_route(functions: list[Any]) -> bool:
         found = todo.pop()
         if found is Goto or found is Send:
             return True
-        if isinstance(found, types.ModuleType | types.BuiltinFunctionType | property) or _foreign(found):
+        if isinstance(found, types.ModuleType | types.BuiltinFunctionType | property) or (found not in functions and _foreign(found)):
             continue
         if not isinstance(found, types.FunctionType | types.MethodType):
             return True

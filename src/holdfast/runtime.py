@@ -333,10 +333,12 @@ class Runtime:
         self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...], named: bool = False
     ) -> records.Run:
         self._drivers[run_id] = driver
+        self._services.driving.add(run_id)
         try:
             return await driver.drive(claim, inbox, named=named)
         finally:
             self._drivers.pop(run_id, None)
+            self._services.driving.discard(run_id)
             self._services.streams.end(run_id)
 
     async def _claim(self, run_id: str) -> Claim | None:
@@ -364,7 +366,7 @@ class Runtime:
                     await self._clock.sleep(min((lease.due - now) / 1_000_000, POLL_SECONDS))
                     continue
             await self._fitting(run, upgrade)
-            claim = None if lease.live(now) else await self._claim(run_id)
+            claim = None if lease.live(now) and not self._idle_here(run_id, lease) else await self._claim(run_id)
             if claim is None:
                 if run.status is Status.PENDING and await self._behind_a_wait(run):
                     break
@@ -385,6 +387,10 @@ class Runtime:
             loaded = await self._reader.loaded(run.run_id)
             superstep.expect(program, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.pending)
         return program
+
+    def _idle_here(self, run_id: str, lease: Lease) -> bool:
+        """Whether this process holds a run that nobody in it drives: its driver ended with an error of the store."""
+        return lease.owner == self._services.owner and run_id not in self._services.driving
 
     async def _behind_a_wait(self, run: records.Run) -> bool:
         """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming (§5.13)."""
@@ -598,7 +604,7 @@ class Runtime:
         """
         run, lease = await self._reader.found(run_id)
         now = self._store.now()
-        if run.status in LIVE and lease.live(now):
+        if run.status in LIVE and lease.live(now) and not self._idle_here(run_id, lease):
             await self._refuse_live(run, lease, wait)
             run, lease = await self._reader.found(run_id)
         program = await self._fitting(run, upgrade)

@@ -16,7 +16,7 @@ from typing import Any, Protocol
 from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.errors import ErrorValue, RecordMismatch, StoreError, UsageError
+from holdfast.core.errors import Conflict, ErrorValue, RecordMismatch, StoreError, UsageError
 from holdfast.core.waits import Wait
 from holdfast.engine.journal import Draft
 
@@ -192,9 +192,9 @@ async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
 async def _failed(ctx: Owner, path: str, name: str, error: BaseException) -> None:
     """Records which failure a scope raised and closes the waits beneath it, so that a node may catch it and go on.
 
-    A mistake in the code or in the store is not recorded: mended, it must not come back.
+    A mistake in the code, of the store or of a lost lease is not recorded: mended, it must not come back.
     """
-    if not isinstance(error, Exception) or isinstance(error, UsageError | RecordMismatch | StoreError) or ctx._journal.dead is not None:
+    if not isinstance(error, Exception) or isinstance(error, UsageError | RecordMismatch | StoreError | Conflict) or ctx._journal.dead is not None:
         return
     kind = "first_of" if name == "first_of" else "scope"
     value = ErrorValue.of(error, where=path)

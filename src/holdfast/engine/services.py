@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast.core.environments import DEVELOPMENT, Environment
-from holdfast.core.errors import FingerprintMismatch, SkillUnknown
+from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, StoreError
 from holdfast.core.graph import Program
 from holdfast.core.run import Run
 from holdfast.engine.streams import Streams
@@ -66,6 +66,9 @@ class Skills:
 class Services:
     """Store, clock, owner and registries of one runtime. ``alive()`` is False once the lease may have been lost (§10.3);
     ``renew`` confirms it now, out of turn.
+
+    ``driving`` are the runs driven now; ``stalled`` those whose driving broke off though their lease may be held here, with
+    the time (``clock.monotonic``) from which they may be taken up again.
     """
 
     store: Store
@@ -85,6 +88,8 @@ class Services:
     parallel: int = 64
     max_takeovers: int = 10
     alive: Callable[[], bool] = lambda: True
+    driving: set[str] = dataclasses.field(default_factory=set)
+    stalled: dict[str, float] = dataclasses.field(default_factory=dict)
     renew: Callable[[], Awaitable[bool]] | None = None
     entropy: Callable[[], int] = lambda: uuid.uuid4().int
 
@@ -96,3 +101,8 @@ class Services:
         if self.alive():
             return True
         return self.renew is not None and await self.renew() and self.alive()
+
+
+def broke_off(error: BaseException) -> bool:
+    """Whether a run may still be held here after its driver ended with this error."""
+    return isinstance(error, StoreError | Conflict)

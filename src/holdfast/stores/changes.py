@@ -25,7 +25,7 @@ class Changes:
         self._probe = probe
         self._probed: int | None = None
         self._generation = 0
-        self._waiters: set[asyncio.Future[None]] = set()
+        self._waiters: dict[asyncio.Future[None], None] = {}  # in order, so that whoever waited first is woken first
         self._seen: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
         self._moved_at = 0.0
@@ -52,14 +52,14 @@ class Changes:
     async def _sleep(self, timeout: float) -> None:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters.add(waiter)
+        self._waiters[waiter] = None
         self._arm(loop)
         handle = loop.call_later(max(0.0, timeout), _release, waiter)
         try:
             await waiter
         finally:
             handle.cancel()
-            self._waiters.discard(waiter)
+            self._waiters.pop(waiter, None)
 
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._probe is None or (self._timer is not None and self._timer[0] is loop and not self._timer[1].cancelled()):

@@ -27,7 +27,7 @@ from holdfast.core.status import TERMINAL
 from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
 from holdfast.stores import rules
 from holdfast.stores.changes import Changes
-from holdfast.stores.rules import LAST_TURN, OPEN_INTENTS, SENDER_LOST, Prepared
+from holdfast.stores.rules import LAST_TURN, OPEN_INTENTS, RECLAIMED, SENDER_LOST, Prepared
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -248,12 +248,13 @@ class MemoryStore:
                 raise RunNotFound(f"there is no run {run_id}")
             out: list[Claim] = []
             for row in sorted(self._runs.values(), key=lambda r: (-r.run.priority, r.due or 0, r.turn)):
-                if len(out) < limit and self._claimable(row, now, queues, skills, run_id):
+                if len(out) < limit and self._claimable(row, owner, now, queues, skills, run_id):
                     out.append(self._take(row, owner, now))
         return out
 
-    def _claimable(self, row: _Row, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None) -> bool:
-        if row.status in TERMINAL or (row.owner is not None and self._lost(row.owner, now) is None):
+    def _claimable(self, row: _Row, owner: str, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None) -> bool:
+        own = run_id is not None and row.owner == owner
+        if row.status in TERMINAL or (row.owner is not None and not own and self._lost(row.owner, now) is None):
             return False
         if run_id is not None:
             wanted = row.run.run_id == run_id
@@ -263,7 +264,7 @@ class MemoryStore:
         return wanted and self._blocker(row.run.run_id, row.lane, now, row.holds, row.turn) is None
 
     def _take(self, row: _Row, owner: str, now: int) -> Claim:
-        cause = self._lost(row.owner, now) or "" if row.owner is not None else ""
+        cause = "" if row.owner is None else self._lost(row.owner, now) or RECLAIMED
         due = now if row.due is None else min(now, row.due)
         self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=row.fence + 1, holds=True, due=due))
         return Claim(row.run.run_id, row.fence + 1, row.owner, cause)

@@ -22,6 +22,7 @@ WHOLE_FLOOR = 64 * 1024
 LAST_TURN = 2**62
 OPEN_INTENTS = ("queued", "sending", "unknown")
 SENDER_LOST = "sender_lost"
+RECLAIMED = "reclaimed"
 
 _delta = msgspec.msgpack.Decoder(Delta)
 
@@ -190,6 +191,6 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 
 __all__ = [
-    "LAST_TURN", "OPEN_INTENTS", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "due_at_rest", "first_fence", "holds_after",
+    "LAST_TURN", "OPEN_INTENTS", "RECLAIMED", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "due_at_rest", "first_fence", "holds_after",
     "lane_busy", "overlay", "owner_after", "prepare", "prunable", "refusal", "wants_lane",
 ]  # fmt: skip

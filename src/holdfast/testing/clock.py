@@ -30,7 +30,7 @@ class VirtualClock:
     """A clock for ``Runtime(clock=…)``. ``skew_us`` moves the wall clock alone, as a person or NTP does (X-13)."""
 
     def __init__(self, start_us: int = EPOCH_US) -> None:
-        self._start_us = start_us
+        self.start_us = start_us
         self.elapsed = 0.0
         self.skew_us = 0
         self._sleepers: list[tuple[float, int, asyncio.Future[None]]] = []
@@ -38,7 +38,7 @@ class VirtualClock:
 
     def now(self) -> int:
         """Microseconds since 1970."""
-        return self._start_us + int(self.elapsed * 1_000_000) + self.skew_us
+        return self.start_us + int(self.elapsed * 1_000_000) + self.skew_us
 
     def monotonic(self) -> float:
         """Seconds that no jump of the wall clock touches."""
@@ -77,7 +77,7 @@ class Process:
         self.name = name
         self.frozen = False
         self.dead = False
-        self.tasks: set[asyncio.Task[Any]] = set()
+        self.tasks: dict[asyncio.Task[Any], None] = {}
         self.parked: list[asyncio.Handle] = []
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -193,8 +193,8 @@ def _owned(loop: asyncio.AbstractEventLoop, coro: Any, *, context: contextvars.C
     task: asyncio.Task[Any] = asyncio.Task(coro, loop=loop, context=context, **more)
     process = _process.get()
     if process is not None:
-        process.tasks.add(task)
-        task.add_done_callback(process.tasks.discard)
+        process.tasks[task] = None
+        task.add_done_callback(lambda t: process.tasks.pop(t, None))
         if process.dead:
             task.cancel()
     return task

@@ -181,20 +181,25 @@ def effect_violations(effects: Sequence[Effect], logs: dict[str, list[Record]]) 
 
 
 def _blind(run_id: str, records: Sequence[Record], effects: dict[str, Effect]) -> list[Violation]:
-    """Attempts under a key whose last attempt has no outcome, though nobody was asked and nothing was verified."""
+    """Attempts under a key whose last attempt has no outcome, though nobody was asked and nothing was verified.
+
+    An owner that comes too late closes its own attempt on the effect's row, without an event (§6.5).
+    """
     found: list[Violation] = []
-    unsettled: set[str] = set()
+    unsettled: dict[str, str] = {}
     for record in records:
         for event in record.events:
             fact = event.fact
             if isinstance(fact, ev.SideEffectAttempted):
                 effect = effects.get(fact.effect_id)
-                if fact.key in unsettled and (effect is None or not (effect.idempotent or effect.verifiable)):
+                before = effects.get(unsettled.get(fact.key, ""))
+                closed = before is None or before.status in (EffectStatus.ABANDONED, EffectStatus.FAILED)
+                if not closed and (effect is None or not (effect.idempotent or effect.verifiable)):
                     label = fact.key.replace("\x1f", "/")
                     found.append(Violation("effect_repeated_blindly", run_id, f"{label} at event {event.seq}"))
-                unsettled.add(fact.key)
+                unsettled[fact.key] = fact.effect_id
             elif isinstance(fact, ev.EffectFact) and not isinstance(fact, ev.SideEffectUnknown):
-                unsettled.discard(fact.key)
+                unsettled.pop(fact.key, None)
             elif isinstance(fact, RESOLVED) or (isinstance(fact, ev.RunResumed) and fact.cause == "operator"):
                 unsettled.clear()  # a person has looked
     return found

@@ -7,13 +7,14 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from holdfast.core.errors import Conflict, HoldfastError, Rejected, UsageError
+from holdfast.core.errors import HoldfastError, Rejected, UsageError
 from holdfast.core.run import Run
 from holdfast.engine.driver import Driver, hand_back, loaded_driver
-from holdfast.engine.services import Services
+from holdfast.engine.services import Services, broke_off
 from holdfast.ports import Claim
 
 IDLE_SECONDS = 0.5
+STALL_SECONDS = 1.0
 REFUSED_US = 60_000_000  # a run whose code is not here is left to others for so long before it is looked at again
 
 
@@ -76,7 +77,9 @@ class Worker:
                 # Whoever cannot confirm its own lease takes no more work: what it claimed would be lost at the first commit.
                 able = room > 0 and await services.holds()
                 claims = await services.store.claim(services.owner, self._queues, services.skills.ids, limit=room) if able else []
+                claims += await self._reclaimed(room - len(claims)) if able else []
                 for claim in claims:
+                    services.driving.add(claim.run_id)
                     task = asyncio.ensure_future(self._one(claim))
                     task.add_done_callback(lambda _: self._news.set())
                     self._running[task] = None
@@ -94,6 +97,19 @@ class Worker:
             if self._running:
                 await asyncio.wait(self._running)
             await self._reap()
+
+    async def _reclaimed(self, room: int) -> list[Claim]:
+        """Runs that are held here and that nobody drives, because the store failed under their driver, or the lease was not
+        safe for a while: taken up again, under a new fence. Else they would be nobody's while this process lives (X-09)."""
+        services, out = self._services, []
+        now = services.clock.monotonic()
+        due = [r for r, at in services.stalled.items() if at <= now and r not in services.driving]
+        for run_id in due[: max(0, room)]:
+            found = await services.store.get(run_id)
+            if found is not None and found[1].owner == services.owner:
+                out += await services.store.claim(services.owner, (), None, limit=1, run_id=run_id)
+            del services.stalled[run_id]
+        return out
 
     async def _pause(self, busy: bool) -> None:
         """Waits for a change, a finished run or the drain; then looks at what ended."""
@@ -133,10 +149,11 @@ class Worker:
             self._drivers[claim.run_id] = driver
             run = await driver.drive(claim, loaded.inbox)
             return Report(claim.run_id, run)
-        except Conflict as e:
-            return Report(claim.run_id, None, e)
         except HoldfastError as e:
+            if broke_off(e):
+                services.stalled[claim.run_id] = services.clock.monotonic() + STALL_SECONDS
             return Report(claim.run_id, None, e)
         finally:
+            services.driving.discard(claim.run_id)
             self._drivers.pop(claim.run_id, None)
             services.streams.end(claim.run_id)

@@ -47,7 +47,7 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
 from holdfast.stores import rules
 from holdfast.stores.changes import Changes
-from holdfast.stores.rules import SENDER_LOST
+from holdfast.stores.rules import RECLAIMED, SENDER_LOST
 from holdfast.stores.sqlite import upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, decode_intent, effect_row, encode_intent, inbox_item, lane_blocker
@@ -251,10 +251,10 @@ class SqliteStore:
         if self._owners.find(db, owner) is None:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         now = self._now()
-        found = self._candidates(db, owner, queues, skills, limit) if run_id is None else self._candidate(db, run_id, now)
+        found = self._candidates(db, owner, queues, skills, limit) if run_id is None else self._candidate(db, owner, run_id, now)
         out = []
         for key, run, fence, previous in found:
-            cause = "" if previous is None else self._owners.lost(self._owners.find(db, previous)) or "expired"
+            cause = "" if previous is None else self._owners.lost(self._owners.find(db, previous)) or ("expired" if previous != owner else RECLAIMED)
             db.execute(Q.take, (owner, now, key, fence))
             if db.changes() == 1:
                 out.append((key, Claim(run, fence + 1, previous, cause)))
@@ -295,12 +295,12 @@ class SqliteStore:
             queue = found
             yield queue
 
-    def _candidate(self, db: apsw.Connection, run_id: str, now: int) -> list[tuple[int, str, int, str | None]]:
+    def _candidate(self, db: apsw.Connection, claimer: str, run_id: str, now: int) -> list[tuple[int, str, int, str | None]]:
         found = row(db, Q.claim_one, (run_id,))
         if found is None:
             raise RunNotFound(f"there is no run {run_id}")
         key, _, fence, owner, status, tenant, session, lane, holds, turn = found
-        if status in _TERMINAL or (owner is not None and self._owners.lost(self._owners.find(db, owner)) is None):
+        if status in _TERMINAL or (owner not in (None, claimer) and self._owners.lost(self._owners.find(db, owner)) is None):
             return []
         if not holds and lane_blocker(db, (tenant, session, lane), key, turn, now) is not None:
             return []

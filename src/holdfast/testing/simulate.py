@@ -1,0 +1,367 @@
+"""The deterministic simulator: several workers on one loop, everything that can go wrong to them, and a judge.
+
+Theory of operation. One seed draws everything: which callback runs next, how long a write takes, which write dies before
+or after it is applied or loses its answer, who is killed or frozen and for how long, when the wall clock jumps, what is
+submitted, decided and cancelled, and how often the same thing is said twice. After a while the chaos ends: frozen
+processes thaw as zombies, a worker is there again, and every run must come to its end. Then all invariants are checked,
+and each completed run must have the values of an undisturbed one. The same seed tells the same story each time.
+
+``python -m holdfast.testing.simulate --seeds 1000``
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.errors import Conflict, HoldfastError, StoreError
+from holdfast.core.status import TERMINAL, Status
+from holdfast.handle import Run
+from holdfast.testing.crash import Fault, SimulatedCrash
+from holdfast.testing.invariants import Violation
+from holdfast.testing.plays import PLAYS, STAGE, Play
+from holdfast.testing.transcript import transcript
+from holdfast.testing.world import Host, World, approve_all
+
+LEASE = 3.0
+CHAOS = 15.0
+PATIENCE = 600.0
+SKILLS = [p.skill for p in PLAYS.values()]
+
+
+class Odds(msgspec.Struct, frozen=True):
+    """How often what goes wrong, by seed."""
+
+    workers: int
+    runs: int
+    crash: float
+    lost: float
+    kills: float
+    freezes: float
+    jumps: float
+    cancels: float
+    same_lane: float
+
+    @classmethod
+    def of(cls, draw: Any) -> Odds:
+        """Some seeds are calm in some respects, so that one fault at a time is seen too."""
+
+        def sometimes(rate: float) -> float:
+            return rate if draw.random() < 0.6 else 0.0
+
+        return cls(
+            workers=draw.randint(1, 3),
+            runs=draw.randint(1, 4),
+            crash=sometimes(0.04),
+            lost=sometimes(0.04),
+            kills=sometimes(0.3),
+            freezes=sometimes(0.4),
+            jumps=sometimes(0.1),
+            cancels=sometimes(0.15),
+            same_lane=sometimes(0.7),
+        )
+
+
+class Story(msgspec.Struct, frozen=True):
+    """What a seed came to: what is broken, what went wrong on the way, and the runs as text."""
+
+    seed: int
+    violations: tuple[Violation, ...]
+    happened: Mapping[str, int]
+    lines: tuple[str, ...]
+    told: str
+
+    @property
+    def ok(self) -> bool:
+        return not self.violations
+
+    def __str__(self) -> str:
+        verdict = "whole" if self.ok else "BROKEN\n" + "\n".join(f"  {v}" for v in self.violations)
+        return "\n".join([f"seed {self.seed}: {verdict}", "", *self.lines, "", self.told])
+
+
+class Simulation:
+    """One seed's life."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        self.world = World(lease=LEASE, seed=seed)
+        self.draw = self.world.rng
+        self.odds = Odds.of(self.draw)
+        self.calm = False
+        self.lines: list[str] = []
+        self.happened: Counter[str] = Counter()
+        self.workers: dict[int, Host] = {}
+        self.submitted: dict[str, tuple[Play, str]] = {}
+        self.cancelled: set[str] = set()
+        self.tasks: list[asyncio.Task[Any]] = []
+
+    def say(self, kind: str, text: str) -> None:
+        self.happened[kind] += 1
+        self.lines.append(f"  +{self.world.clock.elapsed:8.3f}s  {text}")
+
+    # -- the way to the store -----------------------------------------------------------------------
+
+    def plan(self, number: int, verb: str) -> Fault | None:
+        if self.calm:
+            return None
+        fate = self.draw.random()
+        if fate < self.odds.crash:
+            fault = Fault.BEFORE if fate < self.odds.crash / 2 else Fault.AFTER
+        elif fate > 1 - self.odds.lost:
+            fault = Fault.LOST if fate > 1 - self.odds.lost / 2 else Fault.APPLIED
+        else:
+            return None
+        self.say(fault.value, f"{verb}: {fault.value}")
+        return fault
+
+    async def pause(self) -> None:
+        fate = self.draw.random()
+        if fate < 0.6:
+            return
+        await self.world.clock.sleep(0 if fate < 0.9 else self.draw.random() * 0.05)
+
+    async def host(self) -> Host:
+        return await self.world.host(*SKILLS, plan=self.plan, pause=self.pause, proven=self.draw.random() < 0.5)
+
+    # -- those who work -----------------------------------------------------------------------------
+
+    async def keep_working(self, slot: int) -> None:
+        """A supervisor: whatever ends its worker, there is another one after a while."""
+        while True:
+            try:
+                host = self.workers[slot] = await self.host()
+                await host.do(host.rt.worker(concurrency=self.draw.randint(1, 3)))
+            except (SimulatedCrash, StoreError, HoldfastError) as e:
+                self.say("ended", f"worker {slot} ended: {type(e).__name__}")
+                self.workers[slot].kill(proven=self.draw.random() < 0.5)
+            await self.world.clock.sleep(self.draw.random() * 2)
+
+    async def chaos(self) -> None:
+        """Kills, freezes and jumps, until it is enough."""
+        while self.world.clock.elapsed < CHAOS:
+            await self.world.clock.sleep(self.draw.random() * 2)
+            host = self.workers.get(self.draw.randrange(self.odds.workers))
+            if host is None or host.dead:
+                continue
+            fate = self.draw.random()
+            if fate < self.odds.kills:
+                self.say("killed", f"{host.name} is killed")
+                host.kill(proven=self.draw.random() < 0.5)
+            elif fate < self.odds.kills + self.odds.freezes and not host.process.frozen:
+                seconds = self.draw.random() * LEASE * 3
+                self.say("frozen", f"{host.name} freezes for {seconds:.1f} s")
+                host.process.freeze()
+                self.tasks.append(asyncio.ensure_future(self._thaw(host, seconds)))
+            elif fate > 1 - self.odds.jumps:
+                seconds = self.draw.choice([-20, -5, 30, 3600])
+                self.say("jumped", f"the wall clock jumps by {seconds} s")
+                self.world.clock.jump(seconds)
+        self.calm = True
+        self.say("calm", "the chaos ends")
+
+    async def _thaw(self, host: Host, seconds: float) -> None:
+        await self.world.clock.sleep(seconds)
+        if not host.dead:
+            self.say("thawed", f"{host.name} thaws")
+            host.process.thaw()
+
+    # -- those who ask ------------------------------------------------------------------------------
+
+    async def ask_for_runs(self) -> None:
+        names = list(PLAYS)
+        for number in range(self.odds.runs):
+            await self.world.clock.sleep(self.draw.random() * 3)
+            play = self.draw.choice(names)
+            session = "shared" if self.draw.random() < self.odds.same_lane else f"own-{number}"
+            asks = [self._submit(number, play, session)]
+            if self.draw.random() < 0.3:
+                self.happened["asked twice"] += 1
+                asks.append(self._submit(number, play, session))
+            await asyncio.gather(*asks)
+
+    async def _submit(self, number: int, play: str, session: str) -> None:
+        """Asks until it is answered, under one request key."""
+        name = f"n{number}"
+        while True:
+            client = await self.client()
+            try:
+                run = await client.do(
+                    client.rt.submit(PLAYS[play].skill, {"name": name}, key=f"request-{number}", session_key=session)
+                )
+            except (SimulatedCrash, StoreError):
+                await self.world.clock.sleep(0.5)
+                continue
+            finally:
+                client.kill()
+            if run.run_id not in self.submitted:
+                self.say("submitted", f"{play} is submitted as {run.run_id} in {session}")
+            self.submitted[run.run_id] = (PLAYS[play], name)
+            return
+
+    async def client(self) -> Host:
+        while True:
+            try:
+                return await self.host()
+            except (SimulatedCrash, StoreError):
+                continue
+
+    async def look_after(self) -> None:
+        """People: they approve, look into unknown effects, cancel, and resume what failed; some say things twice."""
+        while True:
+            await self.world.clock.sleep(0.2 + self.draw.random() * 1.5)
+            client = await self.client()
+            try:
+                for run_id in list(self.submitted):
+                    run = await client.rt.get(run_id)
+                    if run.status not in TERMINAL and run.waits:
+                        answers = [self._answer(client, run)]
+                        if self.draw.random() < 0.3:
+                            answers.append(self._answer(client, run))
+                        await asyncio.gather(*answers)
+                    await self._interfere(client, run)
+            except (SimulatedCrash, StoreError):
+                continue
+            finally:
+                client.kill()
+
+    async def _answer(self, client: Host, run: Run[Any]) -> None:
+        try:
+            await client.do(approve_all(client, run))
+        except StoreError:
+            raise
+        except HoldfastError as e:
+            self.happened[f"refused: {e.code}"] += 1
+
+    async def _interfere(self, client: Host, run: Run[Any]) -> None:
+        if run.status not in TERMINAL and not self.calm and self.draw.random() < self.odds.cancels * 0.2:
+            self.say("cancelled", f"{run.run_id} is asked to end")
+            self.cancelled.add(run.run_id)
+            try:
+                await client.do(client.rt.cancel(run.run_id))
+            except StoreError:
+                raise
+            except HoldfastError as e:
+                self.happened[f"refused: {e.code}"] += 1
+        elif run.status is Status.FAILED:
+            self.say("failed", f"{run.run_id} had failed: {run.stop_reason}")
+            try:
+                await client.do(self._resume(client, run))
+            except (Conflict, SimulatedCrash, StoreError) as e:
+                self.happened[f"resume: {type(e).__name__}"] += 1
+
+    async def _resume(self, client: Host, run: Run[Any]) -> None:
+        await client.rt.resume(run.run_id, acknowledge=run.stop_reason)
+
+    # -- the whole ----------------------------------------------------------------------------------
+
+    async def play(self) -> None:
+        STAGE.world = self.world
+        await self.world.store.open()
+        people = asyncio.ensure_future(self.look_after())
+        workers = [asyncio.ensure_future(self.keep_working(slot)) for slot in range(self.odds.workers)]
+        asking = asyncio.ensure_future(self.ask_for_runs())
+        try:
+            await self.chaos()
+            await asking
+            await self._settle()
+        finally:
+            for task in (people, *workers, asking, *self.tasks):
+                task.cancel()
+            await asyncio.gather(people, *workers, asking, *self.tasks, return_exceptions=True)
+            for task in (people, *workers):
+                self._own_fault(task)
+
+    def _own_fault(self, task: asyncio.Future[Any]) -> None:
+        """A mistake of the simulator itself must not look like a calm end."""
+        if not task.cancelled() and (error := task.exception()) is not None and not isinstance(error, SimulatedCrash):
+            raise error
+
+    async def _settle(self) -> None:
+        """Waits until every run has ended. Zombies thaw meanwhile, and act on what they believe."""
+        until = self.world.clock.elapsed + PATIENCE
+        while self.world.clock.elapsed < until:
+            await self.world.clock.sleep(1)
+            found = [await self.world.store.get(run_id) for run_id in self.submitted]
+            if all(f is not None and f[0].terminal for f in found):
+                break
+        for host in self.world.hosts:
+            if not host.dead:
+                host.process.thaw()
+        await self.world.clock.sleep(LEASE * 2)
+
+    async def judge(self) -> list[Violation]:
+        broken = await self.world.check()
+        for run_id, (play, name) in self.submitted.items():
+            reader = await self.world.host(*SKILLS)
+            run = await reader.rt.get(run_id)
+            if run.status not in TERMINAL:
+                broken.append(Violation("never_ended", run_id, f"it is {run.condition}, owned by {run.lease.owner}"))
+            elif run.status is Status.CANCELED and run_id not in self.cancelled:
+                broken.append(Violation("canceled_unasked", run_id, f"stop reason {run.stop_reason}"))
+            elif run.status is Status.FAILED:
+                broken.append(Violation("failed", run_id, f"stop reason {run.stop_reason}: {run.error}"))
+            elif run.status is Status.COMPLETED and (wrong := _differs(play.expected(name), run)):
+                broken.append(Violation("wrong_end", run_id, wrong))
+            reader.kill()
+        return broken
+
+
+def _differs(expected: Any, run: Run[Any]) -> str:
+    if not isinstance(expected, dict):
+        return "" if run.result == expected else f"the result is {run.result!r}, not {expected!r}"
+    values = {n: run.values.get(n) for n in expected}
+    return "" if values == expected else f"the values are {values!r}, not {expected!r}"
+
+
+def simulate(seed: int) -> Story:
+    """Plays one seed and judges it."""
+    simulation = Simulation(seed)
+
+    async def whole() -> Story:
+        await simulation.play()
+        broken = await simulation.judge()
+        told = "" if not broken else await transcript(simulation.world.store, since=simulation.world.clock.start_us)
+        return Story(seed, tuple(broken), dict(simulation.happened), tuple(simulation.lines), told)
+
+    return simulation.world.run(whole(), seed=seed)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Plays seeds and says what came of them; 1 if one is broken."""
+    parser = argparse.ArgumentParser(prog="python -m holdfast.testing.simulate", description=__doc__.split("\n\n")[0] if __doc__ else "")
+    parser.add_argument("--seeds", type=int, default=1000, help="how many to play")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--seed", type=int, help="play this one alone and tell its story, whole or not")
+    parser.add_argument("--keep-going", action="store_true", help="go on after a broken seed")
+    options = parser.parse_args(arguments)
+    if options.seed is not None:
+        story = simulate(options.seed)
+        sys.stdout.write(f"{story}\n")
+        return 0 if story.ok else 1
+    began = time.perf_counter()
+    happened: Counter[str] = Counter()
+    broken = 0
+    for seed in range(options.first, options.first + options.seeds):
+        story = simulate(seed)
+        happened.update(story.happened)
+        if not story.ok:
+            broken += 1
+            sys.stdout.write(f"{story}\n")
+            if not options.keep_going:
+                break
+    seconds = time.perf_counter() - began
+    sys.stdout.write(f"{options.seeds} seeds from {options.first}: {broken} broken, {seconds:.1f} s\n")
+    sys.stdout.write("".join(f"  {n:>8}  {what}\n" for what, n in sorted(happened.items(), key=lambda p: -p[1])))
+    return 1 if broken else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
