@@ -185,7 +185,7 @@ async def _journey(ctx: Context, name: str) -> list[Any]:
     both = await ctx.gather(ctx.step(tell(ctx, "walk", 0.3), "a"), ctx.effect(act(ctx, "ride"), "b"))
     await ctx.sleep(1)
     said = await ctx.approve("Go on?")
-    seen = await ctx.map(tell(ctx, "look"), ["x"])
+    seen: list[str] = await ctx.map(tell(ctx, "look"), ["x"])
     return [packed, both, said.action, seen]
 
 
