@@ -582,6 +582,19 @@ async def case_two_workers_of_one_name(h: Harness) -> None:
 
 
 @case
+async def case_own_run_is_reclaimed_by_id(h: Harness) -> None:
+    """X-09: an owner whose driver broke off takes its run up again, under a new fence; what the old driver writes is refused."""
+    await h.store.register("w", TTL)
+    await h.store.register("other", TTL)
+    script = await Script(h.store, "r0").begin("w")
+    assert await h.store.claim("w", (), None, limit=5) == []
+    assert await h.store.claim("other", (), None, limit=1, run_id="r0") == []
+    (claim,) = await h.store.claim("w", (), None, limit=1, run_id="r0")
+    assert (claim.previous_owner, claim.cause) == ("w", "reclaimed")
+    await refused(LeaseLost, script.complete())
+
+
+@case
 async def case_claims_race(h: Harness) -> None:
     """T-74: many claimers, one winner each."""
     for i in range(4):
@@ -607,7 +620,7 @@ async def case_lane_serialises(h: Harness) -> None:
         (claim,) = await h.store.claim("w", (), None, limit=5)
         order.append(claim.run_id)
         assert await h.store.claim("w", (), None, limit=5) == []
-        for other in ("r0", "r1", "r2"):
+        for other in {"r0", "r1", "r2"} - {claim.run_id}:
             assert await h.store.claim("w", (), None, limit=1, run_id=other) == []
         loaded = await h.store.load(claim.run_id)
         assert loaded is not None
