@@ -44,6 +44,7 @@ from holdfast.engine.effects import closed_owners
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.intake import Birth, Request, birth, owner_id
 from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.leaving import driven
 from holdfast.engine.reader import POLL_SECONDS, Reader
 from holdfast.engine.repairing import Repair, Repairer
 from holdfast.engine.services import Services, Skills
@@ -335,7 +336,7 @@ class Runtime:
         self._drivers[run_id] = driver
         self._services.driving.add(run_id)
         try:
-            return await driver.drive(claim, inbox, named=named)
+            return await driven(self._services, driver, claim, inbox, named=named)
         finally:
             self._drivers.pop(run_id, None)
             self._services.driving.discard(run_id)

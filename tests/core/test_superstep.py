@@ -411,3 +411,13 @@ def test_a_reducer_that_raises_fails_its_step() -> None:
     with pytest.raises(StepFailure, match="the reducer of 'n' raised ZeroDivisionError") as caught:
         world.step()
     assert caught.value.code == "reducer_failed"
+
+
+def test_an_input_that_is_there_already_is_not_reduced_upon() -> None:
+    """§2.4: a run that ended before it began holds its input; begun later, it starts from that and no more."""
+    prog = program(node("a", start=True), channels={"log": append, "seen": merge, "x": last})
+    there = TaskResult(cps.INPUT_TASK, writes=raw({"log": ["in"], "seen": {"k": 1}, "x": 1}))
+    _, kept = ss.first(prog, cps.empty(RUN), there)
+    delta, begun = ss.first(prog, kept, there, inline=True)
+    assert dict(begun.values) == dict(kept.values) == {"log": ["in"], "seen": {"k": 1}, "x": 1}
+    assert dict(cps.advance(kept, delta, {}, seq=2, at=0, hash=b"").values) == dict(begun.values)

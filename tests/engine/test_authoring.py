@@ -329,10 +329,6 @@ async def test_any_of_takes_the_first_and_after_takes_all() -> None:
 # -- what user code may raise -----------------------------------------------------------------------
 
 
-class Odd(BaseException):
-    """Neither an Exception nor one of the interpreter's own."""
-
-
 def _exits() -> None:
     sys.exit(3)
 

@@ -506,3 +506,32 @@ async def test_a_flow_s_inputs_are_named() -> None:
         assert await rt.run(f, 1, b=5) == 6
         with pytest.raises(InvalidInput, match="f needs a"):
             await rt.invoke(f, {"b": 1})
+
+
+# -- cut short --------------------------------------------------------------------------------------
+
+
+async def test_a_driving_that_is_cancelled_gives_its_run_back() -> None:
+    """§10.4: a caller that stops waiting leaves nothing behind that only its own end could free."""
+    g = Graph("g", S)
+    gate = asyncio.Event()
+
+    @g.node(start=True)
+    async def before(state: S) -> dict[str, Any]:
+        ran["before"] += 1
+        return {"items": "before"}
+
+    @g.node(after="before")
+    async def slow(state: S) -> dict[str, Any]:
+        ran["slow"] += 1
+        await gate.wait()
+        return {"items": "slow"}
+
+    async with World().runtime(g) as rt:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(rt.invoke(g, {}), 0.05)
+        left = (await rt.runs())[0]
+        assert left.status is Status.RUNNING and left.condition is Condition.QUEUED
+        gate.set()
+        run = await rt.resume(left.run_id)
+    assert run.state.items == ["before", "slow"] and ran == {"before": 1, "slow": 2}

@@ -208,8 +208,9 @@ def first(
     for name, tag in kinds.items():
         old = base.get(name, MISSING)
         # A built-in reducer over nothing is what loading does by itself; over a default or what the thread carries
-        # the value must be stored, and so must every custom reducer's.
-        if tag == CUSTOM or (tag not in (TOPIC, "override") and old is not MISSING and old):
+        # the value must be stored, and so must every custom reducer's. A run that ended before it began has its input
+        # in its one checkpoint already: that is not reduced upon.
+        if tag == CUSTOM or name in start.values or (tag not in (TOPIC, "override") and old is not MISSING and old):
             reducer = program.channels[name].reducer
             explicit[name] = reduced(name, reducer, old, writes[name])
             kinds[name] = CUSTOM

@@ -46,6 +46,10 @@ class Driver:
         self._limit = step_limit or program.step_limit
         self._wake = asyncio.Event()
 
+    @property
+    def journal(self) -> Journal:
+        return self._journal
+
     def nudge(self) -> None:
         """A hint that the run's inbox may have something (§1.5)."""
         self._wake.set()

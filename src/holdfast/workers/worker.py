@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core.errors import HoldfastError, Rejected, UsageError
 from holdfast.core.run import Run
 from holdfast.engine.driver import Driver, hand_back, loaded_driver
+from holdfast.engine.leaving import driven
 from holdfast.engine.services import Services, broke_off
 from holdfast.ports import Claim
 
@@ -147,7 +148,7 @@ class Worker:
                 await hand_back(services, loaded, claim, services.store.now() + REFUSED_US)
                 raise
             self._drivers[claim.run_id] = driver
-            run = await driver.drive(claim, loaded.inbox)
+            run = await driven(services, driver, claim, loaded.inbox)
             return Report(claim.run_id, run)
         except HoldfastError as e:
             if broke_off(e):
