@@ -372,6 +372,25 @@ def test_the_page_of_commands_names_options_that_exist() -> None:
     assert told > 30
 
 
+def test_the_help_tells_every_command_in_one_line(holdfast: Type) -> None:
+    """``holdfast --help`` explains itself: all commands, under titles, none cut short."""
+    said = holdfast("--help").out
+    for name in cli.commands:
+        assert re.search(rf"^  {name} +\S", said, re.M), name
+    assert "..." not in said.partition("Begin:")[2]
+    assert "Exit codes" in said
+
+
+def test_the_lease_is_an_option_or_a_variable(holdfast: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``--lease SECONDS``, also ``$HOLDFAST_LEASE``, for every command that drives."""
+    drives = {name for name, command in cli.commands.items() if any("--lease" in p.opts for p in command.params)}
+    assert {"demo", "run", "worker", "resume", "replay", "fork"} <= drives
+    monkeypatch.setenv("HOLDFAST_LEASE", "5")
+    assert holdfast("run", "work.py", "--input", '{"name": "quick"}').code == 0
+    monkeypatch.setenv("HOLDFAST_LEASE", "soon")
+    assert holdfast("run", "work.py", "--input", '{"name": "quick"}').code == 2
+
+
 def test_every_command_takes_a_store_and_explains_itself() -> None:
     """Every command takes ``--store URL`` (or ``--workspace DIR``), and says in its help what it does."""
     for name, command in cli.commands.items():

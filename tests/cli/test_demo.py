@@ -1,14 +1,18 @@
 """The main job on a real repository, without a terminal, killed on the way, and answered from another process."""
 
 import json
+import os
+import pty
+import re
 import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from tests.cli.conftest import Type
+from tests.cli.conftest import Type, environment
 
 from holdfast.demo import repository, writing
 
@@ -175,3 +179,29 @@ def test_the_file_is_written_whole_and_once(folder: Path) -> None:
 )  # fmt: skip
 def test_a_subject_finds_its_section(subject: str, section: str) -> None:
     assert writing.section(subject)[0] == section
+
+
+@pytest.mark.parametrize(("answer", "code", "word"), [("y", 0, "completed · done"), ("n", 5, "canceled · halted"), ("l", 4, "From any shell")])
+def test_on_a_terminal_it_asks(folder: Path, answer: str, code: int, word: str) -> None:
+    """A person says yes, no, or later; later rests with exit code 4, no ends the run halted (§5.5)."""
+    near, far = pty.openpty()
+    child = subprocess.Popen([sys.executable, "-m", "holdfast", "demo"], stdin=far, stdout=far, stderr=far, env=environment() | {"TERM": "xterm", "COLUMNS": "120"})
+    os.close(far)
+    said = b""
+    asked = False
+    while True:
+        try:
+            part = os.read(near, 65536)
+        except OSError:  # the other end is closed: the process has ended
+            break
+        if not part:
+            break
+        said += part
+        if b"Publish these notes? yes, no, or later" in said and not asked:
+            asked = True
+            os.write(near, f"{answer}\n".encode())
+    os.close(near)
+    assert child.wait(timeout=30) == code
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.decode())
+    assert asked and word in text
+    assert "\x1b[" in said.decode(), "a terminal is shown colours"

@@ -41,7 +41,7 @@ def _wait_option(function: Any) -> Any:
 @click.argument("run_id", metavar="[RUN]", required=False)
 @options()
 def waits(call: Call, run_id: str | None) -> int:
-    """List open waits, of one run or of all, with the commands that answer them."""
+    """List open waits and the commands that answer them."""
 
     async def act(rt: Runtime) -> tuple[list[dict[str, Any]], Any]:
         ids = [run_id] if run_id is not None else list(dict.fromkeys(w.run_id for w in await rt.waits(limit=500)))
@@ -72,7 +72,10 @@ def waits(call: Call, run_id: str | None) -> int:
 @actor_option
 @options()
 def approve(call: Call, run_id: str, wait_id: str | None, note: str | None, payload: str | None, actor: str) -> int:
-    """Approve what a run waits for. A worker, or `holdfast resume`, then goes on with it."""
+    """Approve what a run waits for.
+
+    A worker, or `holdfast resume`, then goes on with it.
+    """
     given = ... if payload is None else parsed(payload, "--payload")
     return _answer(call, run_id, lambda rt: rt.approve(run_id, wait_id=wait_id, actor=actor, note=note, payload=given, drive=False))
 
@@ -84,7 +87,10 @@ def approve(call: Call, run_id: str, wait_id: str | None, note: str | None, payl
 @actor_option
 @options()
 def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) -> int:
-    """Deny what a run waits for: it halts, unless its node asked to be told."""
+    """Deny what a run waits for.
+
+    It halts, unless its node asked to be told.
+    """
     return _answer(call, run_id, lambda rt: rt.deny(run_id, reason=reason, wait_id=wait_id, actor=actor, drive=False))
 
 
@@ -129,7 +135,10 @@ def signal(call: Call, run_id: str, name: str, payload: str | None, key: str | N
 @actor_option
 @options()
 def cancel(call: Call, run_id: str, reason: str, actor: str) -> int:
-    """Ask a run to stop. At rest it is canceled at once, else at its next safe boundary."""
+    """Ask a run to stop.
+
+    At rest it is canceled at once, else at its next safe boundary.
+    """
 
     async def act(rt: Runtime) -> dict[str, Any]:
         await rt.cancel(run_id, actor=actor, reason=reason)

@@ -108,7 +108,7 @@ def submit(call: Call, target: str | None, given: str | None, thread: str | None
 @click.option("--until-idle", is_flag=True, help="End when nothing is due any more.")
 @options(data=False, drives=True)
 def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool) -> int:
-    """Claim due runs and drive each to its next rest, until told to stop.
+    """Claim and drive due runs until told to stop.
 
     The first SIGINT or SIGTERM stops claiming and lets what runs come to its rest; a second one hands it back as it is.
     """
@@ -165,7 +165,10 @@ def reported(report: Report) -> None:
 @actor_option
 @options(drives=True)
 def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None, force: bool, upgrade: bool, no_wait: bool, actor: str) -> int:
-    """Go on with a run where it stood: answered, failed, canceled, or left behind by a dead process."""
+    """Go on with a run where it stood.
+
+    It may be answered, failed, canceled, or left behind by a dead process.
+    """
     progress = progress_for(call)
 
     async def act(rt: Runtime) -> dict[str, Any]:
@@ -194,7 +197,10 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
 def replay(
     call: Call, run_id: str, target: str | None, checkpoint: str | None, step: str | None, effects: str | None, reason: str, key: str | None, actor: str
 ) -> int:
-    """Make a new run that is answered from the records of another; the other stays as it is."""
+    """Run a run again, answered from its records.
+
+    It is a new run; the other stays as it is.
+    """
 
     async def make(rt: Runtime) -> Run[Any]:
         return await rt.replay(run_id, _full(run_id, checkpoint), _number(step), effects, actor=actor, reason=reason, key=key, drive=False)
@@ -229,7 +235,10 @@ def fork(
     key: str | None,
     actor: str,
 ) -> int:
-    """Make a new run that goes its own way from a checkpoint of another; the other stays as it is."""
+    """Go another way from a checkpoint of a run.
+
+    It is a new run; the other stays as it is.
+    """
     values = {n: _value(n, v) for n, v in (_pair(e, "--set CH=JSON") for e in edits)}
     other = inputs(given) if given is not None else None
     extra = {n: _json_or_text(v) for n, v in (_pair(e, "--option K=V") for e in more)}

@@ -14,7 +14,9 @@ from holdfast.runtime import Runtime
 @click.argument("run_id", metavar="[RUN]", required=False)
 @options()
 def check(call: Call, run_id: str | None) -> int:
-    """Name what is wrong with a run, or with all runs and the store. Writes nothing.
+    """Name what is wrong with a run, or with all.
+
+    It looks at the store too, and writes nothing.
 
     Exit code 0 if there is no error (warnings may be), else 1.
     """
@@ -36,7 +38,10 @@ def check(call: Call, run_id: str | None) -> int:
 @click.command()
 @options()
 def migrate(call: Call) -> int:
-    """Bring the store's schema up to this release; make the store if there is none."""
+    """Bring the store's schema up to this release.
+
+    Makes the store if there is none.
+    """
     before = call.schema()
 
     async def act(rt: Runtime) -> None:

@@ -87,7 +87,10 @@ def _about(run: Run[Any]) -> str:
 @click.argument("run_id", metavar="RUN")
 @options()
 def show(call: Call, run_id: str) -> int:
-    """Show all there is to know of a run: where it stands, what it waits for, its timeline and what is wrong."""
+    """Show all there is to know of a run.
+
+    Where it stands, what it waits for and what answers it, its error, problems, timeline, effects and values.
+    """
 
     async def act(rt: Runtime) -> tuple[dict[str, Any], list[Moment], list[Effect], int, list[str]]:
         found = await pages.run_object(rt, run_id)
@@ -242,7 +245,7 @@ async def _at(rt: Runtime, run_id: str, name: str | None) -> CheckpointView:
 @click.option("--at", metavar="CP", help="A checkpoint, by its id or its end (c12). [default: the head]")
 @options()
 def state(call: Call, run_id: str, at: str | None) -> int:
-    """Show the channels' values, now or at any checkpoint."""
+    """Show the values, now or at any checkpoint."""
     found = over(call, lambda rt: _at(rt, run_id, at))
     values = {n: o.shown(v) for n, v in found.values.items()}
     if call.as_json:
@@ -261,7 +264,7 @@ def state(call: Call, run_id: str, at: str | None) -> int:
 @click.argument("b", metavar="B")
 @options()
 def diff(call: Call, run_id: str, a: str, b: str) -> int:
-    """Show what changed in the values between two checkpoints."""
+    """Show what changed between two checkpoints."""
 
     async def act(rt: Runtime) -> dict[str, Any]:
         ends = [(await _at(rt, run_id, name)).checkpoint_id for name in (a, b)]
@@ -306,7 +309,7 @@ def _changed(name: str, how: str, gone: list[Any], come: list[Any]) -> None:
 @click.option("--mermaid", is_flag=True, help="Print Mermaid text.")
 @options()
 def graph(call: Call, target: str | None, mermaid: bool) -> int:
-    """Draw a skill; for a run, with what is done and what comes next."""
+    """Draw a skill, or where a run stands in it."""
     done: CheckpointView | None = None
     if target is not None and _looks_like_a_run(target):
         found, done = over(call, lambda rt: _drawn(rt, target))

@@ -36,9 +36,18 @@ def cli(ctx: click.Context, store: str | None, debug: bool) -> None:
     ctx.meta[DEBUG] = debug
 
 
-for module in (showcase, starting, driving, looking, deciding, operating, keeping, mending):
-    for command in module.COMMANDS:
+SECTIONS: dict[str, tuple[click.Command, ...]] = {
+    "Begin": (*showcase.COMMANDS, *starting.COMMANDS),
+    "Run and go on": driving.COMMANDS,
+    "Look": looking.COMMANDS,
+    "Decide": deciding.COMMANDS,
+    "Operate": operating.COMMANDS,
+    "Keep healthy": (*keeping.COMMANDS, *mending.COMMANDS),
+}
+for title, commands in SECTIONS.items():
+    for command in commands:
         cli.add_command(command)
+        cli.sections.setdefault(title, []).append(command)
 
 
 def main() -> None:

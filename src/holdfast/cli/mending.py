@@ -42,7 +42,9 @@ def _file(store: Store, what: str) -> File:
 @actor_option
 @options()
 def repair_state(call: Call, run_id: str, apply: bool, actor: str) -> int:
-    """Heal what is safe to heal in a run's row; never resume it, never invent a decision.
+    """Heal what is safe to heal in a run's row.
+
+    It never resumes a run and never invents a decision.
 
     Exit code 0 for a dry run, for nothing to do and for a refusal, which the report names; 1 if a write failed.
     """
@@ -75,7 +77,7 @@ def _tell(report: Repair) -> None:
 @actor_option
 @options()
 def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
-    """Look at the store and all its runs; say what to do, or do it.
+    """Look at the store and mend it.
 
     Exit code 0 if nothing is wrong in the end, else 1.
     """
@@ -121,7 +123,10 @@ def backup(call: Call, file: Path) -> int:
 @click.argument("file", type=click.Path(path_type=Path))
 @options()
 def restore(call: Call, file: Path) -> int:
-    """Put a backup in the place of the store, under a new incarnation: workers of before are refused."""
+    """Put a backup in the place of the store.
+
+    A new incarnation begins: workers of before are refused.
+    """
 
     async def act(rt: Runtime) -> int:
         await _file(rt.store, "restore").restore(str(file))

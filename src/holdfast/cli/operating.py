@@ -21,7 +21,7 @@ from holdfast.runtime import Runtime
 @click.argument("run_id", metavar="RUN")
 @options()
 def effects(call: Call, run_id: str) -> int:
-    """List what a run did outside, with keys, attempts and outcomes."""
+    """List what a run did outside, and how it ended."""
     found = over(call, lambda rt: rt.effects(run_id))
     if call.as_json:
         o.emit({"effects": [pages.effect_view(e) for e in found], "next_cursor": None})
@@ -62,7 +62,7 @@ def _intent(intent: Intent) -> dict[str, Any]:
 @click.command()
 @options()
 def leases(call: Call) -> int:
-    """List the processes that hold leases, and whether they live."""
+    """List the processes that hold leases."""
 
     async def act(rt: Runtime) -> tuple[list[Worker], int]:
         return await rt.store.workers(), rt.store.now()

@@ -223,6 +223,18 @@ def handling(loop: asyncio.AbstractEventLoop, act: Callable[[int], None]) -> Any
 class Commands(click.Group):
     """The group of all commands. Every error leaves as one line on stderr and an exit code, from here."""
 
+    def __init__(self, *args: Any, **more: Any) -> None:
+        super().__init__(*args, **more)
+        self.sections: dict[str, list[click.Command]] = {}
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The commands under their titles, in the order in which one comes to need them."""
+        longest = max(len(name) for name in self.commands)
+        for title, commands in self.sections.items():
+            room = formatter.width - 6 - longest
+            with formatter.section(title):
+                formatter.write_dl([((c.name or "").ljust(longest), c.get_short_help_str(room)) for c in commands if not c.hidden])
+
     def main(self, args: Sequence[str] | None = None, prog_name: str | None = None, *rest: Any, standalone_mode: bool = True, **more: Any) -> Any:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):

@@ -57,7 +57,9 @@ class Story:
 @click.option("--yes", is_flag=True, help="Approve without asking.")
 @options(drives=True, default=STORE)
 def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> int:
-    """Write release notes for a git repository: a run of six steps with a question on the way.
+    """See it work: release notes for a git repository.
+
+    A run of six steps, with a question on the way.
 
     It writes below .holdfast/demo/ only. Without a terminal it answers its own question as the actor `demo`.
     A model drafts the notes if HOLDFAST_LLM_URL (and HOLDFAST_LLM_KEY, HOLDFAST_LLM_MODEL) name one.

@@ -66,7 +66,10 @@ def test_it_asks_before_it_greets_anybody_else() -> None:
 @click.argument("name")
 @options(data=True)
 def new(call: Call, name: str) -> int:
-    """Write a skill to start from, NAME.py, and its test, test_NAME.py."""
+    """Write a skill to start from, with its test.
+
+    They are NAME.py and test_NAME.py.
+    """
     path = Path(name)
     word = path.name.removesuffix(".py").replace("-", "_")
     if not re.fullmatch(r"[A-Za-z_]\w*", word, re.ASCII) or keyword.iskeyword(word):
