@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.stores import MemoryStore, SqliteStore
+from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
 from holdfast.testing.conformance import CASES, Clock
 
 
@@ -27,9 +27,18 @@ class Sqlite:
         self.store.abandon(owner)
 
 
-@pytest.mark.parametrize("harness", [Memory, Sqlite])
+class Workspace:
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.store = WorkspaceStore(folder / "runs", now=self.clock)
+
+    def kill(self, owner: str) -> None:
+        self.store.abandon(owner)
+
+
+@pytest.mark.parametrize("harness", [Memory, Sqlite, Workspace])
 @pytest.mark.parametrize("name", CASES)
-def test_conformance(name: str, harness: type[Memory] | type[Sqlite], tmp_path: Path) -> None:
+def test_conformance(name: str, harness: type[Memory] | type[Sqlite] | type[Workspace], tmp_path: Path) -> None:
     async def run() -> None:
         h = harness(tmp_path)
         await h.store.open()

@@ -131,7 +131,9 @@ class Repairer:
             return "needs_operator_decision", "the run was interrupted with an undecided handoff: decide it first (holdfast decide)"
         if damage := sorted(codes & LOG_DAMAGE):
             return "diagnosis_only", f"the log itself is damaged ({', '.join(damage)}), so nothing says what is right: restore a backup"
-        if not rebuild and (doubt := sorted(codes & DOUBTFUL)):
+        # A row that is ahead of a torn tail tells of the very commit that the tail is the beginning of.
+        doubtful = DOUBTFUL - {"terminal_snapshot_without_event"} if PARTIAL in codes else DOUBTFUL
+        if not rebuild and (doubt := sorted(codes & doubtful)):
             return "diagnosis_only", f"the row claims what no event tells ({', '.join(doubt)}): look, then holdfast doctor --rebuild takes the events' side"
         return None
 

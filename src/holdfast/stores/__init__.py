@@ -11,8 +11,9 @@ from holdfast.ports import Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import SqliteStore
 from holdfast.stores.sqlite.connection import schema_version as sqlite_schema
+from holdfast.stores.workspace import WorkspaceStore
 
-SUPPORTED = "sqlite:///relative.db, sqlite:////absolute.db, memory:"
+SUPPORTED = "sqlite:///relative.db, sqlite:////absolute.db, workspace:DIR, memory:"
 
 
 def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
@@ -24,6 +25,8 @@ def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
     if url in ("memory:", "memory://"):
         return MemoryStore(now=now)
     scheme, colon, rest = url.partition(":")
+    if scheme == "workspace" and rest and "\0" not in rest:
+        return WorkspaceStore(rest, now=now)
     if scheme == "sqlite" and colon and rest.startswith("///"):
         path = unquote(rest[3:])
         if path == ":memory:":
@@ -39,4 +42,4 @@ def schema_version(url: str) -> int | None:
     return sqlite_schema(path) if url.startswith("sqlite:///") and os.path.isfile(path) else None
 
 
-__all__ = ["SUPPORTED", "MemoryStore", "SqliteStore", "open_url", "schema_version"]
+__all__ = ["SUPPORTED", "MemoryStore", "SqliteStore", "WorkspaceStore", "open_url", "schema_version"]

@@ -1,0 +1,868 @@
+"""A store of files for people to read: one directory per run (§12.5), and the form in which any run is exported.
+
+Theory of operation. ``events.jsonl`` is the truth. A commit is one append: a line for each event, numbered k of n and
+carrying the commit's chain hash; the last one holds the record's bytes in base64, so that what is loaded is what was
+written, byte for byte, and the readable part is for people. A commit whose n-th line is not there does not count. What a
+commit refers to is written before it: the checkpoint's delta under its own hash, and effects, intents, inbox items and
+claims as lines that name the commit they belong to and count for nothing without it. ``meta.json`` is the run row, a
+cache, replaced atomically afterwards; ``decisions/`` repeats decisions, for people.
+
+In memory this is a ``MemoryStore`` that was read from those files; the disk follows inside each of its transactions. One
+process may write, under a lock on the directory; another one that opens it meanwhile reads what there was.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import contextlib
+import datetime as dt
+import fcntl
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+from urllib.parse import quote, unquote
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import canon, codec, ids, views
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Checkpoint, Delta
+from holdfast.core.codec import Row
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.consistency import Problem, problem
+from holdfast.core.effects import Effect
+from holdfast.core.errors import (
+    ErrorValue,
+    EventUnreadable,
+    HoldfastError,
+    StoreBusy,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    UnknownStatus,
+    VersionConflict,
+)
+from holdfast.core.lease import COUNTER_BITS, Lease, counter
+from holdfast.core.run import Run, Versions, fold
+from holdfast.core.status import Status
+from holdfast.core.waits import Decision, Wait
+from holdfast.ports import Claim, Dossier, Evidence, Pruned
+from holdfast.stores import rules
+from holdfast.stores.memory import MemoryStore
+from holdfast.stores.rules import Prepared
+
+FORMAT = 1
+EVENTS, META, HOUSE, TOMBSTONES = "events.jsonl", "meta.json", "workspace.json", "tombstones.jsonl"
+_SUM = re.compile(rb', "sum": "([0-9a-f]{16})"}$')
+_NIL = b"\xc0"
+_pack = msgspec.msgpack.Encoder().encode
+_pieces = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_REPAIR = "holdfast repair-state --apply cuts it to the last whole commit and keeps the bytes"
+_FOLD = "holdfast repair-state --apply writes the fold of the events"
+_LOOK = "restore a backup; what is before it can be read"
+
+
+# -- lines ------------------------------------------------------------------------------------------
+
+
+def line(fields: dict[str, Any]) -> bytes:
+    """One line: JSON that ends with a digest of itself."""
+    body = json.dumps(fields, ensure_ascii=False, default=str)[:-1].encode()
+    return body + f', "sum": "{hashlib.sha256(body).hexdigest()[:16]}"}}\n'.encode()
+
+
+def unline(data: bytes) -> dict[str, Any] | None:
+    """The fields of a line without its newline; None if a byte of it has changed."""
+    found = _SUM.search(data)
+    if found is None or hashlib.sha256(data[: found.start()]).hexdigest()[:16].encode() != found[1]:
+        return None
+    fields = json.loads(data)
+    return fields if isinstance(fields, dict) else None
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+class Kept(msgspec.Struct):
+    """A run's log as its files have it. ``last`` is what the newest commit says of the run's place in the store."""
+
+    rows: list[Row] = []
+    size: int = 0
+    tail: bytes = b""
+    problems: list[Problem] = []
+    last: dict[str, Any] = {}
+    born: tuple[str, str] | None = None
+    checkpoints: set[str] = set()
+
+    @property
+    def sound(self) -> bool:
+        return not any(p.severity == "error" for p in self.problems)
+
+
+def commit_lines(run: Run, row: Row, place: dict[str, Any]) -> tuple[bytes, dict[str, bytes]]:
+    """A commit as lines, and the checkpoint files it refers to by name."""
+    record = codec.open_row(row)
+    head, files, data = 1, {}, row.data
+    kept: dict[str, Any] = {"checkpoint": None, **place}
+    if record.delta is not None:
+        pieces = _pieces.decode(row.data)
+        head += sum(len(bytes(p)) for p in pieces[:5])
+        stated = ev.voucher(record.events)
+        name = (stated.fact.hash if stated is not None else row.hash).hex()  # type: ignore[union-attr]
+        files[name] = _checkpoint_file(run.run_id, record, record.delta, stated.seq if stated is not None else row.seq, name)
+        data = row.data[:head] + row.data[head + len(bytes(pieces[5])) :]
+        kept["checkpoint"] = name
+    out = []
+    for k, event in enumerate(record.events, 1):
+        shown = {"seq": event.seq, "event_type": event.type, "occurred_at": views.iso(event.at), "actor": event.actor, "fence": event.fence}
+        fields = {**shown, "payload": views.payload(run.run_id, event), "k": k, "n": len(record.events), "chain": row.hash.hex()}
+        if k == len(record.events):
+            fields["record"] = {"data": b64(data), "cut": head if record.delta is not None else None, **kept}
+        out.append(line(fields))
+    return b"".join(out), files
+
+
+def _checkpoint_file(run_id: str, record: codec.Record, delta: Delta, seq: int, name: str) -> bytes:
+    done = {d if isinstance(d, str) else d.task: None if isinstance(d, str) or d.writes is None else canon.reveal(d.writes) for d in delta.done}
+    shown = {
+        "checkpoint_id": ids.checkpoint_id(run_id, seq), "hash": name, "step": delta.step, "source": delta.source.value,
+        "created_at": views.iso(record.at), "writes": done, "pending": None if delta.pending is None else [t.key for t in delta.pending],
+        "delta": b64(record.delta_bytes),
+    }  # fmt: skip
+    return json.dumps(shown, ensure_ascii=False, indent=2, default=str).encode() + b"\n"
+
+
+def read_log(run_id: str, data: bytes, checkpoint: Callable[[str], bytes | None]) -> Kept:
+    """A run's log from the bytes of its file. It never raises; what is wrong is named (T-16)."""
+    kept = Kept()
+    pending: list[dict[str, Any]] = []
+    at = 0
+    for number, text in enumerate(data.split(b"\n")[:-1], 1):
+        at += len(text) + 1
+        fields = _well_formed(text)
+        if fields is None:
+            kept.problems.append(problem("event_unreadable", f"line {number} of {EVENTS} is not what was written", _LOOK, run_id))
+            pending = []
+            continue
+        follows = fields["k"] == len(pending) + 1 and (not pending or pending[0]["chain"] == fields["chain"])
+        if not follows:
+            kept.problems.append(problem("event_seq_gap", f"line {number} of {EVENTS} belongs to a commit that is not there whole", _LOOK, run_id))
+            pending = []
+            if fields["k"] != 1:
+                continue
+        pending.append(fields)
+        if fields["k"] == fields["n"]:
+            _finish(run_id, kept, fields, checkpoint)
+            pending, kept.size = [], at
+    kept.tail = data[kept.size :] if not any(p.code == "event_unreadable" for p in kept.problems) or data[-1:] != b"\n" else b""
+    if kept.tail:
+        about = f"{EVENTS} ends in the middle of a commit: {len(kept.tail)} bytes that do not count"
+        kept.problems.append(problem("event_tail_partial", about, _REPAIR, run_id))
+    return kept
+
+
+def _well_formed(text: bytes) -> dict[str, Any] | None:
+    try:
+        fields = unline(text)
+    except (ValueError, RecursionError):
+        return None
+    if fields is None or not isinstance(fields.get("k"), int) or not isinstance(fields.get("n"), int) or not isinstance(fields.get("chain"), str):
+        return None
+    if not isinstance(fields.get("seq"), int) or (fields["k"] == fields["n"] and not isinstance(fields.get("record"), dict)):
+        return None
+    return fields
+
+
+def _finish(run_id: str, kept: Kept, fields: dict[str, Any], checkpoint: Callable[[str], bytes | None]) -> None:
+    """The row of a commit whose lines are all there."""
+    record = fields["record"]
+    try:
+        data, digest = base64.b64decode(record["data"]), bytes.fromhex(fields["chain"])
+        if (name := record.get("checkpoint")) is not None:
+            kept.checkpoints.add(name)
+            given = _delta_of(checkpoint(name))
+            if given is None:
+                about = f"checkpoints/{name}.json is missing or cannot be read"
+                kept.problems.append(problem("checkpoint_head_missing", about, "restore it from a backup", run_id))
+            cut = int(record["cut"])
+            data = data[:cut] + (_NIL if given is None else _pack(given)) + data[cut:]
+    except (KeyError, TypeError, ValueError) as e:
+        kept.problems.append(problem("event_unreadable", f"the commit that ends with event {fields['seq']} has no record: {e}", _LOOK, run_id))
+        return
+    kept.rows.append(Row(fields["seq"], data, digest))
+    kept.last = record
+    if record.get("born") is not None and len(kept.rows) == 1:
+        kept.born = (record["born"]["run"], record["born"]["hash"])
+
+
+def _delta_of(data: bytes | None) -> bytes | None:
+    if data is None:
+        return None
+    try:
+        return base64.b64decode(json.loads(data)["delta"], validate=True)
+    except (ValueError, KeyError, TypeError, binascii.Error, RecursionError):
+        return None
+
+
+# -- meta.json --------------------------------------------------------------------------------------
+
+_TIMES = frozenset(
+    {
+        "created_at", "started_at", "finished_at", "not_before", "cancel_requested_at", "interrupted_at", "deadline", "requested_at",
+        "decided_at",
+    }
+)  # fmt: skip
+_INNER: dict[str, type[msgspec.Struct]] = {"versions": Versions, "error": ErrorValue, "waits": Wait, "decisions": Decision, "waivers": Decision}
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def plainly(struct: msgspec.Struct) -> dict[str, Any]:
+    """A record with its field names, for people and for ``revived``."""
+    return {name: _plain(name, getattr(struct, name)) for name in struct.__struct_fields__}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return plainly(value)
+    if isinstance(value, bytes):
+        return b64(value)
+    if isinstance(value, tuple):
+        return [_plain("", v) for v in value]
+    return views.iso(value) if name in _TIMES and isinstance(value, int) else value
+
+
+def revived(kind: type[msgspec.Struct], fields: Any) -> Any:
+    """The record of these fields, checked by type.
+
+    Raises:
+        EventUnreadable: it is no such record.
+        UnknownStatus: its status is none of the eight (§2.6).
+    """
+    try:
+        if kind is Run and fields["status"] not in set(Status):
+            raise UnknownStatus(f"{fields['run_id']} is stored with the status {fields['status']!r}")
+        return msgspec.convert(_positions(kind, fields), kind)
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError, OverflowError) as e:
+        raise EventUnreadable(f"{META} cannot be read: {e}") from e
+
+
+def _positions(kind: type[msgspec.Struct], fields: Any) -> list[Any]:
+    out = []
+    for name in kind.__struct_fields__:
+        value = fields[name]
+        inner = _INNER.get(name) if kind is Run else None
+        if inner is not None and value is not None:
+            value = [_positions(inner, v) for v in value] if isinstance(value, list) else _positions(inner, value)
+        elif name in _TIMES and isinstance(value, str):
+            value = (dt.datetime.fromisoformat(value) - _EPOCH) // dt.timedelta(microseconds=1)
+        out.append(value)
+    return out
+
+
+# -- the store --------------------------------------------------------------------------------------
+
+
+class WorkspaceStore(MemoryStore):
+    """Runs as directories below ``folder``. Nothing is created before the first write, not even the folder."""
+
+    def __init__(self, folder: str | os.PathLike[str], *, now: Callable[[], int] | None = None) -> None:
+        super().__init__(now=now)
+        self.folder = os.fspath(folder)
+        self.url = f"workspace:{self.folder}"
+        self._lock = -1
+        self._held_elsewhere = False
+        self._broken: dict[str, StoreError] = {}
+        self._parsed: tuple[str, Kept] | None = None
+        self._looked: set[str] = set()  # runs whose tail is known to be clean; a failed append looks again
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        await super().open()
+        if os.path.exists(self.folder) and not os.path.isdir(self.folder):
+            raise StoreReadOnly(f"{self.folder} is not a directory", hint="a workspace is a directory with one directory per run")
+        if os.path.isdir(self.folder):
+            self._take_lock()
+            self._load()
+
+    async def close(self) -> None:
+        await super().close()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    def _take_lock(self) -> None:
+        """One writer: the lock is on the directory itself, so that looking leaves no file behind."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(fd)
+            self._held_elsewhere = True
+            return
+        self._lock, self._held_elsewhere = fd, False
+
+    def _writable(self) -> None:
+        """Makes the folder and takes the lock, at the first write."""
+        if self._lock >= 0:
+            return
+        if not self._held_elsewhere:
+            try:
+                os.makedirs(self.folder, exist_ok=True)
+            except OSError as e:
+                raise StoreReadOnly(f"{self.folder} cannot be made: {e.strerror}", hint="check the permissions of its parent") from e
+            self._take_lock()
+        if self._lock < 0:
+            raise StoreBusy(f"another process writes {self.folder}", hint="a workspace has one writer: let that one end")
+        if not os.path.exists(os.path.join(self.folder, HOUSE)):
+            self._replace(os.path.join(self.folder, HOUSE), _json({"format": FORMAT, "incarnation": self.incarnation}))
+
+    def _at(self, run_id: str, *names: str) -> str:
+        name = quote(run_id, safe="~@+=, ")
+        return os.path.join(self.folder, f"%2E{name[1:]}" if name.startswith(".") else name, *names)
+
+    # -- reading what there is ----------------------------------------------------------------------
+
+    def _load(self) -> None:
+        house = _read_json(os.path.join(self.folder, HOUSE))
+        if house is not None:
+            codec.check_format(int(house.get("format", 0)) * 100)
+            self.incarnation = int(house["incarnation"])
+        found = {run_id: self._kept(run_id) for run_id in self._on_disk()}
+        hashes = {run_id: {r.hash.hex() for r in kept.rows} for run_id, kept in found.items()}
+        with self._atomic():
+            for run_id, kept in found.items():
+                if kept.born is None or kept.born[0] not in hashes or kept.born[1] in hashes[kept.born[0]]:
+                    self._install(run_id, kept, hashes)
+            for fields in _lines_of(_read(os.path.join(self.folder, TOMBSTONES))):
+                effect = codec.decode_effect(base64.b64decode(fields["data"]))
+                self._effects.setdefault(effect.effect_id, (effect, codec.encode_effect(effect)))
+
+    def _on_disk(self) -> list[str]:
+        if not os.path.isdir(self.folder):
+            return []
+        names = [n for n in os.listdir(self.folder) if not n.startswith(".") and os.path.isfile(os.path.join(self.folder, n, EVENTS))]
+        return sorted(unquote(n) for n in names)
+
+    def _kept(self, run_id: str) -> Kept:
+        return read_log(run_id, _read(self._at(run_id, EVENTS)) or b"", lambda name: _read(self._at(run_id, "checkpoints", f"{name}.json")))
+
+    def _install(self, run_id: str, kept: Kept, hashes: dict[str, set[str]]) -> None:
+        """Puts a run into memory. One that does not hold together can be looked at, and nothing else."""
+        run, previous = None, b""
+        try:
+            if not kept.sound:
+                raise StoreCorrupt("; ".join(p.message for p in kept.problems if p.severity == "error"), code=kept.problems[0].code)
+            for row in kept.rows:
+                for event in codec.open_row(row, previous).events:
+                    run = fold(run, event)
+                previous = row.hash
+        except HoldfastError as e:
+            hint = f"holdfast check {run_id} --workspace {self.folder} names it"
+            self._broken[run_id] = StoreCorrupt(f"{run_id} is damaged: {e.message}", hint=hint, code=e.code)
+            return
+        if run is None:
+            return  # not one whole commit: the run was never acknowledged
+        self._take_over(self._dossier(run, kept, hashes), None)
+        self._broken.pop(run_id, None)
+        place, row_ = kept.last, self._runs[run_id]
+        lease = self._meta_place(run_id, kept.rows[-1]) or place
+        owner = lease.get("owner") if not run.terminal else None
+        if owner is not None and not self._held_elsewhere:
+            self._dead.add(owner)
+        fence = max(int(lease.get("fence") or 0), codec.open_row(kept.rows[-1]).fence)
+        unread = row_.due is not None and row_.due <= self.now()
+        self._runs[run_id] = replace(
+            row_, owner=owner, turn=int(place.get("turn") or row_.turn), holds=bool(place.get("holds")) and not run.terminal,
+            fence=self.incarnation << COUNTER_BITS | max(1, fence), due=row_.due if unread or "due" not in place or run.terminal else place["due"],
+        )  # fmt: skip
+        self._count = max(self._count, self._runs[run_id].turn)
+
+    def _meta_place(self, run_id: str, newest: Row) -> dict[str, Any] | None:
+        """What ``meta.json`` says of the run's place in the store, if it was written after the newest commit."""
+        store = (_read_json(self._at(run_id, META)) or {}).get("store")
+        return store if isinstance(store, dict) and store.get("chain") == newest.hash.hex() else None
+
+    def _dossier(self, run: Run, kept: Kept, hashes: dict[str, set[str]]) -> Dossier:
+        found = {name: self._aside(run.run_id, name, hashes) for name in _ASIDE}
+        inbox: dict[str, InboxItem] = {}
+        for item in found["inbox"]:
+            old = inbox.get(item.key)
+            inbox[item.key] = item if old is None or item.taken_seq is not None else old
+        return Dossier(
+            run=run, rows=tuple(kept.rows), inbox=tuple(inbox.values()), claims=tuple(found["claims"]),
+            effects=tuple({e.effect_id: e for e in found["effects"]}.values()),
+            intents=tuple({i.intent_id: i for i in found["intents"]}.values()), ledger=tuple(found["ledger"]),
+        )  # fmt: skip
+
+    def _aside(self, run_id: str, name: str, hashes: dict[str, set[str]]) -> list[Any]:
+        """What is kept beside the log; lines of commits that never were do not count."""
+        load = _ASIDE[name][1]
+        found = []
+        for fields in _lines_of(_read(self._at(run_id, f"{name}.jsonl"))):
+            by = fields.get("by")
+            if not fields.get("of") or by not in hashes or fields["of"] in hashes[by]:
+                found.append(load(run_id, fields))
+        return found
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    async def commit(self, commit: Commit) -> Tip:
+        commit.check()
+        self._usable(commit.run.run_id)
+        prepared = rules.prepare(commit)
+        with self._atomic():
+            tip = self._apply(prepared)
+            self._persist(prepared)
+        self._meta([commit.run.run_id, *(c.run.run_id for c in commit.creates)])
+        self._decisions(commit)
+        self._changes.tell()
+        return tip
+
+    def _usable(self, run_id: str) -> None:
+        if error := self._broken.get(run_id):
+            raise StoreCorrupt(error.message, hint=error.hint, code=error.code)
+        self._writable()
+
+    def _persist(self, p: Prepared) -> None:
+        """Files first, the append last: that is the commit (§12.5)."""
+        c, run_id, digest = p.commit, p.commit.run.run_id, p.sealed.row.hash.hex()
+        with self._disk():
+            for child in p.creates:
+                os.makedirs(self._at(child.commit.run.run_id), exist_ok=True)
+                for name in os.listdir(self._at(child.commit.run.run_id)):  # left by a commit that never was
+                    _remove(self._at(child.commit.run.run_id, name))
+                self._besides(child, child.sealed.row.hash.hex())
+                self._append(child, {"run": run_id, "hash": digest})
+            os.makedirs(self._at(run_id), exist_ok=True)
+            self._besides(p, digest)
+            self._append(p, None)
+            if c.after is None:
+                _sync_folder(self.folder)
+
+    def _besides(self, p: Prepared, digest: str) -> None:
+        c, run_id = p.commit, p.commit.run.run_id
+        by = {"of": digest, "by": run_id}
+        taken = [self._inbox[run_id, key] for key in c.took]
+        items = [InboxItem(i.run_id, i.key, codec.decode_command(i.command), i.put_at, i.taken_seq) for i in taken]
+        for name, values in (("effects", c.effects), ("intents", c.intents), ("ledger", c.ledger), ("claims", c.claims), ("inbox", items)):
+            if values:
+                self._lines(run_id, name, values, by)
+        for item in c.puts:
+            self._lines(item.run_id, "inbox", [item], by)
+
+    def _lines(self, run_id: str, name: str, values: Iterable[Any], by: dict[str, str]) -> None:
+        """Appends to a file beside the log, on a clean line."""
+        dump = _ASIDE[name][0]
+        _add(self._at(run_id, f"{name}.jsonl"), b"".join(line({**by, **dump(v)}) for v in values))
+
+    def _append(self, p: Prepared, born: dict[str, str] | None) -> None:
+        run, path = p.commit.run, self._at(p.commit.run.run_id, EVENTS)
+        row = self._runs[run.run_id]
+        place: dict[str, Any] = {"owner": row.owner, "due": row.due, "holds": row.holds, "turn": row.turn}
+        if born is not None:
+            place["born"] = born
+        text, files = commit_lines(run, p.sealed.row, place)
+        for name, data in files.items():
+            self._replace(self._at(run.run_id, "checkpoints", f"{name}.json"), data, sync=True)
+        self._cut_tail(run.run_id)
+        _add(path, text)
+
+    def _cut_tail(self, run_id: str) -> None:
+        """A commit begins on a clean line: what a crash or a full disk left of another one is set aside (X-10)."""
+        if run_id in self._looked:
+            return
+        kept = self._kept(run_id)
+        if kept.tail:
+            self._replace(self._at(run_id, "repairs", f"tail-{kept.size}.bin"), kept.tail, sync=True)
+            os.truncate(self._at(run_id, EVENTS), kept.size)
+        self._looked.add(run_id)
+
+    @contextlib.contextmanager
+    def _disk(self) -> Any:
+        """Maps what a disk can say. What was written of the commit does not count; the next append cuts it away."""
+        try:
+            yield
+        except OSError as e:
+            self._looked.clear()
+            if e.errno in (28, 122):  # no space, over quota
+                raise StoreFull(f"{self.folder}: the disk is full; nothing of this commit counts", hint="free some space and go on") from e
+            if e.errno in (13, 30):
+                raise StoreReadOnly(f"{self.folder} cannot be written: {e.strerror}", hint="check the permissions") from e
+            raise StoreError(f"{self.folder}: input or output failed: {e.strerror}", hint="look at the disk", code="store_io") from e
+
+    def _replace(self, path: str, data: bytes, *, sync: bool = False) -> None:
+        """A file is there whole or not at all."""
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        temporary = f"{path}.{os.getpid()}.tmp"
+        try:
+            with open(temporary, "wb") as f:
+                f.write(data)
+                f.flush()
+                if sync:
+                    os.fsync(f.fileno())
+            os.replace(temporary, path)
+        except BaseException:
+            _remove(temporary)
+            raise
+
+    def _meta(self, run_ids: Iterable[str]) -> None:
+        """Brings the caches up to date. They are no part of the commit: one that is left behind is named by ``check``."""
+        for run_id in run_ids:
+            row = self._runs[run_id]
+            with contextlib.suppress(OSError):
+                self._replace(self._at(run_id, META), self._meta_text(row.run, row.tip, self._log[run_id, row.tip.seq]))
+
+    def _meta_text(self, run: Run, tip: Tip, newest: Row) -> bytes:
+        row = self._runs.get(run.run_id)
+        place = {"seq": tip.seq, "chain": tip.hash.hex(), "events": len(codec.open_row(newest).events)}
+        held = {} if row is None else {"fence": counter(row.fence), "owner": row.owner}
+        return _json({**plainly(run), "store": {**place, **held}})
+
+    def _decisions(self, commit: Commit) -> None:
+        """Repeats decisions as files, for people; the log holds them."""
+        for event in commit.events:
+            if isinstance(event.fact, ev.WaitDecided | ev.WaitTimedOut):
+                path = self._at(commit.run.run_id, "decisions", f"{event.seq}.json")
+                with contextlib.suppress(OSError):
+                    self._replace(path, _json({"seq": event.seq, **views.decision_view(event.fact.decision)}))
+
+    async def put(self, item: InboxItem) -> InboxItem:
+        self._usable(item.run_id)
+        with self._atomic(), self._disk():
+            new = (item.run_id, item.key) not in self._inbox
+            kept = self._put(item, self.now())
+            if new:
+                self._lines(item.run_id, "inbox", [item], {"of": "", "by": ""})
+        self._changes.tell()
+        return kept
+
+    async def settle_effect(self, effect: Effect, expected: str) -> bool:
+        self._usable(effect.run_id)
+        there = self._effects.get(effect.effect_id)
+        if there is None or there[0].status != expected:
+            return False
+        with self._disk():
+            self._lines(effect.run_id, "effects", [effect], {"of": "", "by": ""})
+        return await super().settle_effect(effect, expected)
+
+    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
+        if not self._intents:
+            return []
+        self._writable()
+        taken = await super().claim_intents(owner, limit=limit, ttl_us=ttl_us)
+        with self._disk():
+            for intent in taken:
+                self._lines(intent.run_id, "intents", [intent], {"of": "", "by": ""})
+        return taken
+
+    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool:
+        self._writable()
+        if not await super().settle_intent(intent, expected_owner):
+            return False
+        with self._disk():
+            self._lines(intent.run_id, "intents", [intent], {"of": "", "by": ""})
+        return True
+
+    async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
+        if run_id is not None:
+            self._usable(run_id)
+        return await super().claim(owner, queues, skills, limit=limit, run_id=run_id)
+
+    async def retire(self, owner: str) -> None:
+        held = [r.run.run_id for r in self._runs.values() if r.owner == owner]
+        await super().retire(owner)
+        if self._lock >= 0:
+            self._meta(held)
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    async def get(self, run_id: str) -> tuple[Run, Lease] | None:
+        if error := self._broken.get(run_id):
+            raise error
+        return await super().get(run_id)
+
+    async def load(self, run_id: str) -> Any:
+        if error := self._broken.get(run_id):
+            raise error
+        return await super().load(run_id)
+
+    async def verify(self) -> list[Problem]:
+        """What is wrong with a run is told with it; here only what is wrong with the house."""
+        return []
+
+    # -- upkeep: ports.Upkeep, from the files as they are -------------------------------------------
+
+    async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
+        return [r for r in self._on_disk() if r > after][:limit]
+
+    async def evidence(self, run_id: str) -> Evidence | None:
+        if not run_id or not os.path.isfile(self._at(run_id, EVENTS)):
+            return None
+        kept = self._kept(run_id)
+        self._parsed = (run_id, kept)
+        text = _read(self._at(run_id, META))
+        tip = None if not kept.rows else Tip(kept.rows[-1].seq, kept.rows[-1].hash, 0, sum(len(r.data) for r in kept.rows), 0)
+        run, store = _meta_run(text)
+        if tip is None and not kept.problems:
+            return None  # not one byte of a commit: there is no run
+        found = [*kept.problems, *self._files_problems(run_id, kept), *_ahead(run_id, store, tip, kept)]
+        row = self._runs.get(run_id)
+        raw = {"meta": None if text is None else text.decode("utf-8", "backslashreplace"), "tail": b64(kept.tail), "events": tip.seq if tip else 0}
+        lease = self._lease(row) if row is not None else None
+        return Evidence(run_id=run_id, run=run, lease=lease, tip=tip, raw=raw, problems=tuple(found))
+
+    def _files_problems(self, run_id: str, kept: Kept) -> list[Problem]:
+        folder = self._at(run_id, "checkpoints")
+        names = [n.removesuffix(".json") for n in os.listdir(folder) if n.endswith(".json")] if os.path.isdir(folder) else []
+        loose = sorted(set(names) - kept.checkpoints)
+        return [problem("checkpoint_orphaned", f"no event vouches for checkpoints/{n}.json", "it can be deleted", run_id) for n in loose[:20]]
+
+    async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
+        if self._parsed is None or self._parsed[0] != run_id:
+            self._parsed = (run_id, self._kept(run_id))
+        return [r for r in self._parsed[1].rows if r.seq > after][:limit]
+
+    async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
+        return None
+
+    async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
+        """Backup, then the cache replaced by the fold, then the tail cut and the audit record appended (T-99)."""
+        run_id = evidence.run_id
+        self._writable()
+        now = await self._as_shown(evidence)
+        kept = self._kept(run_id)
+        run: Run | None = None
+        for row in kept.rows:
+            for event in codec.open_row(row).events:
+                run = fold(run, event)
+        assert run is not None and evidence.tip is not None
+        backup = self._at(run_id, "repairs", f"{evidence.tip.seq}.json")
+        with self._disk():
+            self._replace(backup, _json(evidence.raw), sync=True)
+            try:
+                self._replace(self._at(run_id, META), self._meta_text(run, evidence.tip, kept.rows[-1]), sync=True)
+            except BaseException:
+                _remove(backup)
+                with contextlib.suppress(OSError):
+                    os.rmdir(os.path.dirname(backup))
+                raise
+            self._broken.pop(run_id, None)
+            with self._atomic():
+                written = self._mend(evidence, commits, now)
+                if kept.tail:
+                    os.truncate(self._at(run_id, EVENTS), kept.size)
+                for p in written:
+                    self._append(p, None)
+        self._meta([run_id])
+        self._parsed = None
+        self._changes.tell()
+        return backup
+
+    async def adopt(self, dossier: Dossier) -> bool:
+        run_id = dossier.run.run_id
+        if run_id in self._broken:
+            raise VersionConflict(f"a damaged run {run_id} is here already", hint="choose another directory")
+        self._writable()
+        if not await super().adopt(dossier):
+            return False
+        final, building = self._at(run_id), self._at(f".{run_id}.tmp")
+        try:
+            with self._disk():
+                shutil.rmtree(building, ignore_errors=True)
+                os.makedirs(building)
+                self._write_dossier(dossier, building)
+                if os.path.isdir(final) and not self._kept(run_id).rows:
+                    shutil.rmtree(final)  # a run that was never acknowledged
+                os.rename(building, final)
+                _sync_folder(self.folder)
+        except BaseException:
+            self._forget({run_id})
+            shutil.rmtree(building, ignore_errors=True)
+            raise
+        self._meta([run_id])
+        return True
+
+    def _write_dossier(self, d: Dossier, folder: str) -> None:
+        row, text = self._runs[d.run.run_id], []
+        for number, log in enumerate(d.rows, 1):
+            last = number == len(d.rows)
+            lines, files = commit_lines(d.run, log, {"due": row.due, "turn": row.turn} if last else {})
+            text.append(lines)
+            for name, data in files.items():
+                self._replace(os.path.join(folder, "checkpoints", f"{name}.json"), data)
+            for event in codec.open_row(log).events:
+                if isinstance(event.fact, ev.WaitDecided | ev.WaitTimedOut):
+                    shown = {"seq": event.seq, **views.decision_view(event.fact.decision)}
+                    self._replace(os.path.join(folder, "decisions", f"{event.seq}.json"), _json(shown))
+        besides: list[tuple[str, Sequence[Any]]] = [
+            ("effects", d.effects), ("intents", d.intents), ("ledger", d.ledger), ("claims", d.claims), ("inbox", d.inbox),
+        ]  # fmt: skip
+        for name, values in besides:
+            if values:
+                dump = _ASIDE[name][0]
+                _add(os.path.join(folder, f"{name}.jsonl"), b"".join(line({"of": "", "by": "", **dump(v)}) for v in values))
+        _add(os.path.join(folder, EVENTS), b"".join(text))
+
+    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+        found = await super().prune(before, dry=True)
+        if dry or not found.run_ids:
+            return found
+        self._writable()
+        gone = set(found.run_ids)
+        with self._disk():
+            shared = [e for e, _ in self._effects.values() if e.run_id in gone and e.shared]
+            if shared:
+                _add(os.path.join(self.folder, TOMBSTONES), b"".join(line(_dump_effect(e)) for e in shared))
+            for run_id in found.run_ids:
+                away = self._at(f".{run_id}.gone")
+                os.rename(self._at(run_id), away)
+                shutil.rmtree(away)
+        self._forget(gone)
+        self._changes.tell()
+        return found
+
+
+# -- what is kept beside the log --------------------------------------------------------------------
+
+
+def _dump_effect(e: Effect) -> dict[str, Any]:
+    shown = {"effect_id": e.effect_id, "status": e.status.value, "capability": e.capability, "key": e.key.replace("\x1f", "/")}
+    times = {"attempted_at": views.iso(e.attempted_at), "settled_at": views.iso(e.settled_at)}
+    return {**shown, "step": e.step, "task": e.task, "path": e.path, **times, "data": b64(codec.encode_effect(e))}
+
+
+def _dump_intent(i: Intent) -> dict[str, Any]:
+    return {"intent_id": i.intent_id, "type": i.type, "state": i.state, "key": i.key, "attempts": i.attempts, "data": b64(_pack(i))}
+
+
+def _dump_inbox(i: InboxItem) -> dict[str, Any]:
+    shown = {"key": i.key, "put_at": views.iso(i.put_at), "taken": i.taken_seq, "command": type(i.command).__name__}
+    return {**shown, "at": i.put_at, "data": b64(codec.encode_command(i.command))}
+
+
+_intent = msgspec.msgpack.Decoder(Intent)
+
+Dump = Callable[[Any], dict[str, Any]]
+Revive = Callable[[str, dict[str, Any]], Any]
+_ASIDE: dict[str, tuple[Dump, Revive]] = {
+    "effects": (_dump_effect, lambda run_id, f: codec.decode_effect(base64.b64decode(f["data"]))),
+    "intents": (_dump_intent, lambda run_id, f: _intent.decode(base64.b64decode(f["data"]))),
+    "inbox": (_dump_inbox, lambda run_id, f: InboxItem(run_id, f["key"], codec.decode_command(base64.b64decode(f["data"])), f["at"], f["taken"])),
+    "ledger": (
+        lambda r: {"topic": r.topic, "key": r.key, "at": r.at, "shown": canon.reveal(r.data), "data": b64(r.data)},
+        lambda run_id, f: LedgerRow(run_id, f["topic"], f["key"], base64.b64decode(f["data"]), f["at"]),
+    ),
+    "claims": (
+        lambda c: {"kind": c.kind, "scope": c.scope, "key": c.key, "digest": c.digest, "expires_at": c.expires_at},
+        lambda run_id, f: DedupClaim(f["kind"], f["scope"], f["key"], run_id, f["digest"], f["expires_at"]),
+    ),
+}
+
+
+# -- files ------------------------------------------------------------------------------------------
+
+
+def _read(path: str) -> bytes | None:
+    try:
+        with open(path, "rb") as f:
+            return f.read()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+
+
+def _json(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields, ensure_ascii=False, indent=2, default=str).encode() + b"\n"
+
+
+def _read_json(path: str) -> dict[str, Any] | None:
+    """The object in a file; None if there is none."""
+    try:
+        found = json.loads(_read(path) or b"null")
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _lines_of(data: bytes | None) -> list[dict[str, Any]]:
+    """The lines that are whole. Those beside the log are written before the commit that makes them count."""
+    found = [_unlined(text) for text in (data or b"").split(b"\n")]
+    return [f for f in found if f is not None]
+
+
+def _unlined(text: bytes) -> dict[str, Any] | None:
+    try:
+        return unline(text)
+    except (ValueError, RecursionError):
+        return None
+
+
+def _add(path: str, data: bytes) -> None:
+    """One append, on a clean line, synced. What was written of one that fails is taken back if the disk lets us."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
+    try:
+        size = os.fstat(fd).st_size
+        if size and os.pread(fd, 1, size - 1) != b"\n":
+            data = b"\n" + data
+        try:
+            written = os.write(fd, data)
+            if written != len(data):
+                raise OSError(28, "No space left on device")
+            os.fsync(fd)
+        except BaseException:
+            with contextlib.suppress(OSError):
+                os.ftruncate(fd, size)
+            raise
+    finally:
+        os.close(fd)
+
+
+def _remove(path: str) -> None:
+    if os.path.isdir(path):
+        shutil.rmtree(path)
+    elif os.path.exists(path):
+        os.unlink(path)
+
+
+def _sync_folder(path: str) -> None:
+    fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _meta_run(text: bytes | None) -> tuple[Run | HoldfastError | None, dict[str, Any]]:
+    """The run of ``meta.json``, or why it cannot be read; and what it says of the log."""
+    if text is None:
+        return None, {}
+    try:
+        fields = json.loads(text)
+        store = fields.get("store") if isinstance(fields, dict) else None
+        return revived(Run, fields), store if isinstance(store, dict) else {}
+    except (ValueError, RecursionError) as e:
+        return EventUnreadable(f"{META} is no JSON: {e}"), {}
+    except HoldfastError as e:
+        return e, {}
+
+
+def _ahead(run_id: str, store: dict[str, Any], tip: Tip | None, kept: Kept) -> list[Problem]:
+    """The cache is written after the log, so one that is ahead of it tells of a log that has lost its end (§1.9)."""
+    known, last = store.get("seq"), tip.seq if tip is not None else 0
+    if not isinstance(known, int) or known <= last or not kept.sound:
+        return []
+    if kept.tail and known - int(store.get("events") or 0) == last:
+        return []  # what is missing is the commit that the partial tail is the beginning of
+    way_out = "look at what is missing, restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
+    return [problem("log_rolled_back", f"{META} knows of {known} events, {EVENTS} ends with {last}", way_out, run_id)]
+
+
+__all__ = ["WorkspaceStore", "line", "plainly", "read_log", "revived", "unline"]
