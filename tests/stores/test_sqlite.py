@@ -623,7 +623,7 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(absolute, SqliteStore)
     assert (relative.path, absolute.path) == ("a/b.db", "/tmp/b c.db")
     assert isinstance(open_url("memory:"), MemoryStore)
-    for url in ("", "sqlite:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "mysql://x", "/tmp/x.db", "sqlite://host/x.db", "workspace:runs"):
+    for url in ("", "sqlite:", "sqlite://", "sqlite:///", "sqlite:///:memory:", "mysql://x", "/tmp/x.db", "sqlite://host/x.db", "workspace:"):
         with pytest.raises(UsageError) as caught:
             open_url(url)
         assert caught.value.hint
