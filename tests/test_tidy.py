@@ -28,7 +28,7 @@ COMMANDS = ("pip install uv && uv run holdfast demo", "pip install uv && uv run 
 DEPENDENCIES = {"apsw", "click", "msgspec"}
 
 # Tests that may sleep for real, and why. Everything else moves a clock (holdfast.testing).
-MAY_SLEEP: dict[str, str] = {}
+MAY_SLEEP: dict[str, str] = {"tests/heavy/test_effects.py": "real processes are stopped past real leases"}
 
 Found = list[tuple[int, str]]
 Rule = Callable[[str], Found]
