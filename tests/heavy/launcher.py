@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import sys
+import threading
 import urllib.request
 
 from holdfast import Absent, Context, Happened, Runtime, flow
@@ -24,7 +25,8 @@ class Outside:
 
     def _here(self, at: str) -> None:
         if at == self.at:
-            os.kill(os.getpid(), self.number)
+            # To this very thread: sent to the process, it could go on for a while before the signal stops it.
+            signal.pthread_kill(threading.get_ident(), self.number)
 
     def act(self, what: str) -> str:
         self._here("before")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -33,6 +34,7 @@ class World:
     """The outside: what was done, as the receiver counts it and as the file has it."""
 
     def __init__(self, folder: Path) -> None:
+        self.stopped: int | None = None
         self.url = f"sqlite:///{folder / 'runs.db'}"
         self.file = folder / "acts"
         self.acts: Counter[str] = Counter()
@@ -78,6 +80,8 @@ class World:
         return self.file.read_text().splitlines().count(what) if self.file.exists() else 0
 
     def close(self) -> None:
+        if self.stopped is not None:
+            os.kill(self.stopped, signal.SIGKILL)
         assert self.launcher.stdin is not None
         self.launcher.stdin.close()
         self.launcher.wait(timeout=30)
@@ -152,7 +156,7 @@ async def test_stopped_at_the_effect(world: World) -> None:
     for n in range(FREEZES):
         what, at, verified = f"stop-{n}", ("before", "after")[n % 2], n % 4 >= 2
         world.say(f"{what} {at} stop {int(verified)}")
-        pid = int(world.hear())
+        pid = world.stopped = int(world.hear())
         await until("the stop", lambda pid=pid: stopped(pid))
         program = skill(world.outside, verified)
         async with Runtime(world.url, skills=[program]) as rt:
@@ -173,7 +177,8 @@ async def test_stopped_at_the_effect(world: World) -> None:
                     await rt.decide(run_id, "reexecute", actor="impatient")
             else:
                 assert run.status == "completed" and verified and at == "after", run
-            os.kill(pid, 18)
+            os.kill(pid, signal.SIGCONT)
+            world.stopped = None
             world.say("wait")
             assert world.hear() == "ended"
             assert world.acts[what] == 1, "it acted once thawed, or had before"

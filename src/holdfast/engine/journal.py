@@ -293,6 +293,9 @@ def _leave_replay(facts: list[ev.Fact]) -> None:
 def _vouch(facts: list[ev.Fact], hash: bytes, source: Source) -> None:
     for i in range(len(facts) - 1, -1, -1):
         fact = facts[i]
+        if isinstance(fact, ev.StatePatched) and source is Source.PATCH:
+            facts[i] = msgspec.structs.replace(fact, hash=hash)
+            return
         if isinstance(fact, ev.StepEnded) and not fact.path:
             facts[i] = msgspec.structs.replace(fact, hash=hash)
             return

@@ -1,0 +1,101 @@
+"""Changes that a named person makes to a run at rest: its state, its tags, a note (§7.7, §14.4)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.core import canon, decisions
+from holdfast.core import checkpoint as cps
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Delta, Source
+from holdfast.core.effects import Effect
+from holdfast.core.errors import ErrorValue, HoldfastError, InvalidInput, RunIsLive, SettledTerminal, UndecidedWait
+from holdfast.core.lease import TOUCH
+from holdfast.core.status import TERMINAL, Status, move
+from holdfast.engine.desk import Desk
+from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.reader import Reader
+from holdfast.ports import Store
+
+
+class Patches:
+    """Writes to runs that nobody drives; each change is an event with its actor."""
+
+    def __init__(self, store: Store, reader: Reader, desk: Desk) -> None:
+        self._store = store
+        self._reader = reader
+        self._desk = desk
+
+    async def state(self, run_id: str, values: Mapping[str, Any], *, actor: str, reason: str) -> None:
+        """Gives channels other values: a checkpoint of its own, vouched for by ``state.patched``.
+
+        Raises:
+            InvalidInput: a channel that the run does not have.
+            SettledTerminal: it ended for good; fork it.
+            RunIsLive: somebody drives it now.
+        """
+        loaded = await self._reader.loaded(run_id)
+        run, now = loaded.run, self._store.now()
+        if run.status is Status.COMPLETED or run.settled:
+            raise SettledTerminal(f"the run is {run.status} for good", hint=f"holdfast fork {run_id} --set …")
+        if loaded.lease.live(now):
+            raise RunIsLive(f"{run_id} is driven by {loaded.lease.owner}", hint="wait for it to rest")
+        journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
+        parent = journal.checkpoint
+        unknown = [n for n in values if n not in parent.values]
+        if unknown or parent.seq == 0:
+            raise InvalidInput(f"{run_id} has no channel {', '.join(unknown)}" if unknown else f"{run_id} has not started")
+        data = canon.encode(canon.admit(dict(values), "values"))
+        delta = Delta(step=parent.step, source=Source.PATCH, values=data)
+        checkpoint = cps.advance(parent, delta, journal.progress.results, seq=0, at=0, hash=b"")
+        await journal.checkpointed(Draft(facts=[ev.StatePatched(tuple(values), reason)]), delta, checkpoint, lease=TOUCH, due=loaded.lease.due, actor=actor)
+
+    async def status(self, run_id: str, wanted: Status, *, actor: str, reason: str) -> None:
+        """One of the twelve edges, for a run at rest (§2.2). It never goes past an undecided wait.
+
+        Raises:
+            IllegalTransition: the table has no such edge.
+            UndecidedWait: a person has not answered yet (§7.2).
+        """
+        run, _ = await self._reader.found(run_id)
+        move(run.status, wanted)
+        if wanted is Status.RUNNING and any(w.human for w in run.waits):
+            raise UndecidedWait(f"{run_id} waits for a person", hint="holdfast approve, deny or decide")
+        facts: tuple[ev.Fact, ...]
+        match wanted:
+            case Status.RUNNING:
+                facts = (ev.RunStarted(),) if run.status is Status.PENDING else (ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head),)
+            case Status.COMPLETED:
+                facts = decisions.mark_run_done(run)
+            case Status.FAILED:
+                error = HoldfastError(reason or f"{actor} said so", code="marked_failed")
+                facts = decisions.mark_run_failed(run, "marked_failed", ErrorValue.of(error))
+            case Status.CANCELED:
+                facts = (*decisions.close_waits(run, "canceled"), ev.RunCanceled(stop_reason=reason or "canceled"))
+            case Status.REPLAYING:
+                facts = (ev.RunReplaying(),)
+            case Status.WAITING_FOR_HUMAN:
+                facts = (ev.RunWaitingForHuman(),)
+            case _:
+                facts = (ev.RunWaitingForSignal(),)
+        source = {Status.FAILED: Source.FAILURE, Status.CANCELED: Source.CANCEL}.get(wanted, Source.WAIT)
+        rests = wanted in TERMINAL or wanted in (Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL)
+        await self._put(run_id, Draft(facts=list(facts)), actor, source if rests else None)
+
+    async def note(self, run_id: str, text: str, *, actor: str) -> None:
+        await self._put(run_id, Draft(facts=[ev.NoteAdded(text)]), actor)
+
+    async def run(self, run_id: str, *, actor: str, tags: tuple[str, ...] | None, priority: int | None, trace_id: str | None) -> None:
+        await self._put(run_id, Draft(facts=[ev.RunPatched(tags, priority, trace_id)]), actor)
+
+    async def effect(self, run_id: str, effect: Effect, fact: ev.Fact, *, actor: str) -> None:
+        await self._put(run_id, Draft(facts=[fact], effects=[effect]), actor)
+
+    async def _put(self, run_id: str, draft: Draft, actor: str, source: Source | None = None) -> None:
+        loaded = await self._reader.loaded(run_id)
+        if not await self._desk.at_rest(run_id, draft, actor=actor, source=source, due=loaded.lease.due):
+            raise RunIsLive(f"{run_id} is driven by {loaded.lease.owner}", hint="wait for it to rest")
+
+
+__all__ = ["Patches"]
