@@ -9,7 +9,16 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Context, Graph, State, append
-from holdfast.core.errors import AmbiguousWait, EffectConflict, EffectInProgress, IllegalTransition, InvalidInput, NotDecidable, SettledTerminal, UndecidedWait
+from holdfast.core.errors import (
+    AmbiguousWait,
+    EffectConflict,
+    EffectInProgress,
+    IllegalTransition,
+    InvalidInput,
+    NotDecidable,
+    SettledTerminal,
+    UndecidedWait,
+)
 from holdfast.named import CheckpointSaver, CheckpointStore, EventStore, KernelExecutor, RunStore, SideEffectLedger
 from tests.engine.outside import House
 
