@@ -26,22 +26,22 @@ def test_a_graph_as_mermaid() -> None:
         '    subgraph sub["sub: g"]',
         '    sub__x["x"]',
         '    sub__y["y"]',
-        "    sub__start((start)) --> sub__x",
+        "    sub____start((start)) --> sub__x",
         "    sub__x --> sub__y",
         "    end",
         '    b["b"]',
         '    c["c"]',
         '    d["d"]',
         '    watch["watch"]',
-        "    start((start)) --> a",
+        "    __start((start)) --> a",
         "    a --> sub",
         "    a --> b",
         "    sub ==> c",
         "    b ==> c",
         "    a --> d",
         "    b --> d",
-        '    on_items[/"items"/] -.-> watch',
-        '    a --> route_a{"?"}',
+        '    __on_items[/"items"/] -.-> watch',
+        '    a --> __route_a{"?"}',
     ]
 
 
@@ -84,3 +84,15 @@ def test_a_thousand_nodes_are_drawn_in_a_line() -> None:
     nodes = [node("n0", start=True), *(node(f"n{i}", after=[f"n{i - 1}"]) for i in range(1, 1000))]
     lines = draw(program(*nodes)).splitlines()
     assert len(lines) == 1002 and max(map(len, lines)) < 20
+
+
+def test_mermaid_is_not_taken_at_its_own_words() -> None:
+    prog = program(node("start", start=True), node("end", after=["start"]), node("make-it", after=["end"]))
+    assert mermaid(prog).splitlines()[1:] == [
+        '    start["start"]',
+        '    end_["end"]',
+        '    make_it["make-it"]',
+        "    __start((start)) --> start",
+        "    start --> end_",
+        "    end_ --> make_it",
+    ]

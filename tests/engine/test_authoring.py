@@ -471,3 +471,44 @@ def test_routers_and_conditions_are_plain_functions() -> None:
         g.branch("a", later)
     with pytest.raises(InvalidGraph, match="the when= of 'b' is async"):
         g.node("b", after="a", when=later)(nothing)
+
+
+# -- contracts --------------------------------------------------------------------------------------
+
+
+async def test_a_contract_bounds_what_a_node_sees_and_writes() -> None:
+    """§4.2: the snapshot holds only what it reads, a write outside is a typed error."""
+    seen: list[Any] = []
+
+    def contracted(returned: dict[str, Any], look: bool) -> Graph[S]:
+        g = Graph("g", S)
+
+        @g.node(start=True, reads=["n"], writes=["items"])
+        def a(state: S) -> dict[str, Any]:
+            seen.append(dict(state))
+            return {"items": str(state.limit)} if look else returned
+
+        return g
+
+    run = await invoked(contracted({"items": "x"}, look=False), {"n": 3})
+    assert run.state.items == ["x"] and seen == [{"n": 3}]
+    assert (await invoked(contracted({"n": 4}, look=False))).stop_reason == "contract_violation"
+    run = await invoked(contracted({}, look=True))
+    assert run.stop_reason == "contract_violation" and run.error is not None
+    assert run.error.message == "'limit' is outside this node's contract reads=['n']"
+
+
+async def test_a_channel_nobody_declared_is_named() -> None:
+    """§4.1."""
+    g = Graph("g", S)
+    g.node("a", start=True)(lambda state: {"itmes": "x"})
+    run = await invoked(g)
+    assert run.stop_reason == "undeclared_channel" and run.error is not None and "'itmes'" in run.error.message
+
+
+async def test_two_writers_of_one_channel_are_a_typed_error() -> None:
+    g = Graph("g", S)
+    for name in "ab":
+        g.node(name, start=True)(lambda state: {"n": 1})
+    run = await invoked(g)
+    assert run.stop_reason == "two_writers" and run.error is not None and "a and b both wrote 'n'" in run.error.message

@@ -532,3 +532,18 @@ async def test_a_restart_is_for_flows() -> None:
 
     async with Runtime("memory:", skills=[g]) as rt:
         assert (await rt.invoke(g)).stop_reason == "restart_outside_flow"
+
+
+async def test_a_crash_in_a_tool_does_not_ask_the_model_again() -> None:
+    """T-59: the model's counter stays 1 after a kill during the tool."""
+    g = Graph("agent")
+
+    @g.node(start=True)
+    async def turn(state: State, ctx: Context) -> None:
+        plan = await ctx.step(work, "model")
+        await ctx.step(work, f"tool for {plan}")
+
+    world = World()
+    await world.crash(g, when=says(ev.StepCompleted, path="1"), after=False)
+    assert (await world.recovered(g)).status is Status.COMPLETED
+    assert ran == {"model": 1, "tool for MODEL": 2}

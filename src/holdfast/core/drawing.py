@@ -33,9 +33,18 @@ def mermaid(program: Program) -> str:
     return "\n".join(["flowchart TD", *_chart(program, "")])
 
 
+_RESERVED = frozenset({"class", "classDef", "click", "default", "direction", "end", "flowchart", "graph", "linkStyle", "style", "subgraph"})
+
+
+def _id(prefix: str, name: str) -> str:
+    """A name as Mermaid takes it: its own words and dashes would end a statement."""
+    name = name.replace("-", "_")
+    return prefix + (f"{name}_" if name in _RESERVED else name)
+
+
 def _chart(program: Program, prefix: str) -> Iterator[str]:
     for node in program.nodes.values():
-        name = prefix + node.name
+        name = _id(prefix, node.name)
         if isinstance(node.child, Program):
             yield f'    subgraph {name}["{node.name}: {node.child.id}"]'
             yield from _chart(node.child, f"{name}__")
@@ -46,14 +55,14 @@ def _chart(program: Program, prefix: str) -> Iterator[str]:
         for source, how in sources:
             arrow = {"all": "==>", "any": "-->", "after": "-->", "on": "-.->"}[how]
             if source == START:
-                yield f"    {prefix}start((start)) {arrow} {prefix}{target}"
+                yield f"    {prefix}__start((start)) {arrow} {_id(prefix, target)}"
             elif how == "on":
-                yield f'    {prefix}on_{source}[/"{source}"/] {arrow} {prefix}{target}'
+                yield f'    {prefix}__on_{source}[/"{source}"/] {arrow} {_id(prefix, target)}'
             else:
-                yield f"    {prefix}{source} {arrow} {prefix}{target}"
+                yield f"    {_id(prefix, source)} {arrow} {_id(prefix, target)}"
     for node in program.nodes.values():
         if node.routers:
-            yield f'    {prefix}{node.name} --> {prefix}route_{node.name}{{"?"}}'
+            yield f'    {_id(prefix, node.name)} --> {prefix}__route_{node.name.replace("-", "_")}{{"?"}}'
 
 
 def draw(program: Program) -> str:
