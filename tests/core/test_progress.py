@@ -14,6 +14,7 @@ from holdfast.core import superstep as ss
 from holdfast.core.channels import append, last
 from holdfast.core.checkpoint import INPUT_TASK, Boundary, Source, StepRecord, TaskResult
 from holdfast.core.errors import ChainBroken, ErrorValue, EventUnreadable
+from holdfast.core.lease import TOUCH
 from holdfast.core.progress import Progress
 from holdfast.core.waits import WaitKind
 from tests.core.build import RUN, Log, decided, node, program, raw, wait
@@ -243,3 +244,50 @@ def test_one_progress_equals_another_step_by_step() -> None:
         assert single.walk([row]) is single
     assert canon.plain(single.checkpoint.values) == canon.plain(together.checkpoint.values)
     assert (single.seq, single.hash, single.results) == (together.seq, together.hash, together.results)
+
+
+def _recorded(*records: StepRecord, ended: ErrorValue | None = BOOM) -> Progress:
+    """Where a run stands that failed with these records and is gone on with by an operator."""
+    log, _ = begun()
+    log.commit(ev.StepCompleted(1, "a", path="0"), results=records)
+    log.commit(*([ev.StepFailed(1, "a", ended)] if ended else []), ev.RunFailed("step_failed", BOOM))
+    log.commit(ev.RunResumed("operator"), lease=TOUCH)
+    return walked(log)
+
+
+def ok(path: str, kind: str = "step") -> StepRecord:
+    return StepRecord("a", path, "f", value=raw(1), kind=kind)
+
+
+def bad(path: str, error: ErrorValue = BOOM, kind: str = "step") -> StepRecord:
+    return StepRecord("a", path, "f", error=error, kind=kind)
+
+
+OTHER = ErrorValue("KeyError", "other")
+
+
+@pytest.mark.parametrize(
+    ("records", "kept"),
+    [
+        ([ok("0"), bad("1")], ["0"]),
+        ([bad("0", OTHER), ok("1"), bad("2")], ["0", "1"]),
+        ([bad("0"), ok("1"), ok("2", "effect")], ["2"]),
+        ([ok("0/0/0"), bad("0/1/0"), ok("0/2/0"), bad("0", kind="scope")], ["0/0/0", "0/2/0"]),
+        ([bad("0/1/0", OTHER), ok("0/2/0"), bad("0", OTHER, kind="scope"), ok("1"), bad("2")], ["0/1/0", "0/2/0", "0", "1"]),
+        ([bad("0/1/0", OTHER), ok("0/1/1"), bad("0/2/0")], ["0/1/0", "0/1/1"]),
+        ([bad("1.a/0", OTHER), ok("1.a", "task"), bad("2.b/0")], ["1.a/0", "1.a"]),
+        ([bad("1.a/0"), ok("1.ab/0")], ["1.ab/0"]),
+    ],
+)
+def test_a_caught_failure_is_kept_and_the_one_that_ended_the_step_is_not(records: list[StepRecord], kept: list[str]) -> None:
+    """§4.12, L-15: code that caught a failure and went on must find it again; what failed for good is tried again."""
+    assert [path for _, path in _recorded(*records).records] == kept
+
+
+def test_a_retry_forgets_beneath_itself_only() -> None:
+    log, _ = begun()
+    log.commit(ev.StepCompleted(1, "a", path="0"), results=(bad("1.x/0"), bad("2.y/0")))
+    log.commit(ev.StepRetryScheduled(1, "a", 1, 5, BOOM, "1.x"))
+    found = walked(log)
+    assert [path for _, path in found.records] == ["2.y/0"]
+    assert found.attempts == {("a", "1.x"): (1, 5)}

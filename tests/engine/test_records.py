@@ -547,3 +547,33 @@ async def test_a_crash_in_a_tool_does_not_ask_the_model_again() -> None:
     await world.crash(g, when=says(ev.StepCompleted, path="1"), after=False)
     assert (await world.recovered(g)).status is Status.COMPLETED
     assert ran == {"model": 1, "tool for MODEL": 2}
+
+
+async def test_the_effect_of_an_error_handler_happens_once() -> None:
+    """L-15: an error handler and a failing sibling, then resume."""
+    broken = {"flaky", "sibling"}
+
+    async def may(name: str) -> str:
+        ran[name] += 1
+        if name in broken:
+            raise ConnectionError(name)
+        return name
+
+    @flow("f")
+    async def f(ctx: Context) -> Any:
+        async def handled() -> str:
+            try:
+                return await ctx.step(may, "flaky")
+            except ConnectionError:
+                await ctx.effect(work, "handler")
+                return await ctx.step(work, "after")
+
+        return await ctx.gather(handled(), ctx.step(may, "sibling"))
+
+    async with World().runtime(f) as rt:
+        failed = await rt.invoke(f)
+        assert failed.status is Status.FAILED
+        broken.clear()
+        run = await rt.resume(failed.run_id, acknowledge="step_failed")
+    assert run.result == ["AFTER", "sibling"], "what was handled stays handled"
+    assert ran == {"flaky": 1, "handler": 1, "after": 1, "sibling": 2}

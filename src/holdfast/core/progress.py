@@ -13,8 +13,19 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, StepRecord, TaskResult
 from holdfast.core.codec import Record, Row, open_row
-from holdfast.core.errors import ChainBroken
+from holdfast.core.errors import ChainBroken, ErrorValue
 from holdfast.core.waits import Wait
+
+_KEPT = frozenset({"effect", "wait", "feedback"})
+
+
+def _goes_on(record: StepRecord, path: str) -> bool:
+    """Whether this later record shows that the code went on after what happened at ``path``: it is of the same line of
+    control or of one around it, and not itself the failure of a scope that the other was in."""
+    if path.startswith(record.path + "/"):
+        return record.error is None
+    scope = record.path.rpartition("/")[0]
+    return not scope or path.startswith(scope + "/")
 
 
 class Progress:
@@ -25,7 +36,7 @@ class Progress:
     changed hands since a step last completed (§10.6). ``hash`` is the chain hash of the last row.
     """
 
-    __slots__ = ("attempts", "checkpoint", "hash", "records", "results", "seq", "takeovers", "waits")
+    __slots__ = ("attempts", "checkpoint", "failed", "hash", "records", "results", "seq", "takeovers", "waits")
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
         self.checkpoint: Checkpoint = cps.empty(run_id)
@@ -36,6 +47,7 @@ class Progress:
         self.results: dict[str, TaskResult] = {}
         self.records: dict[tuple[str, str], StepRecord] = {}
         self.attempts: dict[tuple[str, str], tuple[int, int]] = {}
+        self.failed: dict[str, ErrorValue] = {}
         if whole is not None:
             self.checkpoint, self.hash = whole
             self.seq = self.checkpoint.seq
@@ -46,12 +58,12 @@ class Progress:
         self.results.clear()
         self.records.clear()
         self.attempts.clear()
+        self.failed.clear()
 
-    def again(self, task: str, path: str, attempt: int, due: int) -> None:
-        """Another attempt at a task or a call begins: the failures recorded beneath it count no longer, its finished work does."""
+    def again(self, task: str, path: str, attempt: int, due: int, error: ErrorValue | None = None) -> None:
+        """Another attempt at a task or a call begins: the failure that ended the last one counts no longer, finished work does."""
         beneath = f"{path}/" if path else ""
-        for place in [p for p, r in self.records.items() if p[0] == task and p[1].startswith(beneath) and r.error is not None]:
-            del self.records[place]
+        self._forget(task, beneath, error)
         for place in [p for p in self.attempts if p[0] == task and p[1].startswith(beneath)]:
             del self.attempts[place]
         self.attempts[task, path] = (attempt, due)
@@ -60,8 +72,26 @@ class Progress:
         """An operator goes on with a failed run: its failures no longer count, its finished work does."""
         self.attempts.clear()
         self.takeovers = 0
-        for place in [p for p, r in self.records.items() if r.error is not None]:
-            del self.records[place]
+        for task in {task for task, _ in self.records}:
+            self._forget(task, "", self.failed.get(task))
+        self.failed.clear()
+
+    def _forget(self, task: str, beneath: str, ended: ErrorValue | None) -> None:
+        """Forgets recorded failures, but for those that the code caught and went on from: it must find these again.
+
+        A failure that ended the attempt after all (``ended``) was let out in the end; what its handlers recorded on the
+        way goes with it, people's answers and effects excepted.
+        """
+        mine = [r for (t, path), r in self.records.items() if t == task and path.startswith(beneath)]
+        for number, failure in enumerate(mine):
+            if failure.error is None or (task, failure.path) not in self.records:
+                continue
+            later = [r for r in mine[number + 1 :] if _goes_on(r, failure.path)]
+            if not later:
+                del self.records[task, failure.path]
+            elif ended is not None and (failure.error.type, failure.error.message) == (ended.type, ended.message):
+                for record in (failure, *(r for r in later if r.kind not in _KEPT)):
+                    self.records.pop((task, record.path), None)
 
     def step(self, record: Record) -> None:
         """Applies one record of the log.
@@ -94,10 +124,12 @@ class Progress:
         match event.fact:
             case ev.RunSubmitted(input=given):
                 self.results[cps.INPUT_TASK] = TaskResult(cps.INPUT_TASK, writes=given)
-            case ev.StepRetryScheduled(task=task, path=path, attempt=attempt, due=due):
-                self.again(task, path, attempt, due)
-            case ev.StepFailed(task=task, path=path, attempt=attempt):
+            case ev.StepRetryScheduled(task=task, path=path, attempt=attempt, due=due, error=error):
+                self.again(task, path, attempt, due, error)
+            case ev.StepFailed(task=task, path=path, attempt=attempt, error=error):
                 self.attempts[task, path] = (attempt, 0)
+                if not path:
+                    self.failed[task] = error
             case ev.RunResumed(cause="operator"):
                 self.forgive()
             case ev.AttemptTakenOver():

@@ -102,7 +102,7 @@ async def execute(
         if not node.retry.retries(cause, attempt):
             raise StepError(place.key, cause, error, attempt, outcome) from cause
         due = services.clock.now() + backoff(f"{ids.step_id(journal.run.run_id, step, place.key, place.path)}@{attempt}", attempt, node.retry.base_us)
-        journal.progress.again(place.key, place.path, attempt, due)
+        journal.progress.again(place.key, place.path, attempt, due, error)
         await journal.save(Draft(facts=[ev.StepRetryScheduled(step, place.key, attempt, due, error, place.path)]))
 
 
