@@ -204,7 +204,8 @@ class Runtime:
         request = _request(thread_id, key, due, options)
         born = birth(self._services, program, _mapping(inputs), request)
         draft = born.draft()
-        draft.facts.append(ev.RunQueued("submitted"))
+        alone = born.fact.session_key == born.run_id  # a session of its own: nobody can be before it
+        draft.facts.append(ev.RunQueued("submitted", blocked_by=None if alone else await self._holder(born.fact)))
         return await self._create(program, born, lambda: _enqueue(born, draft, self._first_fence()))
 
     async def _create(self, program: Program, born: Birth, act: Callable[[], Awaitable[None]]) -> Run[Any]:

@@ -457,3 +457,30 @@ def test_an_old_copy_put_back_is_named_until_it_is_acknowledged(holdfast: Type) 
     done = holdfast("doctor", "--acknowledge", "--json")
     assert (done.code, set(done.json)) == (0, {"ok", "runs", "acknowledged", "repairs", "problems"})
     assert holdfast("approve", run_id).code == 0
+
+
+def test_resuming_what_waits_for_a_timer_lists_the_wait(holdfast: Type) -> None:
+    """§7.1: nothing eligible: no event, the answer lists the open waits, exit code 4."""
+    Path("nap.py").write_text(
+        "from holdfast import Context, Graph, State\nclass S(State):\n    n: int = 0\ngraph = Graph('nap', S)\n"
+        "@graph.node(start=True)\nasync def nap(state, ctx: Context):\n    await ctx.sleep(3600)\n",
+        "utf-8",
+    )
+    run_id = holdfast("submit", "nap.py", "--json").json["run_id"]
+    assert holdfast("worker", "nap.py", "--until-idle").code == 0
+    before = holdfast("show", run_id, "--json").json
+    said = holdfast("resume", run_id, "nap.py", "--json")
+    assert (said.code, said.err.split(":")[0]) == (4, "nothing_eligible")
+    assert [w["kind"] for w in said.json["waits"]] == ["timer"]
+    assert said.json["version"] == before["version"]
+
+
+def test_a_run_behind_a_waiting_one_is_given_back_queued(holdfast: Type) -> None:
+    """§5.13: nothing hangs; it is not done, so the exit code is not 0, and it names what it waits for."""
+    first = holdfast("run", "work.py", "--input", '{"name": "Ada"}', "--thread", "t", "--json").json["run_id"]
+    said = holdfast("run", "work.py", "--input", '{"name": "quick"}', "--thread", "t", "--json")
+    assert (said.code, said.json["status"], said.json["condition"], said.json["blocked_by"]) == (4, "pending", "queued", first)
+    assert f"behind {first}" in holdfast("runs").out
+    holdfast("approve", first)
+    assert holdfast("worker", "work.py", "--until-idle").code == 0
+    assert [r["status"] for r in holdfast("runs", "--json").json["runs"]] == ["completed", "completed"]

@@ -14,7 +14,7 @@ from holdfast.cli import output as o
 from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, actor_option, handling, options, over, parsed
-from holdfast.core.errors import HoldfastError, InvalidInput, SkillUnknown, StoreError
+from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, SkillUnknown, StoreError
 from holdfast.core.status import TERMINAL, Condition
 from holdfast.handle import Run
 from holdfast.runtime import Runtime
@@ -178,7 +178,10 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
         if before.skill_id not in {t.skill.id for t in code}:
             unknown(call, before.skill_id, run_id, before.target, "resume")
         going = rt.resume(run_id, actor=actor, acknowledge=acknowledge, force=force, upgrade=upgrade, wait=not no_wait)
-        await watched(rt, run_id, going, progress, before.version)
+        try:
+            await watched(rt, run_id, going, progress, before.version)
+        except NothingEligible as e:  # the answer lists the open waits (§7.1)
+            click.echo(e.line(), err=True)
         return await pages.run_object(rt, run_id)
 
     return pages.finish(call, over(call, act))

@@ -21,6 +21,8 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.core.views import Moment
 from holdfast.runtime import Runtime
 
+RESTING = 4
+"""A run that is neither done nor over: it waits for an answer, or for its turn behind another (§5.13)."""
 EXITS: dict[str, int] = {
     Status.COMPLETED: 0,
     Status.FAILED: 1,
@@ -118,7 +120,7 @@ def finish(call: Call, run: Mapping[str, Any]) -> int:
         o.emit(run)
     else:
         brief(call, run)
-    return EXITS.get(run["status"], 0)
+    return EXITS.get(run["status"], RESTING)
 
 
 def brief(call: Call, run: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ import click
 
 from holdfast.authoring import Skill
 from holdfast.core import canon
-from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, UsageError
+from holdfast.core.errors import HoldfastError, InvalidInput, UsageError
 from holdfast.runtime import Runtime, chosen_store
 from holdfast.stores import schema_version
 
@@ -271,7 +271,7 @@ def _ended(act: Callable[[], Any]) -> int:
         return 2
     except HoldfastError as e:
         _say(e.line())
-        return 4 if isinstance(e, NothingEligible) else e.exit_code
+        return e.exit_code
     except KeyboardInterrupt:
         _say("stopped: interrupted")
         return 130

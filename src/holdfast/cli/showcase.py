@@ -278,7 +278,7 @@ def _told(story: Story) -> int:
         click.echo(f"{o.mark('go')} {call.line('show', run['run_id'])}")
     else:
         pages.brief(call, run)
-    return pages.EXITS.get(run["status"], 0)
+    return pages.EXITS.get(run["status"], pages.RESTING)
 
 
 def _near(path: Path) -> Path:
