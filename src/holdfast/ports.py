@@ -16,6 +16,8 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lease import Lease
 from holdfast.core.run import Run
+from holdfast.core.schedules import Schedule
+from holdfast.core.tokens import Token
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -138,6 +140,34 @@ class Store(Protocol):
         """Log rows whose last event is newer than ``after``, oldest first."""
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]: ...
+
+    async def marked(self, owner: str) -> list[str]:
+        """The runs of an owner whose inbox holds what nobody has taken (§10.12)."""
+
+    async def issue_token(self, token: Token) -> None:
+        """Keeps a resume token under its hash (§5.9).
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+
+    async def token(self, hash: bytes) -> Token | None: ...
+
+    async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
+        """Uses a token and puts its decision, in one transaction; gives the item already there under that key, if any, and then
+        leaves the token unused: a refused attempt costs nothing.
+
+        Raises:
+            TokenRefused: unknown, used or expired.
+        """
+
+    async def put_schedule(self, schedule: Schedule, expected: int | None = None, *, new: bool = False) -> bool:
+        """Adds a schedule if ``new``, else moves one on that still stands at ``expected``; False if it does not (§10.15)."""
+
+    async def drop_schedule(self, schedule_id: str) -> bool: ...
+
+    async def schedules(self, due: int | None = None) -> list[Schedule]:
+        """Schedules, soonest first; with ``due`` those whose slot has come by then."""
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None: ...
 

@@ -16,6 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.core import commands as cmd
 from holdfast.core import decisions, superstep, views
 from holdfast.core import events as ev
+from holdfast.core import policy as policies
 from holdfast.core import run as records
 from holdfast.core.commit import InboxItem
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
@@ -35,7 +36,8 @@ from holdfast.core.errors import (
 from holdfast.core.graph import Program
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Lease
 from holdfast.core.progress import Progress
-from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
+from holdfast.core.status import AT_REST, LIVE, TERMINAL, WAITING, Status
+from holdfast.core.waits import WaitKind
 from holdfast.engine import histories, lineage
 from holdfast.engine.checking import Checker, Findings
 from holdfast.engine.desk import Desk
@@ -110,14 +112,13 @@ class Runtime:
             tools={t.name: t for t in tools},
             transports=dict(transports or {}),
             resolver=resolver,
-            policy=policy,
+            policy=policies.coerce(policy),
             tool_runner=tool_runner or LocalRunner(),
             workspace=None if workspace is None else os.fspath(workspace),
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
-        self._drivers: dict[str, Driver] = {}
         self._reader = Reader(self._services)
-        self._desk = Desk(self._services, self._reader, self._drivers)
+        self._desk = Desk(self._services, self._reader)
         self._registered = False
         self._open = False
 
@@ -334,12 +335,11 @@ class Runtime:
     async def _driven(
         self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...], named: bool = False
     ) -> records.Run:
-        self._drivers[run_id] = driver
         self._services.driving.add(run_id)
         try:
-            return await driven(self._services, driver, claim, inbox, named=named)
+            with self._services.attendant.on(run_id, driver):
+                return await driven(self._services, driver, claim, inbox, named=named)
         finally:
-            self._drivers.pop(run_id, None)
             self._services.driving.discard(run_id)
             self._services.streams.end(run_id)
 
@@ -361,8 +361,11 @@ class Runtime:
             if run.status in TERMINAL or (run.interrupted_at is not None and not named):
                 break
             now = self._store.now()
-            if run.status in (Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL) and not run.decisions and not lease.live(now):
-                if lease.due is None or (run.status is Status.WAITING_FOR_HUMAN and lease.due > now):
+            if run.status in WAITING and not run.decisions and await self._children(run):
+                continue
+            if run.status in WAITING and not run.decisions and not lease.live(now):
+                timers = bool(run.waits) and all(w.kind in (WaitKind.TIMER, WaitKind.CHILD) for w in run.waits)
+                if lease.due is None or (not timers and lease.due > now):
                     break
                 if lease.due > now:
                     await self._clock.sleep(min((lease.due - now) / 1_000_000, POLL_SECONDS))
@@ -394,10 +397,23 @@ class Runtime:
         """Whether this process holds a run that nobody in it drives: its driver ended with an error of the store."""
         return lease.owner == self._services.owner and run_id not in self._services.driving
 
+    async def _children(self, run: records.Run) -> bool:
+        """Drives the children that a run waits for, those whose code is here; True if the run has news by that (§4.18)."""
+        open_now = []
+        for wait in run.waits:
+            if wait.kind is WaitKind.CHILD and (found := await self._store.get(wait.name)) is not None:
+                child, _ = found
+                if not child.terminal and child.skill_id in self._skills.ids:
+                    open_now.append(child.run_id)
+        if not open_now:
+            return False
+        await asyncio.gather(*(self._drive_on(c) for c in open_now))
+        after, lease = await self._reader.found(run.run_id)
+        return after.version != run.version or (lease.due is not None and lease.due <= self._store.now())
+
     async def _behind_a_wait(self, run: records.Run) -> bool:
         """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming (§5.13)."""
-        statuses = (Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL)
-        waiting = await self._store.runs(RunFilter(session_key=run.session_key, statuses=statuses, limit=100))
+        waiting = await self._store.runs(RunFilter(session_key=run.session_key, statuses=tuple(WAITING), limit=100))
         return any(w.lane == run.lane and not w.decisions for w, _ in waiting)
 
     async def recover(self) -> list[Run[Any]]:
@@ -580,8 +596,23 @@ class Runtime:
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> Run[Any]:
         """Gives a run an outside input; the same key is delivered once (§5.11)."""
-        await self._desk.signal(run_id, name, payload, key=key, actor=actor)
-        return await self._reader.get(run_id)
+        found = await self._desk.signal(run_id, name, payload, key=key, actor=actor)
+        return await self._reader.get(found)
+
+    async def issue_token(self, wait_id: str, actor: str, ttl: dt.timedelta | float = dt.timedelta(days=7)) -> str:
+        """A secret link that answers one wait once, as ``actor``; it is given here and kept nowhere (§5.9)."""
+        return await self._desk.issue(wait_id, actor=actor, ttl_us=microseconds(ttl, 0))
+
+    async def redeem(
+        self, token: str, action: str, *, feedback: str | None = None, note: str | None = None, payload: Any = ..., tenant_id: str | None = None
+    ) -> Run[Any]:
+        """Decides by a link. A refused attempt does not use it up (§5.9).
+
+        Raises:
+            TokenRefused: unknown, used, expired, or its wait is closed.
+            DecisionConflict: the wait was decided otherwise.
+        """
+        return await self._reader.get(await self._desk.redeem(token, action, feedback=feedback, note=note, payload=payload, tenant_id=tenant_id))
 
     # -- resume -------------------------------------------------------------------------------------
 
@@ -604,13 +635,16 @@ class Runtime:
             SettledTerminal: it ended for good.
             RunIsLive: somebody drives it now; names the owner and the expiry.
         """
+        await self._reader.found(run_id)
+        await self._desk.settle(run_id)
         run, lease = await self._reader.found(run_id)
         now = self._store.now()
         if run.status in LIVE and lease.live(now) and not self._idle_here(run_id, lease):
             await self._refuse_live(run, lease, wait)
             run, lease = await self._reader.found(run_id)
         program = await self._fitting(run, upgrade)
-        if run.status not in LIVE and run.status is not Status.PENDING:
+        due = run.status in WAITING and run.wake_at is not None and run.wake_at <= now
+        if run.status not in LIVE and run.status is not Status.PENDING and not due:
             decisions.refuse_resume(run, acknowledge)
         if run.status in TERMINAL:
             command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
@@ -712,7 +746,7 @@ class Runtime:
         queue = self._services.streams.listen(run_id)
         try:
             while True:
-                if queue.empty() and run_id not in self._drivers and (await self._reader.get(run_id)).status in TERMINAL:
+                if queue.empty() and not self._services.attendant.drives(run_id) and (await self._reader.get(run_id)).status in TERMINAL:
                     return  # it ended before anybody listened, or in another process
                 try:
                     chunk = await asyncio.wait_for(queue.get(), POLL_SECONDS)

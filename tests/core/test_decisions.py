@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from holdfast.core import canon, decisions
 from holdfast.core import commands as cmd
@@ -21,10 +22,11 @@ from holdfast.core.errors import (
     NotDecidable,
     NothingEligible,
     SettledTerminal,
+    TooManySignals,
     UndecidedWait,
     WaitNotFound,
 )
-from holdfast.core.run import Run, fold_all
+from holdfast.core.run import Buffered, Run, fold_all
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
 from tests.core.build import decided, folded, numbered, raw, wait
@@ -194,11 +196,11 @@ def test_a_timeout_may_fail_the_run() -> None:
     assert W in timed_out(nameless)[-1].error.message
 
 
-@pytest.mark.parametrize("kind", [WaitKind.SIGNAL, WaitKind.TIMER])
-def test_a_signal_or_timer_that_is_due_halts_nothing(kind: WaitKind) -> None:
-    """§5.11: what ended is the waiting."""
+@pytest.mark.parametrize(("kind", "halts"), [(WaitKind.SIGNAL, True), (WaitKind.CHILD, True), (WaitKind.TIMER, False)])
+def test_a_signal_that_does_not_come_halts_and_a_timer_that_is_due_does_not(kind: WaitKind, halts: bool) -> None:
+    """§5.10: halt is the default of every deadline; for a timer its coming is what was waited for."""
     facts = timed_out(wait(kind, wait_id=W, on_timeout=OnTimeout.HALT))
-    assert [type(f) for f in facts] == [ev.WaitTimedOut]
+    assert isinstance(facts[-1], ev.RunCanceled) is halts and isinstance(facts[0], ev.WaitTimedOut)
 
 
 def test_a_timeout_that_comes_late_changes_nothing() -> None:
@@ -230,13 +232,17 @@ def test_a_run_at_rest_is_canceled_in_one_breath() -> None:
     ("facts", "at_rest"),
     [((), True), ((ev.RunStarted(),), False), ((ev.RunStarted(), ev.RunReplaying()), False), ((ev.RunStarted(), ev.RunWaitingForSignal()), True)],
 )
-def test_a_cancel_says_whether_the_run_was_at_rest(facts: tuple[ev.Fact, ...], at_rest: bool) -> None:
-    assert decisions.decide(folded(*facts), cmd.Cancel("ada"), NOW)[-1].at_rest is at_rest
+def test_a_cancel_settles_at_rest_and_is_a_request_to_whoever_drives(facts: tuple[ev.Fact, ...], at_rest: bool) -> None:
+    """§10.12: intent first; the owner of a live run ends it at its boundary."""
+    run = folded(*facts)
+    found = decisions.decide(run, cmd.Cancel("ada"), NOW)
+    assert isinstance(found[0], ev.RunCancelRequested) and isinstance(found[-1], ev.RunCanceled) is at_rest
+    assert decisions.mark_run_canceled(run)[-1].at_rest is at_rest
 
 
 def test_a_second_cancel_asks_no_second_time() -> None:
     run = folded(ev.RunStarted(), ev.RunCancelRequested("once"))
-    assert [type(f) for f in decisions.decide(run, cmd.Cancel("ada", "twice"), NOW)] == [ev.RunCanceled]
+    assert decisions.decide(run, cmd.Cancel("ada", "twice"), NOW) == ()
 
 
 @pytest.mark.parametrize("end", [ev.RunCompleted(), ev.RunFailed("x", BOOM), ev.RunCanceled("canceled", False)])
@@ -287,8 +293,10 @@ def test_what_ended_for_good_is_never_resumed(end: ev.Fact) -> None:
 
 
 def test_a_canceled_run_is_resumed_on_request() -> None:
-    run = folded(ev.RunStarted(), ev.RunCanceled("canceled", False))
+    run = folded(ev.RunStarted(), ev.CheckpointSaved(b"h", "cancel"), ev.RunCanceled("canceled", False))
     assert [type(f) for f in decisions.decide(run, cmd.Resume("ada"), NOW)] == [ev.RunResumed]
+    with pytest.raises(InvalidInput, match="no checkpoint"):
+        decisions.decide(folded(ev.RunStarted(), ev.RunCanceled("canceled", False)), cmd.Resume("ada"), NOW)
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -347,8 +355,26 @@ def test_a_wait_id_names_its_place(wait_id: str, place: tuple[str, str]) -> None
 def test_a_signal_is_received_by_whoever_has_not_ended() -> None:
     """§5.11."""
     command = cmd.Signal("go", "k1", raw(1), "ada")
-    assert ev.SignalReceived("go", "k1", raw(1)) in decisions.decide(folded(ev.RunStarted()), command, NOW)
-    assert decisions.decide(folded(ev.RunStarted(), ev.RunCompleted()), command, NOW) == ()
+    assert decisions.decide(folded(ev.RunStarted()), command, NOW) == (ev.SignalReceived("go", "k1", raw(1), "ada"),)
+    with pytest.raises(AlreadyTerminal, match="nobody will ask"):
+        decisions.decide(folded(ev.RunStarted(), ev.RunCompleted()), command, NOW)
+
+
+def test_a_signal_is_kept_until_asked_for_and_answers_the_oldest_wait_for_it() -> None:
+    """§5.11: in the buffer of the fold, out of it by the decision that names its key; T-37: in one commit with its consumption."""
+    early = after(folded(ev.RunStarted()), decisions.decide(folded(ev.RunStarted()), cmd.Signal("go", "k1", raw(1), "ada"), NOW))
+    assert [(s.name, s.key) for s in early.signals] == [("go", "k1")]
+    waiting = resting(wait(WaitKind.SIGNAL, wait_id=W, name="go"), wait(WaitKind.SIGNAL, wait_id="w2", name="go"), human=False)
+    facts = decisions.decide(waiting, cmd.Signal("go", "k2", raw(2), "ada"), NOW)
+    assert [type(f) for f in facts] == [ev.SignalReceived, ev.WaitDecided]
+    woken = after(waiting, facts)
+    assert woken.signals == () and [w.wait_id for w in woken.waits] == ["w2"] and woken.decisions[0].payload == raw(2)
+
+
+def test_signals_nobody_takes_are_bounded() -> None:
+    run = replace(folded(ev.RunStarted()), signals=(Buffered("go", "k", raw(1)),) * decisions.MAX_SIGNALS)
+    with pytest.raises(TooManySignals):
+        decisions.decide(run, cmd.Signal("go", "k1", raw(1), "ada"), NOW)
 
 
 def child(status: str, **more: Any) -> cmd.ChildEnded:
@@ -359,7 +385,7 @@ def test_a_childs_end_answers_the_wait_for_it() -> None:
     """§4.14."""
     run = resting(wait(WaitKind.CHILD, wait_id=W, name="kid"), human=False)
     (fact,) = decisions.decide(run, child("completed", result=raw(42)), NOW)
-    assert fact.decision == Decision(W, "completed", "system", payload=raw(42), decided_at=NOW, asked="child:kid")
+    assert fact.decision == Decision(W, "completed", "system", payload=raw(42), decided_at=NOW, asked="child:")
 
 
 @pytest.mark.parametrize(
@@ -368,7 +394,6 @@ def test_a_childs_end_answers_the_wait_for_it() -> None:
         (child("failed", error=BOOM), {"run_id": "kid", "status": "failed", "error": "boom"}),
         (child("failed", result=raw(42), error=BOOM), {"run_id": "kid", "status": "failed", "error": "boom"}),
         (child("canceled"), {"run_id": "kid", "status": "canceled", "error": None}),
-        (child("completed"), {"run_id": "kid", "status": "completed", "error": None}),
     ],
 )
 def test_a_child_without_a_result_says_how_it_ended(command: cmd.ChildEnded, shown: dict[str, Any]) -> None:
@@ -383,7 +408,7 @@ def test_a_child_nobody_waits_for_changes_nothing() -> None:
     named_alike = wait(WaitKind.SIGNAL, wait_id=W, name="kid")
     assert decisions.decide(resting(named_alike, human=False), child("completed"), NOW) == ()
     ended = failed(wait(WaitKind.CHILD, wait_id=W, name="kid"))
-    assert decisions.decide(ended, child("completed"), NOW) == ()
+    assert after(ended, decisions.decide(ended, child("completed"), NOW)).decisions, "kept for the resume of §7.3"
 
 
 def test_a_late_result_is_evidence_and_no_more() -> None:
@@ -440,7 +465,7 @@ def test_every_way_to_stop_says_why() -> None:
     ways = [
         decisions.decide(run, say("deny"), NOW),
         decisions.decide(run, say("halt"), NOW),
-        decisions.decide(run, cmd.Cancel("ada"), NOW),
+        decisions.mark_run_canceled(run),
         decisions.decide(run, cmd.FireTimeout(W, 0), NOW),
         decisions.mark_run_halted(run),
         decisions.mark_run_failed(run, decisions.stop_reason(ValueError("x")), BOOM),

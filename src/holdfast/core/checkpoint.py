@@ -48,13 +48,15 @@ class Boundary(StrEnum):
 
 
 class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
-    """A node's turn in the coming super-step. ``seen``: the trigger channels it consumes; ``skip``: why it is passed over."""
+    """A node's turn in the coming super-step. ``seen``: the trigger channels it consumes; ``skip``: why it is passed over;
+    ``feedback``: what a person wants changed in a step that is done again, encoded (§5.5)."""
 
     node: str
     index: int = 0
     payload: bytes | None = None
     seen: tuple[str, ...] = ()
     skip: str = ""
+    feedback: bytes | None = None
 
     @property
     def key(self) -> str:
@@ -86,7 +88,8 @@ class LedgerWrite(msgspec.Struct, frozen=True, array_like=True):
 class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """What a finished task leaves: writes, routing, outcome and what it sends: one atomic record (§4.6).
 
-    ``writes`` is an encoded dict; ``goto`` and ``chosen`` are what the node and its routers named; ``result`` is a flow's value.
+    ``writes`` is an encoded dict; ``goto`` and ``chosen`` are what the node and its routers named; ``result`` is a flow's value;
+    ``feedback`` goes to the nodes that ``goto`` names, encoded.
     """
 
     task: str
@@ -99,6 +102,7 @@ class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     result: bytes | None = None
     intents: tuple[IntentWrite, ...] = ()
     ledger: tuple[LedgerWrite, ...] = ()
+    feedback: bytes | None = None
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):

@@ -85,6 +85,7 @@ class Resume(Command, frozen=True, tag=6):
     acknowledge: str | None = None
     force: bool = False
     nonce: str = ""
+    upgraded: str | None = None
 
     @property
     def key(self) -> str:
@@ -102,4 +103,18 @@ class LateResult(Command, frozen=True, tag=7):
         return f"late:{self.attempt_id}"
 
 
-AnyCommand = Decide | FireTimeout | Signal | Cancel | ChildEnded | Resume | LateResult
+class Refused(Command, frozen=True, tag=8):
+    """Authority refused a decision: audit only, nothing enters the run (§5.7)."""
+
+    wait_id: str
+    action: str
+    actor: str
+    reason: str = ""
+    nonce: str = ""
+
+    @property
+    def key(self) -> str:
+        return f"refused:{self.nonce}"
+
+
+AnyCommand = Decide | FireTimeout | Signal | Cancel | ChildEnded | Resume | LateResult | Refused

@@ -10,28 +10,35 @@ from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
+from holdfast.core import answers as forms
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
+from holdfast.core import ids
 from holdfast.core import waits as ws
-from holdfast.core.canon import encode
+from holdfast.core.canon import encode, reveal
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import (
     AcknowledgeRequired,
     AlreadyTerminal,
     ErrorValue,
     HoldfastError,
+    InvalidInput,
     NotDecidable,
     NothingEligible,
     SettledTerminal,
+    TooManySignals,
     UndecidedWait,
     WaitNotFound,
 )
 from holdfast.core.run import Run
-from holdfast.core.status import RESUMABLE, TERMINAL, Status
-from holdfast.core.waits import Decision, OnTimeout, Wait
+from holdfast.core.status import LIVE, RESUMABLE, TERMINAL, Status
+from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
 
 Facts = tuple[ev.Fact, ...]
+MAX_SIGNALS = 1_000
+_NOTHING = encode(None)
 
 
 def decide(run: Run, command: cmd.AnyCommand, now: int) -> Facts:
@@ -56,10 +63,24 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
     if not ws.decidable(run.status, run.waits, c.wait_id):
         raise NotDecidable(f"the wait {c.wait_id} cannot be decided while the run is {run.status}")
     ws.allowed(wait, c.action, c.feedback)
+    payload = c.payload
+    if c.action == ws.ANSWER and payload is None:
+        payload = _NOTHING  # an answer of nothing is an answer (L-09)
+    if wait.schema is not None and payload is not None and c.action in (ws.ANSWER, ws.APPROVE):
+        forms.check(reveal(wait.schema), reveal(payload))
     decision = Decision(
-        wait_id=c.wait_id, action=c.action, actor=c.actor, feedback=c.feedback, note=c.note, payload=c.payload, decided_at=now, resume=c.resume, asked=wait.asked
-    )
-    facts: Facts = (ev.WaitDecided(decision),)
+        wait_id=c.wait_id, action=c.action, actor=c.actor, feedback=c.feedback, note=c.note, payload=payload, decided_at=now,
+        resume=c.resume, asked=wait.asked, policy=wait.policy_snapshot_id,
+    )  # fmt: skip
+    match c.action:
+        case ws.CONTINUE:
+            facts = continue_handoff(run, decision)
+        case ws.WAIVE:
+            facts = continue_with_waiver_handoff(run, decision)
+        case ws.RETRY:
+            facts = retry_feedback_handoff(run, decision)
+        case _:
+            facts = (ev.WaitDecided(decision),)
     if halts(wait, decision) and run.status is not Status.FAILED:
         facts += mark_run_halted(run, "denied" if c.action == ws.DENY else "halted")
     return facts
@@ -71,10 +92,11 @@ def halts(wait: Wait, decision: Decision) -> bool:
         return True
     if decision.action == ws.DENY:
         return wait.on_deny == "halt"
-    return decision.action == ws.TIMEOUT and wait.on_timeout is OnTimeout.HALT
+    return decision.action == ws.TIMEOUT and wait.on_timeout is OnTimeout.HALT and wait.kind is not WaitKind.TIMER
 
 
 def _timeout(run: Run, c: cmd.FireTimeout, now: int) -> Facts:
+    """Deterministic: what becomes of it depends on the run and the wait alone, however often it is injected (§5.10)."""
     wait = _open(run, c.wait_id)
     if wait is None or run.status in TERMINAL:
         return ()
@@ -82,27 +104,47 @@ def _timeout(run: Run, c: cmd.FireTimeout, now: int) -> Facts:
     decision = Decision(wait_id=c.wait_id, action=ws.TIMEOUT, actor=ev.SYSTEM, payload=payload, decided_at=now, asked=wait.asked)
     facts: Facts = (ev.WaitTimedOut(decision),)
     match wait.on_timeout:
-        case OnTimeout.HALT if wait.human:
+        case OnTimeout.HALT if wait.kind is not WaitKind.TIMER:
             facts += mark_run_halted(run, "wait_timed_out")
         case OnTimeout.FAIL:
-            error = ErrorValue(type="holdfast.WaitTimedOut", message=f"nobody answered {wait.prompt or wait.wait_id!r} in time", code="wait_timed_out")
+            what = wait.prompt or wait.name or wait.wait_id
+            error = ErrorValue(type="holdfast.WaitTimedOut", message=f"nobody answered {what!r} in time", code="wait_timed_out")
             facts += mark_run_failed(run, "wait_timed_out", error)
     return facts
 
 
 def _cancel(run: Run, c: cmd.Cancel, now: int) -> Facts:
-    """At rest it settles at once; a live run's owner calls this at its safe boundary (§10.12)."""
+    """Intent first. At rest it settles at once; a live run's owner settles it at its safe boundary (§10.12)."""
     if run.status in TERMINAL:
         raise AlreadyTerminal(f"the run is already {run.status}", hint="nothing is left to cancel")
     asked: Facts = () if run.cancel_requested_at is not None else (ev.RunCancelRequested(c.reason),)
-    at_rest = run.status not in (Status.RUNNING, Status.REPLAYING)
-    return (*asked, *close_waits(run, "canceled"), ev.RunCanceled(stop_reason="canceled", settled=False, at_rest=at_rest))
+    return asked if run.status in LIVE else asked + mark_run_canceled(run)
 
 
 def _resume(run: Run, c: cmd.Resume, now: int) -> Facts:
     """The preconditions of §7.1–7.3, then the facts; policy is re-evaluated by the shell before this is asked."""
     refuse_resume(run, c.acknowledge)
-    return (ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force),)
+    resumed = ev.RunResumed(
+        cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force, upgraded=c.upgraded
+    )
+    if not run.rearm:
+        return (resumed,)
+    # Nobody was there to answer: the first resume only asks again, and runs nothing (§5.17).
+    return (resumed, *(ev.WaitRequested(asked_again(w, now)) for w in run.rearm), ev.RunWaitingForHuman())
+
+
+def asked_again(wait: Wait, now: int) -> Wait:
+    """The same question under a new id (§5.14)."""
+    span = None if wait.deadline is None else wait.deadline - wait.requested_at
+    run, step, _ = wait.wait_id.split(".", 2)
+    again = wait.round + 1
+    return replace(
+        wait,
+        wait_id=ids.wait_id(run, int(step), wait.task, wait.path, again),
+        round=again,
+        requested_at=now,
+        deadline=None if span is None else now + span,
+    )
 
 
 def refuse_resume(run: Run, acknowledge: str | None) -> None:
@@ -113,20 +155,23 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
         UndecidedWait: a person has not answered yet; forced or not.
         AcknowledgeRequired: a failed run's head or stop reason was not named, or is stale (§7.3).
         NothingEligible: no answer has come, so there is nothing to go on with (§7.1).
+        InvalidInput: it has no checkpoint to go on from (§7.9).
     """
     if run.status in TERMINAL and (run.settled or run.status not in RESUMABLE):
         raise SettledTerminal(f"the run is {run.status} for good ({run.stop_reason or 'done'})", hint="holdfast fork, replay, or start a follow-up")
-    if run.status is Status.WAITING_FOR_HUMAN or (run.status is Status.FAILED and run.waits):
-        human = [w for w in run.waits if w.human]
-        if human and not run.decisions:
-            raise UndecidedWait(f"{len(human)} question(s) are unanswered: {', '.join(w.wait_id for w in human)}", hint="holdfast approve, deny or decide")
-    if run.status is Status.WAITING_FOR_SIGNAL and not run.decisions:
-        raise NothingEligible("what the run waits for has not come", hint="holdfast signal, or holdfast waits to see it")
+    human = [w for w in run.waits if w.human]
+    if human and not run.decisions and run.status in (Status.WAITING_FOR_HUMAN, Status.FAILED):
+        raise UndecidedWait(f"{len(human)} question(s) are unanswered: {', '.join(w.wait_id for w in human)}", hint="holdfast approve, deny or decide")
+    if run.status in (Status.WAITING_FOR_SIGNAL, Status.WAITING_FOR_HUMAN) and run.waits and not run.decisions:
+        what = ", ".join(f"{w.kind} {w.name or w.prompt}".strip() for w in run.waits)
+        raise NothingEligible(f"what the run waits for has not come: {what}", hint="holdfast signal, or holdfast waits to see it")
     if run.status is Status.FAILED:
         known = {run.checkpoint_head, run.stop_reason} - {None}
         if acknowledge not in known:
             what = "a stale acknowledgement" if acknowledge else "it failed, and nobody has looked yet"
             raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"--acknowledge {run.stop_reason} once you have seen why")
+    if run.status in RESUMABLE and run.checkpoint_head is None:
+        raise InvalidInput(f"{run.run_id} has no checkpoint to go on from", hint="submit it again", code="no_checkpoint")
 
 
 def answers(run: Run) -> tuple[StepRecord, ...]:
@@ -140,9 +185,14 @@ def answer(decision: Decision) -> StepRecord:
     return StepRecord(task=task, path=path, name=decision.asked, kind="wait", value=bytes(msgspec.msgpack.encode(decision)))
 
 
+def answered(facts: Facts | list[ev.Fact]) -> list[StepRecord]:
+    """The records that the decisions among these facts leave for a live run's steps."""
+    return [answer(f.decision) for f in facts if isinstance(f, ev.WaitDecided | ev.WaitTimedOut)]
+
+
 def place(wait_id: str) -> tuple[str, str]:
-    """The (task, path) a wait id names: ``run.step.task.path``."""
-    parts = wait_id.split(".", 3)
+    """The (task, path) a wait id names: ``run.step.task.path``, whichever round of asking it was."""
+    parts = ids.wait_base(wait_id).split(".", 3)
     return parts[2], parts[3] if len(parts) > 3 else ""
 
 
@@ -155,18 +205,34 @@ def _late(run: Run, c: cmd.LateResult, now: int) -> Facts:
     return (ev.NoteAdded(f"late result of {c.attempt_id}: {c.summary}"),)
 
 
+def _refused(run: Run, c: cmd.Refused, now: int) -> Facts:
+    return (ev.WaitDenied(c.wait_id, c.action, c.actor, c.reason),)
+
+
 def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:
-    if run.status in TERMINAL:
-        return ()
-    return (ev.SignalReceived(c.name, c.signal_key, c.payload),)
+    """It answers the oldest open wait for its name, else it is kept until somebody asks (§5.11)."""
+    if run.status in (Status.COMPLETED, Status.CANCELED):
+        raise AlreadyTerminal(f"the run is already {run.status}; nobody will ask for the signal {c.name!r}", hint="start another run")
+    if len(run.signals) >= MAX_SIGNALS:
+        raise TooManySignals(f"{MAX_SIGNALS} signals wait for {run.run_id} already", hint="let the run take some first")
+    received = ev.SignalReceived(c.name, c.signal_key, c.payload, c.actor)
+    wait = next((w for w in run.waits if w.kind is WaitKind.SIGNAL and w.name == c.name), None)
+    if wait is None or run.status is Status.FAILED:
+        return (received,)
+    return (received, ev.WaitDecided(signalled(wait, c.signal_key, c.payload, c.actor, now)))
+
+
+def signalled(wait: Wait, key: str, payload: bytes, actor: str, now: int) -> Decision:
+    """A signal as the answer to the wait that asked for it."""
+    return Decision(wait_id=wait.wait_id, action=ws.SIGNAL, actor=actor, payload=payload, decided_at=now, asked=wait.asked, key=key)
 
 
 def _child(run: Run, c: cmd.ChildEnded, now: int) -> Facts:
-    wait = next((w for w in run.waits if w.kind is ws.WaitKind.CHILD and w.name == c.child_run_id), None)
-    if wait is None or run.status in TERMINAL:
+    wait = next((w for w in run.waits if w.kind is WaitKind.CHILD and w.name == c.child_run_id), None)
+    if wait is None or run.status in (Status.COMPLETED, Status.CANCELED):
         return ()
-    payload = encode({"run_id": c.child_run_id, "status": c.status, "error": None if c.error is None else c.error.message})
-    value = c.result if c.status == Status.COMPLETED and c.result is not None else payload
+    told = None if c.error is None else c.error.message
+    value = c.result if c.status == Status.COMPLETED else encode({"run_id": c.child_run_id, "status": c.status, "error": told})
     return (ev.WaitDecided(Decision(wait_id=wait.wait_id, action=c.status, actor=ev.SYSTEM, payload=value, decided_at=now, asked=wait.asked)),)
 
 
@@ -178,10 +244,28 @@ _TABLE: dict[type, Callable[[Run, Any, int], Facts]] = {
     cmd.LateResult: _late,
     cmd.Signal: _signal,
     cmd.ChildEnded: _child,
+    cmd.Refused: _refused,
 }
 
 
 # -- the named helpers (§5.15): pure, no I/O --------------------------------------------------------
+
+
+def continue_handoff(run: Run, decision: Decision) -> Facts:
+    """The machine's verdict stays as it is; the recorded decision is the override by which the loop does not re-enter."""
+    return (ev.WaitDecided(decision),)
+
+
+def continue_with_waiver_handoff(run: Run, decision: Decision) -> Facts:
+    """As ``continue``, and the fold keeps the waiver, with its feedback, for every later gate."""
+    assert decision.feedback, "a waiver says what is waived"
+    return (ev.WaitDecided(decision),)
+
+
+def retry_feedback_handoff(run: Run, decision: Decision) -> Facts:
+    """One more round of the step that is to be redone; a new rejection asks under a new wait id."""
+    assert decision.feedback, "feedback says what should change"
+    return (ev.WaitDecided(decision),)
 
 
 def close_waits(run: Run, reason: str) -> Facts:
@@ -193,7 +277,19 @@ def mark_run_done(run: Run, result: bytes | None = None) -> Facts:
 
 
 def mark_run_halted(run: Run, reason: str = "halted") -> Facts:
-    return (*close_waits(run, reason), ev.RunCanceled(stop_reason=reason, settled=True, at_rest=run.status not in (Status.RUNNING, Status.REPLAYING)))
+    return (*close_waits(run, reason), ev.RunCanceled(stop_reason=reason, settled=True, at_rest=run.status not in LIVE))
+
+
+def mark_run_canceled(run: Run) -> Facts:
+    """Ended on request: resumable, and nobody's question stays open (§5.14)."""
+    return (*close_waits(run, "canceled"), ev.RunCanceled(stop_reason="canceled", settled=False, at_rest=run.status not in LIVE))
+
+
+def mark_run_unattended(run: Run, waits: tuple[Wait, ...]) -> Facts:
+    """Nobody is there for an authoritative question: the run stops with a named reason and keeps what was asked (§5.17)."""
+    kept = tuple(w.wait_id for w in waits)
+    closed = tuple(ev.WaitClosed(w.wait_id, "unattended_handoff") for w in run.waits if w.wait_id not in kept)
+    return (*(ev.WaitRequested(w) for w in waits), *closed, ev.RunCanceled(stop_reason="unattended_handoff", settled=False, rearms=kept))
 
 
 def mark_run_failed(run: Run, reason: str, error: ErrorValue) -> Facts:

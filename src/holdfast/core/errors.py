@@ -48,6 +48,12 @@ class InvalidInput(UsageError):
     code = "invalid_input"
 
 
+class InvalidAnswer(InvalidInput):
+    """An answer that does not fit what was asked for; the question stays open (§5.2)."""
+
+    code = "invalid_answer"
+
+
 class Unserializable(UsageError):
     """A value no store could keep; ``path`` names the field (§1.10)."""
 
@@ -179,6 +185,18 @@ class RestrictedOption(Rejected):
     code = "restricted_option"
 
 
+class LaneBusy(Rejected):
+    """``on_busy="reject"``: the lane is held or its holder waits (§5.13)."""
+
+    code = "lane_busy"
+
+
+class TooManySignals(Rejected):
+    """More signals wait for this run than it may keep."""
+
+    code = "too_many_signals"
+
+
 class TokenRefused(Rejected):
     code = "token_refused"
 
@@ -304,6 +322,12 @@ class PathOutsideWorkspace(StepFailure):
     """A tool's cwd or declared path leaves the workspace (§11.2)."""
 
     code = "path_outside_workspace"
+
+
+class ChildFailed(StepFailure):
+    """A child run ended otherwise than completed; ``ctx.child`` raises it in the parent."""
+
+    code = "child_failed"
 
 
 class PermanentError(StepFailure):

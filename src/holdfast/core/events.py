@@ -149,12 +149,14 @@ class RunFailed(Fact, frozen=True, tag=11):
 
 
 class RunCanceled(Fact, frozen=True, tag=12):
-    """``settled``: by a halt, a denial or a policy. ``at_rest``: no node was running (§2.4)."""
+    """``settled``: by a halt, a denial or a policy. ``at_rest``: no node was running (§2.4). ``rearms``: questions nobody was
+    there to answer; the first resume asks them again and runs nothing (§5.17)."""
 
     wire: ClassVar[str] = "run.canceled"
     stop_reason: str
     settled: bool = False
     at_rest: bool = False
+    rearms: tuple[str, ...] = ()
 
 
 class RunCancelRequested(Fact, frozen=True, tag=13):
@@ -328,6 +330,7 @@ class SignalReceived(Fact, frozen=True, tag=36):
     name: str
     key: str
     payload: bytes
+    actor: str = SYSTEM
 
 
 # -- side effects -----------------------------------------------------------------------------------

@@ -71,5 +71,18 @@ def node_of(task: str) -> str:
     return task.partition("~")[0]
 
 
-def wait_id(run: str, step: int, task: str, path: str) -> str:
-    return f"{run}.{step}.{task}.{path}" if path else f"{run}.{step}.{task}"
+def wait_id(run: str, step: int, task: str, path: str, round: int = 0) -> str:
+    """``round`` counts the times this place has asked before: each asking has an id of its own (§5.14)."""
+    base = step_id(run, step, task, path)
+    return base if round == 0 else f"{base}/!{round}"
+
+
+def wait_base(wait: str) -> str:
+    """The place a wait id names. No path holds ``/!``: a key has no slash."""
+    return wait.partition("/!")[0]
+
+
+def child_run_id(parent: str, step: int, task: str, path: str, round: int = 0) -> str:
+    """The run a ``ctx.child`` at this place makes: the same after a crash. It lies in its parent's bucket and sorts after it."""
+    h = hashlib.sha256(wait_id(parent, step, task, path, round).encode()).digest()
+    return parent[:10] + _base32(int.from_bytes(h[:9], "big"), 14) + parent[24:26]

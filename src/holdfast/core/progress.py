@@ -33,10 +33,11 @@ class Progress:
 
     ``results``: finished tasks by key. ``records``: recorded calls by (task, path). ``attempts``: the number of
     failed attempts by (task, path), with when the next may begin. ``takeovers``: how often the run
-    changed hands since a step last completed (§10.6). ``hash`` is the chain hash of the last row.
+    changed hands since a step last completed (§10.6). ``asked``: how often each place has opened a wait;
+    ``news``: signals not yet written to channels of their names. ``hash`` is the chain hash of the last row.
     """
 
-    __slots__ = ("attempts", "checkpoint", "failed", "hash", "records", "results", "seq", "takeovers", "waits")
+    __slots__ = ("asked", "attempts", "checkpoint", "failed", "hash", "news", "records", "results", "seq", "takeovers", "waits")
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
         self.checkpoint: Checkpoint = cps.empty(run_id)
@@ -48,17 +49,32 @@ class Progress:
         self.records: dict[tuple[str, str], StepRecord] = {}
         self.attempts: dict[tuple[str, str], tuple[int, int]] = {}
         self.failed: dict[str, ErrorValue] = {}
+        self.asked: dict[tuple[str, str], int] = {}
+        self.news: list[ev.SignalReceived] = []
         if whole is not None:
             self.checkpoint, self.hash = whole
             self.seq = self.checkpoint.seq
             self.waits = self.checkpoint.waits
 
-    def barrier(self) -> None:
-        """Forgets what the barrier carried across."""
+    def barrier(self, *, first: bool = False) -> None:
+        """Forgets what the barrier carried across. The first checkpoint carries no signals."""
         self.results.clear()
         self.records.clear()
         self.attempts.clear()
         self.failed.clear()
+        self.asked.clear()
+        if not first:
+            self.news.clear()
+
+    def heard(self, fact: ev.Fact | ev.Unknown) -> None:
+        """Notes what later steps of this super-step must know; live code and loading call it alike."""
+        match fact:
+            case ev.WaitRequested(wait=wait):
+                self.asked[wait.task, wait.path] = self.asked.get((wait.task, wait.path), 0) + 1
+            case ev.SignalReceived():
+                self.news.append(fact)
+            case _:
+                pass
 
     def again(self, task: str, path: str, attempt: int, due: int, error: ErrorValue | None = None) -> None:
         """Another attempt at a task or a call begins: the failure that ended the last one counts no longer, finished work does."""
@@ -117,10 +133,11 @@ class Progress:
                 self.checkpoint, record.delta, self.results, seq=voucher.seq, at=record.at, hash=hash, waits=self.waits, boundaries=kept
             )
             if self.checkpoint.step != before:
-                self.barrier()
+                self.barrier(first=before < 0)
         self.seq, self.hash = record.seq, record.hash
 
     def _note(self, event: ev.Event) -> None:
+        self.heard(event.fact)
         match event.fact:
             case ev.RunSubmitted(input=given):
                 self.results[cps.INPUT_TASK] = TaskResult(cps.INPUT_TASK, writes=given)

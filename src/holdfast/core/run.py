@@ -26,6 +26,15 @@ class Versions(msgspec.Struct, frozen=True, array_like=True):
     registry_ref: str | None = None
 
 
+class Buffered(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """A signal that has come and that nobody has asked for yet (§5.11). ``payload`` is encoded."""
+
+    name: str
+    key: str
+    payload: bytes
+    actor: str = ""
+
+
 class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The folded record of a run. Times are microseconds since 1970, UTC; ``result`` is encoded.
 
@@ -85,6 +94,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     unattended: bool = False
     origin: str = ""
     replay_effects: str = ""
+    signals: tuple[Buffered, ...] = ()
+    rearm: tuple[Wait, ...] = ()
 
     @property
     def terminal(self) -> bool:
@@ -155,6 +166,7 @@ def _resumed(run: Run, e: ev.Event, f: ev.RunResumed) -> Run:
         takeovers=0,
         decisions=(),  # the same commit records them for the steps that asked
         cancel_requested_at=None,
+        rearm=(),
         fingerprint=f.upgraded or run.fingerprint,
         resume_from_checkpoint_id=f.checkpoint_id or run.resume_from_checkpoint_id,
         started_at=run.started_at if run.started_at is not None else e.at,
@@ -176,8 +188,9 @@ def _failed(run: Run, e: ev.Event, f: ev.RunFailed) -> Run:
 
 
 def _canceled(run: Run, e: ev.Event, f: ev.RunCanceled) -> Run:
+    rearm = tuple(w for w in run.waits if w.wait_id in f.rearms)
     return _ended(
-        run, e, Status.CANCELED, stop_reason=f.stop_reason, settled=f.settled, waits=(), active_handoff=None, decisions=()
+        run, e, Status.CANCELED, stop_reason=f.stop_reason, settled=f.settled, waits=(), active_handoff=None, decisions=(), rearm=rearm
     )
 
 
@@ -200,13 +213,22 @@ def _decided(run: Run, e: ev.Event, f: ev.WaitDecided | ev.WaitTimedOut) -> Run:
     if run.status in (Status.COMPLETED, Status.CANCELED):
         return run  # a late answer must not revive what has ended (T-08)
     waived = (*run.waivers, f.decision) if f.decision.action == "continue_with_waiver" else run.waivers
+    signals = run.signals
+    if f.decision.key:
+        signals = tuple(s for s in signals if (s.name, s.key) != (f.decision.asked.partition(":")[2], f.decision.key))
     # The owner of a live run records the answer in this very commit; at rest it stays until the run is resumed.
     kept = run.decisions if run.status in LIVE else (*run.decisions, f.decision)
-    return replace(run, decisions=kept, waivers=waived, **_without(run, f.decision.wait_id))
+    return replace(run, decisions=kept, waivers=waived, signals=signals, **_without(run, f.decision.wait_id))
 
 
 def _wait_closed(run: Run, e: ev.Event, f: ev.WaitClosed) -> Run:
     return replace(run, **_without(run, f.wait_id), decisions=tuple(d for d in run.decisions if d.wait_id != f.wait_id))
+
+
+def _signalled(run: Run, e: ev.Event, f: ev.SignalReceived) -> Run:
+    if run.status in (Status.COMPLETED, Status.CANCELED):
+        return run
+    return replace(run, signals=(*run.signals, Buffered(f.name, f.key, f.payload, f.actor)))
 
 
 def _step_started(run: Run, e: ev.Event, f: ev.StepStarted) -> Run:
@@ -266,6 +288,7 @@ _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.WaitDecided: _decided,
     ev.WaitTimedOut: _decided,
     ev.WaitClosed: _wait_closed,
+    ev.SignalReceived: _signalled,
 }
 
 

@@ -127,10 +127,12 @@ def barrier(
     inline: frozenset[str] | set[str],
     decoded: Mapping[str, Mapping[str, Any]],
     source: Source = Source.LOOP,
+    signals: tuple[TaskResult, ...] = (),
 ) -> tuple[Delta, Checkpoint]:
     """Applies the writes of all tasks in task order and plans what is next.
 
-    ``inline`` names the results that become durable with this very commit; the others are referred to by key.
+    ``inline`` names the results that become durable with this very commit; the others are referred to by key. ``signals``
+    are writes from outside to channels of their names; they come after the tasks', in the order of their arrival (§5.11).
     The checkpoint lacks what only its commit knows: seq, time and hash.
 
     Raises:
@@ -139,6 +141,8 @@ def barrier(
         Unserializable: a custom reducer made a value no store could keep.
     """
     done = [results[t.key] for t in parent.pending]
+    if signals:
+        done += signals
     kinds: dict[str, str] = {}
     custom: dict[str, Any] = {}
     writer: dict[str, str] = {}
@@ -148,7 +152,7 @@ def barrier(
             reducer = last if channel is None else channel.reducer
             tag = reducer.tag
             if tag == LAST:
-                if name in writer:
+                if name in writer and result.task[0] != "@":
                     raise TwoWriters(
                         f"{writer[name]} and {result.task} both wrote {name!r} in one super-step",
                         hint="give the channel a reducer: Annotated[..., append], override, merge",
@@ -162,12 +166,15 @@ def barrier(
     delta = Delta(
         step=parent.step + 1,
         source=source,
-        done=tuple([r if r.task in inline else r.task for r in done]),
+        done=tuple([r if r.task in inline or r.task[0] == "@" else r.task for r in done]),
         kinds=kinds,
         values=canon.encode(canon.FrozenDict(custom)) if custom else None,
     )
     moved, news = advanced(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
     tasks = plan(program, moved, news)
+    told = {target: r.feedback for r in done if r.feedback is not None for target in r.goto or ()}
+    if told:
+        tasks = tuple([msgspec.structs.replace(t, feedback=told[t.node]) if t.node in told else t for t in tasks])
     sends: list[Task] = []
     counts: dict[str, int] = {}
     for result in done:

@@ -212,6 +212,7 @@ def wait_view(wait: Wait, effect: Effect | None = None) -> dict[str, Any]:
         "redo": wait.redo,
         "verdict": wait.verdict,
         "effect_id": wait.effect_id,
+        "cascade": wait.cascade,
         "key": None if effect is None else effect.key,
         "request_hash": None if effect is None else effect.request_hash,
         "attempted_at": None if effect is None else iso(effect.attempted_at),
@@ -229,6 +230,8 @@ def decision_view(decision: Decision) -> dict[str, Any]:
         "payload": _shown(decision.payload),
         "decided_at": iso(decision.decided_at),
         "resume": decision.resume,
+        "key": decision.key,
+        "policy": decision.policy,
     }
 
 

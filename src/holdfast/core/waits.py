@@ -76,7 +76,9 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     """An open question to a person or the world (§5.2).
 
     ``show`` is the encoded payload shown, ``digest`` its fingerprint with the step and the policy snapshot; ``name`` is
-    a signal's name or a child's run id; ``deadline`` and ``requested_at`` are microseconds since 1970.
+    a signal's name or a child's run id; ``deadline`` and ``requested_at`` are microseconds since 1970. ``round`` counts the
+    times this place has asked before; ``redo`` is the node that is done again after ``retry_feedback``; with ``cascade``
+    the child that is waited for is cancelled when nobody waits any more.
     """
 
     wait_id: str
@@ -102,6 +104,7 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     redo: str = "node"
     verdict: str = ""
     effect_id: str | None = None
+    cascade: bool = False
 
     @property
     def human(self) -> bool:
@@ -110,11 +113,15 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     @property
     def asked(self) -> str:
         """What the question was, in a word: an answer fits no other (§5.8)."""
-        return f"{self.kind.value}:{self.name or self.prompt}"
+        what = self.prompt if self.kind is WaitKind.CHILD else self.name or self.prompt
+        return f"{self.kind.value}:{what}"
 
 
 class Decision(msgspec.Struct, frozen=True, array_like=True):
-    """What was decided about a wait, by whom. ``payload`` is encoded; None means that none was given."""
+    """What was decided about a wait, by whom. ``payload`` is encoded; None means that none was given.
+
+    ``key`` is the key of the signal that answered; ``policy`` the snapshot under which the question was asked (§5.8).
+    """
 
     wait_id: str
     action: str
@@ -125,6 +132,8 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     decided_at: int = 0
     resume: bool = True
     asked: str = ""
+    key: str = ""
+    policy: str | None = None
 
     def same(self, other: Decision) -> bool:
         """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""

@@ -23,18 +23,18 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
 import msgspec
 
 from holdfast.authoring import microseconds
-from holdfast.core import canon, decisions, ids, waits
+from holdfast.core import canon, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
 from holdfast.core.errors import ConcurrentScope, ErrorValue, InvalidInput, RecordMismatch, SuspensionSwallowed, UsageError
-from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node
+from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node, Program
 from holdfast.core.lease import counter
 from holdfast.core.outcomes import OK
 from holdfast.core.retry import Retry, backoff, coerce
 from holdfast.core.waits import Decision as RawDecision
-from holdfast.core.waits import OnTimeout, Wait, WaitKind
+from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine import effects as performing
-from holdfast.engine import scopes
+from holdfast.engine import scopes, waiting
 from holdfast.engine.calls import call, name_of
 from holdfast.engine.failures import revived
 from holdfast.engine.journal import Draft, Journal
@@ -54,7 +54,18 @@ Duration = dt.timedelta | float | int | None
 class Context:
     """One attempt of one task, as its node sees it. Members that wait are for async nodes; the others serve both."""
 
-    def __init__(self, services: Services, journal: Journal, node: Node, task: Task, *, attempt: int = 1, prefix: str = "", root: str = "") -> None:
+    def __init__(
+        self,
+        services: Services,
+        journal: Journal,
+        node: Node,
+        task: Task,
+        *,
+        attempt: int = 1,
+        prefix: str = "",
+        root: str = "",
+        program: Program | None = None,
+    ) -> None:
         self._services = services
         self._journal = journal
         self._node = node
@@ -62,7 +73,9 @@ class Context:
         self._key = root or task.key
         self._inner = prefix.removesuffix("/")
         self._step = journal.checkpoint.step + 1
-        self._root = Scope(self, prefix)
+        self._nodes: Mapping[str, Any] = {} if program is None else program.nodes
+        number, self._feedback = waiting.redone(self)
+        self._root = Scope(self, f"{prefix}@{number}/" if number else prefix)
         self._told: list[str] = []
         self._odd: dict[tuple[str, str], str] = {}
         self._scopes: frozenset[str] | None = None
@@ -116,8 +129,7 @@ class Context:
     @property
     def feedback(self) -> str | None:
         """What a person asked to be changed, in a step that is done again after ``retry_feedback`` (§5.5)."""
-        given = [r for (task, _), r in list(self._journal.progress.records.items()) if task == self._key and r.kind == "feedback"]
-        return None if not given else cast("str | None", canon.decode(cast("bytes", given[-1].value)))
+        return self._feedback
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
@@ -345,108 +357,118 @@ class Context:
         timeout: Duration = None,
         on_deny: str = "halt",
         on_timeout: str = "halt",
+        default: Any = None,
+        schema: Any = None,
     ) -> Coroutine[Any, Any, Decision]:
         """Asks a person to approve; the run rests until somebody has (§5).
 
         A denial or a timeout halts the run, unless ``on_deny="deliver"`` or ``on_timeout="deliver"`` hands it to the
-        node. ``timeout`` is 7 days by default. The decision may carry edited arguments as ``payload``.
+        node. ``timeout`` is 7 days by default. The decision may carry edited arguments as ``payload``, which must fit
+        ``schema``, a type, if one is given.
         """
         self._waiting("approve")
-        return self._decision(WaitKind.APPROVAL, prompt, show=show, who=who, timeout=timeout, on_deny=on_deny, on_timeout=on_timeout)
+        options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
+        return waiting.approve(self, prompt, schema, **options)
 
-    async def _decision(self, kind: WaitKind, prompt: str, **options: Any) -> Decision:
-        raw = await self._wait(kind, prompt, **options)
-        return Decision.of(raw)
-
-    async def _wait(
+    def ask(
         self,
-        kind: WaitKind,
         prompt: str,
+        schema: type[T] | None = None,
         *,
-        name: str = "",
         show: Any = None,
         who: str | Iterable[str] | None = None,
         timeout: Duration = None,
         on_deny: str = "halt",
         on_timeout: str = "halt",
-        actions: tuple[str, ...] | None = None,
-        schema: Any = None,
         default: Any = None,
-    ) -> RawDecision:
-        """Opens a wait at this place, or gives the decision that is on record there."""
-        with self._place(kind.value) as path:
-            return await self._wait_at(
-                path, kind, prompt, name=name, show=show, who=who, timeout=timeout, on_deny=on_deny, on_timeout=on_timeout,
-                actions=actions, schema=schema, default=default,
-            )  # fmt: skip
+    ) -> Coroutine[Any, Any, T]:
+        """Asks a person for a value of the type ``schema``. An answer that does not fit is refused and the question stays open.
 
-    async def _wait_at(
+        With ``on_timeout="default"`` the step gets ``default`` when nobody answers in time.
+        """
+        self._waiting("ask")
+        options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
+        return waiting.ask(self, prompt, schema, **options)
+
+    def handoff(
         self,
-        path: str,
-        kind: WaitKind,
         prompt: str,
         *,
-        name: str = "",
+        verdict: str = "rejected",
+        redo: str | None = "node",
+        actions: Iterable[str] | None = None,
         show: Any = None,
         who: str | Iterable[str] | None = None,
         timeout: Duration = None,
-        on_deny: str = "halt",
         on_timeout: str = "halt",
-        actions: tuple[str, ...] | None = None,
-        schema: Any = None,
-        default: Any = None,
-        effect_id: str | None = None,
-    ) -> RawDecision:
-        """The decision on record at a path, else the wait itself is raised."""
-        label = name or prompt
-        record = self._lookup(path, f"{kind.value}:{label}", "wait")
-        if record is not None:
-            return decisions.read_answer(record)
-        wait_id = ids.wait_id(self.run_id, self._step, self._key, path)
-        known = next((w for w in self._journal.run.waits if w.wait_id == wait_id), None)
-        if known is not None:
-            if known.kind is not kind or (known.name or known.prompt) != label:
-                was, now = f"{known.kind} {known.name or known.prompt!r}", f"{kind} {label!r}"
-                raise RecordMismatch(f"wait {path} of {self._key}: open is {was}, the code now asks {now}", hint="restore the order of the waits")
-            raise Suspend((known,))
-        at = self._services.clock.now()
-        shown = None if show is None else canon.pack(show, "show")[1]
-        human = kind in waits.HUMAN
-        span = microseconds(timeout, waits.DEFAULT_DEADLINE_US if human else 0)
-        wait = Wait(
-            wait_id=wait_id,
-            kind=kind,
-            step=self._step,
-            task=self._key,
-            path=path,
-            prompt=prompt,
-            name=name,
-            show=shown,
-            available_actions=actions if actions is not None else waits.ACTIONS.get(kind, ()),
-            schema=None if schema is None else canon.pack(schema, "schema")[1],
-            deadline=at + span if span or timeout is not None else None,
-            on_timeout=OnTimeout(on_timeout),
-            default=None if default is None else canon.pack(default, "default")[1],
-            on_deny=on_deny,
-            who=(who,) if isinstance(who, str) else tuple(who or ()),
-            requested_at=at,
-            digest=canon.digest([self.step_id, path, prompt, canon.fingerprint(show), self._journal.run.policy_snapshot_id or ""]),
-            policy_snapshot_id=self._journal.run.policy_snapshot_id,
-            effect_id=effect_id,
-        )
-        self._suspended[wait_id] = wait
-        if self._current() is not self._root or self._inner:
-            # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
-            await self._save(Draft(facts=[ev.WaitRequested(wait)]))
-        raise Suspend((wait,))
+        authoritative: bool = True,
+    ) -> Coroutine[Any, Any, Decision]:
+        """Hands a machine's verdict to a person, who says continue, continue_with_waiver, retry_feedback or halt (§5.5).
+
+        ``continue`` leaves the verdict as it is: the returned decision is the override. After ``retry_feedback`` the node
+        named by ``redo`` is done again and finds the words in ``ctx.feedback``; ``"node"`` is this very node, and with
+        ``redo=None`` the decision comes back here, for a loop of your own.
+        """
+        self._waiting("handoff")
+        options = {"show": show, "who": who, "timeout": timeout, "on_timeout": on_timeout}
+        return waiting.handoff(self, prompt, verdict=verdict, redo=redo, authoritative=authoritative, actions=actions, **options)
+
+    def wait(self, signal: str, *, timeout: Duration = None, on_timeout: str = "halt", default: Any = None) -> Coroutine[Any, Any, Any]:
+        """Rests until the signal of that name comes and gives its payload. One that came earlier is kept until asked for (§5.11).
+
+        When it does not come in time, ``on_timeout`` says halt, fail, or ``deliver``/``default``, which give ``default``.
+        """
+        self._waiting("wait")
+        kind = "default" if on_timeout == "deliver" and default is not None else on_timeout
+        return waiting.signal(self, signal, timeout=timeout, on_timeout=kind, default=default)
 
     def sleep(self, duration: dt.timedelta | float) -> Coroutine[Any, Any, None]:
         """Rests for a time without a thread, a task or a byte of memory; a crash does not start it over."""
         self._waiting("sleep")
-        return self._sleep(duration)
+        return waiting.sleep(self, duration)
 
-    async def _sleep(self, duration: dt.timedelta | float) -> None:
-        await self._wait(WaitKind.TIMER, "", name="sleep", timeout=duration, on_timeout="deliver")
+    def child(
+        self,
+        skill: Any,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        on_parent_end: str = "cancel",
+        timeout: Duration = None,
+        on_timeout: str = "halt",
+        **options: Any,
+    ) -> Coroutine[Any, Any, Any]:
+        """Starts a run of its own and rests until it has ended; gives a flow's value or a graph's state (§4.14).
+
+        ``options`` are those of ``submit``. With ``on_parent_end="keep"`` the child goes on when its parent is cancelled.
+
+        Raises:
+            ChildFailed: it ended otherwise than completed.
+        """
+        self._waiting("child")
+        return waiting.child(self, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout)
+
+    @property
+    def waivers(self) -> tuple[Decision, ...]:
+        """What people have waived in this run so far, oldest first; it survives restarts (§5.5)."""
+        return tuple(Decision.of(d) for d in self._journal.run.waivers)
+
+    async def _wait_at(self, path: str, kind: WaitKind, prompt: str, **options: Any) -> RawDecision:
+        """The decision on record at a path of the caller's choice, else the wait itself is raised."""
+        return await waiting.request(self, waiting.Ask(kind=kind, prompt=prompt, path=path, **options))
+
+    def _peek(self) -> str:
+        """The place of the call in hand: the one that the next call will be given."""
+        scope = self._current()
+        return f"{scope.prefix}{scope.next}"
+
+    def _rearmed(self) -> frozenset[str]:
+        """Open questions that an operator has had asked again: somebody is there now (§5.17)."""
+        return frozenset(w.wait_id for w in self._journal.run.waits if w.round > 0)
+
+    @property
+    def _concurrent(self) -> bool:
+        """Whether other calls of this task may still run, so that a wait must be durable at once (§5.2)."""
+        return self._current() is not self._root or bool(self._inner)
 
     # -- effects, intents, ledger -------------------------------------------------------------------
 

@@ -6,6 +6,7 @@ events at once, in one commit that takes the next fence and gives it back; if it
 
 from __future__ import annotations
 
+import base64
 from typing import Any
 
 from holdfast.core import canon, decisions
@@ -14,25 +15,35 @@ from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core import run as records
 from holdfast.core.commit import InboxItem
-from holdfast.core.errors import AmbiguousWait, Conflict, DecisionConflict, Denied, NotDecidable
+from holdfast.core.errors import (
+    AmbiguousWait,
+    Conflict,
+    DecisionConflict,
+    Denied,
+    InvalidInput,
+    NotDecidable,
+    Rejected,
+    TokenRefused,
+    UsageError,
+)
 from holdfast.core.lease import TOUCH
-from holdfast.core.status import LIVE, TERMINAL
-from holdfast.core.waits import REEXECUTE
-from holdfast.engine.driver import Driver
+from holdfast.core.status import LIVE, TERMINAL, Status
+from holdfast.core.tokens import Token, hashed
+from holdfast.core.waits import REEXECUTE, WaitKind, decidable
 from holdfast.engine.effects import forced, refuse_to_repeat
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.reader import Reader
 from holdfast.engine.services import Services
+from holdfast.ports import RunFilter
 
 
 class Desk:
-    """Takes commands. ``drivers`` are the runs this process drives now; they are nudged when their inbox has news."""
+    """Takes commands for runs. Those that this process drives are nudged at once; other owners see their inbox's mark."""
 
-    def __init__(self, services: Services, reader: Reader, drivers: dict[str, Driver]) -> None:
+    def __init__(self, services: Services, reader: Reader) -> None:
         self._services = services
         self._store = services.store
         self._reader = reader
-        self._drivers = drivers
 
     async def decide(
         self,
@@ -66,9 +77,8 @@ class Desk:
         elif not await self._was_put(command, run):
             decisions.decide(run, command, self._store.now())
             raise NotDecidable(f"the wait {wait_id} is not open")
-        item = await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
+        item = await self._put(run_id, command)
         self._same(command, item)
-        await self._settle(run_id)
 
     async def _was_put(self, command: cmd.Decide, run: records.Run) -> bool:
         return any(i.key == command.key for i in await self._store.inbox(run.run_id, taken=True))
@@ -90,8 +100,15 @@ class Desk:
         if verdict is True:
             return
         reason = verdict if isinstance(verdict, str) else "the resolver refused"
-        await self.at_rest(run.run_id, Draft(facts=[ev.WaitDenied(wait.wait_id, command.action, command.actor, reason)]), actor=command.actor)
+        audit = cmd.Refused(wait.wait_id, command.action, command.actor, reason, nonce=f"{self._services.entropy() % 10**12}")
+        await self._put(run.run_id, audit)
         raise Denied(f"{command.actor} may not {command.action} {wait.wait_id}: {reason}")
+
+    async def _put(self, run_id: str, command: cmd.AnyCommand) -> InboxItem:
+        """Into the inbox, and at once out of it if the run rests."""
+        item = await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
+        await self.settle(run_id)
+        return item
 
     async def at_rest(self, run_id: str, draft: Draft, *, actor: str, source: cps.Source | None = None, due: int | None = None) -> bool:
         """One commit on a run that nobody drives; False if somebody does, or came first."""
@@ -108,44 +125,117 @@ class Desk:
             return False
         return True
 
-    async def _settle(self, run_id: str) -> None:
+    async def settle(self, run_id: str) -> None:
         """Turns what waits in the inbox of a run at rest into events; a live run's owner does it itself."""
         for _ in range(100):
             loaded = await self._reader.loaded(run_id)
-            if not loaded.inbox or loaded.lease.live(self._store.now()) or loaded.run.status in LIVE:
-                for driver in [self._drivers.get(run_id)]:
-                    if driver is not None:
-                        driver.nudge()
+            if not loaded.inbox:
+                return
+            if loaded.lease.live(self._store.now()) or loaded.run.status in LIVE:
+                self._services.attendant.nudge(run_id)
                 return
             item = loaded.inbox[0]
-            facts = decisions.decide(loaded.run, item.command, self._store.now())
+            try:
+                facts = list(decisions.decide(loaded.run, item.command, self._store.now()))
+            except (Rejected, UsageError) as e:
+                facts = [ev.NoteAdded(f"{item.key} was refused: {e.message}")]
             ends = any(isinstance(f, ev.RunCanceled | ev.RunFailed) for f in facts)
-            draft = Draft(facts=list(facts) or [ev.NoteAdded(f"{item.key} changed nothing")], took=[item.key])
-            due = self._store.now() if not ends and getattr(item.command, "resume", True) else None
+            goes_on = any(isinstance(f, ev.WaitDecided | ev.WaitTimedOut) and f.decision.resume for f in facts)
+            draft = Draft(facts=facts or [ev.NoteAdded(f"{item.key} changed nothing")], took=[item.key])
+            due = self._store.now() if goes_on and not ends else None
             await self.at_rest(run_id, draft, actor=getattr(item.command, "actor", ev.SYSTEM), source=cps.Source.CANCEL if ends else None, due=due)
+            if ends:
+                await self._children(loaded.run)
+
+    async def _children(self, parent: records.Run) -> None:
+        """Settles what an ended parent has put into its children's inboxes, those at rest; owners of live ones see it (§10.12)."""
+        for wait in parent.waits:
+            if wait.kind is WaitKind.CHILD and wait.cascade and await self._store.get(wait.name) is not None:
+                await self.settle(wait.name)
 
     async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> None:
-        """Asks a run to end. At rest it ends at once; a live one at its next safe boundary (§10.12).
+        """Asks a run to end. At rest, or when its owner is gone, it ends at once; a live one at its next safe boundary (§10.12).
 
         Raises:
             AlreadyTerminal: it has ended already.
         """
-        run, lease = await self._reader.found(run_id)
-        command = cmd.Cancel(actor=actor, reason=reason, nonce=str(run.version))
-        facts = decisions.decide(run, command, self._store.now())
-        if not lease.live(self._store.now()) and await self.at_rest(run_id, Draft(facts=list(facts)), actor=actor, source=cps.Source.CANCEL):
-            await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
-        driver = self._drivers.get(run_id)
-        if driver is not None:
-            driver.nudge()
+        for _ in range(10):
+            run, lease = await self._reader.found(run_id)
+            command = cmd.Cancel(actor=actor, reason=reason, nonce=str(run.version))
+            facts = decisions.decide(run, command, self._store.now())
+            if lease.live(self._store.now()):
+                await self._put(run_id, command)
+                return
+            if run.status in LIVE:
+                facts += decisions.mark_run_canceled(run)
+            if await self.at_rest(run_id, Draft(facts=list(facts)), actor=actor, source=cps.Source.CANCEL):
+                await self._children(run)
+                return
+        raise Conflict(f"others keep writing {run_id}", hint="try again")
 
-    async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> None:
-        """Gives a run an outside input; the same key is delivered once (§5.11)."""
+    async def signal(self, target: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> str:
+        """Gives a run, or a thread's newest live run, an outside input; the same key is delivered once (§5.11). Gives the run's id.
+
+        Raises:
+            AlreadyTerminal: nobody will ask for it any more.
+        """
+        run = await self._target(target)
         now = self._store.now()
         raw = canon.pack(payload, "payload")[1]
+        if not name or ":" in name:
+            raise InvalidInput(f"a signal's name is not empty and holds no colon: {name!r}")
         command = cmd.Signal(name=name, signal_key=key or f"{now}-{self._services.entropy() % 10**9}", payload=raw, actor=actor)
-        await self._reader.found(run_id)
-        await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=now))
+        decisions.decide(run, command, now)  # refuses before anything is written
+        await self._put(run.run_id, command)
+        return run.run_id
+
+    async def _target(self, target: str) -> records.Run:
+        if target and await self._store.get(target) is None:
+            newest = await self._store.runs(RunFilter(thread_id=target, statuses=tuple(s for s in Status if s not in TERMINAL), limit=1))
+            if newest:
+                return newest[0][0]
+        return (await self._reader.found(target))[0]
+
+    async def issue(self, wait_id: str, *, actor: str, ttl_us: int) -> str:
+        """A link that answers one wait once (§5.9). The secret is given here and kept nowhere.
+
+        Raises:
+            NotDecidable: the wait is not open.
+        """
+        run, _ = await self._reader.found(wait_id.partition(".")[0])
+        if not decidable(run.status, run.waits, wait_id):
+            raise NotDecidable(f"{wait_id} is not open", hint=f"holdfast show {run.run_id}")
+        now = self._store.now()
+        secret = base64.urlsafe_b64encode(self._services.entropy().to_bytes(17, "big") + self._services.entropy().to_bytes(17, "big")).decode().rstrip("=")
+        await self._store.issue_token(Token(hashed(secret), run.run_id, wait_id, run.tenant_id, actor, now, now + ttl_us))
+        return secret
+
+    async def redeem(
+        self, secret: str, action: str, *, feedback: str | None = None, note: str | None = None, payload: Any = ..., tenant_id: str | None = None
+    ) -> str:
+        """Decides by a link. A refused attempt does not use it up; the resolver is asked as for anyone (§5.9). Gives the run's id.
+
+        Raises:
+            TokenRefused: unknown, used, expired, or its wait is closed.
+            DecisionConflict: the wait was decided otherwise.
+        """
+        now = self._store.now()
+        token = await self._store.token(hashed(secret))
+        if token is None or (tenant_id is not None and token.tenant_id != tenant_id):
+            raise TokenRefused("the link is not known here", hint="ask for another")
+        token.refuse(now)
+        run, _ = await self._reader.found(token.run_id)
+        wait = next((w for w in run.waits if w.wait_id == token.wait_id), None)
+        if wait is None or not decidable(run.status, run.waits, token.wait_id):
+            raise TokenRefused(f"the question is closed; the run is {run.status}", hint="nothing is left to answer")
+        raw = None if payload is ... else canon.pack(payload, "payload")[1]
+        command = cmd.Decide(wait_id=token.wait_id, action=action, actor=token.actor, feedback=feedback, note=note, payload=raw, at=now)
+        await self._authorise(run, wait, command)
+        decisions.decide(run, command, now)
+        item = await self._store.redeem_token(token.hash, InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now))
+        self._same(command, item)
+        await self.settle(run.run_id)
+        return run.run_id
 
 
 def _only_wait(run: records.Run, action: str) -> str:

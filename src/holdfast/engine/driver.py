@@ -9,7 +9,8 @@ lines leaves a log from which the next claimer's driver enters at the same place
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast.core import canon, decisions, ids, superstep
@@ -18,7 +19,7 @@ from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING
 from holdfast.core.checkpoint import Delta, Source, Task, TaskResult
-from holdfast.core.commit import Intent, LedgerRow
+from holdfast.core.commit import InboxItem, Intent, LedgerRow
 from holdfast.core.effects import ReplayPolicy
 from holdfast.core.errors import ErrorValue, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
 from holdfast.core.graph import Program
@@ -29,11 +30,16 @@ from holdfast.core.waits import Wait, resting
 from holdfast.engine import lineage
 from holdfast.engine.context import Restart, Suspend
 from holdfast.engine.effects import surfaced
-from holdfast.engine.executor import Finished, StepError, execute
+from holdfast.engine.executor import StepError, execute
+from holdfast.engine.gates import Halted
 from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.rounds import Round, answered
 from holdfast.engine.services import Services
 from holdfast.engine.threads import carried
+from holdfast.engine.waiting import Unattended
 from holdfast.ports import Claim, Loaded
+
+Leave = Callable[[], Awaitable[bool]]
 
 
 class Driver:
@@ -44,15 +50,117 @@ class Driver:
         self._program = program
         self._journal = journal
         self._limit = step_limit or program.step_limit
-        self._wake = asyncio.Event()
+        self._lock = asyncio.Lock()
+        self._news = asyncio.Event()
+        self._parked: set[str] = set()
+        self._scope: asyncio.Task[Any] | None = None
+        self._attending: asyncio.Task[None] | None = None
+        self._closing: asyncio.Task[None] | None = None
+        self._end: Callable[[], Draft] | None = None
+        self._broken: BaseException | None = None
+        self._again = self._cut = self._going = self._over = False
+
+    # -- news while it is driven --------------------------------------------------------------------
 
     @property
     def journal(self) -> Journal:
         return self._journal
 
     def nudge(self) -> None:
-        """A hint that the run's inbox may have something (§1.5)."""
-        self._wake.set()
+        """A hint that the run's inbox may have something, or that a deadline has passed (§1.5)."""
+        if not self._going:
+            self._again = True  # the entry reads the inbox by itself; what came after that is looked at then
+        elif self._attending is None or self._attending.done():
+            self._attending = asyncio.ensure_future(self._attend())
+            self._attending.add_done_callback(self._attended)
+        else:
+            self._again = True
+
+    def due(self) -> int | None:
+        return None if self._journal.tip is None else self._journal.run.wake_at
+
+    async def _attend(self) -> None:
+        """Turns news into facts while steps run: an answer re-enters its task, a cancel closes the step's scope (§10.12)."""
+        while not self._over and self._end is None:
+            self._again = False
+            async with self._lock:
+                if not self._over and self._journal.dead is None and self._journal.tip is not None and self._journal.run.status in LIVE:
+                    await self._take(tuple(await self._services.store.inbox(self._journal.run.run_id)))
+            if not self._again:
+                return
+
+    def _attended(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._broken = error
+            self._interrupt()
+
+    async def _take(self, inbox: tuple[InboxItem, ...]) -> None:
+        """Turns commands into facts, one commit each (§1.6). One that ends the run is kept for the safe boundary in ``_end``."""
+        for item in inbox:
+            await self._journal.command(lambda run, item=item: self._become(item, run), getattr(item.command, "actor", ev.SYSTEM))  # type: ignore[misc]
+            if self._end is not None:
+                self._interrupt()
+                return
+        await self._time_out()
+
+    def _become(self, item: InboxItem, run: Run) -> Draft | None:
+        """What a command becomes of this run; None if it ends the run and waits for the boundary."""
+        try:
+            facts = list(decisions.decide(run, item.command, self._services.clock.now()))
+        except (Rejected, UsageError) as e:
+            # The command came too late or does not fit; it is consumed and the log says why.
+            facts = [ev.NoteAdded(f"{item.key} was refused: {e.message}")]
+        if any(isinstance(f, ev.RunCanceled | ev.RunFailed) for f in facts):
+            self._end = lambda: self._ending(item)
+            return None
+        draft = Draft(facts=facts or [ev.NoteAdded(f"{item.key} changed nothing")], took=[item.key])
+        if run.status in LIVE:
+            draft.results = list(decisions.answered(facts))
+            if draft.results:
+                self._news.set()
+            if isinstance(item.command, cmd.Cancel):
+                self._end = self._canceling
+        return draft
+
+    async def _time_out(self) -> None:
+        """Injects the timeouts that are due. A timeout and an answer share one inbox key: whoever put theirs first wins (§5.6)."""
+        now = self._services.clock.now()
+        run = self._journal.run
+        for wait in run.waits:
+            if wait.deadline is None or wait.deadline > now or self._end is not None:
+                continue
+            command = cmd.FireTimeout(wait.wait_id, wait.deadline)
+            item = await self._services.store.put(InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now))
+            if item.taken_seq is None:
+                await self._take((item,))
+
+    def _canceling(self) -> Draft:
+        return Draft(facts=list(decisions.mark_run_canceled(self._journal.run)))
+
+    def _ending(self, item: InboxItem) -> Draft:
+        """The draft of a command that ends the run, decided on the run as it stands at the boundary."""
+        return Draft(facts=list(decisions.decide(self._journal.run, item.command, self._services.clock.now())), took=[item.key])
+
+    def _interrupt(self) -> None:
+        """Closes the scope of the step in hand, once no effect is in flight, or after a grace by force."""
+        if self._scope is not None and self._closing is None:
+            self._closing = asyncio.ensure_future(self._close())
+
+    async def _close(self) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._services.grace):
+                await self._journal.quiet.wait()
+        if self._scope is not None:
+            self._cut = True
+            self._scope.cancel()
+
+    async def _ended(self) -> bool:
+        """Commits the end that a command asked for. True: the run rests."""
+        assert self._end is not None
+        async with self._lock:
+            self._over = True
+            await self._journal.rest(self._end(), Source.CANCEL)
+        return True
 
     # -- entering -----------------------------------------------------------------------------------
 
@@ -62,20 +170,35 @@ class Driver:
         Raises:
             LeaseLost, StoreError: the run is left as the last commit made it; somebody else goes on (§1.12).
         """
+        try:
+            return await self._drive(claim, inbox, named)
+        finally:
+            self._over = True
+            for task in (self._attending, self._closing):
+                if task is not None and not task.done():
+                    task.cancel()
+                    await asyncio.gather(task, return_exceptions=True)
+
+    async def _drive(self, claim: Claim | None, inbox: tuple[Any, ...], named: bool) -> Run:
+        journal = self._journal
         if claim is not None:
-            self._journal.hold(Draft(facts=self._entry(claim, named)))
+            journal.hold(Draft(facts=self._entry(claim, named)))
             if claim.previous_owner is not None:
-                self._journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
+                journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
                 if await self._stop_here(named):
-                    return self._journal.run
-        if await self._drain(inbox):
-            return self._journal.run
-        status = self._journal.run.status
-        if status in AT_REST - {Status.PENDING} and not await self._reenter():
-            return self._journal.run
-        self._journal.echo = await lineage.echo(self._services.store, self._journal.run)
-        if self._journal.run.current_step_id is None:
-            if self._journal.checkpoint.seq:
+                    return journal.run
+        if journal.run.cancel_requested_at is not None and journal.run.status in LIVE:
+            self._end = self._canceling  # its owner died between the request and the boundary
+        else:
+            await self._take(inbox)
+        if self._end is not None:
+            await self._ended()
+            return journal.run
+        if journal.run.status in AT_REST - {Status.PENDING} and not await self._reenter():
+            return journal.run
+        journal.echo = await lineage.echo(self._services.store, journal.run)
+        if journal.run.current_step_id is None:
+            if journal.run.origin and journal.checkpoint.seq:
                 await self._begin_there()
             else:
                 await self.begin()
@@ -120,11 +243,14 @@ class Driver:
     async def begin(self, born: Draft | None = None) -> None:
         """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit."""
         journal = self._journal
-        given = journal.progress.results[cps.INPUT_TASK]
+        given = journal.progress.results.get(cps.INPUT_TASK)
+        kept = given is None  # it ended before it began; its one checkpoint holds the input (§2.4)
+        if given is None:
+            given = TaskResult(cps.INPUT_TASK, writes=canon.encode(canon.FrozenDict(journal.checkpoint.values)))
         draft = born or Draft()
         run = draft.facts[0] if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run
         before = await carried(self._services.store, self._program, run.tenant_id, run.thread_id)
-        delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, before)
+        delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, before, inline=kept)
         if born is not None or journal.run.status is Status.PENDING:
             draft.facts.append(ev.RunStarted())
         draft.facts += self._started(checkpoint.pending, 1)
@@ -133,7 +259,7 @@ class Driver:
     async def _begin_there(self) -> None:
         """A replay or fork starts at the checkpoint it was born with (§7.6)."""
         journal = self._journal
-        facts: list[ev.Fact] = [ev.RunStarted()]
+        facts: list[ev.Fact] = [ev.RunStarted()] if journal.run.status is Status.PENDING else []
         if journal.run.origin == lineage.REPLAY and journal.echo is not None and journal.echo.last > journal.checkpoint.step:
             facts.append(ev.RunReplaying())
         checkpoint = journal.checkpoint
@@ -148,53 +274,20 @@ class Driver:
             return False
         last = run.decisions[-1]
         records = decisions.answers(run)
+        self._parked = {w.task for w in run.waits} - {r.task for r in records}
         upgraded = self._program.fingerprint if self._program.fingerprint != run.fingerprint else None
         resumed = ev.RunResumed(cause=cause_of(last), wait_id=last.wait_id, checkpoint_id=run.checkpoint_head, upgraded=upgraded)
         self._journal.hold(Draft(facts=[resumed], results=list(records)))
         return True
-
-    async def _drain(self, inbox: tuple[Any, ...]) -> bool:
-        """Turns commands into facts, one commit each (§1.6); True if the run has come to its end by that."""
-        for item in inbox:
-            run = self._journal.run
-            if isinstance(item.command, cmd.Signal | cmd.LateResult) and run.status is Status.PENDING:
-                continue
-            try:
-                facts = decisions.decide(run, item.command, self._services.clock.now())
-            except (Rejected, UsageError) as e:
-                # The command came too late or does not fit; it is consumed and the log says why.
-                facts = (ev.NoteAdded(f"{item.key} was refused: {e.message}"),)
-            draft = Draft(facts=list(facts) or [ev.NoteAdded(f"{item.key} changed nothing")], took=[item.key])
-            ended = any(isinstance(f, ev.RunCanceled | ev.RunFailed) for f in facts)
-            if ended:
-                await self._journal.rest(draft, Source.CANCEL)
-                return True
-            if run.status in LIVE:
-                draft.results = [decisions.answer(f.decision) for f in facts if isinstance(f, ev.WaitDecided | ev.WaitTimedOut)]
-            await self._journal.save(draft)
-        return await self._fire_timeouts()
-
-    async def _fire_timeouts(self) -> bool:
-        """Injects the timeouts that are due, through the same path as a decision (§5.10)."""
-        now = self._services.clock.now()
-        for wait in self._journal.run.waits:
-            if wait.deadline is None or wait.deadline > now:
-                continue
-            facts = decisions.decide(self._journal.run, cmd.FireTimeout(wait.wait_id, wait.deadline), now)
-            draft = Draft(facts=list(facts))
-            if any(isinstance(f, ev.RunCanceled | ev.RunFailed) for f in facts):
-                await self._journal.rest(draft, Source.CANCEL)
-                return True
-            if self._journal.run.status in LIVE:
-                draft.results = [decisions.answer(f.decision) for f in facts if isinstance(f, ev.WaitTimedOut)]
-            await self._journal.save(draft)
-        return False
 
     # -- going round --------------------------------------------------------------------------------
 
     async def _rounds(self) -> Run:
         steps = 0
         journal = self._journal
+        self._going = True
+        if self._again:
+            self.nudge()
         while True:
             checkpoint = journal.checkpoint
             if not checkpoint.pending:
@@ -203,122 +296,84 @@ class Driver:
             try:
                 superstep.expect(self._program, checkpoint.pending)
             except StepFailure as e:
-                return await self._fail(Draft(), e, ErrorValue.of(e))
+                await self._fail(Draft(), e, ErrorValue.of(e))
+                return journal.run
             if steps >= self._limit:
                 limit = StepLimit(f"{steps} super-steps in one invocation; the limit is {self._limit}", hint="resume with a higher step_limit")
-                return await self._fail(Draft(), limit, ErrorValue.of(limit))
+                await self._fail(Draft(), limit, ErrorValue.of(limit))
+                return journal.run
             if journal.echo is not None and checkpoint.step >= journal.echo.last:
                 journal.replayed()
             if not self._services.alive() and not await self._services.holds():
                 raise LeaseLost(f"{self._services.owner} could not renew its lease; it stops at this boundary")
-            if self._wake.is_set() and await self._look():
+            if self._end is not None:
+                await self._ended()
                 return journal.run
             steps += 1
-            if len(checkpoint.pending) == 1:
-                rested = await self._single(checkpoint.pending[0])
-            else:
-                rested = await self._parallel(checkpoint.pending)
-            if rested:
+            if await self._superstep(checkpoint.pending):
                 return journal.run
 
-    async def _look(self) -> bool:
-        self._wake.clear()
-        return await self._drain(tuple(await self._services.store.inbox(self._journal.run.run_id)))
+    async def _superstep(self, pending: tuple[Task, ...]) -> bool:
+        """Executes the pending tasks in a scope that a command may close (§10.12). True if the run rests now."""
+        me = asyncio.current_task()
+        assert me is not None
+        self._scope = me
+        try:
+            leave = await (self._single(pending[0]) if len(pending) == 1 else self._parallel(pending))
+        except asyncio.CancelledError:
+            # Ours, unless somebody outside cancelled too; then the run stays where its last commit left it.
+            if not self._cut or me.uncancel() > 0:
+                raise
+            if self._broken is not None:
+                raise self._broken from None
+            return await self._ended()
+        finally:
+            self._scope = None
+        if self._broken is not None:
+            raise self._broken
+        if self._cut:
+            me.uncancel()  # the step ended, or swallowed it, before the cancel could reach it
+            return await self._ended()
+        return await leave()
 
-    async def _single(self, task: Task) -> bool:
+    async def _single(self, task: Task) -> Leave:
         """A super-step of one task: its result and the barrier are one commit."""
         known = self._journal.progress.results.get(task.key)
         if known is not None:
-            return await self._barrier({task.key: known}, set(), {})
+            return lambda: self._barrier({task.key: known}, set(), {})
         while True:
             try:
                 finished = await execute(self._services, self._journal, self._program, task)
             except Suspend as s:
-                if self._answered(s.waits):
+                waits = s.waits
+                if any(answered(self._journal, w) for w in waits):
                     continue
-                return await self._rest_in(s.waits)
+                return lambda: self._rest_in(waits)
+            except (Halted, Unattended) as h:
+                stopped = h
+                return lambda: self._stop(stopped)
             except Restart as r:
-                return await self._restart(task, r)
+                restart = r
+                return lambda: self._restart(task, restart)
             except StepError as e:
-                draft = Draft(facts=[self._failed(e)])
-                await self._fail(draft, e.cause, e.error)
-                return True
+                failed = e
+                return lambda: self._fail(Draft(facts=[self._failed(failed)]), failed.cause, failed.error)
             result = finished.result
-            return await self._barrier({task.key: result}, {task.key}, {task.key: finished.writes})
+            return lambda: self._barrier({task.key: result}, {task.key}, {task.key: finished.writes})
 
-    async def _parallel(self, pending: tuple[Task, ...]) -> bool:
-        """Several tasks at once, bounded; what finishes is durable at once and never run again (§4.6)."""
-        journal = self._journal
-        todo = [t for t in pending if t.key not in journal.progress.results]
-        results: dict[str, TaskResult] = {t.key: journal.progress.results[t.key] for t in pending if t.key in journal.progress.results}
-        decoded: dict[str, Mapping[str, Any]] = {}
-        inline: set[str] = set()
-        waits: dict[str, Wait] = {}
-        failed: StepError | None = None
-        room = asyncio.Semaphore(self._services.parallel)
-        stop = False
-
-        async def turn(task: Task) -> Finished | None:
-            async with room:
-                return None if stop else await execute(self._services, journal, self._program, task)
-
-        running = {asyncio.ensure_future(turn(t)): t for t in todo}
-        saves: list[asyncio.Future[None]] = []
-        looker = asyncio.ensure_future(self._wake.wait())
-        try:
-            while running:
-                done, _ = await asyncio.wait({*running, looker}, return_when=asyncio.FIRST_COMPLETED)
-                batch = Draft()
-                for future in [f for f in running if f in done]:
-                    task = running.pop(future)
-                    error = future.exception()
-                    match error:
-                        case None:
-                            finished = future.result()
-                            if finished is None:
-                                continue
-                            results[task.key] = finished.result
-                            decoded[task.key] = finished.writes
-                            batch.facts.append(self._ended(finished.result))
-                            batch.results.append(finished.result)
-                        case Suspend():
-                            new = [w for w in error.waits if w.wait_id not in {o.wait_id for o in journal.run.waits}]
-                            batch.facts += [ev.WaitRequested(w) for w in new]
-                            waits |= {w.wait_id: w for w in error.waits}
-                        case StepError():
-                            failed = failed or error
-                            stop = True
-                            batch.facts.append(self._failed(error))
-                        case _:
-                            raise error
-                if looker in done:
-                    self._wake.clear()
-                    if await self._look():
-                        return True
-                    looker = asyncio.ensure_future(self._wake.wait())
-                    for task in [t for t in todo if t.key in {journal_task(k) for k in journal.progress.records} and t.key not in results]:
-                        mine = [w for w in waits.values() if w.task == task.key]
-                        if mine and any(w.wait_id not in {o.wait_id for o in journal.run.waits} for w in mine):
-                            waits = {k: w for k, w in waits.items() if w.task != task.key}
-                            running[asyncio.ensure_future(turn(task))] = task
-                if batch:
-                    if not running and failed is None and not waits and len(results) == len(pending):
-                        inline = {r.task for r in batch.results if isinstance(r, TaskResult)}
-                    else:
-                        await journal.save(batch)
-            await asyncio.gather(*saves)
-        finally:
-            looker.cancel()
-            for future in running:
-                future.cancel()
-            if running:
-                await asyncio.gather(*running, return_exceptions=True)
-        if failed is not None:
-            await self._fail(Draft(), failed.cause, failed.error)
-            return True
-        if waits:
-            return await self._rest_in(tuple(waits.values()))
-        return await self._barrier(results, inline, decoded)
+    async def _parallel(self, pending: tuple[Task, ...]) -> Leave:
+        """Several tasks at once; what finishes is durable at once and never run again (§4.6)."""
+        parked, self._parked = self._parked, set()
+        o = await Round(self._services, self._journal, self._program, pending, parked, self._news).run()
+        if o.failed is not None:
+            failed = o.failed
+            return lambda: self._fail(Draft(), failed.cause, failed.error)
+        if o.stopped is not None:
+            stopped = o.stopped
+            return lambda: self._stop(stopped)
+        if o.waits:
+            return lambda: self._rest_in(o.waits)
+        return lambda: self._barrier(o.results, o.inline, o.decoded)
 
     # -- barriers and ends --------------------------------------------------------------------------
 
@@ -327,12 +382,11 @@ class Driver:
         journal, program = self._journal, self._program
         parent = journal.checkpoint
         try:
-            delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded)
+            delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals())
         except StepFailure as e:
             kept = [results[k] for k in inline]
-            await self._fail(Draft(facts=[self._ended(r) for r in kept], results=list(kept)), e, ErrorValue.of(e))
-            return True
-        draft = Draft(facts=[self._ended(results[t.key]) for t in parent.pending if t.key in inline])
+            return await self._fail(Draft(facts=[self._done(r) for r in kept], results=list(kept)), e, ErrorValue.of(e))
+        draft = Draft(facts=[self._done(results[t.key]) for t in parent.pending if t.key in inline])
         if any(r.intents or r.ledger for r in results.values()):
             self._outbox(draft, [results[t.key] for t in parent.pending])
         if moved.pending:
@@ -340,9 +394,21 @@ class Driver:
             await journal.checkpointed(draft, delta, moved)
             return False
         result = results[parent.pending[-1].key].result if program.flow else None
-        draft.facts += decisions.mark_run_done(journal.run, result)
-        await journal.checkpointed(draft, delta, moved, lease=RELEASE)
+        async with self._lock:
+            self._over = True
+            draft.facts += decisions.mark_run_done(journal.run, result)
+            await journal.checkpointed(draft, delta, moved, lease=RELEASE)
         return True
+
+    def _signals(self) -> tuple[TaskResult, ...]:
+        """Signals whose name is a channel of the state, as writes to it at this barrier (§5.11)."""
+        out: list[TaskResult] = []
+        for fact in self._journal.progress.news:
+            channel = self._program.channels.get(fact.name)
+            if channel is not None and (channel.reducer.tag != "merge" or isinstance(canon.decode(fact.payload), dict)):
+                writes = canon.encode(canon.FrozenDict({fact.name: canon.decode(fact.payload)}))
+                out.append(TaskResult(f"@signal~{len(out) + 1}", writes=writes))
+        return tuple(out)
 
     def _outbox(self, draft: Draft, done: list[TaskResult]) -> None:
         """Intents and ledger rows of the finished tasks, under keys that a recomputation makes again (§9.2)."""
@@ -368,30 +434,44 @@ class Driver:
                 draft.facts.append(ev.LedgerAppended(row.topic, row.key))
 
     async def _complete(self, draft: Draft) -> None:
-        draft.facts += decisions.mark_run_done(self._journal.run)
-        await self._journal.rest(draft, Source.LOOP)
+        async with self._lock:
+            self._over = True
+            draft.facts += decisions.mark_run_done(self._journal.run)
+            await self._journal.rest(draft, Source.LOOP)
 
     async def _rest_in(self, waits: tuple[Wait, ...]) -> bool:
-        """Parks the run in its open waits, unless one was answered meanwhile (§5.2)."""
+        """Parks the run in its open waits, unless one was answered or the run was cancelled meanwhile (§5.2)."""
         journal = self._journal
-        known = {w.wait_id for w in journal.run.waits}
-        draft = Draft(facts=[ev.WaitRequested(w) for w in waits if w.wait_id not in known])
-        open_now = (*journal.run.waits, *(w for w in waits if w.wait_id not in known))
-        draft.facts.append(ev.RunWaitingForHuman() if resting(open_now) is Status.WAITING_FOR_HUMAN else ev.RunWaitingForSignal())
-        await journal.rest(draft, Source.WAIT)
+        async with self._lock:
+            if self._end is not None or any(answered(journal, w) for w in waits):
+                return False
+            known = {w.wait_id for w in journal.run.waits}
+            new = [w for w in waits if w.wait_id not in known]
+            open_now = (*journal.run.waits, *new)
+            draft = Draft(facts=[ev.WaitRequested(w) for w in new])
+            draft.facts.append(ev.RunWaitingForHuman() if resting(open_now) is Status.WAITING_FOR_HUMAN else ev.RunWaitingForSignal())
+            self._over = True
+            await journal.rest(draft, Source.WAIT)
         return True
 
-    async def _fail(self, draft: Draft, cause: BaseException, error: ErrorValue) -> Run:
+    async def _stop(self, why: Halted | Unattended) -> bool:
+        """Ends the run because a policy said no (§8.1), or because nobody is there to be asked (§5.17)."""
+        async with self._lock:
+            self._over = True
+            run = self._journal.run
+            facts = decisions.mark_run_halted(run, "policy_denied") if isinstance(why, Halted) else decisions.mark_run_unattended(run, (why.wait,))
+            await self._journal.rest(Draft(facts=list(facts)), Source.CANCEL)
+        return True
+
+    async def _fail(self, draft: Draft, cause: BaseException, error: ErrorValue) -> bool:
         """Ends the run failed; what is finished stays, and so do its open questions (§4.8, §5.14)."""
         if not isinstance(cause, Exception) or isinstance(cause, LeaseLost):
             raise cause
-        draft.facts += decisions.mark_run_failed(self._journal.run, decisions.stop_reason(cause), error)
-        await self._journal.rest(draft, Source.FAILURE)
-        return self._journal.run
-
-    def _answered(self, waits: tuple[Wait, ...]) -> bool:
-        """Whether an answer has come while the task's other calls went on: then it is entered again at once (§5.2)."""
-        return any(self._journal.record(w.task, w.path) is not None for w in waits)
+        async with self._lock:
+            self._over = True
+            draft.facts += decisions.mark_run_failed(self._journal.run, decisions.stop_reason(cause), error)
+            await self._journal.rest(draft, Source.FAILURE)
+        return True
 
     async def _restart(self, task: Task, restart: Restart) -> bool:
         """A flow begins afresh (§4.12): a barrier that replaces its inputs and forgets its records, under the same run and lineage."""
@@ -415,16 +495,12 @@ class Driver:
     def _started(self, pending: tuple[Task, ...], step: int) -> list[ev.Fact]:
         return [ev.StepStarted(step, t.key) for t in pending]
 
-    def _ended(self, result: TaskResult) -> ev.StepEnded:
+    def _done(self, result: TaskResult) -> ev.StepEnded:
         kind = ev.step_ended(result.outcome)
         return kind(self._journal.checkpoint.step + 1, result.task, result.outcome, attempt=result.attempt)
 
     def _failed(self, e: StepError) -> ev.StepFailed:
         return ev.StepFailed(self._journal.checkpoint.step + 1, e.task, e.error, e.outcome, e.attempt)
-
-
-def journal_task(place: tuple[str, str]) -> str:
-    return place[0]
 
 
 def cause_of(decision: Any) -> str:

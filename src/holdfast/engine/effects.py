@@ -238,7 +238,7 @@ class _Performance:
     def _superseded(self, place: str) -> bool:
         """Whether the question was asked anew there: an answer covers what was shown, and no later state of things (§5.8)."""
         wait_id = ids.wait_id(self.journal.run.run_id, self.ctx._step, self.ctx._key, place)
-        return self.journal.record(self.ctx._key, place) is not None or any(w.wait_id == wait_id for w in self.journal.run.waits)
+        return self.journal.record(self.ctx._key, place) is not None or any(ids.wait_base(w.wait_id) == wait_id for w in self.journal.run.waits)
 
     async def _decision(self, place: str, ask: fx.Ask) -> Decision:
         """The decision on record at a wait's place, else the wait itself."""

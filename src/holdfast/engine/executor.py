@@ -16,14 +16,17 @@ from holdfast.core.effects import LEDGERED
 from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure
 from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes
+from holdfast.core.policy import gated
 from holdfast.core.retry import backoff
 from holdfast.core.superstep import INTENTS, check_writes, reduced
 from holdfast.engine import effects as performing
+from holdfast.engine import gates
 from holdfast.engine.calls import bounded, call
 from holdfast.engine.context import Context, Restart, Suspend
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.services import Services
 from holdfast.engine.subflow import Subflow
+from holdfast.engine.waiting import Redo, send_back
 
 
 class StepError(Exception):
@@ -112,12 +115,23 @@ async def _attempt(
     snapshot = program.state._view(values, node.reads)
     if node.when is not None and not node.when(snapshot):
         return Finished(TaskResult(task.key, outcome="skipped: when", attempt=attempt), NOTHING)
-    ctx = Context(services, journal, node, task, attempt=attempt, prefix=f"{place.path}/" if place.path else "", root=place.key)
-    if node.shape == "subgraph":
-        return await _subflow(services, journal, program, node, task, values, place, ctx)
-    if node.side_effects in LEDGERED:
-        return await _as_effect(program, node, task, values, snapshot, ctx)
-    return await _whole(program, node, task, values, snapshot, ctx)
+    while True:
+        prefix = f"{place.path}/" if place.path else ""
+        ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program)
+        try:
+            if gated(node):
+                await gates.before(ctx, node)
+            if node.shape == "subgraph":
+                return await _subflow(services, journal, program, node, task, values, place, ctx)
+            if node.side_effects in LEDGERED:
+                return await _as_effect(program, node, task, values, snapshot, ctx)
+            return await _whole(program, node, task, values, snapshot, ctx)
+        except Redo as r:
+            if r.target is None:
+                send_back(ctx, r.feedback)
+                continue
+            told = canon.pack(r.feedback, "feedback")[1]
+            return Finished(TaskResult(task.key, goto=(r.target,), feedback=told, attempt=attempt, ledger=tuple(ctx._ledger)), NOTHING)
 
 
 async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, ctx: Context) -> Finished:

@@ -17,9 +17,11 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult
 from holdfast.core.commit import DedupClaim
 from holdfast.core.graph import Program
+from holdfast.core.lease import COUNTER_BITS
 from holdfast.core.progress import Progress
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.services import Services
+from holdfast.ports import Store
 
 KEY_RETENTION_US = 24 * 3600 * 1_000_000
 
@@ -43,6 +45,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     recovery: str = "auto"
     parent_run_id: str | None = None
     parent_wait_id: str | None = None
+    on_parent_end: str = "cancel"
     source_run_id: str | None = None
     source_checkpoint_id: str | None = None
     lineage_root: str = ""
@@ -65,7 +68,12 @@ class Birth(msgspec.Struct, frozen=True):
         return Draft(facts=[self.fact], claims=list(self.claims))
 
 
-def birth(services: Services, program: Program, given: Mapping[str, Any], request: Request) -> Birth:
+def first_fence(store: Store) -> int:
+    """A new run begins with counter 1 under the store's incarnation."""
+    return store.incarnation << COUNTER_BITS | 1
+
+
+def birth(services: Services, program: Program, given: Mapping[str, Any], request: Request, *, run_id: str | None = None) -> Birth:
     """Checks the input and prepares a run.
 
     Raises:
@@ -75,7 +83,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
     admitted = superstep.check_input(program, given)
     data = canon.encode(admitted)
     now = services.store.now()
-    run_id = ids.run_id(now, services.entropy(), request.tenant_id, request.session_key or request.thread_id or "")
+    run_id = run_id or ids.run_id(now, services.entropy(), request.tenant_id, request.session_key or request.thread_id or "")
     thread = request.thread_id or run_id
     fact = ev.RunSubmitted(
         run_id=run_id,
@@ -96,10 +104,11 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         tags=request.tags,
         parent_run_id=request.parent_run_id,
         parent_wait_id=request.parent_wait_id,
+        on_parent_end=request.on_parent_end,
         source_run_id=request.source_run_id,
         source_checkpoint_id=request.source_checkpoint_id,
         lineage_root=request.lineage_root,
-        policy_snapshot_id=request.policy_snapshot_id,
+        policy_snapshot_id=request.policy_snapshot_id or (services.policy.snapshot_id if services.policy is not None else None),
         target=request.target,
         request_key=request.key,
         paused_lane=request.paused_lane,

@@ -8,6 +8,7 @@ durable (§1.12).
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import msgspec
 
@@ -21,6 +22,7 @@ from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
 from holdfast.core.status import Status
+from holdfast.engine import family
 from holdfast.ports import Loaded, Store
 
 REPLAYED = "replayed"
@@ -87,6 +89,9 @@ class Journal:
         self.fence = fence
         self.progress = progress
         self.dead: BaseException | None = None
+        self.acting: set[str] = set()
+        self.quiet = asyncio.Event()
+        self.quiet.set()
         self.held = Draft()
         self.echo: Echo | None = None
         self._lock = asyncio.Lock()
@@ -164,6 +169,18 @@ class Journal:
         """
         await asyncio.shield(asyncio.ensure_future(self._alone(draft)))
 
+    async def command(self, become: Callable[[Run], Draft | None], actor: str) -> None:
+        """Makes what a command becomes durable, in a commit of its own that names who asked; None writes nothing.
+
+        It is decided on the run as the last commit left it: one in flight may be what the command answers.
+        """
+        if self.dead is not None:
+            raise self.dead
+        async with self._lock:
+            draft = become(self.run)
+            if draft is not None:
+                await self._write(draft, actor=actor)
+
     async def _alone(self, draft: Draft) -> None:
         async with self._lock:
             await self._write(draft)
@@ -230,11 +247,30 @@ class Journal:
             self.dead = e
             raise
         self._run = commit.run
+        for event in commit.events:
+            if not event.fact.hot:
+                self._heard(event.fact)
         if commit.checkpoint is not None:
-            advanced = commit.checkpoint.step != self.progress.checkpoint.step
+            before = self.progress.checkpoint.step
             self.progress.checkpoint = commit.checkpoint
-            if advanced:
-                self.progress.barrier()
+            if commit.checkpoint.step != before:
+                self.progress.barrier(first=before < 0)
+
+    def _heard(self, fact: ev.Fact | ev.Unknown) -> None:
+        """Keeps account of the effects in flight: a cancel lets them come to their end."""
+        self.progress.heard(fact)
+        if isinstance(fact, ev.EffectFact):
+            if isinstance(fact, ev.SideEffectAttempted):
+                self.acting.add(fact.effect_id)
+                self.quiet.clear()
+            else:
+                self.acting.discard(fact.effect_id)
+                if not self.acting:
+                    self.quiet.set()
+
+    def unsent(self, draft: Draft, lease: LeaseAction) -> Commit:
+        """A commit made but not applied: a run's birth that travels in another run's commit."""
+        return self._number(draft, None, None, lease, None, ev.SYSTEM)
 
     def _number(
         self, draft: Draft, checkpoint: Checkpoint | None, delta: bytes | None, lease: LeaseAction, due: int | None, actor: str
@@ -247,6 +283,9 @@ class Journal:
             _leave_replay(draft.facts)
         events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(draft.facts, seq + 1)])
         run = fold_all(self._run, events)
+        puts = tuple(draft.puts)
+        if run.parent_run_id is not None or (self._run is not None and self._run.waits):
+            puts += tuple(family.told(self._run, run, draft.facts, self.checkpoint if checkpoint is None else checkpoint, at))
         vouched = ev.voucher(events)
         if checkpoint is not None and vouched is not None:
             kept = views.boundaries(events, advanced=checkpoint.step > max(self.checkpoint.step, 0))
@@ -263,7 +302,7 @@ class Journal:
             results=tuple(draft.results),
             effects=tuple(draft.effects),
             took=tuple(draft.took),
-            puts=tuple(draft.puts),
+            puts=puts,
             creates=tuple(draft.creates),
             claims=tuple(draft.claims),
             intents=tuple(draft.intents),

@@ -10,7 +10,9 @@ from typing import Any
 from holdfast.core.environments import DEVELOPMENT, Environment
 from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, StoreError
 from holdfast.core.graph import Program
+from holdfast.core.policy import Policy
 from holdfast.core.run import Run
+from holdfast.engine.attendant import Attendant
 from holdfast.engine.streams import Streams
 from holdfast.ports import Clock, Resolver, Store
 
@@ -65,7 +67,7 @@ class Skills:
 @dataclasses.dataclass(slots=True)
 class Services:
     """Store, clock, owner and registries of one runtime. ``alive()`` is False once the lease may have been lost (§10.3);
-    ``renew`` confirms it now, out of turn.
+    ``renew`` confirms it now, out of turn; ``grace``: seconds for which a cancel lets an effect in flight come to its end (§10.12).
 
     ``driving`` are the runs driven now; ``stalled`` those whose driving broke off though their lease may be held here, with
     the time (``clock.monotonic``) from which they may be taken up again.
@@ -80,7 +82,7 @@ class Services:
     tools: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     transports: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     resolver: Resolver | None = None
-    policy: Any = None
+    policy: Policy | None = None
     tool_runner: Any = None
     workspace: str | None = None
     streams: Streams = dataclasses.field(default_factory=Streams)
@@ -92,6 +94,11 @@ class Services:
     stalled: dict[str, float] = dataclasses.field(default_factory=dict)
     renew: Callable[[], Awaitable[bool]] | None = None
     entropy: Callable[[], int] = lambda: uuid.uuid4().int
+    grace: float = 10.0
+    attendant: Attendant = dataclasses.field(init=False)
+
+    def __post_init__(self) -> None:
+        self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
 
     async def holds(self) -> bool:
         """Whether something new may begin under the lease; asks the store once before it says no.

@@ -20,10 +20,21 @@ from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import Conflict, EffectInProgress, HoldfastError, LeaseLost, RunNotFound, StoreError, VersionConflict
+from holdfast.core.errors import (
+    Conflict,
+    EffectInProgress,
+    HoldfastError,
+    LeaseLost,
+    RunNotFound,
+    StoreError,
+    TokenRefused,
+    VersionConflict,
+)
 from holdfast.core.lease import COUNTER_BITS, Alive, Lease, Take
 from holdfast.core.run import Run
+from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
+from holdfast.core.tokens import Token
 from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
 from holdfast.stores import rules
 from holdfast.stores.changes import Changes
@@ -82,6 +93,8 @@ class MemoryStore:
         self._effects: dict[str, tuple[Effect, bytes]] = {}
         self._intents: dict[str, Intent] = {}
         self._ledger: dict[int, LedgerRow] = {}
+        self._tokens: dict[bytes, Token] = {}
+        self._schedules: dict[str, Schedule] = {}
         self._workers: dict[str, _Worker] = {}
         self._dead: set[str] = set()
         self._count = 0
@@ -344,6 +357,46 @@ class MemoryStore:
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
         return [_item(i) for i in self._inbox.values() if i.run_id == run_id and (taken or i.taken_seq is None)]
+
+    async def marked(self, owner: str) -> list[str]:
+        owned = {r.run.run_id for r in self._runs.values() if r.owner == owner}
+        return list(dict.fromkeys(i.run_id for i in self._inbox.values() if i.taken_seq is None and i.run_id in owned))
+
+    async def issue_token(self, token: Token) -> None:
+        if token.run_id not in self._runs:
+            raise RunNotFound(f"there is no run {token.run_id}")
+        self._tokens[token.hash] = token
+
+    async def token(self, hash: bytes) -> Token | None:
+        return self._tokens.get(hash)
+
+    async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
+        now = self.now()
+        with self._atomic():
+            token = self._tokens.get(hash)
+            if token is None:
+                raise TokenRefused("the link is not known here", hint="ask for another")
+            token.refuse(now)
+            if (item.run_id, item.key) not in self._inbox:
+                self._set(self._tokens, hash, msgspec.structs.replace(token, used_at=now))
+            kept = self._put(item, now)
+        self._changes.tell()
+        return kept
+
+    async def put_schedule(self, schedule: Schedule, expected: int | None = None, *, new: bool = False) -> bool:
+        there = self._schedules.get(schedule.schedule_id)
+        if (there is None) is not new or (there is not None and there.due != expected):
+            return False
+        self._schedules[schedule.schedule_id] = schedule
+        self._changes.tell()
+        return True
+
+    async def drop_schedule(self, schedule_id: str) -> bool:
+        return self._schedules.pop(schedule_id, None) is not None
+
+    async def schedules(self, due: int | None = None) -> list[Schedule]:
+        found = [s for s in self._schedules.values() if due is None or (s.due is not None and s.due <= due)]
+        return sorted(found, key=lambda s: (s.due is not None, s.due or 0))
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         claim = self._claims.get((kind, scope, key))

@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.core.errors import HoldfastError, Rejected, UsageError
 from holdfast.core.run import Run
-from holdfast.engine.driver import Driver, hand_back, loaded_driver
+from holdfast.engine.driver import hand_back, loaded_driver
 from holdfast.engine.leaving import driven
 from holdfast.engine.services import Services, broke_off
 from holdfast.ports import Claim
@@ -47,8 +47,7 @@ class Worker:
         self._concurrency = concurrency
         self._on_report = on_report
         self._until_idle = until_idle
-        self._running: dict[asyncio.Task[Report], Driver | None] = {}
-        self._drivers: dict[str, Driver] = {}
+        self._running: set[asyncio.Task[Report]] = set()
         self._draining = asyncio.Event()
         self._news = asyncio.Event()
 
@@ -83,7 +82,7 @@ class Worker:
                     services.driving.add(claim.run_id)
                     task = asyncio.ensure_future(self._one(claim))
                     task.add_done_callback(lambda _: self._news.set())
-                    self._running[task] = None
+                    self._running.add(task)
                 if not claims and not self._running and self._until_idle:
                     return
                 await self._pause(bool(claims))
@@ -119,14 +118,11 @@ class Worker:
         else:
             await self._news.wait()
             self._news.clear()
-        for run_id, driver in list(self._drivers.items()):
-            if await self._services.store.inbox(run_id):
-                driver.nudge()
         await self._reap()
 
     async def _reap(self) -> None:
         for task in [t for t in self._running if t.done()]:
-            del self._running[task]
+            self._running.discard(task)
             if task.cancelled():
                 continue
             report = task.result()
@@ -147,8 +143,8 @@ class Worker:
             except (Rejected, UsageError):
                 await hand_back(services, loaded, claim, services.store.now() + REFUSED_US)
                 raise
-            self._drivers[claim.run_id] = driver
-            run = await driven(services, driver, claim, loaded.inbox)
+            with services.attendant.on(claim.run_id, driver):
+                run = await driven(services, driver, claim, loaded.inbox)
             return Report(claim.run_id, run)
         except HoldfastError as e:
             if broke_off(e):
@@ -156,5 +152,4 @@ class Worker:
             return Report(claim.run_id, None, e)
         finally:
             services.driving.discard(claim.run_id)
-            self._drivers.pop(claim.run_id, None)
             services.streams.end(claim.run_id)

@@ -271,3 +271,28 @@ DELETE FROM intent WHERE run_id = ?;
 DELETE FROM ledger WHERE run_id = ?;
 -- name: prune_claim
 DELETE FROM claim WHERE run_id = ? AND kind <> 'effect';
+
+-- People --------------------------------------------------------------------------------------------
+
+-- name: marked
+-- Runs of an owner whose inbox holds what nobody has taken.
+SELECT DISTINCT r.run_id FROM inbox i INDEXED BY inbox_untaken JOIN run r ON r.id = i.run WHERE i.taken IS NULL AND r.owner = ? LIMIT 10000;
+-- name: token_insert
+INSERT INTO token (hash, run, wait_id, tenant_id, actor, created_at, expires_at) VALUES (?, (SELECT id FROM run WHERE run_id = ?), ?, ?, ?, ?, ?);
+-- name: token_get
+SELECT t.hash, r.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at
+FROM token t JOIN run r ON r.id = t.run WHERE t.hash = ?;
+-- name: token_use
+UPDATE token SET used_at = ?1 WHERE hash = ?2 AND used_at IS NULL AND expires_at > ?1;
+
+-- Schedules -----------------------------------------------------------------------------------------
+
+-- name: schedule_insert
+INSERT INTO schedule (schedule_id, tenant_id, due, data) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
+-- name: schedule_update
+-- Whoever moves a schedule on must have seen where it stood.
+UPDATE schedule SET due = ?, data = ? WHERE schedule_id = ? AND due IS ?;
+-- name: schedule_delete
+DELETE FROM schedule WHERE schedule_id = ?;
+-- name: schedules
+SELECT data FROM schedule WHERE ?1 IS NULL OR due <= ?1 ORDER BY due, id LIMIT 10000;

@@ -37,13 +37,16 @@ from holdfast.core.errors import (
     RunNotFound,
     StoreCorrupt,
     StoreError,
+    TokenRefused,
     UnknownStatus,
     UsageError,
     VersionConflict,
 )
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
+from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
+from holdfast.core.tokens import Token
 from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
 from holdfast.stores import rules
 from holdfast.stores.changes import Changes
@@ -58,6 +61,8 @@ from holdfast.stores.sqlite.writer import Writer
 
 MAX_LIST = 10_000
 MAX_PROBLEMS = 100
+_schedule_encoder = msgspec.msgpack.Encoder()
+_schedule_decoder = msgspec.msgpack.Decoder(Schedule)
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 _FILTERS = {
     "tenant_id": "tenant_id = ?",
@@ -426,6 +431,73 @@ class SqliteStore:
             if found is None:
                 return []
             return [inbox_item(run_id, r) for r in rows(db, Q.inbox_all if taken else Q.inbox_untaken, (found[0],))]
+
+    async def marked(self, owner: str) -> list[str]:
+        with mapped(self.path):
+            return [run_id for (run_id,) in rows(self._read(), Q.marked, (owner,))]
+
+    # -- people and schedules -----------------------------------------------------------------------
+
+    async def issue_token(self, token: Token) -> None:
+        t = token
+
+        def work(committer: Committer) -> None:
+            with writing(committer.db):
+                if row(committer.db, Q.run_tip, (t.run_id,)) is None:
+                    raise RunNotFound(f"there is no run {t.run_id}")
+                committer.db.execute(Q.token_insert, (t.hash, t.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at))
+
+        await self._write().run(work)
+
+    async def token(self, hash: bytes) -> Token | None:
+        with mapped(self.path):
+            found = row(self._read(), Q.token_get, (hash,))
+        return None if found is None else Token(*found)
+
+    async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
+        def work(committer: Committer) -> InboxItem:
+            with writing(committer.db):
+                now = self._now()
+                found = row(committer.db, Q.token_get, (hash,))
+                if found is None:
+                    raise TokenRefused("the link is not known here", hint="ask for another")
+                Token(*found).refuse(now)
+                run = row(committer.db, Q.run_tip, (item.run_id,))
+                fresh = run is not None and row(committer.db, Q.inbox_get, (run[0], item.key)) is None
+                if fresh:
+                    committer.db.execute(Q.token_use, (now, hash))
+                return committer.put(item, now)
+
+        kept = await self._write().run(work)
+        self._changes.tell()
+        return kept
+
+    async def put_schedule(self, schedule: Schedule, expected: int | None = None, *, new: bool = False) -> bool:
+        s, data = schedule, _schedule_encoder.encode(schedule)
+
+        def work(committer: Committer) -> bool:
+            with writing(committer.db):
+                if new:
+                    committer.db.execute(Q.schedule_insert, (s.schedule_id, s.tenant_id, s.due, data))
+                else:
+                    committer.db.execute(Q.schedule_update, (s.due, data, s.schedule_id, expected))
+                return committer.db.changes() == 1
+
+        done = await self._write().run(work)
+        self._changes.tell()
+        return done
+
+    async def drop_schedule(self, schedule_id: str) -> bool:
+        def work(committer: Committer) -> bool:
+            with writing(committer.db):
+                committer.db.execute(Q.schedule_delete, (schedule_id,))
+                return committer.db.changes() == 1
+
+        return await self._write().run(work)
+
+    async def schedules(self, due: int | None = None) -> list[Schedule]:
+        with mapped(self.path):
+            return [_schedule_decoder.decode(data) for (data,) in rows(self._read(), Q.schedules, (due,))]
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         with mapped(self.path):

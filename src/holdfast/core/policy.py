@@ -1,0 +1,130 @@
+"""Policy: what may run, who must be asked, under which snapshot (§8).
+
+A policy is a pure function from a request to a verdict, and a version. Its snapshot id is on every run, wait and
+decision made under it, so that an approval given under one policy is not taken for an approval under another (§5.8).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon
+from holdfast.core.errors import InvalidInput
+from holdfast.core.graph import Node
+from holdfast.core.run import Run
+
+
+class Kind(StrEnum):
+    ALLOW = "allow"
+    DENY = "deny"
+    REQUIRE_HUMAN = "require_human"
+    DEGRADE = "degrade"
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What a gate says. ``prompt`` and ``actions`` are for ``require_human``."""
+
+    kind: Kind
+    reason: str = ""
+    prompt: str = ""
+    actions: tuple[str, ...] = ()
+
+
+ALLOW = Verdict(Kind.ALLOW)
+
+
+def allow() -> Verdict:
+    return ALLOW
+
+
+def deny(reason: str) -> Verdict:
+    """The step does not run and the run is halted; a denial is never retried (§8.1)."""
+    return Verdict(Kind.DENY, reason)
+
+
+def require_human(prompt: str, actions: Iterable[str] = (), reason: str = "") -> Verdict:
+    """A person is asked before the step runs."""
+    return Verdict(Kind.REQUIRE_HUMAN, reason or prompt, prompt, tuple(actions))
+
+
+def degrade(reason: str) -> Verdict:
+    """The step runs, and its outcome is ``degraded``."""
+    return Verdict(Kind.DEGRADE, reason)
+
+
+class Request(msgspec.Struct, frozen=True):
+    """What a gate is asked about: a step of a run, before it runs. ``waivers`` are those given in this run so far (§5.5)."""
+
+    run: Run
+    node: str
+    capabilities: tuple[str, ...]
+    side_effects: str
+    environment: str
+    waivers: tuple[Any, ...] = ()
+
+
+Gate = Callable[[Request], Any]
+
+
+class Policy(msgspec.Struct, frozen=True):
+    """A gate with a version. ``reviews`` are the kinds of work that end in human review (§5.16)."""
+
+    gate: Gate | None = None
+    version: str = "1"
+    reviews: tuple[str, ...] = ("planning", "research")
+    allow_force: bool = True
+
+    @property
+    def snapshot_id(self) -> str:
+        name = getattr(self.gate, "__qualname__", type(self.gate).__name__)
+        return f"policy-{canon.digest([name, self.version, *self.reviews, str(self.allow_force)])[:12]}"
+
+    def ask(self, request: Request) -> Verdict:
+        return ALLOW if self.gate is None else verdict(self.gate(request))
+
+
+def coerce(value: Any) -> Policy | None:
+    """A policy from what a caller gives: one, a gate function, or nothing."""
+    if value is None or isinstance(value, Policy):
+        return value
+    if callable(value):
+        return Policy(gate=value, version=str(getattr(value, "version", "1")))
+    raise InvalidInput(f"policy= takes a Policy or a function of a request, not {type(value).__name__}")
+
+
+def verdict(answer: Any) -> Verdict:
+    """A gate's answer as a verdict: True and None allow, False and a text deny.
+
+    Raises:
+        InvalidInput: for anything else; an unknown answer never allows.
+    """
+    match answer:
+        case Verdict():
+            return answer
+        case None | True:
+            return ALLOW
+        case False:
+            return deny("the gate refused")
+        case str():
+            return deny(answer)
+    raise InvalidInput(f"a gate answers with a Verdict, a bool or a reason, not {type(answer).__name__}")
+
+
+def gated(node: Node) -> bool:
+    """Whether a step is asked about: it declares capabilities, effects or a gate of its own (§8.1)."""
+    return bool(node.capabilities) or node.side_effects.value != "none" or node.gate is not None
+
+
+def judge(policy: Policy | None, node: Node, request: Request) -> Verdict:
+    """The stricter of the policy's verdict and the node's own."""
+    found = [verdict(node.gate(request))] if node.gate is not None else []
+    if policy is not None:
+        found.append(policy.ask(request))
+    return max(found, key=lambda v: _STRICT.index(v.kind), default=ALLOW)
+
+
+_STRICT = (Kind.ALLOW, Kind.DEGRADE, Kind.REQUIRE_HUMAN, Kind.DENY)

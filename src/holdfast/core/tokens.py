@@ -1,0 +1,37 @@
+"""Resume tokens: one answer to one wait, by whoever holds the link (§5.9). The store keeps the hash only."""
+
+from __future__ import annotations
+
+import hashlib
+
+import msgspec
+
+from holdfast.core.errors import TokenRefused
+
+
+class Token(msgspec.Struct, frozen=True):
+    """What a token is good for. Times are microseconds since 1970."""
+
+    hash: bytes
+    run_id: str
+    wait_id: str
+    tenant_id: str
+    actor: str
+    created_at: int
+    expires_at: int
+    used_at: int | None = None
+
+    def refuse(self, now: int) -> None:
+        """Raises what stands against its use.
+
+        Raises:
+            TokenRefused: used or expired.
+        """
+        if self.used_at is not None:
+            raise TokenRefused("the link has been used already", hint="a link answers once")
+        if self.expires_at <= now:
+            raise TokenRefused("the link has expired", hint="ask for another")
+
+
+def hashed(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()

@@ -1,0 +1,74 @@
+"""Tells the drivers of this process that their runs' inboxes have news (§10.12, §10.16).
+
+Other processes put commands into a live run's inbox; its owner is to see them within milliseconds, also in mid-step.
+One task looks for all of them together whenever the store may have changed, and at the latest twice a second.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+from holdfast.ports import Clock, Store
+
+LOOK_SECONDS = 0.5
+REST_SECONDS = 0.002
+
+
+class Driven(Protocol):
+    """What an attendant needs of a driver."""
+
+    def nudge(self) -> None:
+        """The run's inbox may have something."""
+
+    def due(self) -> int | None:
+        """When the earliest deadline of its open waits falls due."""
+
+
+class Attendant:
+    """Watches the inboxes of the runs that this owner drives, for as long as it drives any."""
+
+    def __init__(self, store: Store, clock: Clock, owner: Callable[[], str]) -> None:
+        self._store = store
+        self._clock = clock
+        self._owner = owner
+        self._drivers: dict[str, Driven] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    @contextmanager
+    def on(self, run_id: str, driver: Driven) -> Iterator[None]:
+        """Attends to a run while it is driven."""
+        self._drivers[run_id] = driver
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._watch())
+        try:
+            yield
+        finally:
+            self._drivers.pop(run_id, None)
+            if not self._drivers and self._task is not None:
+                self._task.cancel()
+                self._task = None
+
+    def drives(self, run_id: str) -> bool:
+        return run_id in self._drivers
+
+    def nudge(self, run_id: str) -> None:
+        """Something was put into this run's inbox here."""
+        driver = self._drivers.get(run_id)
+        if driver is not None:
+            driver.nudge()
+
+    async def _watch(self) -> None:
+        """An error of the store is left to the drivers, who meet it with their next commit."""
+        while self._drivers:
+            await self._store.wait_for_change(LOOK_SECONDS)
+            now = self._clock.now()
+            for run_id in await self._store.marked(self._owner()):
+                self.nudge(run_id)
+            for driver in list(self._drivers.values()):
+                due = driver.due()
+                if due is not None and due <= now:
+                    driver.nudge()
+            await asyncio.sleep(REST_SECONDS)  # many changes at once are one look

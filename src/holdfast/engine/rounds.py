@@ -1,0 +1,157 @@
+"""One super-step of several tasks (§4.3, §4.6, §5.2).
+
+Tasks run at once, bounded. What finishes is durable at once and never run again; a wait is committed when its task reaches
+it; an answer that comes while siblings still run re-enters its task in the same super-step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.core import decisions
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Task, TaskResult
+from holdfast.core.graph import Program
+from holdfast.core.waits import Wait
+from holdfast.engine.executor import Finished, StepError, execute
+from holdfast.engine.gates import Halted
+from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.scopes import Suspend
+from holdfast.engine.services import Services
+from holdfast.engine.waiting import Unattended
+
+
+class Outcome(msgspec.Struct):
+    """How the tasks of a super-step stand when none of them runs: all finished, or some failed or wait.
+
+    ``inline`` names the results that are not durable yet: they go into the barrier's commit.
+    """
+
+    results: dict[str, TaskResult] = {}
+    decoded: dict[str, Mapping[str, Any]] = {}
+    inline: set[str] = set()
+    waits: tuple[Wait, ...] = ()
+    failed: StepError | None = None
+    stopped: Halted | Unattended | None = None
+
+
+def answered(journal: Journal, wait: Wait) -> bool:
+    """Whether this asking of a wait has its answer on record."""
+    record = journal.record(wait.task, wait.path)
+    return record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id
+
+
+class Round:
+    """Runs the pending tasks. ``parked`` are tasks that rest in a wait nobody has answered: they are not entered again.
+
+    ``news`` is set by the driver when an answer has been recorded.
+    """
+
+    def __init__(self, services: Services, journal: Journal, program: Program, pending: tuple[Task, ...], parked: set[str], news: asyncio.Event) -> None:
+        self._services = services
+        self._journal = journal
+        self._program = program
+        self._pending = pending
+        self._news = news
+        self._room = asyncio.Semaphore(services.parallel)
+        self._running: dict[asyncio.Future[Finished | None], Task] = {}
+        self._waiting: dict[str, tuple[Wait, ...]] = {}
+        self._outcome = Outcome()
+        for task in pending:
+            known = journal.progress.results.get(task.key)
+            if known is not None:
+                self._outcome.results[task.key] = known
+            elif task.key in parked:
+                self._waiting[task.key] = tuple(w for w in journal.run.waits if w.task == task.key)
+
+    async def run(self) -> Outcome:
+        """Until nothing runs and no answered task is left to be entered again."""
+        for task in self._pending:
+            if task.key not in self._outcome.results and task.key not in self._waiting:
+                self._start(task)
+        try:
+            while self._running or self._reenter():
+                await self._turn()
+        finally:
+            for future in self._running:
+                future.cancel()
+            if self._running:
+                await asyncio.gather(*self._running, return_exceptions=True)
+        self._outcome.waits = tuple(w for waits in self._waiting.values() for w in waits)
+        return self._outcome
+
+    @property
+    def _over(self) -> bool:
+        """Whether something ends this super-step: what runs may finish, nothing new begins."""
+        return self._outcome.failed is not None or self._outcome.stopped is not None
+
+    def _start(self, task: Task) -> None:
+        self._running[asyncio.ensure_future(self._execute(task))] = task
+
+    async def _execute(self, task: Task) -> Finished | None:
+        async with self._room:
+            if self._over:
+                return None
+            return await execute(self._services, self._journal, self._program, task)
+
+    def _reenter(self) -> bool:
+        """Starts the waiting tasks whose answers have come; not beside a failure, which ends the super-step."""
+        self._news.clear()
+        ready = [k for k, waits in self._waiting.items() if any(answered(self._journal, w) for w in waits)]
+        if self._over:
+            return False
+        for task in [t for t in self._pending if t.key in ready]:
+            del self._waiting[task.key]
+            self._start(task)
+        return bool(ready)
+
+    async def _turn(self) -> None:
+        """Waits for a task to end or an answer to come, and makes durable what there is."""
+        news: asyncio.Future[Any] = asyncio.ensure_future(self._news.wait())
+        try:
+            done, _ = await asyncio.wait({*self._running, news}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            news.cancel()
+        batch = Draft()
+        for future in [f for f in self._running if f in done]:
+            self._ended(self._running.pop(future), future, batch)
+        if news in done:
+            self._reenter()
+        if not batch:
+            return
+        outcome = self._outcome
+        if not self._running and not self._over and not self._waiting and len(outcome.results) == len(self._pending):
+            outcome.inline = {r.task for r in batch.results if isinstance(r, TaskResult)}
+        else:
+            await self._journal.save(batch)
+
+    def _ended(self, task: Task, future: asyncio.Future[Finished | None], batch: Draft) -> None:
+        step = self._journal.checkpoint.step + 1
+        error = future.exception()
+        match error:
+            case None:
+                finished = future.result()
+                if finished is not None:
+                    result = finished.result
+                    self._outcome.results[task.key] = result
+                    self._outcome.decoded[task.key] = finished.writes
+                    batch.facts.append(ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt))
+                    batch.results.append(result)
+            case Suspend():
+                open_now = {w.wait_id for w in self._journal.run.waits}
+                batch.facts += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not answered(self._journal, w)]
+                self._waiting[task.key] = error.waits
+            case Halted() | Unattended():
+                self._outcome.stopped = self._outcome.stopped or error
+            case StepError():
+                self._outcome.failed = self._outcome.failed or error
+                batch.facts.append(ev.StepFailed(step, error.task, error.error, error.outcome, error.attempt))
+            case _:
+                raise error
+
+
+__all__ = ["Outcome", "Round", "answered"]

@@ -1,0 +1,343 @@
+"""What a node does to rest: approvals, questions, handoffs, signals, timers, children (§5, §4.14).
+
+Theory of operation. Every wait stands at a place of its task. A call looks there first: an answer on record is given back; a
+wait that is open suspends the node again; otherwise a new wait is opened and the node leaves by ``Suspend``. Each asking at
+one place has a round, so a question that is asked anew (the run was cancelled and resumed, the answer did not fit, the
+policy changed) has an id that no older answer can be meant for.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import typing
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
+from typing import Any
+
+import msgspec
+
+from holdfast.authoring import microseconds
+from holdfast.core import canon, decisions, ids
+from holdfast.core import events as ev
+from holdfast.core import waits as ws
+from holdfast.core.checkpoint import StepRecord
+from holdfast.core.errors import ChildFailed, InvalidInput, RecordMismatch
+from holdfast.core.lease import TOUCH
+from holdfast.core.status import Status
+from holdfast.core.waits import Decision as RawDecision
+from holdfast.core.waits import OnTimeout, Wait, WaitKind
+from holdfast.engine.intake import Request, birth, first_fence
+from holdfast.engine.journal import Draft
+from holdfast.engine.scopes import Suspend
+from holdfast.handle import Decision
+
+Duration = dt.timedelta | float | int | None
+REDO = "@redo"
+HERE = "node"
+
+
+class Unattended(BaseException):
+    """Leaves the node because nobody is there for an authoritative question (§5.17)."""
+
+    def __init__(self, wait: Wait) -> None:
+        super().__init__("the run is unattended")
+        self.wait = wait
+
+
+class Redo(BaseException):
+    """Leaves the node so that ``target`` is done again with a person's feedback; None is this very node (§5.5)."""
+
+    def __init__(self, target: str | None, feedback: str) -> None:
+        super().__init__("the step is done again with feedback")
+        self.target = target
+        self.feedback = feedback
+
+
+class Ask(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked at a place. ``fits`` says what is wrong with an answer on record, or None if it may be used."""
+
+    kind: WaitKind
+    prompt: str = ""
+    name: str = ""
+    show: Any = None
+    who: str | Iterable[str] | None = None
+    timeout: Duration = None
+    on_deny: str = "halt"
+    on_timeout: str = "halt"
+    actions: tuple[str, ...] | None = None
+    schema: Any = None
+    default: Any = None
+    authoritative: bool = True
+    redo: str = ""
+    verdict: str = ""
+    cascade: bool = False
+    path: str | None = None
+    effect_id: str | None = None
+    fits: Callable[[RawDecision], str | None] | None = None
+    creates: Callable[[Wait], Draft] | None = None
+
+    @property
+    def asked(self) -> str:
+        return f"{self.kind.value}:{self.prompt if self.kind is WaitKind.CHILD else self.name or self.prompt}"
+
+
+async def request(ctx: Any, ask: Ask) -> RawDecision:
+    """Opens a wait at this place, or gives the decision that is on record there.
+
+    Raises:
+        Suspend: the node rests.
+        RecordMismatch: another question stands at this place (L-10).
+    """
+    with ctx._place(ask.kind.value) if ask.path is None else nullcontext(ask.path) as path:
+        verdict = ask.verdict
+        record = ctx._lookup(path, ask.asked, "wait")
+        if record is not None:
+            given = decisions.read_answer(record)
+            wrong = _outdated(ctx, ask, given) or (ask.fits(given) if ask.fits is not None else None)
+            if wrong is None:
+                return given
+            verdict = wrong
+        known = _open_at(ctx, path)
+        if known is not None:
+            if known.asked != ask.asked:
+                raise RecordMismatch(
+                    f"wait {path} of {ctx._key}: open is {known.asked!r}, the code now asks {ask.asked!r}", hint="restore the order of the waits"
+                )
+            ctx._suspended[known.wait_id] = known
+            if ask.kind is WaitKind.SIGNAL and (came := await _arrived(ctx, known)) is not None:
+                return came
+            raise Suspend((known,))
+        wait = _wait(ctx, ask, path, verdict)
+        if ask.kind is WaitKind.SIGNAL and (came := await _arrived(ctx, wait)) is not None:
+            return came
+        ctx._suspended[wait.wait_id] = wait
+        if ask.creates is not None:
+            draft = ask.creates(wait)
+            draft.facts.append(ev.WaitRequested(wait))
+            await ctx._save(draft)
+        elif ctx._concurrent:
+            # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
+            await ctx._save(Draft(facts=[ev.WaitRequested(wait)]))
+        raise Suspend((wait,))
+
+
+def _open_at(ctx: Any, path: str) -> Wait | None:
+    base = ids.wait_id(ctx.run_id, ctx._step, ctx._key, path)
+    return next((w for w in ctx._journal.run.waits if ids.wait_base(w.wait_id) == base), None)
+
+
+def _outdated(ctx: Any, ask: Ask, given: RawDecision) -> str | None:
+    """A consent given under another policy snapshot does not cover what would happen now (§5.8)."""
+    policy = ctx._services.policy
+    if policy is None or given.policy is None or given.policy == policy.snapshot_id or given.action != ws.APPROVE:
+        return None
+    return f"the policy changed after {given.actor} had approved under {given.policy}"
+
+
+def _wait(ctx: Any, ask: Ask, path: str, verdict: str) -> Wait:
+    run = ctx._journal.run
+    at = ctx._services.clock.now()
+    round = ctx._journal.progress.asked.get((ctx._key, path), 0)
+    span = microseconds(ask.timeout, ws.DEFAULT_DEADLINE_US if ask.kind in ws.HUMAN else 0)
+    policy = ctx._services.policy
+    snapshot = policy.snapshot_id if policy is not None else run.policy_snapshot_id
+    return Wait(
+        wait_id=ids.wait_id(ctx.run_id, ctx._step, ctx._key, path, round),
+        kind=ask.kind,
+        step=ctx._step,
+        task=ctx._key,
+        path=path,
+        prompt=ask.prompt,
+        name=ask.name,
+        show=None if ask.show is None else canon.pack(ask.show, "show")[1],
+        available_actions=ask.actions if ask.actions is not None else ws.ACTIONS.get(ask.kind, ()),
+        schema=None if ask.schema is None else canon.pack(ask.schema, "schema")[1],
+        deadline=at + span if span or ask.timeout is not None else None,
+        on_timeout=OnTimeout(ask.on_timeout),
+        default=None if ask.default is None else canon.pack(ask.default, "default")[1],
+        on_deny=ask.on_deny,
+        who=(ask.who,) if isinstance(ask.who, str) else tuple(ask.who or ()),
+        requested_at=at,
+        digest=canon.digest([ctx.step_id, path, ask.prompt, canon.fingerprint(ask.show), snapshot or ""]),
+        policy_snapshot_id=snapshot,
+        round=round,
+        authoritative=ask.authoritative,
+        redo=ask.redo,
+        verdict=verdict,
+        cascade=ask.cascade,
+        effect_id=ask.effect_id,
+    )
+
+
+async def _arrived(ctx: Any, wait: Wait) -> RawDecision | None:
+    """The oldest signal of that name that came before anybody asked, taken in the commit that records it (T-37)."""
+    journal = ctx._journal
+    found = next((s for s in journal.run.signals if s.name == wait.name), None)
+    if found is None:
+        return None
+    ctx._suspended.pop(wait.wait_id, None)
+    given = decisions.signalled(wait, found.key, found.payload, found.actor, ctx._services.clock.now())
+    opened = [] if any(w.wait_id == wait.wait_id for w in journal.run.waits) else [ev.WaitRequested(wait)]
+    await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
+    return given
+
+
+def _value(given: RawDecision) -> Any:
+    return None if given.payload is None else canon.decode(given.payload)
+
+
+# -- approvals and questions ------------------------------------------------------------------------
+
+
+async def approve(ctx: Any, prompt: str, schema: Any, **options: Any) -> Decision:
+    return Decision.of(await request(ctx, Ask(kind=WaitKind.APPROVAL, prompt=prompt, schema=schema_of(schema), **options)))
+
+
+async def ask(ctx: Any, prompt: str, schema: Any, **options: Any) -> Any:
+    """The answer as a value of the type asked for; what does not fit is asked again."""
+    _learn(schema)
+
+    def fits(given: RawDecision) -> str | None:
+        if given.action != ws.ANSWER:
+            return None
+        try:
+            convert(_value(given), schema)
+        except (msgspec.ValidationError, ValueError, TypeError) as e:
+            return f"the last answer, by {given.actor}, did not fit: {e}"
+        return None
+
+    given = await request(ctx, Ask(kind=WaitKind.INPUT, prompt=prompt, schema=schema_of(schema), fits=fits, **options))
+    return convert(_value(given), schema) if given.action == ws.ANSWER else _value(given)
+
+
+def _learn(kind: Any) -> None:
+    """Registers the storable classes that a type names, so that an answer can be kept as what it is."""
+    if canon.storable(kind):
+        canon.register(kind)
+    for inner in typing.get_args(kind):
+        _learn(inner)
+
+
+def schema_of(kind: Any) -> dict[str, Any] | None:
+    """The JSON schema of a type, for people and for refusing early; None for a type that has none."""
+    if kind is None or kind is Any or kind is object:
+        return None
+    if isinstance(kind, Mapping):
+        return dict(kind)
+    own = getattr(kind, "model_json_schema", None)
+    if own is not None:
+        return dict(own())
+    try:
+        return msgspec.json.schema(kind)
+    except TypeError:
+        return None
+
+
+def convert(value: Any, kind: Any) -> Any:
+    """A stored answer as the type that was asked for."""
+    if kind is None or kind is Any or kind is object or isinstance(kind, Mapping):
+        return value
+    if isinstance(kind, type) and isinstance(value, kind):
+        return value
+    own = getattr(kind, "model_validate", None)
+    return own(canon.thaw(value)) if own is not None else msgspec.convert(canon.thaw(value), kind)
+
+
+async def handoff(ctx: Any, prompt: str, *, verdict: str, redo: str | None, authoritative: bool, actions: Iterable[str] | None, **options: Any) -> Decision:
+    """Hands a machine's verdict to a person (§5.5). In an unattended run an advisory one goes on by a recorded decision (§5.17)."""
+    journal = ctx._journal
+    offered = ws.ACTIONS[WaitKind.HANDOFF] if actions is None else tuple(actions)
+    unknown = [a for a in offered if a not in ws.ACTIONS[WaitKind.HANDOFF]]
+    if unknown:
+        raise InvalidInput(f"a handoff cannot offer {', '.join(unknown)}", hint="it offers " + ", ".join(ws.ACTIONS[WaitKind.HANDOFF]))
+    target = None if redo in (None, HERE, ctx._node.name) and HERE not in ctx._nodes else redo
+    question = Ask(
+        kind=WaitKind.HANDOFF, prompt=prompt, verdict=verdict, redo=target or ctx._node.name, authoritative=authoritative, actions=offered, **options
+    )
+    try:
+        given = await request(ctx, question)
+    except Suspend as s:
+        if not journal.run.unattended or s.waits[0].wait_id in ctx._rearmed():
+            raise
+        ctx._suspended.clear()
+        if authoritative:
+            raise Unattended(s.waits[0]) from None
+        wait = s.waits[0]
+        given = RawDecision(
+            wait_id=wait.wait_id, action=ws.CONTINUE, actor="unattended", decided_at=ctx._services.clock.now(), asked=wait.asked, note="advisory"
+        )
+        opened = [] if any(w.wait_id == wait.wait_id for w in journal.run.waits) else [ev.WaitRequested(wait)]
+        await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
+    if given.action == ws.RETRY and redo is not None:
+        raise Redo(target, given.feedback or "")
+    return Decision.of(given)
+
+
+def redone(ctx: Any) -> tuple[int, str | None]:
+    """How often this task has been sent back so far, and with what feedback the last time."""
+    record = ctx._journal.record(ctx._key, _redo(ctx))
+    if record is None:
+        return 0, None if ctx._task.feedback is None else canon.decode(ctx._task.feedback)
+    number, feedback = canon.decode(record.value)
+    return number, feedback
+
+
+def send_back(ctx: Any, feedback: str) -> None:
+    """Records that this very task is done again; its calls stand at new places, so nothing of the last round is served."""
+    number, _ = redone(ctx)
+    value = canon.pack([number + 1, feedback], "feedback")[1]
+    ctx._journal.hold(Draft(results=[StepRecord(ctx._key, _redo(ctx), REDO, value=value, kind="feedback")]))
+
+
+def _redo(ctx: Any) -> str:
+    """Where a task, or one of a sub-flow inside it, keeps how often it was sent back."""
+    return f"{ctx._inner}/{REDO}" if ctx._inner else REDO
+
+
+# -- signals, timers, children ----------------------------------------------------------------------
+
+
+async def signal(ctx: Any, name: str, **options: Any) -> Any:
+    return _value(await request(ctx, Ask(kind=WaitKind.SIGNAL, name=name, **options)))
+
+
+async def sleep(ctx: Any, duration: dt.timedelta | float) -> None:
+    await request(ctx, Ask(kind=WaitKind.TIMER, name="sleep", timeout=duration, on_timeout="deliver"))
+
+
+async def child(ctx: Any, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str) -> Any:
+    """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14).
+
+    Raises:
+        ChildFailed: it ended otherwise than completed.
+    """
+    services = ctx._services
+    program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(getattr(skill, "program", skill))
+    given = dict(inputs or {})
+
+    def create(wait: Wait) -> Draft:
+        parent = ctx._journal.run
+        asked = {"tenant_id": parent.tenant_id, "job_id": parent.job_id, "trace_id": parent.trace_id, "queue": parent.queue, **options}
+        made = Request(parent_run_id=parent.run_id, parent_wait_id=wait.wait_id, on_parent_end=on_parent_end, unattended=parent.unattended, **asked)
+        born = birth(services, program, given, made, run_id=wait.name)
+        draft = born.draft()
+        draft.facts.append(ev.RunQueued(f"child of {parent.run_id}"))
+        born.journal.fence = first_fence(services.store)
+        return Draft(creates=[born.journal.unsent(draft, TOUCH)])
+
+    path = ctx._peek()
+    round = ctx._journal.progress.asked.get((ctx._key, path), 0)
+    name = ids.child_run_id(ctx.run_id, ctx._step, ctx._key, path, round)
+    known = _open_at(ctx, path)
+    question = Ask(
+        kind=WaitKind.CHILD, prompt=program.id, name=known.name if known is not None else name, cascade=on_parent_end == "cancel",
+        timeout=timeout, on_timeout=on_timeout, creates=create,
+    )  # fmt: skip
+    result = await request(ctx, question)
+    if result.action == Status.COMPLETED:
+        value = _value(result)
+        return value if program.flow else program.state._view(value)
+    if result.action == ws.TIMEOUT:
+        return _value(result)
+    told = _value(result) or {}
+    raise ChildFailed(f"the child {told.get('run_id')} ended {result.action}: {told.get('error') or 'no reason given'}", hint="holdfast show the child")
