@@ -7,6 +7,7 @@ registered upcasters, another major is a typed error.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -14,7 +15,7 @@ import msgspec
 
 from holdfast.core import canon, commands, status
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import FORMAT, Checkpoint, Delta, Result, Source, StepRecord, Task, TaskResult
+from holdfast.core.checkpoint import FORMAT, Checkpoint, Delta, Result, Source, Task
 from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat
@@ -91,12 +92,14 @@ def seal(commit: Commit, previous: bytes = b"") -> Sealed:
 
 _row = msgspec.msgpack.Decoder(_Incoming)
 _delta = msgspec.msgpack.Decoder(Delta)
-_result: msgspec.msgpack.Decoder[Result] = msgspec.msgpack.Decoder(TaskResult | StepRecord)
-_fact_decoders = {tag: msgspec.msgpack.Decoder(kind) for tag, kind in ev.TAGS.items()}
 _any = msgspec.msgpack.Decoder()
-_run = msgspec.msgpack.Decoder(Run)
-_effect = msgspec.msgpack.Decoder(Effect)
-_command: msgspec.msgpack.Decoder[commands.AnyCommand] = msgspec.msgpack.Decoder(commands.AnyCommand)
+
+
+@functools.cache
+def _decoder(kind: Any) -> msgspec.msgpack.Decoder[Any]:
+    """A decoder, made when it is first needed: making those of all facts at once took a fifth of the import."""
+    return msgspec.msgpack.Decoder(kind)
+
 
 T = TypeVar("T")
 Upcaster = Callable[[list[Any]], list[Any]]
@@ -138,7 +141,7 @@ def open_row(row: Row, previous: bytes | None = None) -> Record:
     )
     try:
         delta = None if raw.delta is None else _delta.decode(raw.delta)
-        results = tuple(_result.decode(r) for r in raw.results)
+        results = tuple(_decoder(Result).decode(r) for r in raw.results)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise EventUnreadable(f"the checkpoint of event {row.seq} cannot be decoded: {e}") from e
     delta_bytes = b"" if raw.delta is None else bytes(raw.delta)
@@ -155,8 +158,8 @@ def _fact(raw: msgspec.Raw, format: int, seq: int) -> ev.Fact | ev.Unknown:
     try:
         fields = None
         tag = _tag(raw)
-        decoder = _fact_decoders.get(tag)
-        if decoder is None:
+        kind = ev.TAGS.get(tag)
+        if kind is None:
             fields = _any.decode(raw)
             return ev.Unknown(tag, fields[1:])
         todo = [f for before, f in _upcasters.get(tag, ()) if format < before]
@@ -164,8 +167,9 @@ def _fact(raw: msgspec.Raw, format: int, seq: int) -> ev.Fact | ev.Unknown:
             fields = list(_any.decode(raw))[1:]
             for function in todo:
                 fields = function(fields)
-            return decoder.decode(_encoder.encode([tag, *fields]))
-        return decoder.decode(raw)
+            raw = msgspec.Raw(_encoder.encode([tag, *fields]))
+        fact: ev.Fact = _decoder(kind).decode(raw)
+        return fact
     except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as e:
         raise EventUnreadable(f"event {seq} cannot be decoded: {e}") from e
 
@@ -206,7 +210,8 @@ def decode_run(data: bytes) -> Run:
         EventUnreadable: damaged bytes.
     """
     try:
-        return _strict(_run, data, "the run row")
+        run: Run = _strict(_decoder(Run), data, "the run row")
+        return run
     except EventUnreadable:
         status.parse(_stored_status(data))
         raise
@@ -226,7 +231,8 @@ def encode_effect(effect: Effect) -> bytes:
 
 
 def decode_effect(data: bytes) -> Effect:
-    return _strict(_effect, data, "an effect record")
+    effect: Effect = _strict(_decoder(Effect), data, "an effect record")
+    return effect
 
 
 def encode_command(command: commands.AnyCommand) -> bytes:
@@ -234,7 +240,8 @@ def encode_command(command: commands.AnyCommand) -> bytes:
 
 
 def decode_command(data: bytes) -> commands.AnyCommand:
-    return _strict(_command, data, "an inbox item")
+    command: commands.AnyCommand = _strict(_decoder(commands.AnyCommand), data, "an inbox item")
+    return command
 
 
 def _strict(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
