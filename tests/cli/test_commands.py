@@ -484,3 +484,18 @@ def test_a_run_behind_a_waiting_one_is_given_back_queued(holdfast: Type) -> None
     holdfast("approve", first)
     assert holdfast("worker", "work.py", "--until-idle").code == 0
     assert [r["status"] for r in holdfast("runs", "--json").json["runs"]] == ["completed", "completed"]
+
+
+def test_a_workspace_is_a_store(holdfast: Type) -> None:
+    """``--workspace DIR`` in the place of ``--store URL``: looking makes no folder, driving one with a directory per run."""
+    assert holdfast("runs", "--workspace", "w", "--json").json["runs"] == []
+    made = holdfast("run", "work.py", "--input", '{"name": "Ada"}', "--workspace", "w", "--json")
+    run_id = made.json["run_id"]
+    assert made.code == 4 and Path("w", run_id).is_dir()
+    assert holdfast("approve", run_id, "--workspace", "w").code == 0
+    assert holdfast("resume", run_id, "work.py", "--store", "workspace:w").code == 0
+    assert holdfast("check", "--workspace", "w").code == 0
+    states = {n["name"]: n["state"] for n in holdfast("graph", run_id, "work.py", "--workspace", "w", "--json").json["nodes"]}
+    assert set(states.values()) == {"done"}
+    assert holdfast("migrate", "--workspace", "w").code == 0
+    assert "copy its folder" in holdfast("backup", "x", "--workspace", "w").err

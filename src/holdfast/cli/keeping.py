@@ -51,6 +51,8 @@ def migrate(call: Call) -> int:
     after = call.schema()
     if call.as_json:
         o.emit({"store": call.store, "before": before, "after": after, "changed": before != after})
+    elif after is None:
+        click.echo(f"{call.store} has no schema of its own: nothing to do")
     elif before == after:
         click.echo(f"{call.store} has schema {after}: nothing to do")
     else:

@@ -306,18 +306,19 @@ def _changed(name: str, how: str, gone: list[Any], come: list[Any]) -> None:
 
 @click.command()
 @click.argument("target", metavar="TARGET|RUN", required=False)
+@click.argument("code", metavar="[TARGET]", required=False)
 @click.option("--mermaid", is_flag=True, help="Print Mermaid text.")
 @options()
-def graph(call: Call, target: str | None, mermaid: bool) -> int:
+def graph(call: Call, target: str | None, code: str | None, mermaid: bool) -> int:
     """Draw a skill, or where a run stands in it."""
     done: CheckpointView | None = None
     if target is not None and _looks_like_a_run(target):
         found, done = over(call, lambda rt: _drawn(rt, target))
-        program = next((t.skill.program for t in targets.configured() if t.skill.id == found.skill_id), None)
+        program = next((t.skill.program for t in targets.several((code,) if code else ()) if t.skill.id == found.skill_id), None)
         if program is None:
             raise SkillUnknown(
                 f"the skill {found.skill_id!r} of {target} is not among this project's",
-                hint=f"draw its code: {call.line('graph', found.target or 'TARGET')}",
+                hint=f"name its code: {call.line('graph', target, found.target or 'TARGET')}",
             )
     else:
         program = targets.one(target).skill.program

@@ -32,7 +32,8 @@ def _file(store: Store, what: str) -> File:
         UsageError: it is none, so that its own tools do this.
     """
     if not hasattr(store, what):
-        raise UsageError(f"{store.url} is no file: holdfast has no {what} for it", hint="use the database's own tools")
+        hint = "copy its folder while nothing writes to it" if store.url.startswith("workspace:") else "use the database's own tools"
+        raise UsageError(f"{store.url} is no file: holdfast has no {what} for it", hint=hint)
     return cast(File, store)
 
 
