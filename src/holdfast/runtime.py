@@ -62,6 +62,7 @@ S = TypeVar("S", bound=State)
 R = TypeVar("R")
 P = ParamSpec("P")
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
+LOOK_SECONDS = 5.0
 
 
 def chosen_store(url: str | None) -> str:
@@ -368,7 +369,7 @@ class Runtime:
                 if lease.due is None or (not timers and lease.due > now):
                     break
                 if lease.due > now:
-                    await self._clock.sleep(min((lease.due - now) / 1_000_000, POLL_SECONDS))
+                    await self._until((lease.due - now) / 1_000_000)
                     continue
             await self._fitting(run, upgrade)
             claim = None if lease.live(now) and not self._idle_here(run_id, lease) else await self._claim(run_id)
@@ -410,6 +411,21 @@ class Runtime:
         await asyncio.gather(*(self._drive_on(c) for c in open_now))
         after, lease = await self._reader.found(run.run_id)
         return after.version != run.version or (lease.due is not None and lease.due <= self._store.now())
+
+    async def _until(self, seconds: float) -> None:
+        """Until a timer is due; sooner if something changed, and never so long that a missed hint would matter."""
+
+        async def changed() -> None:
+            await self._store.wait_for_change(0)  # a task's first look only sets what counts as news
+            await self._store.wait_for_change(LOOK_SECONDS)
+
+        waiting = {asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(changed())}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
 
     async def _behind_a_wait(self, run: records.Run) -> bool:
         """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming (§5.13)."""
