@@ -26,6 +26,7 @@ from holdfast.core.errors import (
     Conflict,
     InvalidInput,
     RequestConflict,
+    RestrictedOption,
     RunFailed,
     RunIsLive,
     RunWaiting,
@@ -38,7 +39,7 @@ from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Leas
 from holdfast.core.progress import Progress
 from holdfast.core.status import AT_REST, LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
-from holdfast.engine import histories, lineage
+from holdfast.engine import gates, histories, lineage
 from holdfast.engine.checking import Checker, Findings
 from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver, loaded_driver
@@ -394,6 +395,26 @@ class Runtime:
             superstep.expect(program, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.pending)
         return program
 
+    async def _permitted(self, run: records.Run, program: Program, actor: str, force: bool) -> None:
+        """Asks the policy in force about every gated step still to come (§7.5); force waives that alone, and is on record (§7.4).
+
+        Raises:
+            Denied: it refuses one of them. RestrictedOption: it does not let itself be forced.
+        """
+        policy = self._services.policy
+        if policy is None or run.status is Status.PENDING:
+            return
+        if force:
+            if not policy.allow_force:
+                raise RestrictedOption("the policy in force does not let itself be waived", hint="resume without --force")
+            await self._desk.note(run.run_id, f"{actor} waived the policy's re-evaluation", actor)
+            return
+        loaded = await self._reader.loaded(run.run_id)
+        checkpoint = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint
+        pending = {t.node for t in checkpoint.pending}
+        todo = [n for n in program.nodes.values() if policies.gated(n) and (n.name in pending or n.name not in checkpoint.seen)]
+        gates.reevaluate(policy, todo, run, self._services.environment)
+
     def _idle_here(self, run_id: str, lease: Lease) -> bool:
         """Whether this process holds a run that nobody in it drives: its driver ended with an error of the store."""
         return lease.owner == self._services.owner and run_id not in self._services.driving
@@ -662,6 +683,7 @@ class Runtime:
         due = run.status in WAITING and run.wake_at is not None and run.wake_at <= now
         if run.status not in LIVE and run.status is not Status.PENDING and not due:
             decisions.refuse_resume(run, acknowledge)
+        await self._permitted(run, program, actor, force)
         if run.status in TERMINAL:
             command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
             facts = decisions.decide(run, command, now)

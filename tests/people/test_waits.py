@@ -406,6 +406,16 @@ async def test_a_signal_wakes_what_waits_for_it(tmp_path: Path) -> None:
         assert next(e.payload["cause"] for e in await rt.events(run.run_id) if e.type == "run.resumed") == "signal"
 
 
+async def test_a_signal_does_not_unqueue_an_answered_run(tmp_path: Path) -> None:
+    """§5.4: what is written between the decision and its resume leaves the resume queued."""
+    async with Runtime(url(tmp_path), skills=[gatekeeper]) as rt:
+        run = await rt.invoke(gatekeeper)
+        await rt.decide(run.run_id, "approve")
+        await rt.signal(run.run_id, "unasked", 1)
+        await rt.worker(until_idle=True)
+        assert (await rt.get(run.run_id)).result == "approve"
+
+
 async def test_the_first_of_several_waits(tmp_path: Path) -> None:
     """§5.11, §4.12: the others are closed, and what came first is the same again later."""
 

@@ -116,6 +116,8 @@ class Desk:
         if loaded.lease.live(self._store.now()):
             return False
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
+        if due is None and source is None and any(d.resume for d in loaded.run.decisions):
+            due = self._store.now()  # an answer on record has queued a resume, which nothing written meanwhile may unqueue
         try:
             if source is None:
                 await journal.leave(draft, lease=TOUCH, due=due, actor=actor)
@@ -146,6 +148,10 @@ class Desk:
             await self.at_rest(run_id, draft, actor=getattr(item.command, "actor", ev.SYSTEM), source=cps.Source.CANCEL if ends else None, due=due)
             if ends:
                 await self._children(loaded.run)
+
+    async def note(self, run_id: str, text: str, actor: str) -> None:
+        """Puts an operator's doing on record, if the run rests."""
+        await self.at_rest(run_id, Draft(facts=[ev.NoteAdded(text)]), actor=actor)
 
     async def _children(self, parent: records.Run) -> None:
         """Settles what an ended parent has put into its children's inboxes, those at rest; owners of live ones see it (§10.12)."""
