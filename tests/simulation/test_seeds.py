@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.testing.simulate import main, simulate
 
-PARTS = 8
-IN_EACH = 30
+PARTS = 20
+IN_EACH = 50
 HAPPENS = {"after", "applied", "asked twice", "before", "cancelled", "frozen", "jumped", "killed", "lost", "submitted", "thawed"}
 
 

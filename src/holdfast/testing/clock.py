@@ -26,6 +26,10 @@ EPOCH_US = 1_767_225_600_000_000  # 2026-01-01, so that times in transcripts loo
 _process: contextvars.ContextVar[Process | None] = contextvars.ContextVar("holdfast_testing_process", default=None)
 
 
+class Livelock(Exception):
+    """Something goes round without getting anywhere."""
+
+
 class VirtualClock:
     """A clock for ``Runtime(clock=…)``. ``skew_us`` moves the wall clock alone, as a person or NTP does (X-13)."""
 
@@ -133,8 +137,9 @@ class VirtualLoop(asyncio.SelectorEventLoop):
     _scheduled: list[asyncio.TimerHandle]
     _selector: Any
 
-    def __init__(self, clock: VirtualClock | None = None, rng: random.Random | None = None) -> None:
+    def __init__(self, clock: VirtualClock | None = None, rng: random.Random | None = None, *, most_turns: int = 0) -> None:
         self.clock = clock or VirtualClock()
+        self._most_turns = most_turns
         self._rng = rng
         self.turns = 0
         self.idle_jumps = 0
@@ -185,6 +190,8 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             process.parked.append(handle)
             return
         self.turns += 1
+        if self.turns == self._most_turns:
+            raise Livelock(f"{self.turns} turns, and only {self.clock.elapsed:.3f} s have passed")
         handle._run()
 
 
@@ -200,11 +207,15 @@ def _owned(loop: asyncio.AbstractEventLoop, coro: Any, *, context: contextvars.C
     return task
 
 
-def run_virtual(work: Coroutine[Any, Any, T], *, seed: int | None = None, clock: VirtualClock | None = None) -> T:
-    """Runs a coroutine to its end in virtual time; with a seed in an order drawn from it."""
+def run_virtual(work: Coroutine[Any, Any, T], *, seed: int | None = None, clock: VirtualClock | None = None, most_turns: int = 0) -> T:
+    """Runs a coroutine to its end in virtual time; with a seed in an order drawn from it.
+
+    Raises:
+        Livelock: it took ``most_turns`` turns and is not done.
+    """
     rng = None if seed is None else random.Random(seed)
-    with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock, rng)) as runner:
+    with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock, rng, most_turns=most_turns)) as runner:
         return runner.run(work)
 
 
-__all__ = ["EPOCH_US", "Process", "VirtualClock", "VirtualLoop", "current_process", "run_virtual"]
+__all__ = ["EPOCH_US", "Livelock", "Process", "VirtualClock", "VirtualLoop", "current_process", "run_virtual"]

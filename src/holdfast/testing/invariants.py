@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.core import events as ev
 from holdfast.core.codec import Record, open_row
+from holdfast.core.commands import Decide
 from holdfast.core.commit import Commit, InboxItem
 from holdfast.core.consistency import drift
 from holdfast.core.effects import Effect, EffectStatus
@@ -154,7 +155,9 @@ def _lifecycle(events: Iterable[ev.Event], tell: Callable[[str, str], None]) -> 
 def inbox_violations(run: Run, records: Sequence[Record], items: Sequence[InboxItem]) -> list[Violation]:
     """What was taken was taken by a commit that is in the log; what an ended run left is allowed to lie."""
     ends = {r.seq for r in records}
-    return [
+    decided = {e.fact.decision.wait_id for r in records for e in r.events if isinstance(e.fact, ev.WaitDecided)}
+    left = [i for i in items if i.taken_seq is None and isinstance(i.command, Decide) and i.command.wait_id in decided]
+    return [Violation("inbox_not_consumed", run.run_id, f"{i.key} is decided, and still waits to be taken") for i in left] + [
         Violation("inbox_taken_unseen", run.run_id, f"{i.key} was taken by event {i.taken_seq}, which ends no commit")
         for i in items
         if i.taken_seq is not None and i.taken_seq not in ends
@@ -216,12 +219,20 @@ def lane_violations(order: Iterable[tuple[str, Commit]]) -> list[Violation]:
     """
     found: list[Violation] = []
     holder: dict[str, str] = {}
+    queued: dict[str, dict[str, None]] = {}
     for lane, commit in order:
         run = commit.run
+        queue = queued.setdefault(lane, {})
+        if commit.after is None:
+            queue[run.run_id] = None
         worked = any(isinstance(e.fact, ev.StepStarted | ev.StepEnded) for e in commit.events)
         held = holder.get(lane)
         if worked and held is not None and held != run.run_id:
             found.append(Violation("lane_overlap", run.run_id, f"it worked in {lane} (event {commit.events[-1].seq}) while {held} held it"))
+        if worked and run.run_id in queue and (first := next(iter(queue))) != run.run_id:
+            found.append(Violation("lane_order", run.run_id, f"it began in {lane} before {first}, which was submitted earlier"))
+        if worked or run.terminal:
+            queue.pop(run.run_id, None)
         if worked and not run.terminal:
             holder[lane] = run.run_id
         if run.status in TERMINAL and holder.get(lane) == run.run_id:

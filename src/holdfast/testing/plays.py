@@ -178,6 +178,32 @@ def _loop() -> Graph[Trail]:
     return graph
 
 
+def _rounds() -> Graph[Trail]:
+    """A join in a loop: in each round it waits for both ways, the longer one too."""
+    graph = Graph("rounds", Trail)
+
+    def way(name: str) -> Callable[[Trail, Context], Awaitable[dict[str, Any]]]:
+        async def walk(state: Trail, ctx: Context) -> dict[str, Any]:
+            STAGE.world.begin(ctx)
+            await STAGE.pass_time(0.1)
+            return {"trail": name}
+
+        return walk
+
+    graph.node("start", start=True)(way("start"))
+    graph.node("short", after="start")(way("short"))
+    graph.node("long", after="start")(way("long"))
+    graph.node("longer", after="long")(way("longer"))
+
+    @graph.node(after=["short", "longer"])
+    async def join(state: Trail, ctx: Context) -> Goto | dict[str, Any]:
+        STAGE.world.begin(ctx)
+        writes = {"count": state.count + 1, "trail": "join"}
+        return Goto("start", writes) if state.count < 1 else writes
+
+    return graph
+
+
 @flow("journey")
 async def _journey(ctx: Context, name: str) -> list[Any]:
     packed = await ctx.step(tell(ctx, "pack"), name)
@@ -205,6 +231,7 @@ PLAYS: Mapping[str, Play] = {
     "fan": Play(_fan(), _trail("lift 0", "lift 1", "lift 2", "steady", "calm", count=5, table={"0": 0, "1": 1, "2": 2, "heard": 5})),
     "asked": Play(_asked(), _trail("approve", "prepare all", "publish {name}")),
     "loop": Play(_loop(), _trail("turn 0", "turn 1", "turn 2", "turn 3", "rest", count=4)),
+    "rounds": Play(_rounds(), _trail(*2 * ("start", "short", "long", "longer", "join"), count=2)),
     "journey": Play(_journey, lambda name: [f"pack {name}", ["walk a", "ride b"], "approve", ["look x"]]),
 }
 

@@ -33,6 +33,7 @@ from holdfast.testing.world import Host, World, approve_all
 LEASE = 3.0
 CHAOS = 15.0
 PATIENCE = 600.0
+MOST_TURNS = 1_000_000
 SKILLS = [p.skill for p in PLAYS.values()]
 
 
@@ -100,6 +101,7 @@ class Simulation:
         self.happened: Counter[str] = Counter()
         self.workers: dict[int, Host] = {}
         self.submitted: dict[str, tuple[Play, str]] = {}
+        self.answered: dict[int, set[str]] = {}
         self.cancelled: set[str] = set()
         self.tasks: list[asyncio.Task[Any]] = []
 
@@ -161,7 +163,8 @@ class Simulation:
                 host.process.freeze()
                 self.tasks.append(asyncio.ensure_future(self._thaw(host, seconds)))
             elif fate > 1 - self.odds.jumps:
-                seconds = self.draw.choice([-20, -5, 30, 3600])
+                # Set back, the clock makes what is due at once due later: a queue would not keep its order then.
+                seconds = self.draw.choice([30, 3600] if self.odds.same_lane else [-20, -5, 30, 3600])
                 self.say("jumped", f"the wall clock jumps by {seconds} s")
                 self.world.clock.jump(seconds)
         self.calm = True
@@ -181,26 +184,28 @@ class Simulation:
             await self.world.clock.sleep(self.draw.random() * 3)
             play = self.draw.choice(names)
             session = "shared" if self.draw.random() < self.odds.same_lane else f"own-{number}"
-            asks = [self._submit(number, play, session)]
+            urgency = self.draw.choice([0, 0, 5])  # between lanes; in a lane the order of submission counts
+            asks = [self._submit(number, play, session, urgency)]
             if self.draw.random() < 0.3:
                 self.happened["asked twice"] += 1
-                asks.append(self._submit(number, play, session))
+                asks.append(self._submit(number, play, session, urgency))
             await asyncio.gather(*asks)
 
-    async def _submit(self, number: int, play: str, session: str) -> None:
+    async def _submit(self, number: int, play: str, session: str, urgency: int) -> None:
         """Asks until it is answered, under one request key."""
         name = f"n{number}"
         while True:
             client = await self.client()
             try:
                 run = await client.do(
-                    client.rt.submit(PLAYS[play].skill, {"name": name}, key=f"request-{number}", session_key=session)
+                    client.rt.submit(PLAYS[play].skill, {"name": name}, key=f"request-{number}", session_key=session, priority=urgency)
                 )
             except (SimulatedCrash, StoreError):
                 await self.world.clock.sleep(0.5)
                 continue
             finally:
                 client.kill()
+            self.answered.setdefault(number, set()).add(run.run_id)
             if run.run_id not in self.submitted:
                 self.say("submitted", f"{play} is submitted as {run.run_id} in {session}")
             self.submitted[run.run_id] = (PLAYS[play], name)
@@ -253,8 +258,9 @@ class Simulation:
         elif run.status is Status.FAILED:
             self.say("failed", f"{run.run_id} had failed: {run.stop_reason}")
             try:
-                await client.do(self._resume(client, run))
-            except (Conflict, SimulatedCrash, StoreError) as e:
+                # Whoever resumes drives on; people do not wait for that for ever.
+                await asyncio.wait_for(client.do(self._resume(client, run)), 5)
+            except (Conflict, SimulatedCrash, StoreError, TimeoutError) as e:
                 self.happened[f"resume: {type(e).__name__}"] += 1
 
     async def _resume(self, client: Host, run: Run[Any]) -> None:
@@ -299,6 +305,9 @@ class Simulation:
 
     async def judge(self) -> list[Violation]:
         broken = await self.world.check()
+        for number, ids in self.answered.items():
+            if len(ids) > 1:
+                broken.append(Violation("submitted_twice", "", f"request-{number} became {len(ids)} runs"))
         for run_id, (play, name) in self.submitted.items():
             reader = await self.world.host(*SKILLS)
             run = await reader.rt.get(run_id)
@@ -331,7 +340,7 @@ def simulate(seed: int) -> Story:
         told = "" if not broken else await transcript(simulation.world.store, since=simulation.world.clock.start_us)
         return Story(seed, tuple(broken), dict(simulation.happened), tuple(simulation.lines), told)
 
-    return simulation.world.run(whole(), seed=seed)
+    return simulation.world.run(whole(), seed=seed, most_turns=MOST_TURNS)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -151,6 +151,7 @@ class World:
         self.hosts: list[Host] = []
         self.order: list[tuple[str, Commit]] = []
         self.fences: dict[str, int] = {}
+        self.leases: dict[str, int] = {}
         self.begun: Counter[Place] = Counter()
         self._done: set[Place] = set()
         self._broken: list[Violation] = []
@@ -185,15 +186,30 @@ class World:
 
     def _saw(self, verb: str, args: tuple[Any, ...], answer: Any) -> None:
         match verb:
+            case "register":
+                self.leases[args[0]] = self.clock.now() + args[1]
+            case "renew" if answer:
+                self.leases[args[0]] = answer
+            case "retire":
+                self.leases.pop(args[0], None)
             case "claim":
                 for claim in answer:
-                    assert isinstance(claim, Claim)
-                    self.fences[claim.run_id] = claim.fence
+                    self._claimed(args[0], claim)
             case "commit":
                 self._applied(args[0])
 
+    def _claimed(self, owner: str, claim: Claim) -> None:
+        """A claim takes nothing from an owner that lives (§10.1)."""
+        before = claim.previous_owner
+        alive = any(h.name == before and not h.dead for h in self.hosts)
+        if before not in (None, owner) and alive and self.leases.get(before or "", 0) > self.clock.now():
+            self._broken.append(Violation("claimed_from_the_living", claim.run_id, f"{owner} took it from {before}"))
+        self.fences[claim.run_id] = claim.fence
+
     def _applied(self, commit: Commit) -> None:
         run = commit.run
+        if commit.fence < self.fences.get(run.run_id, 0):
+            self._broken.append(Violation("written_late", run.run_id, f"event {commit.events[-1].seq} was written under an old fence"))
         self.order.append((f"{run.tenant_id}/{run.session_key}/{run.lane}", commit))
         self.fences[run.run_id] = commit.fence
         names = {(r.task, r.path): r.name for r in commit.results if isinstance(r, StepRecord)}
@@ -226,7 +242,7 @@ class World:
 
     # -- the short way ------------------------------------------------------------------------------
 
-    def run(self, work: Coroutine[Any, Any, T], *, seed: int | None = None) -> T:
+    def run(self, work: Coroutine[Any, Any, T], *, seed: int | None = None, most_turns: int = 0) -> T:
         """Runs a test's coroutine in virtual time, and ends all hosts after it."""
 
         async def whole() -> T:
@@ -238,7 +254,7 @@ class World:
             finally:
                 await self.end()
 
-        return run_virtual(whole(), seed=seed, clock=self.clock)
+        return run_virtual(whole(), seed=seed, clock=self.clock, most_turns=most_turns)
 
 
 Script = Callable[[Host, Run[Any]], Awaitable[object]]

@@ -1,0 +1,295 @@
+"""Seeded bugs: each is a mistake that an engine of this kind could well have made, put in by a small patch.
+
+The suites must catch them, or the suites prove nothing. A mutant patches what the code calls, never what the checker uses
+to judge, unless both share it (the fold): then the invariant that catches it is another one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import msgspec
+import pytest
+
+from holdfast.core import canon, codec, decisions, superstep
+from holdfast.core import checkpoint as cps
+from holdfast.core import effects as fx
+from holdfast.core import events as ev
+from holdfast.core import run as runs
+from holdfast.core.checkpoint import INPUT_TASK
+from holdfast.core.errors import StoreError
+from holdfast.engine import effects as performing
+from holdfast.engine import intake
+from holdfast.engine.context import Context
+from holdfast.engine.journal import Journal
+from holdfast.stores import rules
+from holdfast.stores.memory import MemoryStore
+
+Patch = pytest.MonkeyPatch
+
+
+class Mutant(NamedTuple):
+    says: str
+    plant: Callable[[Patch], None]
+
+
+MUTANTS: dict[str, Mutant] = {}
+
+
+def mutant(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
+    MUTANTS[plant.__name__] = Mutant((plant.__doc__ or "").strip(), plant)
+    return plant
+
+
+# -- leases and fences -------------------------------------------------------------------------------
+
+
+@mutant
+def fence_and_tip_ignored(patch: Patch) -> None:
+    """Whoever commits is believed (§10.2, T-75)."""
+    patch.setattr(rules, "refusal", lambda *_, **__: None)
+
+
+@mutant
+def fence_ignored(patch: Patch) -> None:
+    """Only the log's tip is compared: a late owner writes until the new one has (§10.2)."""
+    real = rules.refusal
+
+    def refusal(c: Any, *, fence: int, owner: str | None, live: bool, row: int) -> Any:
+        return real(msgspec.structs.replace(c, fence=fence + isinstance(c.lease, rules.Take | rules.Touch)), fence=fence, owner=owner, live=live, row=row)
+
+    patch.setattr(rules, "refusal", refusal)
+
+
+@mutant
+def live_owner_not_respected(patch: Patch) -> None:
+    """A claim takes runs whose owner is well and renews (§10.1)."""
+    patch.setattr(MemoryStore, "_lost", lambda self, owner, now: "expired")
+
+
+@mutant
+def lost_owner_not_seen(patch: Patch) -> None:
+    """Nobody takes over from the dead (§10.6, L-21)."""
+    patch.setattr(MemoryStore, "_lost", lambda self, owner, now: None)
+
+
+# -- lanes -------------------------------------------------------------------------------------------
+
+
+@mutant
+def lane_ignored(patch: Patch) -> None:
+    """Runs of one lane go on side by side (§10.8, T-83)."""
+    patch.setattr(MemoryStore, "_blocker", lambda *_: None)
+
+
+@mutant
+def lane_order_ignored(patch: Patch) -> None:
+    """A lane is held, but whoever comes first gets it next (§10.8, T-84)."""
+
+    def blocker(self: Any, run_id: str, lane: Any, now: int, holds: bool, turn: int) -> str | None:
+        if holds:
+            return None
+        return next((r.run.run_id for r in self._runs.values() if r.lane == lane and r.run.run_id != run_id and r.holds), None)
+
+    patch.setattr(MemoryStore, "_blocker", blocker)
+
+
+@mutant
+def waiting_lets_go_of_the_lane(patch: Patch) -> None:
+    """A run that waits gives its lane away, though it was told to hold it (§10.8)."""
+    real = rules.holds_after
+    patch.setattr(rules, "holds_after", lambda c, held: False if c.run.status in rules.WAITING else real(c, held))
+
+
+# -- what is kept ------------------------------------------------------------------------------------
+
+
+@mutant
+def dedup_skipped(patch: Patch) -> None:
+    """A request key is not claimed (§3.5, T-73)."""
+    real = intake.birth
+
+    def birth(*args: Any, **kwargs: Any) -> Any:
+        return msgspec.structs.replace(real(*args, **kwargs), claims=())
+
+    patch.setattr("holdfast.runtime.birth", birth)
+
+
+@mutant
+def sibling_results_dropped(patch: Patch) -> None:
+    """What parallel siblings had finished is forgotten at a takeover (§4.6, T-58, L-06)."""
+    real = Journal.load.__func__  # type: ignore[attr-defined]
+
+    def load(cls: Any, *args: Any) -> Any:
+        journal = real(cls, *args)
+        kept = journal.progress.results.get(INPUT_TASK)
+        journal.progress.results = {} if kept is None else {INPUT_TASK: kept}
+        return journal
+
+    patch.setattr(Journal, "load", classmethod(load))
+
+
+@mutant
+def records_dropped(patch: Patch) -> None:
+    """What ctx.step had recorded is forgotten at a takeover (§4.12, T-59)."""
+    real = Journal.load.__func__  # type: ignore[attr-defined]
+
+    def load(cls: Any, *args: Any) -> Any:
+        journal = real(cls, *args)
+        journal.progress.records = {k: r for k, r in journal.progress.records.items() if r.kind != "step"}
+        return journal
+
+    patch.setattr(Journal, "load", classmethod(load))
+
+
+@mutant
+def store_error_swallowed(patch: Patch) -> None:
+    """A commit that failed is taken for done (§1.12, T-51, L-04)."""
+    real = Journal._write
+
+    async def write(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            await real(self, *args, **kwargs)
+        except StoreError:
+            self.dead = None
+
+    patch.setattr(Journal, "_write", write)
+
+
+@mutant
+def chain_not_checked(patch: Patch) -> None:
+    """A row is read whether or not it matches its hash (§1.9, X-01)."""
+    patch.setattr(codec, "from_chain", lambda row, previous: None)
+
+
+@mutant
+def checkpoint_not_chained(patch: Patch) -> None:
+    """A checkpoint's hash leaves out its parent's (§4.5)."""
+    real = canon.chain
+
+    class Journals:
+        chain = staticmethod(lambda previous, data: real(b"", data))
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(canon, name)
+
+    patch.setattr("holdfast.engine.journal.canon", Journals())
+
+
+# -- super-steps -------------------------------------------------------------------------------------
+
+
+@mutant
+def order_by_arrival(patch: Patch) -> None:
+    """Writes are applied as the tasks finished, not in task order (§4.3, T-55)."""
+    real = superstep.barrier
+
+    def barrier(program: Any, parent: Any, results: Any, **kwargs: Any) -> Any:
+        place = {key: n for n, key in enumerate(results)}
+        pending = tuple(sorted(parent.pending, key=lambda t: place[t.key]))
+        return real(program, msgspec.structs.replace(parent, pending=pending), results, **kwargs)
+
+    patch.setattr(superstep, "barrier", barrier)
+
+
+@mutant
+def parallel_writes_overwrite(patch: Patch) -> None:
+    """The last of several parallel writes wins (§4.4, T-55)."""
+    real = cps.reduce
+    patch.setattr(cps, "reduce", lambda tag, old, new: real(tag, old if len(old or ()) < 2 else old[:1], new) if tag == "append" and isinstance(old, list | tuple) else real(tag, old, new))
+
+
+@mutant
+def successors_not_united(patch: Patch) -> None:
+    """Of parallel nodes only the last one's successors run (§4.4, T-56)."""
+    real = cps.bumped
+
+    def bumped(done: Any, writes: Any) -> Any:
+        return real(done[-1:], writes)
+
+    patch.setattr(cps, "bumped", bumped)
+
+
+@mutant
+def versions_seen_ignored(patch: Patch) -> None:
+    """A node runs again on what it has seen (§4.3, T-57)."""
+    real = superstep._ready
+    patch.setattr(superstep, "_ready", lambda node, cp: real(node, msgspec.structs.replace(cp, seen={})))
+
+
+# -- effects -----------------------------------------------------------------------------------------
+
+
+@mutant
+def unknown_effect_repeated(patch: Patch) -> None:
+    """Attempted without a result is done again, and nobody is asked (§6.5, T-39, T-76)."""
+    real = fx.judge
+
+    def judge(*args: Any) -> Any:
+        verdict = real(*args)
+        return fx.Act(verdict.effect) if isinstance(verdict, fx.Ask) else verdict
+
+    patch.setattr(fx, "judge", judge)
+
+
+@mutant
+def attempt_not_durable_before_the_act(patch: Patch) -> None:
+    """The attempt is written together with the result (§6.2)."""
+
+    async def attempt(self: Any, draft: Any) -> None:
+        self.hold(draft)
+
+    patch.setattr(Journal, "attempt", attempt)
+
+
+@mutant
+def recorded_effect_done_again(patch: Patch) -> None:
+    """A result on record is not looked for (§6.3, T-45)."""
+    real = Context._lookup
+
+    def lookup(self: Any, path: str, name: str, kind: str) -> Any:
+        found = real(self, path, name, kind)
+        return None if kind == "effect" else found
+
+    patch.setattr(Context, "_lookup", lookup)
+    patch.setattr(fx, "_on_record", lambda last, asked, own: fx.Act(last))
+
+
+@mutant
+def effect_key_ignores_the_visit(patch: Patch) -> None:
+    """A loop's visits share one key (§6.3, T-40)."""
+    real = performing.effect_key
+    patch.setattr(performing, "effect_key", lambda tenant, kind, scope, key: real(tenant, kind, scope, key.partition(".")[2] or key))
+
+
+# -- waits and the inbox -----------------------------------------------------------------------------
+
+
+@mutant
+def timeout_fired_twice(patch: Patch) -> None:
+    """A wait that timed out stays open (§5.10, T-34)."""
+    patch.setitem(runs._FOLD, ev.WaitTimedOut, lambda run, e, f: msgspec.structs.replace(run, decisions=(*run.decisions, f.decision)))
+
+
+@mutant
+def inbox_item_not_consumed(patch: Patch) -> None:
+    """A command is not marked as taken by the commit that it became (§1.6)."""
+    real = rules.prepare
+    patch.setattr(rules, "prepare", lambda c: real(msgspec.structs.replace(c, took=())))
+
+
+@mutant
+def decision_not_recorded(patch: Patch) -> None:
+    """The run resumes, and the step that asked does not get the answer (§5.12, T-31)."""
+    patch.setattr(decisions, "answers", lambda run: ())
+
+
+@mutant
+def wake_up_lost(patch: Patch) -> None:
+    """What is put into the inbox of a resting run does not make it claimable (§10.16)."""
+    real = rules.due_after
+    patch.setattr(rules, "due_after", lambda c, owner, now, unread: None if c.run.status in rules.WAITING and isinstance(c.lease, rules.Touch) else real(c, owner, now, unread))
+
+
+__all__ = ["MUTANTS", "Mutant"]
