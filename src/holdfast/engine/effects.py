@@ -304,7 +304,9 @@ class _Performance:
             draft.effects.insert(0, replace(over, status=EffectStatus.ABANDONED, closed=True, settled_at=effect.attempted_at))
             draft.facts.insert(0, self._fact(ev.SideEffectAbandoned, over, "done again"))
         # From before the attempt is seen until its outcome is: whoever looks meanwhile waits.
-        self.services.acting.add((effect.effect_id, "call"))
+        # Under the fence too: a driver of this process that was overtaken by another one here must not end that one's turn.
+        turn = (effect.effect_id, f"call {effect.fence}")
+        self.services.acting.add(turn)
         try:
             await self.journal.attempt(draft)
             act = asyncio.ensure_future(call(self._gated(effect), self.args, self.options.timeout_us, self.name))
@@ -317,7 +319,7 @@ class _Performance:
         except EffectInProgress:
             return False, None
         finally:
-            self.services.acting.discard((effect.effect_id, "call"))
+            self.services.acting.discard(turn)
 
     async def _after(self, effect: Effect, act: asyncio.Task[Any]) -> tuple[bool, Any]:
         """Writes down what came of an act that has ended."""
@@ -408,7 +410,7 @@ class _Performance:
     def _gated(self, effect: Effect) -> Callable[..., Any]:
         """The act behind its gate, which is asked in the thread that acts, immediately before it does (§6.5)."""
         fn = keyed(self.fn, self.key)
-        acting, thread = self.services.acting, (effect.effect_id, "thread")
+        acting, thread = self.services.acting, (effect.effect_id, f"thread {effect.fence}")
 
         def gate() -> None:
             if self.journal.dead is not None:
@@ -562,7 +564,7 @@ async def _ended(act: asyncio.Task[Any]) -> bool:
 async def alive_now(services: Services, effect: Effect) -> Alive:
     """Whether the process that attempted an effect may still be doing it: NO only by proof (§2.9)."""
     if effect.owner == services.owner:
-        at_it = (effect.effect_id, "call") in services.acting or (effect.effect_id, "thread") in services.acting
+        at_it = any(effect_id == effect.effect_id for effect_id, _ in services.acting)
         return Alive.YES if at_it else Alive.NO
     if effect.owner in closed_owners:
         return Alive.NO

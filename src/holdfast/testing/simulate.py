@@ -21,7 +21,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.errors import Conflict, HoldfastError, StoreError
+from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.status import TERMINAL, Status
 from holdfast.handle import Run
 from holdfast.testing.crash import Fault, SimulatedCrash
@@ -226,7 +226,7 @@ class Simulation:
             try:
                 for run_id in list(self.submitted):
                     run = await client.rt.get(run_id)
-                    if run.status not in TERMINAL and run.waits:
+                    if run.waits and (run.status not in TERMINAL or run.status is Status.FAILED):
                         answers = [self._answer(client, run)]
                         if self.draw.random() < 0.3:
                             answers.append(self._answer(client, run))
@@ -260,7 +260,7 @@ class Simulation:
             try:
                 # Whoever resumes drives on; people do not wait for that for ever.
                 await asyncio.wait_for(client.do(self._resume(client, run)), 5)
-            except (Conflict, SimulatedCrash, StoreError, TimeoutError) as e:
+            except (HoldfastError, SimulatedCrash, TimeoutError) as e:
                 self.happened[f"resume: {type(e).__name__}"] += 1
 
     async def _resume(self, client: Host, run: Run[Any]) -> None:
