@@ -15,8 +15,6 @@ import pytest
 from holdfast.core import canon, codec, decisions, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import effects as fx
-from holdfast.core import events as ev
-from holdfast.core import run as runs
 from holdfast.core.checkpoint import INPUT_TASK
 from holdfast.core.errors import StoreError
 from holdfast.engine import effects as performing
@@ -264,12 +262,6 @@ def effect_key_ignores_the_visit(patch: Patch) -> None:
 
 
 # -- waits and the inbox -----------------------------------------------------------------------------
-
-
-@mutant
-def timeout_fired_twice(patch: Patch) -> None:
-    """A wait that timed out stays open (§5.10, T-34)."""
-    patch.setitem(runs._FOLD, ev.WaitTimedOut, lambda run, e, f: msgspec.structs.replace(run, decisions=(*run.decisions, f.decision)))
 
 
 @mutant
