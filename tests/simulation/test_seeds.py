@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.testing.simulate import main, simulate
 
-PARTS = 18
+PARTS = 20
 IN_EACH = 50
 HAPPENS = {"after", "applied", "asked twice", "before", "cancelled", "frozen", "jumped", "killed", "lost", "submitted", "thawed"}
 

@@ -276,8 +276,8 @@ async def approve_all(host: Host, run: Run[Any]) -> None:
 
 
 async def _over(host: Host, shown: Mapping[str, Any]) -> bool:
-    """Whether the attempt's process has ended, as only the world that made it can know."""
-    return shown["closed"] or all(h.dead for h in host.world.hosts if h.name == shown["owner"])
+    """Whether the attempt can no longer act, as only the world that made its process can know: that has ended, or is at nothing."""
+    return shown["closed"] or all(h.dead or not h.rt._services.acting for h in host.world.hosts if h.name == shown["owner"])
 
 
 async def to_the_end(host: Host, run_id: str, script: Script = approve_all, *, rounds: int = 40) -> Run[Any]:
