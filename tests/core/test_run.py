@@ -174,7 +174,7 @@ def test_unknown_kinds_change_nothing(data: st.DataObject) -> None:
         mixed.append(fact)
     plain = fold_all(None, numbered([submitted(), *facts]))
     strange = fold_all(None, numbered([submitted(), *mixed], at=0))
-    times = {"created_at": 0, "started_at": 0}
+    times = {"created_at": 0, "started_at": 0, "active_us": 0, "active_since": None}
     assert msgspec.structs.replace(plain, **times) == msgspec.structs.replace(strange, **times)
     assert strange.version == len(facts) + 1
 
@@ -223,7 +223,7 @@ def test_every_kind_folds_or_is_left_alone() -> None:
 
 
 def _example(kind: type[ev.Fact]) -> list[object]:
-    plain = {"str": "x", "int": 1, "float": 1.0, "bool": True, "bytes": b"x", "tuple[str, ...]": ["x"]}
+    plain = {"str": "x", "int": 1, "float": 1.0, "bool": True, "bytes": b"x", "tuple[str, ...]": ["x"], "dict[str, float]": {"x": 1.0}}
     out: list[object] = []
     for field in msgspec.structs.fields(kind):
         if field.default is not msgspec.NODEFAULT or field.default_factory is not msgspec.NODEFAULT:

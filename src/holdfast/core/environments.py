@@ -6,7 +6,7 @@ raise what a run may do are refused unless it lists them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -22,12 +22,14 @@ PRIVILEGED = frozenset({"environment", "policy_snapshot_id", "capabilities", "in
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
-    """``replay``: the laxest policy it allows; ``options``: what a fork may be given, None for all that raise nothing."""
+    """``replay``: the laxest policy it allows; ``options``: what a fork may be given, None for all that raise nothing;
+    ``budgets``: the most that any run may be given (§8.5)."""
 
     name: str
     replay: ReplayPolicy = ReplayPolicy.REEXECUTE
     options: frozenset[str] | None = None
     allow_force: bool = True
+    budgets: Mapping[str, float] = {}
 
     def check_options(self, names: Iterable[str]) -> None:
         """Refuses what may not be given here, by name (§7.7).

@@ -87,6 +87,7 @@ class RunSubmitted(Fact, frozen=True, tag=1):
     on_parent_end: str = "cancel"
     kind: str | None = None
     unattended: bool = False
+    budgets: dict[str, float] = {}
 
 
 class RunQueued(Fact, frozen=True, tag=2):
@@ -456,6 +457,15 @@ class StatePatched(Fact, frozen=True, tag=61):
 class NoteAdded(Fact, frozen=True, tag=62):
     wire: ClassVar[str] = "note.added"
     text: str
+
+
+class BudgetSpent(Fact, frozen=True, tag=63):
+    """What a step says it has used of the run's budgets (§8.5)."""
+
+    wire: ClassVar[str] = "budget.spent"
+    step: int
+    task: str
+    amounts: dict[str, float]
 
 
 def _kinds(base: type[Fact]) -> list[type[Fact]]:

@@ -13,11 +13,11 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core import canon, ids
 from holdfast.core import events as ev
-from holdfast.core import ids
 from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.status import LIVE, TERMINAL, Status, move, path
-from holdfast.core.waits import Decision, Wait, WaitKind, wake_at
+from holdfast.core.waits import APPROVE, Decision, Wait, WaitKind, wake_at
 
 
 class Versions(msgspec.Struct, frozen=True, array_like=True):
@@ -96,6 +96,11 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     replay_effects: str = ""
     signals: tuple[Buffered, ...] = ()
     rearm: tuple[Wait, ...] = ()
+    budgets: dict[str, float] = {}
+    extensions: dict[str, float] = {}
+    spent: dict[str, float] = {}
+    active_us: int = 0
+    active_since: int | None = None
 
     @property
     def terminal(self) -> bool:
@@ -145,6 +150,8 @@ def _submitted(e: ev.Event, f: ev.RunSubmitted) -> Run:
         recovery=f.recovery,
         kind=f.kind,
         unattended=f.unattended,
+        budgets=f.budgets,
+        extensions=f.budgets,
     )
 
 
@@ -218,7 +225,19 @@ def _decided(run: Run, e: ev.Event, f: ev.WaitDecided | ev.WaitTimedOut) -> Run:
         signals = tuple(s for s in signals if (s.name, s.key) != (f.decision.asked.partition(":")[2], f.decision.key))
     # The owner of a live run records the answer in this very commit; at rest it stays until the run is resumed.
     kept = run.decisions if run.status in LIVE else (*run.decisions, f.decision)
-    return replace(run, decisions=kept, waivers=waived, signals=signals, **_without(run, f.decision.wait_id))
+    extended = {**run.budgets, **_extended(run, f.decision)} if run.budgets else run.budgets
+    return replace(run, decisions=kept, waivers=waived, signals=signals, budgets=extended, **_without(run, f.decision.wait_id))
+
+
+def _extended(run: Run, decision: Decision) -> dict[str, float]:
+    """The budget that an approval extends, once, by what it or else the wait states (§8.5)."""
+    wait = next((w for w in run.waits if w.wait_id == decision.wait_id), None)
+    if wait is None or wait.kind is not WaitKind.BUDGET or decision.action != APPROVE or wait.name not in run.budgets:
+        return {}
+    given = None if decision.payload is None else canon.decode(decision.payload)
+    stated = given.get("extend") if isinstance(given, dict) else None
+    amount = stated if isinstance(stated, int | float) else canon.decode(wait.default) if wait.default is not None else 0
+    return {wait.name: run.budgets[wait.name] + float(amount)}
 
 
 def _wait_closed(run: Run, e: ev.Event, f: ev.WaitClosed) -> Run:
@@ -260,6 +279,24 @@ def _same(run: Run, e: ev.Event, f: ev.Fact) -> Run:
     return run
 
 
+def _spent(run: Run, e: ev.Event, f: ev.BudgetSpent) -> Run:
+    return replace(run, spent={**run.spent, **{n: run.spent.get(n, 0.0) + amount for n, amount in f.amounts.items()}})
+
+
+def _timed(function: Callable[[Run, ev.Event, Any], Run]) -> Callable[[Run, ev.Event, Any], Run]:
+    """Counts the time in which a run is driven; waits do not count (T-95)."""
+
+    def timed(run: Run, e: ev.Event, f: Any) -> Run:
+        changed = function(run, e, f)
+        if (run.status in LIVE) is (changed.status in LIVE):
+            return changed
+        if changed.status in LIVE:
+            return replace(changed, active_since=e.at)
+        return replace(changed, active_us=changed.active_us + (0 if run.active_since is None else e.at - run.active_since), active_since=None)
+
+    return timed
+
+
 _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.RunSubmitted: _again,
     ev.RunQueued: lambda run, e, f: replace(run, blocked_by=f.blocked_by),
@@ -275,6 +312,7 @@ _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.RunCanceled: _canceled,
     ev.RunCancelRequested: lambda run, e, f: replace(run, cancel_requested_at=e.at),
     ev.RunPatched: _patched,
+    ev.BudgetSpent: _spent,
     ev.RunForked: lambda run, e, f: replace(run, origin="fork", replay_effects=f.effects),
     ev.RunReplayed: lambda run, e, f: replace(run, origin="replay", replay_effects=f.effects),
     ev.StepStarted: _step_started,
@@ -290,6 +328,10 @@ _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.WaitClosed: _wait_closed,
     ev.SignalReceived: _signalled,
 }
+
+
+for _kind in (ev.RunStarted, ev.RunResumed, ev.RunWaitingForHuman, ev.RunWaitingForSignal, ev.RunCompleted, ev.RunFailed, ev.RunCanceled):
+    _FOLD[_kind] = _timed(_FOLD[_kind])
 
 
 def fold(run: Run | None, event: ev.Event) -> Run | None:

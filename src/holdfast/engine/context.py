@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
 import msgspec
 
 from holdfast.authoring import microseconds
-from holdfast.core import canon, ids
+from holdfast.core import budgets, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
 from holdfast.core.errors import ConcurrentScope, ErrorValue, InvalidInput, RecordMismatch, SuspensionSwallowed, UsageError
@@ -282,11 +282,40 @@ class Context:
             record = self._lookup(path, name, "step", digest)
             if record is not None:
                 return self._served(record)
+            await self._afford(path)
             value, packed, attempt = await self._attempts(path, name, retry, digest, lambda: call(fn, args, timeout_us, name))
             done = StepRecord(self._key, path, name, value=packed, attempt=attempt, digest=digest)
             fact = ev.StepCompleted(self._step, self._key, attempt=attempt, path=path)
             await self._save(Draft(facts=[fact], results=[done]))
             return value
+
+    async def _afford(self, path: str) -> None:
+        """Rests in a wait of kind ``budget`` if one of the run's budgets is spent (§8.5)."""
+        while self._journal.run.budgets:
+            over = budgets.exceeded(self._journal.run, self._journal.checkpoint.step, self._services.clock.now())
+            if over is None:
+                return
+            place = f"{path}?{over.name}={over.limit:g}"
+            if self._journal.record(self._key, place) is not None:
+                return  # decided, and it was not extended: this step was allowed all the same
+            wait_id = ids.wait_id(self.run_id, self._step, self._key, place)
+            if all(w.wait_id != wait_id for w in self._journal.run.waits):
+                self._journal.hold(Draft(facts=[ev.BudgetExceeded(over.name, over.used, over.limit)]))
+            prompt = f"The budget of {over.limit:g} {over.name} is spent. Extend it by {over.extend:g}?"
+            await self._wait_at(place, WaitKind.BUDGET, prompt, name=over.name, show=budgets.shown(over), default=over.extend)
+
+    def spend(self, **amounts: float) -> None:
+        """Says what this step has used of the run's budgets: ``ctx.spend(cost=0.02, tokens=1_500)``. Counted once."""
+        with self._place("spend") as path:
+            if self._lookup(path, "spend", "value") is not None:
+                return
+            clean = budgets.checked({n: a for n, a in amounts.items() if a})
+            self._journal.hold(
+                Draft(
+                    facts=[ev.BudgetSpent(self._step, self._key, clean)],
+                    results=[StepRecord(self._key, path, "spend", value=canon.encode(canon.FrozenDict(clean)), kind="value")],
+                )
+            )
 
     async def _attempts(self, path: str, name: str, retry: Retry, digest: str, act: Callable[[], Awaitable[Any]]) -> tuple[Any, bytes, int]:
         """Tries until it works or the budget is spent; every failure is durable before the next try (§10.9)."""

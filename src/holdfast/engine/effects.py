@@ -43,6 +43,7 @@ from holdfast.engine.calls import asynchronous, call, name_of
 from holdfast.engine.journal import Draft
 from holdfast.engine.scopes import Restart, Suspend
 from holdfast.engine.services import Services
+from holdfast.engine.waiting import Redo
 
 VERIFY_TIMEOUT_US = 30_000_000
 PATIENCE_US = 60_000_000
@@ -295,6 +296,7 @@ class _Performance:
         """Attempt, gate, act, result. (False, None): somebody came first, or it is to be tried again."""
         if over is not None and over.run_id != self.journal.run.run_id and not self.shared:
             self.key, self.records, over, same = self.apart, [], None, False  # a forebear's row is not ours to write
+        await self.ctx._afford(self.path)
         self.journal.replayed()
         if not self.services.alive():
             raise LeaseLost("the lease may have been lost: no effect is begun")
@@ -343,7 +345,7 @@ class _Performance:
                 return True, await self._settled(effect, *canon.pack(answer.result, f"verify of {self.name}"))
             if not isinstance(answer, fx.Absent):
                 return False, None
-        if isinstance(failure, Suspend | Restart):
+        if isinstance(failure, Suspend | Restart | Redo):
             # It rests before it has acted to the end; entered again it is attempted anew.
             blocked = replace(effect, status=EffectStatus.BLOCKED, closed=True, settled_at=self.services.clock.now())
             await self._save(effect, Draft(facts=[self._fact(ev.SideEffectBlocked, effect, "it rests in a wait")], effects=[blocked]), "it rests")

@@ -119,6 +119,8 @@ async def _attempt(
         prefix = f"{place.path}/" if place.path else ""
         ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program)
         try:
+            if journal.run.budgets:
+                await ctx._afford(f"{prefix}@budget")
             if gated(node):
                 await gates.before(ctx, node)
             if node.shape == "subgraph":

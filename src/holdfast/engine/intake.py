@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, ids, superstep
+from holdfast.core import budgets, canon, ids, superstep
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult
 from holdfast.core.commit import DedupClaim
@@ -51,6 +51,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     lineage_root: str = ""
     policy_snapshot_id: str | None = None
     unattended: bool = False
+    budgets: dict[str, float] = {}
 
 
 class Birth(msgspec.Struct, frozen=True):
@@ -115,6 +116,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         recovery=request.recovery,
         kind=program.kind,
         unattended=request.unattended,
+        budgets=_budgets(services, request),
     )
     claims: tuple[DedupClaim, ...] = ()
     if request.key is not None:
@@ -123,6 +125,14 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
     progress = Progress(run_id)
     progress.results[INPUT_TASK] = TaskResult(INPUT_TASK, writes=data)
     return Birth(fact, claims, Journal(services.store, None, None, 0, progress))
+
+
+def _budgets(services: Services, request: Request) -> dict[str, float]:
+    """What a caller asked for, within what the environment allows."""
+    limits = budgets.checked(request.budgets)
+    for name, most in services.place.budgets.items():
+        limits[name] = min(limits.get(name, most), most)
+    return limits
 
 
 def owner_id() -> str:

@@ -1,0 +1,66 @@
+"""Budgets: durable counters that are looked at before each step (§8.5).
+
+``steps`` are super-steps, ``seconds`` the wall time without waits, ``cost`` and ``tokens`` (or any other name) what steps
+report by ``ctx.spend``. Exceeding one opens a ``budget`` wait; an approval extends it once, by a stated amount.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.core.errors import InvalidInput
+from holdfast.core.run import Run
+
+STEPS, SECONDS = "steps", "seconds"
+
+
+class Exceeded(msgspec.Struct, frozen=True):
+    """A budget that is spent. ``extend`` is by how much an approval extends it, if the approval names no amount."""
+
+    name: str
+    used: float
+    limit: float
+    extend: float
+
+
+def exceeded(run: Run, step: int, now: int) -> Exceeded | None:
+    """The first budget of a run that is spent, before its super-step ``step`` + 1; None if all hold."""
+    for name, limit in run.budgets.items():
+        used = _used(run, name, step, now)
+        if used > limit or (name == STEPS and used >= limit):
+            return Exceeded(name, used, limit, run.extensions.get(name, limit))
+    return None
+
+
+def _used(run: Run, name: str, step: int, now: int) -> float:
+    match name:
+        case "steps":
+            return float(step)
+        case "seconds":
+            since = 0 if run.active_since is None else now - run.active_since
+            return (run.active_us + since) / 1_000_000
+    return run.spent.get(name, 0.0)
+
+
+def checked(given: object) -> dict[str, float]:
+    """Limits by name, as a caller gives them.
+
+    Raises:
+        InvalidInput: not a mapping of names to positive numbers.
+    """
+    if not isinstance(given, dict):
+        raise InvalidInput("budgets are a mapping of names to limits", hint='budgets={"cost": 2.5, "steps": 100}')
+    out = {}
+    for name, limit in given.items():
+        if not isinstance(name, str) or isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
+            raise InvalidInput(f"the budget {name!r} is not a positive number: {limit!r}")
+        out[name] = float(limit)
+    return out
+
+
+def shown(over: Exceeded) -> dict[str, object]:
+    """What a person sees before extending it."""
+    return {"budget": over.name, "used": over.used, "limit": over.limit, "extend": over.extend}
+
+
+__all__ = ["SECONDS", "STEPS", "Exceeded", "checked", "exceeded", "shown"]

@@ -1,0 +1,125 @@
+"""Budgets: durable counters looked at before each step (§8.5)."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Graph, State, flow
+from holdfast.core.environments import Environment
+from holdfast.core.errors import InvalidInput
+from tests.engine.outside import House
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
+    h = House(request.param, tmp_path)
+    yield h
+    await h.close()
+
+
+class Count(State):
+    n: int = 0
+
+
+def counting(turns: int) -> Graph[Count]:
+    graph = Graph("counting", Count)
+
+    @graph.node(start=True)
+    async def turn(state: Count, ctx: Context) -> dict[str, Any]:
+        return {"n": state.n + 1}
+
+    graph.branch("turn", lambda s: "turn" if s.n < turns else None)
+    return graph
+
+
+async def test_an_extension_covers_one_extension(house: House) -> None:
+    """T-95: exceed, approve, exceed again: a second pause."""
+    graph = counting(5)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {}, budgets={"steps": 2})
+    assert (run.status, run.waits[0].kind, run.state.n) == ("waiting_for_human", "budget", 2)
+    assert run.waits[0].show == {"budget": "steps", "used": 2.0, "limit": 2.0, "extend": 2.0}
+    run = await rt.approve(run.run_id)
+    assert (run.status, run.waits[0].show["limit"], run.state.n) == ("waiting_for_human", 4.0, 4)
+    run = await rt.approve(run.run_id, payload={"extend": 10})
+    assert (run.status, run.state.n) == ("completed", 5)
+    told = [e.payload["used"] for e in await rt.events(run.run_id) if e.type == "budget.exceeded"]
+    assert told == [2.0, 4.0]
+
+
+async def test_a_denied_extension_halts(house: House) -> None:
+    graph = counting(5)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {}, budgets={"steps": 2})
+    run = await rt.deny(run.run_id, reason="enough")
+    assert (run.condition, run.state.n) == ("halted", 2)
+
+
+async def test_what_a_step_spends_counts_once(house: House) -> None:
+    """§8.5: durable, and node code that runs again does not count again."""
+
+    def think(n: int) -> int:
+        return n
+
+    @flow("costly")
+    async def costly(ctx: Context) -> int:
+        total = 0
+        for n in range(4):
+            total += await ctx.step(think, n)
+            ctx.spend(cost=1.0, tokens=100)
+            await ctx.approve(f"go on after {n}?")
+        return total
+
+    rt = await house.process(costly)
+    run = await rt.invoke(costly, {}, budgets={"cost": 1.5})
+    run = await rt.approve(run.run_id)
+    run = await rt.approve(run.run_id)
+    assert (run.status, run.waits[0].kind, run.waits[0].show["used"]) == ("waiting_for_human", "budget", 2.0)
+    assert run.spent == {"cost": 2.0, "tokens": 200.0}
+    run = await rt.approve(run.run_id, payload={"extend": 100})
+    for _ in range(2):
+        run = await rt.approve(run.run_id)
+    assert (run.status, run.result, run.spent["cost"]) == ("completed", 6, 4.0)
+
+
+async def test_waits_do_not_count(house: House) -> None:
+    """T-95: a long pause does not trip the wall time."""
+
+    @flow("slow")
+    async def slow(ctx: Context) -> str:
+        await ctx.approve("now?")
+        return str(await ctx.step(lambda: "done"))
+
+    rt = await house.process(slow)
+    run = await rt.invoke(slow, {}, budgets={"seconds": 60})
+    house.clock.at += 3 * 24 * 3600 * 1_000_000
+    other = await house.process(slow)
+    run = await other.approve(run.run_id)
+    assert (run.status, run.result) == ("completed", "done")
+
+
+async def test_working_time_counts(house: House) -> None:
+    async def work() -> None:
+        house.clock.at += 61 * 1_000_000
+
+    @flow("busy")
+    async def busy(ctx: Context) -> None:
+        await ctx.step(work, key="a")
+        await ctx.step(work, key="b")
+
+    rt = await house.process(busy)
+    run = await rt.invoke(busy, {}, budgets={"seconds": 60})
+    assert (run.status, run.waits[0].name) == ("waiting_for_human", "seconds")
+
+
+async def test_an_environment_caps_what_is_asked_for(house: House) -> None:
+    """§8.3."""
+    graph = counting(5)
+    rt = await house.process(graph, environment=Environment(name="small", budgets={"steps": 1}))
+    assert (await rt.invoke(graph, {}, budgets={"steps": 4})).state.n == 1
+    with pytest.raises(InvalidInput, match="positive number"):
+        await rt.invoke(graph, {}, budgets={"steps": -1})
