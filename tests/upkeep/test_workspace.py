@@ -118,8 +118,14 @@ async def test_one_writer(tmp_path: Path) -> None:
     assert await second.get("r1") is not None
     with pytest.raises(StoreBusy):
         await Script(second, "r2").submit()
+    running = await Script(first, "r3").begin("w")
+    third = await opened(tmp_path)
+    assert [p.code for p in await Checker(third).all()] == [], "whoever the other process drives for is alive"
+    report = await Repairer(third).repair("r3", apply=True)
+    assert (report.applied, running.run is not None) == (False, True)
     await first.close()
     await second.close()
+    await third.close()
 
 
 # -- T-16: cut at every byte ------------------------------------------------------------------------
@@ -257,6 +263,19 @@ async def test_meta_that_drifts_is_named_and_healed_if_safe(name: str, tmp_path:
         mended = json.loads(path.read_text())
         audit = {"version": mended["version"], "store": mended["store"]}
         assert path.read_text() == json.dumps({**sound, **audit}, ensure_ascii=False, indent=2) + "\n"
+
+
+async def test_meta_of_an_earlier_release(tmp_path: Path) -> None:
+    """§1.8: a field that did not exist then has its default; no drift, no error."""
+    folder = await made(tmp_path / "ws", d.done)
+    fields = json.loads((folder / "meta.json").read_text())
+    for name in ("unattended", "kind", "waivers", "versions"):
+        del fields[name]
+    (folder / "meta.json").write_text(json.dumps(fields))
+    assert await codes(tmp_path / "ws") == []
+    del fields["skill_id"]
+    (folder / "meta.json").write_text(json.dumps(fields))
+    assert await codes(tmp_path / "ws") == ["snapshot_field_drift"]
 
 
 async def test_meta_gone_or_torn(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ from holdfast.core.errors import (
     UnknownStatus,
     VersionConflict,
 )
-from holdfast.core.lease import COUNTER_BITS, Lease, counter
+from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
 from holdfast.core.run import Run, Versions, fold
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
@@ -256,7 +256,12 @@ def revived(kind: type[msgspec.Struct], fields: Any) -> Any:
 
 def _positions(kind: type[msgspec.Struct], fields: Any) -> list[Any]:
     out = []
-    for name in kind.__struct_fields__:
+    for field in msgspec.structs.fields(kind):
+        name = field.name
+        if name not in fields and not field.required:
+            # A file of an earlier release does not know the field: it has the value that its events imply, the default.
+            out.append(msgspec.to_builtins(field.default if field.default is not msgspec.NODEFAULT else field.default_factory()))
+            continue
         value = fields[name]
         inner = _INNER.get(name) if kind is Run else None
         if inner is not None and value is not None:
@@ -324,6 +329,10 @@ class WorkspaceStore(MemoryStore):
             raise StoreBusy(f"another process writes {self.folder}", hint="a workspace has one writer: let that one end")
         if not os.path.exists(os.path.join(self.folder, HOUSE)):
             self._replace(os.path.join(self.folder, HOUSE), _json({"format": FORMAT, "incarnation": self.incarnation}))
+
+    def place(self, run_id: str) -> str:
+        """The directory of a run."""
+        return self._at(run_id)
 
     def _at(self, run_id: str, *names: str) -> str:
         name = quote(run_id, safe="~@+=, ")
@@ -597,6 +606,13 @@ class WorkspaceStore(MemoryStore):
             raise error
         return await super().load(run_id)
 
+    def _lease(self, row: Any) -> Lease:
+        """While another process writes here, whoever it drives for is alive."""
+        lease = super()._lease(row)
+        if not self._held_elsewhere or lease.owner is None:
+            return lease
+        return replace(lease, owner_alive=Alive.YES, expires_at=self.now() + DEFAULT_TTL_US)
+
     async def verify(self) -> list[Problem]:
         """What is wrong with a run is told with it; here only what is wrong with the house."""
         return []
@@ -674,6 +690,9 @@ class WorkspaceStore(MemoryStore):
         if run_id in self._broken:
             raise VersionConflict(f"a damaged run {run_id} is here already", hint="choose another directory")
         self._writable()
+        mine = [self._log[run_id, seq].data for seq in self._order.get(run_id, ())]
+        if mine and len(mine) < len(dossier.rows) and mine == [r.data for r in dossier.rows[: len(mine)]]:
+            self._forget({run_id})  # an older export of the same run: it has gone on since
         if not await super().adopt(dossier):
             return False
         final, building = self._at(run_id), self._at(f".{run_id}.tmp")
@@ -682,9 +701,11 @@ class WorkspaceStore(MemoryStore):
                 shutil.rmtree(building, ignore_errors=True)
                 os.makedirs(building)
                 self._write_dossier(dossier, building)
-                if os.path.isdir(final) and not self._kept(run_id).rows:
-                    shutil.rmtree(final)  # a run that was never acknowledged
+                older = self._at(f".{run_id}.gone")
+                if os.path.isdir(final):
+                    os.rename(final, older)
                 os.rename(building, final)
+                shutil.rmtree(older, ignore_errors=True)
                 _sync_folder(self.folder)
         except BaseException:
             self._forget({run_id})
