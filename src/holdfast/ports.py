@@ -106,11 +106,13 @@ class Store(Protocol):
     async def put(self, item: InboxItem) -> InboxItem:
         """Puts a command into an inbox; gives the item already there under that key, if any. A run at rest becomes claimable."""
 
-    async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
+    async def claim(
+        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+    ) -> list[Claim]:
         """Takes due runs, expired or proven-dead owners' runs included; with ``run_id`` that one, due or not, if nobody lives on it,
         or if it is the claimer's own: then under a new fence, the cause is ``reclaimed``.
 
-        No ``queues`` means all of them, ``skills`` None means any. The most urgent come first; a run whose lane is held,
+        No ``queues`` means all of them, ``skills`` and ``shapes`` (fingerprints, §3.2) None mean any. The most urgent come first; a run whose lane is held,
         or has somebody due before it, is left.
 
         Raises:

@@ -47,7 +47,7 @@ from holdfast.engine.effects import closed_owners
 from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.intake import Birth, Request, birth, owner_id
 from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.leaving import driven
+from holdfast.engine.leaving import driven, let_go
 from holdfast.engine.reader import POLL_SECONDS, Reader
 from holdfast.engine.repairing import Repair, Repairer
 from holdfast.engine.services import Services, Skills
@@ -133,6 +133,7 @@ class Runtime:
         self._open = True
         self._services.alive = self._heartbeat.safe
         self._services.renew = self._heartbeat.beat
+        self._services.failed = lambda: self._heartbeat.failed
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -151,11 +152,14 @@ class Runtime:
         if not self._open:
             return
         self._open = False
-        if self._registered:
-            self._heartbeat.stop()
-            await self._store.retire(self._services.owner)
-            closed_owners.add(self._services.owner)
-        await self._store.close()
+        try:
+            if self._registered:
+                self._heartbeat.stop()
+                await self._store.retire(self._services.owner)
+        finally:  # whatever stands in the way of a handing back, this owner is gone now, and closing proves it
+            if self._registered:
+                closed_owners.add(self._services.owner)
+            await self._store.close()
 
     @property
     def store(self) -> Store:
@@ -270,9 +274,14 @@ class Runtime:
         driver = Driver(self._services, program, journal, step_limit=step_limit)
         draft = born.draft()
         draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
+        self._services.driving.add(born.run_id)
         try:
             await driver.begin(draft)
-        except Conflict as e:
+        except (Exception, asyncio.CancelledError) as e:
+            self._services.driving.discard(born.run_id)
+            if not isinstance(e, Conflict):
+                await asyncio.shield(let_go(self._services, born.run_id, journal.fence, e))  # its first commit may have come through
+                raise
             if e.code == "claim_taken" and born.claims:
                 return await self._settled(await self._existing(born), step_limit)
             if e.code != "lane_busy":
@@ -348,12 +357,23 @@ class Runtime:
     async def _claim(self, run_id: str) -> Claim | None:
         await self._own()
         await self._services.holds()
-        got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id)
+        got: list[Claim] = []
+        self._services.driving.add(run_id)
+        try:
+            got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id)
+        finally:
+            if not got:
+                self._services.driving.discard(run_id)
         return got[0] if got else None
 
     async def _drive_claim(self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False) -> None:
-        loaded = await self._reader.loaded(claim.run_id)
-        driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit)
+        try:
+            loaded = await self._reader.loaded(claim.run_id)
+            driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit)
+        except (Exception, asyncio.CancelledError) as e:
+            await asyncio.shield(let_go(self._services, claim.run_id, claim.fence, e))
+            self._services.driving.discard(claim.run_id)
+            raise
         await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
 
     async def _drive_on(self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True) -> Run[Any]:

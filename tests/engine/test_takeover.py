@@ -15,18 +15,24 @@ class Count(State):
 
 
 class Dying(MemoryStore):
-    """A store whose owner dies with its k-th commit: the commit is refused and the owner is proven dead."""
+    """A store whose owner dies with its k-th commit: that and all its later ones are refused, and it is proven dead."""
 
     lives = 0
+    dead = False
 
     async def commit(self, commit):  # type: ignore[no-untyped-def]
         if self.lives == 1:
-            self.lives = 0
+            self.lives, self.dead = 0, True
             for worker in await self.workers():
                 self.abandon(worker.owner)
+        if self.dead:
             raise StoreError("killed here")
         self.lives = max(0, self.lives - 1)
         return await super().commit(commit)
+
+    async def register(self, owner: str, ttl_us: int) -> None:
+        self.dead = False
+        await super().register(owner, ttl_us)
 
 
 def counting() -> tuple[Graph[Count], list[str]]:

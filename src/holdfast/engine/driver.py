@@ -194,6 +194,10 @@ class Driver:
         if self._end is not None:
             await self._ended()
             return journal.run
+        early = journal.run.not_before
+        if journal.run.status is Status.PENDING and not named and early is not None and early > self._services.store.now():
+            await journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=early)  # something was put, but its time has not come
+            return journal.run
         if journal.run.status in AT_REST - {Status.PENDING} and not await self._reenter():
             return journal.run
         journal.echo = await lineage.echo(self._services.store, journal.run)
@@ -202,7 +206,7 @@ class Driver:
                 await self._begin_there()
             else:
                 await self.begin()
-        return await self._rounds()
+        return self._journal.run if self._journal.run.terminal else await self._rounds()
 
     def _entry(self, claim: Claim, named: bool) -> list[ev.Fact]:
         """The facts that ride in the first commit under a new fence (§1.4)."""
@@ -250,7 +254,13 @@ class Driver:
         draft = born or Draft()
         run = draft.facts[0] if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run
         before = await carried(self._services.store, self._program, run.tenant_id, run.thread_id)
-        delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, before, inline=kept)
+        try:
+            delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, before, inline=kept)
+        except Exception as e:  # a reducer that refuses the input
+            if born is not None:
+                raise
+            await self._fail(Draft(facts=[ev.RunStarted()] if journal.run.status is Status.PENDING else []), e, ErrorValue.of(e))
+            return
         if born is not None or journal.run.status is Status.PENDING:
             draft.facts.append(ev.RunStarted())
         draft.facts += self._started(checkpoint.pending, 1)
@@ -383,7 +393,7 @@ class Driver:
         parent = journal.checkpoint
         try:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals())
-        except StepFailure as e:
+        except Exception as e:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
             kept = [results[k] for k in inline]
             return await self._fail(Draft(facts=[self._done(r) for r in kept], results=list(kept)), e, ErrorValue.of(e))
         draft = Draft(facts=[self._done(results[t.key]) for t in parent.pending if t.key in inline])
@@ -526,10 +536,4 @@ def loaded_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: 
     return Driver(services, program, Journal.load(services.store, loaded, claim.fence), step_limit=step_limit)
 
 
-async def hand_back(services: Services, loaded: Loaded, claim: Claim, due: int) -> None:
-    """Gives up a claim that this process can do nothing with: unchanged, due again at ``due``."""
-    journal = Journal.load(services.store, loaded, claim.fence)
-    await journal.leave(Draft(facts=[ev.RunHandedBack(services.owner)]), due=due)
-
-
-__all__ = ["Driver", "cause_of", "hand_back", "loaded_driver"]
+__all__ = ["Driver", "cause_of", "loaded_driver"]

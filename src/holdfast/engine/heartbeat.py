@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
+from holdfast.core.errors import LeaseLost
 from holdfast.core.lease import SAFE_PART
 from holdfast.ports import Clock, Store
 
@@ -48,10 +49,12 @@ class Heartbeat:
         except Exception as e:  # a renewal that fails is tried again; `safe` runs out by itself if none succeeds
             self.failed = e
             return True
+        if not known:
+            self.failed = LeaseLost(f"{self._owner} is no longer known as a worker", hint="its runs go on elsewhere; open the store again")
+            return False
         self.failed = None
-        if known:
-            self._confirmed = asked
-        return bool(known)
+        self._confirmed = asked
+        return True
 
     def _work(self) -> None:
         loop = asyncio.new_event_loop()

@@ -1,46 +1,88 @@
-"""Giving a run back when its driving was cut short: by whoever awaited it, or by an interrupt."""
+"""Letting go of a claimed run that is not driven to a rest (§10.4, §10.13).
+
+A run whose driving stops (its caller was cancelled, its code is not here, its log is damaged, the lease came into doubt)
+must not stay with an owner that lives and does nothing: nobody else could go on with it. So it is given back, and the
+log says so; what another try cannot mend is set aside for a person as ``interrupted``, and no worker claims it again.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from holdfast.core import events as ev
-from holdfast.core.errors import Conflict, StoreError
+from holdfast.core.errors import (
+    ChainBroken,
+    Conflict,
+    EventUnreadable,
+    FingerprintMismatch,
+    HoldfastError,
+    LeaseLost,
+    SkillUnknown,
+    StoreError,
+    UnknownStatus,
+    UnsupportedFormat,
+    VersionConflict,
+)
+from holdfast.core.progress import Progress
 from holdfast.core.run import Run
-from holdfast.core.status import LIVE
+from holdfast.core.status import WAITING
 from holdfast.engine.driver import Driver
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.services import Services
 from holdfast.ports import Claim
 
+# What is wrong with one run; any other error of the store concerns all of them.
+DAMAGED = (EventUnreadable, ChainBroken, UnsupportedFormat, UnknownStatus)
+# What somebody else, or this process a moment later, may well go on with.
+PASSING = (asyncio.CancelledError, KeyboardInterrupt, Conflict, SkillUnknown, FingerprintMismatch, StoreError)
+
 
 async def driven(services: Services, driver: Driver, claim: Claim | None, inbox: tuple[Any, ...], *, named: bool = False) -> Run:
-    """Drives to the next rest. A driving that is cancelled gives its run back before it passes the cancellation on.
+    """Drives to the next rest; lets go of the run before it passes on what cut the driving short.
 
     Raises:
-        BaseException: what ended the driving. After an error nobody foresaw the run stays with its owner, and counts as taken
-            over when that has gone: given back, it would end one worker after the other.
+        BaseException: what ended the driving.
     """
     try:
         return await driver.drive(claim, inbox, named=named)
-    except (asyncio.CancelledError, KeyboardInterrupt):
-        await let_go(services, driver.journal)
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt) as e:
+        if driver.journal.tip is not None:
+            await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e))
         raise
 
 
-async def let_go(services: Services, journal: Journal) -> None:
-    """Hands the run back, due at once, as the last commit left it (§10.4).
+async def let_go(services: Services, run_id: str, fence: int, error: BaseException, *, due: int | None = None) -> None:
+    """Gives back the run whose driving ``error`` stopped, if it is still ours: due again at once, or at ``due``.
 
-    Otherwise it would stay with an owner that lives and does nothing about it. After an error of the store nothing more
-    is written (§1.12): the lease runs out.
+    The error itself is the caller's to raise or report.
     """
-    if journal.tip is None or journal.dead is not None or journal.run.status not in LIVE:
-        return
-    try:
-        await journal.leave(Draft(facts=[ev.RunHandedBack(services.owner)]), due=services.store.now())
-    except (Conflict, StoreError) as e:
-        journal.dead = e  # it is somebody else's by now, or the lease runs out
+    again = due is not None or (isinstance(error, PASSING) and not isinstance(error, DAMAGED))
+    why = error.line() if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+    fact: ev.Fact = ev.RunHandedBack(services.owner) if again else ev.RunInterrupted(why[:1000])
+    with contextlib.suppress(HoldfastError):  # a store that cannot say even this: its owner takes the run up again, or ends
+        await hand_back(services, run_id, fence, fact, due=due)
 
 
-__all__ = ["driven", "let_go"]
+async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, *, due: int | None = None) -> bool:
+    """One commit with ``fact`` that gives the lease back; False if the run is not ours (any more)."""
+    store = services.store
+    for _ in range(3):
+        loaded = await store.load(run_id)
+        if loaded is None or loaded.lease.owner != services.owner or loaded.lease.fence != fence:
+            return False
+        run = loaded.run
+        answered = run.status in WAITING and any(d.resume for d in run.decisions)
+        journal = Journal(store, run, loaded.tip, fence, Progress(run_id))
+        try:
+            await journal.leave(Draft(facts=[fact]), due=store.now() if answered and due is None else due)
+            return True
+        except LeaseLost:
+            return False
+        except VersionConflict:
+            continue  # a commit that was under way when its caller left has come through
+    return False
+
+
+__all__ = ["driven", "hand_back", "let_go"]

@@ -34,6 +34,11 @@ class Skills:
     def __iter__(self) -> Any:
         return (p for versions in self._by_id.values() for p in versions.values())
 
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """The fingerprints of runs that can be gone on with here, migrations included (§10.11)."""
+        return tuple(dict.fromkeys(f for p in self for f in (p.fingerprint, *p.migrates)))
+
     def find(self, skill_id: str, version: str | None = None) -> Program:
         """The program of an id; of several versions the one asked for, else the newest registered.
 
@@ -56,8 +61,11 @@ class Skills:
             FingerprintMismatch: its shape changed, no migration is declared, and no upgrade was asked for.
         """
         program = self.find(run.skill_id, run.skill_version)
-        if program.fingerprint == run.fingerprint or run.fingerprint in program.migrates or upgrade:
+        if upgrade:
             return program
+        for other in (program, *reversed(self._by_id[run.skill_id].values())):
+            if run.fingerprint == other.fingerprint or run.fingerprint in other.migrates:
+                return other
         raise FingerprintMismatch(
             f"{run.skill_id} has another shape than when the run {run.run_id} started (v{run.skill_version} then, v{program.version} now)",
             hint="resume with upgrade=True (--upgrade), or declare migrates=(the old fingerprint,)",
@@ -66,11 +74,13 @@ class Skills:
 
 @dataclasses.dataclass(slots=True)
 class Services:
-    """Store, clock, owner and registries of one runtime. ``alive()`` is False once the lease may have been lost (§10.3);
-    ``renew`` confirms it now, out of turn; ``grace``: seconds for which a cancel lets an effect in flight come to its end (§10.12).
+    """Store, clock, owner and registries of one runtime; ``grace``: seconds for which a cancel lets an effect in flight come to
+    its end (§10.12).
 
-    ``driving`` are the runs driven now; ``stalled`` those whose driving broke off though their lease may be held here, with
-    the time (``clock.monotonic``) from which they may be taken up again.
+    ``alive()`` is False once the lease may have been lost (§10.3), ``renew`` confirms it now, out of turn, and ``failed()`` is
+    the error of a renewal that does not succeed. ``driving``: the runs that some task of this process has claimed and drives;
+    ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
+    which they may be taken up again.
     """
 
     store: Store
@@ -93,6 +103,7 @@ class Services:
     driving: set[str] = dataclasses.field(default_factory=set)
     stalled: dict[str, float] = dataclasses.field(default_factory=dict)
     renew: Callable[[], Awaitable[bool]] | None = None
+    failed: Callable[[], BaseException | None] = lambda: None
     entropy: Callable[[], int] = lambda: uuid.uuid4().int
     grace: float = 10.0
     attendant: Attendant = dataclasses.field(init=False)

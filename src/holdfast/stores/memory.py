@@ -252,7 +252,9 @@ class MemoryStore:
         found = [r for r in others if r.holds] + [r for r in others if r.due is not None and r.due <= now and r.turn < turn]
         return found[0].run.run_id if found else None
 
-    async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
+    async def claim(
+        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+    ) -> list[Claim]:
         now = self.now()
         with self._atomic():
             if owner not in self._workers:
@@ -261,11 +263,13 @@ class MemoryStore:
                 raise RunNotFound(f"there is no run {run_id}")
             out: list[Claim] = []
             for row in sorted(self._runs.values(), key=lambda r: (-r.run.priority, r.due or 0, r.turn)):
-                if len(out) < limit and self._claimable(row, owner, now, queues, skills, run_id):
+                if len(out) < limit and self._claimable(row, owner, now, queues, skills, run_id, shapes):
                     out.append(self._take(row, owner, now))
         return out
 
-    def _claimable(self, row: _Row, owner: str, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None) -> bool:
+    def _claimable(
+        self, row: _Row, owner: str, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None, shapes: Sequence[str] | None
+    ) -> bool:
         own = run_id is not None and row.owner == owner
         if row.status in TERMINAL or (row.owner is not None and not own and self._lost(row.owner, now) is None):
             return False
@@ -274,6 +278,7 @@ class MemoryStore:
         else:
             due = row.owner is not None or (row.due is not None and row.due <= now)
             wanted = due and (not queues or row.run.queue in queues) and (skills is None or row.run.skill_id in skills)
+            wanted = wanted and (shapes is None or row.run.fingerprint in shapes)
         return wanted and self._blocker(row.run.run_id, row.lane, now, row.holds, row.turn) is None
 
     def _take(self, row: _Row, owner: str, now: int) -> Claim:

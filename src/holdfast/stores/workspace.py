@@ -572,10 +572,12 @@ class WorkspaceStore(MemoryStore):
             self._lines(intent.run_id, "intents", [intent], {"of": "", "by": ""})
         return True
 
-    async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
+    async def claim(
+        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+    ) -> list[Claim]:
         if run_id is not None:
             self._usable(run_id)
-        return await super().claim(owner, queues, skills, limit=limit, run_id=run_id)
+        return await super().claim(owner, queues, skills, limit=limit, run_id=run_id, shapes=shapes)
 
     async def retire(self, owner: str) -> None:
         held = [r.run.run_id for r in self._runs.values() if r.owner == owner]

@@ -499,6 +499,24 @@ async def case_claim_order(h: Harness) -> None:
 
 
 @case
+async def case_claim_by_shape(h: Harness) -> None:
+    """§10.11, §3.2: a worker claims only what it can go on with, orphans included; the shape may change with the run."""
+    for name in ("dead", "old", "new"):
+        await h.store.register(name, TTL)
+    await Script(h.store, "r1", fingerprint="f1").submit()
+    await Script(h.store, "r2", fingerprint="f1").begin("dead")
+    h.kill("dead")
+    assert await h.store.claim("new", (), None, limit=5, shapes=("f2",)) == []
+    assert await h.store.claim("new", (), None, limit=5, shapes=()) == []
+    assert {c.run_id for c in await h.store.claim("old", (), None, limit=5, shapes=("f0", "f1"))} == {"r1", "r2"}
+    ended = await Script(h.store, "r3", fingerprint="f1").begin("old")
+    await ended.write(ended.commit(ev.RunFailed("boom", ErrorValue("E", "m")), lease=RELEASE))
+    await ended.write(ended.touching(ev.RunResumed(cause="operator", upgraded="f2")))
+    assert await h.store.claim("old", (), None, limit=5, shapes=("f1",)) == []
+    assert [c.run_id for c in await h.store.claim("new", (), None, limit=5, shapes=("f2",))] == ["r3"]
+
+
+@case
 async def case_claim_by_id(h: Harness) -> None:
     """§7.1: one run by name, due or not, if nobody lives on it."""
     await h.store.register("w", TTL)

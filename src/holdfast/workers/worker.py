@@ -7,10 +7,10 @@ from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from holdfast.core.errors import HoldfastError, Rejected, UsageError
+from holdfast.core.errors import LeaseLost, Rejected, UsageError
 from holdfast.core.run import Run
-from holdfast.engine.driver import hand_back, loaded_driver
-from holdfast.engine.leaving import driven
+from holdfast.engine.driver import loaded_driver
+from holdfast.engine.leaving import driven, let_go
 from holdfast.engine.services import Services, broke_off
 from holdfast.ports import Claim
 
@@ -73,17 +73,16 @@ class Worker:
         watch.add_done_callback(lambda _: self._news.set())
         try:
             while not self._draining.is_set():
-                room = self._concurrency - len(self._running)
-                # Whoever cannot confirm its own lease takes no more work: what it claimed would be lost at the first commit.
-                able = room > 0 and await services.holds()
-                claims = await services.store.claim(services.owner, self._queues, services.skills.ids, limit=room) if able else []
-                claims += await self._reclaimed(room - len(claims)) if able else []
+                room = await self._room()
+                skills = services.skills
+                claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=skills.shapes) if room > 0 else []
+                claims += await self._reclaimed(room - len(claims)) if room > 0 else []
                 for claim in claims:
                     services.driving.add(claim.run_id)
                     task = asyncio.ensure_future(self._one(claim))
                     task.add_done_callback(lambda _: self._news.set())
                     self._running.add(task)
-                if not claims and not self._running and self._until_idle:
+                if not claims and not self._running and self._until_idle and room > 0:
                     return
                 await self._pause(bool(claims))
                 if watch.done():
@@ -97,6 +96,20 @@ class Worker:
             if self._running:
                 await asyncio.wait(self._running)
             await self._reap()
+
+    async def _room(self) -> int:
+        """How many more runs may be claimed. Whoever cannot confirm its own lease takes none: they would be lost at the first
+        commit (§10.3).
+
+        Raises:
+            LeaseLost: this owner is no longer known, so that waiting is no use (X-14).
+        """
+        room = self._concurrency - len(self._running)
+        if room <= 0 or await self._services.holds():
+            return room
+        if isinstance(error := self._services.failed(), LeaseLost):
+            raise error
+        return 0
 
     async def _reclaimed(self, room: int) -> list[Claim]:
         """Runs that are held here and that nobody drives, because the store failed under their driver, or the lease was not
@@ -121,32 +134,46 @@ class Worker:
         await self._reap()
 
     async def _reap(self) -> None:
+        """Tells what came of the claims that ended.
+
+        Raises:
+            StoreError: of the first that met one; the others met the same store.
+        """
+        failed: BaseException | None = None
         for task in [t for t in self._running if t.done()]:
             self._running.discard(task)
             if task.cancelled():
+                continue
+            if (error := task.exception()) is not None:
+                failed = failed or error
                 continue
             report = task.result()
             if self._on_report is not None:
                 told = self._on_report(report)
                 if told is not None:
                     await told
+        if failed is not None:
+            raise failed
 
     async def _one(self, claim: Claim) -> Report:
         """Drives one claim. What concerns the run alone is a report; what concerns the store ends the worker."""
         services = self._services
         try:
             loaded = await services.store.load(claim.run_id)
-            if loaded is None:
-                return Report(claim.run_id, None)
+            assert loaded is not None, "a claimed run is there"
             try:
                 driver = loaded_driver(services, loaded, claim)
-            except (Rejected, UsageError):
-                await hand_back(services, loaded, claim, services.store.now() + REFUSED_US)
-                raise
+            except (Rejected, UsageError) as e:
+                await let_go(services, claim.run_id, claim.fence, e, due=services.store.now() + REFUSED_US)
+                return Report(claim.run_id, None, e)
             with services.attendant.on(claim.run_id, driver):
                 run = await driven(services, driver, claim, loaded.inbox)
             return Report(claim.run_id, run)
-        except HoldfastError as e:
+        except asyncio.CancelledError as e:
+            await asyncio.shield(let_go(services, claim.run_id, claim.fence, e))
+            raise
+        except Exception as e:
+            await let_go(services, claim.run_id, claim.fence, e)
             if broke_off(e):
                 services.stalled[claim.run_id] = services.clock.monotonic() + STALL_SECONDS
             return Report(claim.run_id, None, e)

@@ -174,7 +174,7 @@ class Committer:
             Q.run_update,
             (
                 log.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, c.fence, owner, due,
-                int(rules.holds_after(c, bool(holds))), turn or number, p.whole_size, run.status.value, run.priority,
+                int(rules.holds_after(c, bool(holds))), turn or number, p.whole_size, run.status.value, run.priority, run.fingerprint,
                 codec.encode_run(run) if new and p.sealed.doc is None else p.sealed.doc, key,
             ),
         )  # fmt: skip

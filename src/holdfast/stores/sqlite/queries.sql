@@ -32,13 +32,13 @@ SELECT ifnull(max(id), 0) FROM log;
 -- name: run_state
 SELECT id, tip, fence, owner, holds, turn, status FROM run WHERE run_id = ?;
 -- name: run_insert
-INSERT INTO run (run_id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, tenant_id, skill_id, thread_id,
-                 session_key, lane, queue, priority, parent_run_id, lineage_root, doc)
-VALUES (?, 0, 0, 0, 0, NULL, NULL, 0, NULL, NULL, 0, 0, 0, '', ?, ?, ?, ?, ?, ?, 0, ?, ?, x'');
+INSERT INTO run (run_id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, tenant_id, skill_id,
+                 fingerprint, thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc)
+VALUES (?, 0, 0, 0, 0, NULL, NULL, 0, NULL, NULL, 0, 0, 0, '', ?, ?, '', ?, ?, ?, ?, 0, ?, ?, x'');
 -- name: run_update
 -- The row was read in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is.
 UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?, fence = ?, owner = ?, due = ?, holds = ?, turn = ?, whole = ?,
-               status = ?, priority = ?, doc = ifnull(?, doc)
+               status = ?, priority = ?, fingerprint = ?, doc = ifnull(?, doc)
 WHERE id = ?;
 -- name: whole_insert
 INSERT INTO whole (run, seq, log, data) VALUES (?, ?, ?, ?);
@@ -91,6 +91,7 @@ SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due
 FROM run r
 WHERE r.queue = ?1 AND r.priority = ?2 AND r.due <= ?3 AND r.due IS NOT NULL AND r.owner IS NULL
   AND (?4 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?4)))
+  AND (?6 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?6)))
   AND (r.holds = 1 OR NOT EXISTS (
         SELECT 1 FROM run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
       ) AND NOT EXISTS (
@@ -104,6 +105,7 @@ SELECT r.id, r.run_id, r.fence, r.owner, r.priority, ifnull(r.due, 0)
 FROM run r
 WHERE r.owner = ?1 AND (?2 IS NULL OR r.queue IN (SELECT value FROM json_each(?2)))
   AND (?3 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?3)))
+  AND (?5 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?5)))
 ORDER BY r.priority DESC, r.due LIMIT ?4;
 -- name: claim_one
 SELECT id, run_id, fence, owner, status, tenant_id, session_key, lane, holds, turn FROM run WHERE run_id = ?;
@@ -213,8 +215,8 @@ SELECT r.id, r.run_id, r.tip, r.seq FROM run r WHERE r.id > ? ORDER BY r.id LIMI
 -- name: run_ids
 SELECT run_id FROM run WHERE run_id > ? ORDER BY run_id LIMIT ?;
 -- name: run_raw
-SELECT id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, thread_id, session_key,
-  lane, queue, priority, parent_run_id, lineage_root, doc
+SELECT id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, fingerprint,
+  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc
 FROM run WHERE run_id = ?;
 -- name: log_end
 SELECT seq, hash FROM log WHERE id = ?;
@@ -233,9 +235,9 @@ SELECT seq, data FROM whole WHERE run = ? AND seq > ? ORDER BY seq LIMIT 1;
 -- name: run_delete
 DELETE FROM run WHERE id = ?;
 -- name: run_adopt
-INSERT INTO run (id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, thread_id, session_key,
-  lane, queue, priority, parent_run_id, lineage_root, doc)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+INSERT INTO run (id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, fingerprint,
+  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: run_adopted
 UPDATE run SET tip = ?, since = ?, due = ? WHERE id = ?;
 -- name: inbox_adopt

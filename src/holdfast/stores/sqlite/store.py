@@ -233,17 +233,19 @@ class SqliteStore:
 
     # -- leases and lanes ---------------------------------------------------------------------------
 
-    async def claim(self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None) -> list[Claim]:
+    async def claim(
+        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+    ) -> list[Claim]:
         writer = self._write()
         with mapped(self.path):
-            if run_id is None and not self._candidates(self._read(), owner, queues, skills, min(limit, 1)) and not self._litter(self._read(), owner):
+            if run_id is None and not self._candidates(self._read(), owner, queues, skills, shapes, min(limit, 1)) and not self._litter(self._read(), owner):
                 if self._owners.find(self._read(), owner) is None:
                     raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
                 return []
 
         def work(committer: Committer) -> list[tuple[int, Claim]]:
             with writing(committer.db):
-                return self._claim(committer.db, owner, queues, skills, limit, run_id)
+                return self._claim(committer.db, owner, queues, skills, shapes, limit, run_id)
 
         taken = await writer.run(work)
         for key, claim in taken:
@@ -251,12 +253,12 @@ class SqliteStore:
         return [claim for _, claim in taken]
 
     def _claim(
-        self, db: apsw.Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, limit: int, run_id: str | None
+        self, db: apsw.Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limit: int, run_id: str | None
     ) -> list[tuple[int, Claim]]:
         if self._owners.find(db, owner) is None:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         now = self._now()
-        found = self._candidates(db, owner, queues, skills, limit) if run_id is None else self._candidate(db, owner, run_id, now)
+        found = self._candidates(db, owner, queues, skills, shapes, limit) if run_id is None else self._candidate(db, owner, run_id, now)
         out = []
         for key, run, fence, previous in found:
             cause = "" if previous is None else self._owners.lost(self._owners.find(db, previous)) or ("expired" if previous != owner else RECLAIMED)
@@ -275,21 +277,22 @@ class SqliteStore:
         return [w.owner for w in rows if not row(db, Q.worker_runs, (w.owner,))[0]]
 
     def _candidates(
-        self, db: apsw.Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, limit: int
+        self, db: apsw.Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limit: int
     ) -> list[tuple[int, str, int, str | None]]:
         """What may be claimed, most urgent first: due runs at rest, and the runs of lost owners."""
         now = self._now()
         wanted = None if skills is None else json.dumps(list(skills))
+        fitting = None if shapes is None else json.dumps(list(shapes))
         among = json.dumps(list(queues)) if queues else None
         found: list[Any] = []
         for worker in self._owners.all(db):
             if worker.owner != owner and self._owners.lost(worker) is not None:
-                found += rows(db, Q.claim_orphans, (worker.owner, among, wanted, limit))
+                found += rows(db, Q.claim_orphans, (worker.owner, among, wanted, limit, fitting))
         for queue in queues or self._queues(db):
             here: list[Any] = []
             priority = 2**62
             while len(here) < limit and (priority := _one(db, Q.next_priority, (queue, priority))) is not None:
-                here += rows(db, Q.claim_due, (queue, priority, now, wanted, limit - len(here)))
+                here += rows(db, Q.claim_due, (queue, priority, now, wanted, limit - len(here), fitting))
             found += here
         found.sort(key=lambda r: (-r[4], r[5]))
         return [(key, run, fence, previous) for key, run, fence, previous, _, _ in found[:limit]]

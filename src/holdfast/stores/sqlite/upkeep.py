@@ -30,9 +30,9 @@ from holdfast.stores.sqlite.connection import Q, row, rows
 
 COLUMNS = (
     "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
-    "skill_id", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc",
+    "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc",
 )  # fmt: skip
-COPIED = ("tenant_id", "skill_id", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
+COPIED = ("tenant_id", "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 
 

@@ -49,6 +49,7 @@ CREATE TABLE run (
   status        TEXT NOT NULL,
   tenant_id     TEXT NOT NULL,
   skill_id      TEXT NOT NULL,
+  fingerprint   TEXT NOT NULL,     -- of the skill's shape: a worker claims only what it can go on with
   thread_id     TEXT NOT NULL,
   session_key   TEXT NOT NULL,
   lane          TEXT NOT NULL,
