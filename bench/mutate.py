@@ -1,0 +1,232 @@
+"""Mutation score of the core: changes one thing of it at a time and asks whether tests/core notices.
+
+    python bench/mutate.py                          # 300 mutants of the whole core, seed 1
+    python bench/mutate.py --modules run,waits --sample 0    # every mutant of two modules
+
+A mutant is made in memory, in a forked child, and never touches the source. Its module's own tests come first. What
+counts as caught: a failing test, an error at import, or no end within the time limit. Prose (texts with a blank in
+them) is left alone. Prints the score by module, then what nobody noticed; exit 1 below ``--at-least``.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import contextlib
+import copy
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import itertools
+import os
+import pathlib
+import random
+import select
+import signal
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from types import ModuleType
+from typing import Any, NamedTuple
+
+import hypothesis  # noqa: F401 - loaded once, before the forks
+import pytest
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+CORE = ROOT / "src" / "holdfast" / "core"
+TESTS = ROOT / "tests" / "core"
+LIMIT_SECONDS = 60
+
+SWAPS: dict[type[ast.AST], type[ast.AST]] = {
+    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Is: ast.IsNot,
+    ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
+    ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
+    ast.LShift: ast.RShift, ast.RShift: ast.LShift,
+}  # fmt: skip
+DROPPED = (ast.AugAssign, ast.Raise, ast.Delete, ast.Continue, ast.Break)
+
+
+class Mutant(NamedTuple):
+    module: str
+    number: int
+    line: int
+    what: str
+
+
+class Spot(NamedTuple):
+    """A place that can be changed: a field of a node, or an item of a list in it, and what to put there."""
+
+    node: ast.AST
+    field: str
+    index: int | None
+    new: ast.AST
+    line: int
+    what: str
+
+
+def spots(tree: ast.Module) -> Iterator[Spot]:
+    """Every change of a module, in the order of its text."""
+    yield from _walk(tree, tree, 0)
+
+
+def _walk(node: ast.AST, tree: ast.Module, line: int) -> Iterator[Spot]:
+    line = getattr(node, "lineno", line)
+    for field, value in ast.iter_fields(node):
+        if field in ("annotation", "returns", "decorator_list", "type_params") or (isinstance(node, ast.keyword) and node.arg == "hint"):
+            continue
+        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id.startswith("__") for t in node.targets):
+            continue  # __all__ and __slots__ change nothing that a caller sees
+        if isinstance(node, ast.JoinedStr | ast.Assert):
+            continue  # prose, and what must hold anyway
+        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
+            if isinstance(child, ast.AST):
+                for new, what in _changes(child):
+                    yield Spot(node, field, index, new, getattr(child, "lineno", line), what)
+                yield from _walk(child, tree, line)
+
+
+def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
+    if (swap := SWAPS.get(type(node))) is not None:
+        yield swap(), f"{type(node).__name__} -> {swap.__name__}"
+    match node:
+        case ast.Constant(value=bool() as old):
+            yield ast.Constant(not old), f"{old} -> {not old}"
+        case ast.Constant(value=int() as old):
+            yield ast.Constant(old + 1), f"{old} -> {old + 1}"
+        case ast.Constant(value=str() as old) if " " not in old:
+            yield ast.Constant(old + "X"), f"{old!r} -> {old + 'X'!r}"
+        case ast.UnaryOp(op=ast.Not(), operand=operand):
+            yield operand, f"not dropped: {ast.unparse(node)}"
+        case ast.If(test=test):
+            yield _with(node, test=_negated(test)), f"if negated: {ast.unparse(test)}"
+        case ast.IfExp(test=test):
+            yield _with(node, test=_negated(test)), f"if negated: {ast.unparse(test)}"
+        case ast.comprehension(ifs=[test, *rest]):
+            yield _with(node, ifs=rest), f"filter dropped: {ast.unparse(test)}"
+        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
+            yield ast.Return(ast.Constant(None)), f"returns None: {ast.unparse(value)}"
+        case ast.Expr(value=ast.Call() as value):
+            yield ast.Pass(), f"dropped: {ast.unparse(value)}"
+        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
+            yield ast.Pass(), f"dropped: {ast.unparse(node)}"
+    if isinstance(node, DROPPED):
+        yield ast.Pass(), f"dropped: {ast.unparse(node)}"
+
+
+def _with(node: ast.AST, **fields: Any) -> ast.AST:
+    changed = copy.copy(node)
+    for name, value in fields.items():
+        setattr(changed, name, value)
+    return changed
+
+
+def _negated(test: ast.expr) -> ast.expr:
+    return ast.UnaryOp(ast.Not(), test)
+
+
+def mutants(module: str) -> list[Mutant]:
+    """All of a module, in the order of its text."""
+    return [Mutant(module, n, spot.line, spot.what) for n, spot in enumerate(spots(parsed(module)))]
+
+
+def parsed(module: str) -> ast.Module:
+    return ast.parse((CORE / f"{module}.py").read_text())
+
+
+def changed(mutant: Mutant) -> ast.Module:
+    """The module with one place changed; as it is for number -1."""
+    tree = parsed(mutant.module)
+    if mutant.number < 0:
+        return tree
+    spot = next(itertools.islice(spots(tree), mutant.number, None))
+    if spot.index is None:
+        setattr(spot.node, spot.field, spot.new)
+    else:
+        getattr(spot.node, spot.field)[spot.index] = spot.new
+    return ast.fix_missing_locations(tree)
+
+
+class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Gives one module its changed body; all others come from their files."""
+
+    def __init__(self, mutant: Mutant) -> None:
+        self._name = f"holdfast.core.{mutant.module}"
+        self._path = str(CORE / f"{mutant.module}.py")
+        self._tree = changed(mutant)
+
+    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
+        return importlib.util.spec_from_file_location(name, self._path, loader=self) if name == self._name else None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        exec(compile(self._tree, self._path, "exec"), module.__dict__)
+
+
+def caught(mutant: Mutant) -> bool:
+    """Whether the tests notice, asked in a child of this process."""
+    read, write = os.pipe()
+    child = os.fork()
+    if child == 0:
+        os.close(read)
+        os.setsid()
+        sys.meta_path.insert(0, _Loader(mutant))
+        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            own = TESTS / f"test_{mutant.module}.py"
+            args = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", *([str(own)] if own.exists() else []), str(TESTS)]
+            try:
+                code = int(pytest.main(args))
+            except BaseException:  # a mutant may break anything, the test runner included
+                code = 1
+        os.write(write, bytes([code != 0]))
+        os._exit(0)
+    os.close(write)
+    try:
+        ready, _, _ = select.select([read], [], [], LIMIT_SECONDS)
+        answer = os.read(read, 1) if ready else b""
+        return answer != b"\0"
+    finally:
+        os.close(read)
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child, signal.SIGKILL)
+        os.waitpid(child, 0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
+    parser.add_argument("--modules", default="", help="comma-separated; all of the core by default")
+    parser.add_argument("--sample", type=int, default=300, help="how many mutants; 0 means all")
+    parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--at-least", type=float, default=85.0, help="percent")
+    options = parser.parse_args()
+    names = options.modules.split(",") if options.modules else sorted(p.stem for p in CORE.glob("*.py") if p.stem != "__init__")
+    sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
+    os.chdir(ROOT)
+    every = [m for name in names for m in mutants(name)]
+    chosen = every if not options.sample or options.sample >= len(every) else random.Random(options.seed).sample(every, options.sample)
+    began = time.monotonic()
+    if caught(Mutant("errors", -1, 0, "nothing")):
+        print("the tests fail without any mutant: run pytest tests/core")
+        return 2
+    score: dict[str, list[int]] = {name: [0, 0] for name in names}
+    left: list[Mutant] = []
+    for mutant in sorted(chosen, key=lambda m: (m.module, m.number)):
+        found = caught(mutant)
+        score[mutant.module][0] += found
+        score[mutant.module][1] += 1
+        if not found:
+            left.append(mutant)
+            print(f"{mutant.module}.py:{mutant.line}: {mutant.what}", flush=True)
+    print(f"\n{'module':<14}{'caught':>8}{'of':>6}{'score':>8}")
+    for name, (hits, count) in score.items():
+        if count:
+            print(f"{name:<14}{hits:>8}{count:>6}{hits / count:>8.0%}")
+    hits, count = sum(s[0] for s in score.values()), len(chosen)
+    percent = 100 * hits / count if count else 100.0
+    print(f"{'all':<14}{hits:>8}{count:>6}{percent:>7.1f}%   of {len(every)} possible, seed {options.seed}, {time.monotonic() - began:.0f} s")
+    return 0 if percent >= options.at_least else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
