@@ -24,6 +24,7 @@ def test_run_ids_sort_by_creation_and_end_in_their_bucket() -> None:
     assert made == sorted(made)
     assert {len(i) for i in made} == {26}
     assert {i[-2:] for i in made} == {ids.bucket("t", "s")}
+    assert ids.stamp(1_000, 2**70 + 5) == ids.stamp(1_000, 5) != ids.stamp(1_000, 5 + 2**69), "70 bits of entropy"
     alone = ids.run_id(1, 2)
     assert alone == ids.stamp(1, 2) + ids.bucket("", ids.stamp(1, 2))
 
@@ -68,6 +69,15 @@ def test_backoff_is_bounded_and_repeatable(attempt: str, number: int) -> None:
     assert pause == retry.backoff(attempt, number)
     assert min(retry.CEILING, retry.SECOND * 2 ** min(number - 1, 40)) * 0.5 <= pause <= retry.CEILING * 1.5
     assert retry.backoff(attempt, number, retry_after_us=10**12) == 10**12
+
+
+def test_backoff_doubles_until_its_ceiling() -> None:
+    """§10.9: base x 2^(n-1), times a factor that the attempt's id fixes; five minutes at most, before that factor."""
+    one = retry.backoff("r.1.a@1", 1)
+    assert [round(retry.backoff("r.1.a@1", n) / one, 3) for n in (2, 3, 4, 8)] == [2, 4, 8, 128]
+    assert retry.backoff("r.1.a@1", 2, base_us=10) == pytest.approx(one * 2 / 100_000, abs=1)
+    assert retry.backoff("r.1.a@1", 12) == retry.backoff("r.1.a@1", 1_000)
+    assert retry.Retry().max_attempts == 1
 
 
 def test_what_is_tried_again() -> None:

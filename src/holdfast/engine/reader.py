@@ -81,6 +81,8 @@ class Reader:
         if not 1 <= limit <= 500:
             raise InvalidInput(f"limit is 1 to 500, not {limit}")
         statuses = (parse(status).value,) if status else None
+        if condition and condition not in {c.value for c in Condition}:
+            raise InvalidInput(f"{condition!r} is not a condition", hint="one of " + ", ".join(c.value for c in Condition))
         wanted = Condition(condition) if condition else None
         out: list[Run[Any]] = []
         cursor = before
