@@ -317,7 +317,6 @@ async def test_a_run_stopped_in_doubt_is_free_for_the_next() -> None:
         with pytest.raises(LeaseLost):
             await rt.invoke(graph, {})
         (left,) = await rt.runs()
-        assert (left.condition, left.lease.owner) == (Condition.QUEUED, None)
         rt._services.alive = lambda: True
         assert (await rt.resume(left.run_id)).state.n == 2
         assert ran == ["one", "two"]

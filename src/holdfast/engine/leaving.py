@@ -1,6 +1,6 @@
 """Letting go of a claimed run that is not driven to a rest (§10.4, §10.13).
 
-A run whose driving stops (its caller was cancelled, its code is not here, its log is damaged, the lease came into doubt)
+A run whose driving stops (its caller was cancelled, its code is not here, its log is damaged)
 must not stay with an owner that lives and does nothing: nobody else could go on with it. So it is given back, and the
 log says so; what another try cannot mend is set aside for a person as ``interrupted``, and no worker claims it again.
 """
@@ -14,13 +14,11 @@ from typing import Any
 from holdfast.core import events as ev
 from holdfast.core.errors import (
     ChainBroken,
-    Conflict,
     EventUnreadable,
     FingerprintMismatch,
     HoldfastError,
     LeaseLost,
     SkillUnknown,
-    StoreError,
     UnknownStatus,
     UnsupportedFormat,
     VersionConflict,
@@ -30,13 +28,13 @@ from holdfast.core.run import Run
 from holdfast.core.status import WAITING
 from holdfast.engine.driver import Driver
 from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.services import Services
+from holdfast.engine.services import Services, broke_off
 from holdfast.ports import Claim
 
 # What is wrong with one run; any other error of the store concerns all of them.
 DAMAGED = (EventUnreadable, ChainBroken, UnsupportedFormat, UnknownStatus)
 # What somebody else, or this process a moment later, may well go on with.
-PASSING = (asyncio.CancelledError, KeyboardInterrupt, Conflict, SkillUnknown, FingerprintMismatch, StoreError)
+PASSING = (asyncio.CancelledError, KeyboardInterrupt, SkillUnknown, FingerprintMismatch)
 
 
 async def driven(services: Services, driver: Driver, claim: Claim | None, inbox: tuple[Any, ...], *, named: bool = False) -> Run:
@@ -56,8 +54,11 @@ async def driven(services: Services, driver: Driver, claim: Claim | None, inbox:
 async def let_go(services: Services, run_id: str, fence: int, error: BaseException, *, due: int | None = None) -> None:
     """Gives back the run whose driving ``error`` stopped, if it is still ours: due again at once, or at ``due``.
 
-    The error itself is the caller's to raise or report.
+    After an error of the store, or of the lease, nothing more is written (§1.12): its owner takes the run up again under a new
+    fence, which also says what became of the effects in flight. The error itself is the caller's to raise or report.
     """
+    if broke_off(error) and not isinstance(error, DAMAGED):
+        return
     again = due is not None or (isinstance(error, PASSING) and not isinstance(error, DAMAGED))
     why = error.line() if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
     fact: ev.Fact = ev.RunHandedBack(services.owner) if again else ev.RunInterrupted(why[:1000])
