@@ -843,7 +843,11 @@ class Runtime:
         async with asyncio.timeout(limit):
             while True:
                 run = await self._reader.get(run_id)
-                if run.status in TERMINAL or (run.status in AT_REST and run.waits and any(w.kind not in ("timer", "child") for w in run.waits)):
+                asks = run.status in AT_REST and any(w.kind not in ("timer", "child") for w in run.waits)
+                # An answer in the inbox makes the run due, and its claimer has it in hand before the events say so.
+                now = self._store.now()
+                moving = run.lease.live(now) or (run.lease.due is not None and run.lease.due <= now)
+                if run.status in TERMINAL or (asks and not moving):
                     return _result(run)
                 await self._store.wait_for_change(POLL_SECONDS)
 
