@@ -270,6 +270,20 @@ class Upkeep(Protocol):
         """Deletes whole lineages that ended before that time (§6.10). Effects under shared keys stay, as tombstones."""
 
 
+@runtime_checkable
+class Copies(Protocol):
+    """What a store in one file can do as a whole (§1.9)."""
+
+    async def backup(self, path: str) -> None:
+        """A consistent copy in one file, while the store is in use."""
+
+    async def restore(self, path: str) -> None:
+        """Puts a backup in the place of what is there, under a new incarnation."""
+
+    async def acknowledge(self) -> None:
+        """An operator accepts the log as it is: a new incarnation, every fence given out before is void."""
+
+
 class Clock(Protocol):
     def now(self) -> int:
         """Microseconds since 1970, UTC."""
@@ -345,6 +359,6 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "Claim", "Clock", "Dossier", "Evidence", "Loaded", "Problem", "Pruned", "Resolver", "RunFilter", "Store", "ToolOutcome", "ToolRequest",
+    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Loaded", "Problem", "Pruned", "Resolver", "RunFilter", "Store", "ToolOutcome", "ToolRequest",
     "ToolRunner", "Transport", "Upkeep", "Worker",
 ]  # fmt: skip

@@ -39,8 +39,8 @@ from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Leas
 from holdfast.core.progress import Progress
 from holdfast.core.status import AT_REST, LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
-from holdfast.engine import gates, histories, lineage
-from holdfast.engine.checking import Checker, Findings
+from holdfast.engine import archive, gates, histories, lineage
+from holdfast.engine.checking import Checker, Findings, keeper
 from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver, loaded_driver
 from holdfast.engine.effects import closed_owners
@@ -54,8 +54,8 @@ from holdfast.engine.services import Services, Skills
 from holdfast.engine.streams import Chunk
 from holdfast.engine.threads import carries
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
-from holdfast.ports import Claim, Clock, Resolver, RunFilter, Store
-from holdfast.stores import open_url
+from holdfast.ports import Claim, Clock, Copies, Pruned, Resolver, RunFilter, Store
+from holdfast.stores import WorkspaceStore, open_url
 from holdfast.tools import LocalRunner
 from holdfast.workers.worker import Report, Worker
 
@@ -764,6 +764,50 @@ class Runtime:
         ``rebuild`` takes the events' side even where the row claims what no event tells (``doctor --rebuild``).
         """
         return await Repairer(self._store).repair(run_id, apply=apply, actor=actor, rebuild=rebuild)
+
+    async def export(self, run_id: str, folder: str | os.PathLike[str]) -> str:
+        """Writes a run into a workspace below ``folder``, its events byte for byte; gives the run's directory (§12.5)."""
+        target = WorkspaceStore(folder, now=self._clock.now)
+        await target.open()
+        try:
+            await archive.copy(self._store, target, run_id)
+            return target.place(run_id)
+        finally:
+            await target.close()
+
+    async def import_runs(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
+        """Takes over the runs of a workspace; gives those taken, and those that were here already."""
+        source = WorkspaceStore(folder, now=self._clock.now)
+        await source.open()
+        taken: list[str] = []
+        there: list[str] = []
+        try:
+            async for run_id in Checker(source).run_ids():
+                (taken if await archive.copy(source, self._store, run_id) else there).append(run_id)
+        finally:
+            await source.close()
+        return taken, there
+
+    async def prune(self, older_than: dt.timedelta, *, dry: bool = False) -> Pruned:
+        """Deletes whole lineages of runs, all ended longer ago than this (§6.10)."""
+        return await keeper(self._store).prune(self._store.now() - microseconds(older_than, 0), dry=dry)
+
+    async def backup(self, path: str | os.PathLike[str]) -> None:
+        """Copies the store into one file, while it is in use."""
+        await self._copies().backup(os.fspath(path))
+
+    async def restore(self, path: str | os.PathLike[str]) -> None:
+        """Puts a backup in the place of what is there; workers of before are refused from then on (X-02)."""
+        await self._copies().restore(os.fspath(path))
+
+    async def acknowledge(self) -> None:
+        """Accepts a log that has lost its end, as an operator's decision (§1.9)."""
+        await self._copies().acknowledge()
+
+    def _copies(self) -> Copies:
+        if isinstance(self._store, Copies):
+            return self._store
+        raise UsageError(f"{self._store.url} is not a store in one file", hint="copy a workspace's directory, or export its runs")
 
     async def result(self, run_id: str, timeout: dt.timedelta | float | None = None) -> Any:
         """Waits for a run's end and gives its result.

@@ -1,13 +1,20 @@
-"""Commands that keep a store healthy: check, migrate."""
+"""Commands that keep a store healthy: check, migrate, export, import, prune."""
 
 from __future__ import annotations
+
+import datetime as dt
+import re
 
 import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, options, over
+from holdfast.core.errors import InvalidInput
+from holdfast.ports import Pruned
 from holdfast.runtime import Runtime
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 @click.command()
@@ -60,4 +67,72 @@ def migrate(call: Call) -> int:
     return 0
 
 
-COMMANDS = (check, migrate)
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
+@options()
+def export(call: Call, run_id: str, folder: str) -> int:
+    """Write a run into DIR as files that people can read: a workspace, which every command takes with --workspace DIR."""
+    written = over(call, lambda rt: rt.export(run_id, folder))
+    if call.as_json:
+        o.emit({"run_id": run_id, "directory": written})
+    else:
+        click.echo(f"{o.mark('ok')} {written}")
+    return 0
+
+
+@click.command("import")
+@click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
+@options()
+def import_(call: Call, folder: str) -> int:
+    """Take over the runs of a workspace (an export), their events byte for byte. Those that are here already stay as they are."""
+    taken, there = over(call, lambda rt: rt.import_runs(folder), make=True)
+    if call.as_json:
+        o.emit({"imported": taken, "present": there})
+    else:
+        for run_id in taken:
+            click.echo(f"{o.mark('ok')} {run_id}")
+        for run_id in there:
+            click.echo(f"{o.mark('skip')} {run_id} is here already")
+        if not taken and not there:
+            click.echo(f"no runs in {folder}")
+    return 0
+
+
+@click.command()
+@click.option("--older-than", "age", metavar="T", required=True, help="How long ago they ended: 90s, 15m, 12h, 30d, 4w.")
+@click.option("--dry-run", is_flag=True, help="Only say which.")
+@options()
+def prune(call: Call, age: str, dry_run: bool) -> int:
+    """Delete whole lineages of runs that have ended, all of them that long ago, with everything that hangs on them.
+
+    A lineage is a run with its replays, forks and children. Effects under keys that other runs share stay on record.
+    """
+    length = lasting(age)
+    done: Pruned = over(call, lambda rt: rt.prune(length, dry=dry_run))
+    if call.as_json:
+        o.emit({"dry_run": dry_run, "pruned": list(done.run_ids), "kept": done.kept})
+        return 0
+    for root, why in done.kept.items():
+        click.echo(f"{o.mark('skip')} {root} stays: {why}")
+    word = "would go" if dry_run else "gone"
+    click.echo(f"{o.mark('ok')} {len(done.run_ids)} run{'' if len(done.run_ids) == 1 else 's'} {word}")
+    return 0
+
+
+def lasting(text: str) -> dt.timedelta:
+    """A length of time as people type it.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", text.strip())
+    if found is None:
+        raise InvalidInput(f"{text!r} is no length of time", hint="a number and one of s, m, h, d, w: 30d")
+    try:
+        return dt.timedelta(seconds=float(found[1]) * _UNITS[found[2]])
+    except OverflowError:
+        raise InvalidInput(f"{text} is longer than anything lasts", hint="30d") from None
+
+
+COMMANDS = (check, migrate, export, import_, prune)

@@ -11,7 +11,7 @@ import msgspec
 from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, actor_option, options, over
-from holdfast.core.errors import UsageError
+from holdfast.core.errors import Conflict, UsageError
 from holdfast.engine.repairing import Repair
 from holdfast.ports import Store
 from holdfast.runtime import Runtime
@@ -49,7 +49,14 @@ def repair_state(call: Call, run_id: str, apply: bool, actor: str) -> int:
 
     Exit code 0 for a dry run, for nothing to do and for a refusal, which the report names; 1 if a write failed.
     """
-    report = over(call, lambda rt: rt.repair_run_state(run_id, apply, actor=actor))
+
+    async def act(rt: Runtime) -> Repair:
+        try:
+            return await rt.repair_run_state(run_id, apply, actor=actor)
+        except Conflict as e:  # somebody came between the look and the deed: a refusal like any other
+            return Repair(run_id=run_id, dry_run=not apply, refused=e.code, reason=e.message)
+
+    report = over(call, act)
     if call.as_json:
         o.emit(_report(report))
         return 0

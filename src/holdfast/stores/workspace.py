@@ -325,6 +325,10 @@ class WorkspaceStore(MemoryStore):
         if not os.path.exists(os.path.join(self.folder, HOUSE)):
             self._replace(os.path.join(self.folder, HOUSE), _json({"format": FORMAT, "incarnation": self.incarnation}))
 
+    def place(self, run_id: str) -> str:
+        """The directory of a run."""
+        return self._at(run_id)
+
     def _at(self, run_id: str, *names: str) -> str:
         name = quote(run_id, safe="~@+=, ")
         return os.path.join(self.folder, f"%2E{name[1:]}" if name.startswith(".") else name, *names)

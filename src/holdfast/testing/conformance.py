@@ -23,7 +23,8 @@ from holdfast.core.errors import Conflict, EffectInProgress, ErrorValue, Holdfas
 from holdfast.core.lease import COUNTER_BITS, KEEP, RELEASE, TOUCH, Alive, Keep, LeaseAction, Take, Touch, counter
 from holdfast.core.run import Run, fold
 from holdfast.core.waits import Wait, WaitKind
-from holdfast.ports import Loaded, RunFilter, Store
+from holdfast.ports import Dossier, Loaded, RunFilter, Store, Upkeep
+from holdfast.stores.memory import MemoryStore
 from holdfast.stores.rules import WHOLE_FLOOR
 
 TTL = 30_000_000
@@ -815,6 +816,104 @@ async def case_wake_ups(h: Harness) -> None:
     await h.store.put(signal("r1", "k2", h.store.now()))
     await asyncio.wait_for(waiting, 1)
     await h.store.wait_for_change(0.001)
+
+
+# -- upkeep -----------------------------------------------------------------------------------------
+
+
+def _keeper(h: Harness) -> Upkeep:
+    assert isinstance(h.store, Upkeep)
+    return h.store
+
+
+@case
+async def case_rebuild(h: Harness) -> None:
+    """§12.3: the row becomes the fold with the audit record, if nothing changed since the look and nobody lives on it."""
+    await h.store.register("w", TTL)
+    script = await (await Script(h.store, "r1").begin("w")).wait()
+    keeper = _keeper(h)
+    evidence = await keeper.evidence("r1")
+    assert evidence is not None
+    assert (evidence.run, evidence.tip and evidence.tip.seq, evidence.problems) == (script.run, script.tip and script.tip.seq, ())
+    audit = script.touching(ev.StateRepaired("snapshot_field_drift"))
+    await keeper.rebuild(evidence, [replace(audit, after=evidence.tip)])
+    got = await h.store.get("r1")
+    assert got is not None
+    assert (got[0], got[1].fence, got[1].due) == (audit.run, audit.fence, None)
+    assert [e.type for e in codec.open_row((await keeper.log("r1"))[-1]).events] == ["state.repaired"]
+    await refused(VersionConflict, keeper.rebuild(evidence, [audit]))
+    (claim,) = await h.store.claim("w", (), None, limit=1, run_id="r1")
+    held = await keeper.evidence("r1")
+    assert held is not None
+    await refused(LeaseLost, keeper.rebuild(held, [audit]))
+    loaded = await h.store.load("r1")
+    assert loaded is not None
+    going = Script.of(h.store, loaded, claim.fence)
+    await going.write(going.commit(ev.RunResumed(cause="operator")))
+    assert await h.store.verify() == []
+
+
+@case
+async def case_adopt(h: Harness) -> None:
+    """§12.5: a run from elsewhere, byte for byte, once; it goes on under a fence of this store."""
+    elsewhere = MemoryStore(now=h.clock)
+    await elsewhere.register("w", TTL)
+    there = await (await (await Script(elsewhere, "r1").begin("w")).steps(3)).wait()
+    assert there.run is not None
+    found = Dossier(run=there.run, rows=tuple(await elsewhere.rows("r1")), effects=(effect("r1", 1, "k", EffectStatus.RECORDED),))
+    keeper = _keeper(h)
+    assert await keeper.adopt(found)
+    assert not await keeper.adopt(found)
+    assert tuple(await h.store.rows("r1")) == found.rows
+    assert await h.store.effects("r1") == list(found.effects)
+    assert await keeper.run_ids() == ["r1"]
+    await refused(VersionConflict, keeper.adopt(replace(found, rows=(replace(found.rows[0], data=b"other"), *found.rows[1:]))))
+    await h.store.register("v", TTL)
+    assert await h.store.claim("v", (), None, limit=1) == []
+    (claim,) = await h.store.claim("v", (), None, limit=1, run_id="r1")
+    assert claim.fence >> COUNTER_BITS == h.store.incarnation
+    loaded = await h.store.load("r1")
+    assert loaded is not None
+    going = Script.of(h.store, loaded, claim.fence)
+    await going.write(going.commit(ev.RunResumed(cause="operator")))
+    await going.complete()
+    assert await h.store.verify() == []
+
+
+@case
+async def case_prune(h: Harness) -> None:
+    """§6.10, X-06: whole lineages, all ended long enough ago; a key that others share stays on record; what is open stays."""
+    await h.store.register("w", 100 * TTL)
+    for run_id, root in (("a1", "a1"), ("a2", "a1"), ("b1", "b1"), ("c1", "c1")):
+        await Script(h.store, run_id, lineage_root=root).begin("w")
+    shared = replace(effect("a1", 1, "all", EffectStatus.RECORDED), lineage_root="a1", shared=True)
+    own = replace(effect("a1", 2, "mine", EffectStatus.RECORDED), lineage_root="a1")
+    for run_id, effects in (("a1", (shared, own)), ("b1", (replace(effect("b1", 1, "lost"), lineage_root="b1"),))):
+        script = await _scripted(h, run_id)
+        await script.write(script.commit(ev.SideEffectAttempted("x", "k"), effects=effects))
+        await script.complete()
+    h.clock.forward(SECOND)
+    keeper = _keeper(h)
+    assert (await keeper.prune(h.store.now())).run_ids == ()
+    await (await _scripted(h, "a2")).complete()
+    assert (await keeper.prune(h.store.now() - SECOND)).run_ids == ()
+    h.clock.forward(SECOND)
+    planned = await keeper.prune(h.store.now(), dry=True)
+    assert (planned.run_ids, list(planned.kept)) == (("a1", "a2"), ["b1"])
+    assert await h.store.get("a1") is not None
+    assert await keeper.prune(h.store.now()) == planned
+    assert [await h.store.get(r) for r in ("a1", "a2")] == [None, None]
+    assert await keeper.run_ids() == ["b1", "c1"]
+    assert [e.key for e in await h.store.effects(key="all")] == ["all"]
+    assert await h.store.effects(key="mine") == []
+    await (await _scripted(h, "c1")).steps(1)
+    assert await h.store.verify() == []
+
+
+async def _scripted(h: Harness, run_id: str) -> Script:
+    loaded = await h.store.load(run_id)
+    assert loaded is not None
+    return Script.of(h.store, loaded, loaded.lease.fence)
 
 
 @case

@@ -1,0 +1,150 @@
+"""Keeping a store healthy from the command line: check, repair-state, doctor, export, import, backup, restore, prune."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+DB = Path(".holdfast/runs.db")
+
+
+def edited(*statements: str) -> None:
+    db = sqlite3.connect(DB)
+    for statement in statements:
+        db.execute(statement)
+    db.commit()
+    db.close()
+
+
+@pytest.fixture
+def run_id(holdfast: Any) -> str:
+    done = holdfast("run", "work.py", "--input", '{"name": "quick"}', "--json")
+    assert done.code == 0, done.err
+    return str(done.json["run_id"])
+
+
+def files(folder: Path) -> dict[str, bytes]:
+    return {str(p): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def test_repair_state(holdfast: Any, run_id: str, folder: Path) -> None:
+    """§12.3, §12.4, T-98, T-100: dry run first; then it is done; then there is nothing to do; always exit 0."""
+    edited("UPDATE run SET status = 'running'")
+    assert holdfast("check", run_id).code == 1
+    before = DB.read_bytes()
+    dry = holdfast("repair-state", run_id, "--json")
+    assert (dry.code, dry.json["applied"], dry.json["dry_run"]) == (0, False, True)
+    assert [a["code"] for a in dry.json["actions"]] == ["snapshot_status_drift", "terminal_event_without_terminal_snapshot"]
+    assert DB.read_bytes() == before
+    assert "repair-state" in holdfast("repair-state", run_id).out
+    done = holdfast("repair-state", run_id, "--apply", "--actor", "ada", "--json")
+    assert (done.code, done.json["applied"], done.json["status_after"]) == (0, True, "completed")
+    assert json.loads(Path(done.json["backup"]).read_text())["status"] == "running"
+    assert holdfast("check").code == 0
+    assert holdfast("show", run_id, "--json").json["status"] == "completed"
+    again = holdfast("repair-state", run_id, "--apply", "--json")
+    assert (again.code, again.json["applied"], again.json["reason"]) == (0, False, "nothing to repair")
+    assert set(again.json) == set(done.json)
+    last = holdfast("events", run_id, "--json").json["events"][-1]
+    assert (last["event_type"], last["actor"]) == ("state.repaired", "ada")
+
+
+def test_repair_state_says_no(holdfast: Any, run_id: str) -> None:
+    """§12.4: exit 3 for an unknown run, 2 for what this store cannot, 0 with a reason for what is diagnosis only."""
+    assert holdfast("repair-state", "0" * 26).code == 3
+    assert holdfast("repair-state", "").code == 2
+    assert holdfast("repair-state", run_id, "--store", "sqlite:///x.db", "--workspace", "y").code == 2
+    edited("UPDATE run SET status = 'sleeping'")
+    done = holdfast("repair-state", run_id, "--apply", "--json")
+    assert (done.code, done.json["applied"]) == (0, False)
+    assert "diagnosis only" in done.json["reason"]
+    assert holdfast("doctor").code == 1
+    rebuilt = holdfast("doctor", "--rebuild", "--json")
+    assert (rebuilt.code, [r["applied"] for r in rebuilt.json["repairs"]]) == (0, [True])
+
+
+def test_export_and_import(holdfast: Any, run_id: str, folder: Path) -> None:
+    """§12.5: out as files, looked at there, and in again elsewhere; the events are the same."""
+    assert holdfast("export", run_id, "out").code == 0
+    assert (Path("out") / run_id / "events.jsonl").is_file()
+    there = holdfast("events", run_id, "--workspace", "out", "--json").json["events"]
+    assert there == holdfast("events", run_id, "--json").json["events"]
+    before = files(Path("out"))
+    assert holdfast("check", "--workspace", "out").code == 0
+    assert holdfast("show", run_id, "--workspace", "out").code == 0
+    assert holdfast("repair-state", run_id, "--workspace", "out").code == 0
+    assert files(Path("out")) == before
+    done = holdfast("import", "out", "--store", "sqlite:///other.db", "--json")
+    assert done.json == {"imported": [run_id], "present": []}
+    assert holdfast("import", "out", "--store", "sqlite:///other.db", "--json").json == {"imported": [], "present": [run_id]}
+    other = holdfast("show", run_id, "--store", "sqlite:///other.db", "--json").json
+    assert other["values"] == holdfast("show", run_id, "--json").json["values"]
+    assert holdfast("check", "--store", "sqlite:///other.db").code == 0
+    assert holdfast("export", "0" * 26, "out").code == 3
+
+
+def test_a_workspace_drives_runs(holdfast: Any) -> None:
+    """§12.5: the same commands over files."""
+    done = holdfast("run", "work.py", "--input", '{"name": "slow"}', "--workspace", "ws", "--json")
+    assert (done.code, done.json["status"]) == (4, "waiting_for_human")
+    run_id = done.json["run_id"]
+    assert holdfast("approve", run_id, "--workspace", "ws", "--actor", "ada").code == 0
+    assert holdfast("resume", run_id, "work.py", "--workspace", "ws").code in (0, 6)
+    assert holdfast("show", run_id, "--workspace", "ws", "--json").json["status"] == "completed"
+    assert holdfast("check", "--workspace", "ws").code == 0
+    log = Path("ws") / run_id / "events.jsonl"
+    log.write_bytes(log.read_bytes()[:-30])
+    named = holdfast("check", run_id, "--workspace", "ws", "--json").json
+    assert "event_tail_partial" in [p["code"] for p in named["problems"]]
+    assert holdfast("repair-state", run_id, "--workspace", "ws", "--apply", "--json").json["applied"]
+    assert holdfast("check", run_id, "--workspace", "ws").code == 0
+
+
+def test_backup_and_restore(holdfast: Any, run_id: str) -> None:
+    """§1.9: back to what was; what came since is gone, and said to be another incarnation's."""
+    assert holdfast("backup", "copy.db").code == 0
+    assert holdfast("backup", "copy.db").code == 2
+    later = holdfast("run", "work.py", "--input", '{"name": "quick"}', "--json").json["run_id"]
+    assert holdfast("restore", "nowhere.db").code == 2
+    assert holdfast("restore", "copy.db").code == 0
+    assert holdfast("show", later).code == 3
+    assert holdfast("show", run_id).code == 0
+    assert holdfast("check").code == 0
+    assert holdfast("backup", "x.db", "--workspace", "ws").code == 2
+
+
+def test_doctor_acknowledges_a_loss(holdfast: Any, run_id: str) -> None:
+    """X-01: the log has gone backwards: named, nothing can be written until an operator accepts it."""
+    copy = DB.read_bytes()
+    holdfast("run", "work.py", "--input", '{"name": "quick"}')
+    for name in ("-wal", "-shm"):
+        Path(f"{DB}{name}").unlink(missing_ok=True)
+    DB.write_bytes(copy)
+    assert holdfast("check", "--json").json["problems"][0]["code"] == "log_rolled_back"
+    refused = holdfast("run", "work.py", "--input", '{"name": "quick"}')
+    assert (refused.code, "log_rolled_back" in refused.err) == (1, True)
+    assert holdfast("doctor").code == 1
+    assert holdfast("doctor", "--acknowledge").code == 0
+    assert holdfast("run", "work.py", "--input", '{"name": "quick"}').code == 0
+
+
+def test_prune(holdfast: Any, run_id: str) -> None:
+    """§6.10: what ended long ago goes whole; what rests stays; the log still cannot go backwards unseen."""
+    waiting = holdfast("run", "work.py", "--input", '{"name": "slow"}', "--json").json["run_id"]
+    assert holdfast("prune", "--older-than", "1h", "--json").json == {"dry_run": False, "pruned": [], "kept": {}}
+    assert holdfast("prune", "--older-than", "0s", "--dry-run", "--json").json["pruned"] == [run_id]
+    assert holdfast("show", run_id).code == 0
+    assert holdfast("prune", "--older-than", "0s").code == 0
+    assert holdfast("show", run_id).code == 3
+    assert holdfast("show", waiting).code == 0
+    assert holdfast("check").code == 0
+    assert holdfast("prune", "--older-than", "soon").code == 2
+    holdfast("cancel", waiting)
+    assert holdfast("prune", "--older-than", "0s", "--json").json["pruned"] == [waiting]
+    assert holdfast("check").code == 0
+    assert holdfast("run", "work.py", "--input", '{"name": "quick"}').code == 0
+    assert holdfast("check").code == 0
