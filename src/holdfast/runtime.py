@@ -776,13 +776,17 @@ class Runtime:
             await target.close()
 
     async def import_runs(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-        """Takes over the runs of a workspace; gives those taken, and those that were here already."""
-        source = WorkspaceStore(folder, now=self._clock.now)
+        """Takes over the runs of a workspace, or the one whose directory this is; gives those taken, and those here already."""
+        folder = os.path.abspath(folder)
+        only = os.path.basename(folder) if os.path.isfile(os.path.join(folder, "events.jsonl")) else None
+        source = WorkspaceStore(os.path.dirname(folder) if only else folder, now=self._clock.now)
         await source.open()
         taken: list[str] = []
         there: list[str] = []
         try:
             async for run_id in Checker(source).run_ids():
+                if only not in (None, run_id):
+                    continue
                 (taken if await archive.copy(source, self._store, run_id) else there).append(run_id)
         finally:
             await source.close()

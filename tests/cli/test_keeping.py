@@ -81,10 +81,24 @@ def test_export_and_import(holdfast: Any, run_id: str, folder: Path) -> None:
     done = holdfast("import", "out", "--store", "sqlite:///other.db", "--json")
     assert done.json == {"imported": [run_id], "present": []}
     assert holdfast("import", "out", "--store", "sqlite:///other.db", "--json").json == {"imported": [], "present": [run_id]}
+    one = holdfast("import", f"out/{run_id}", "--store", "sqlite:///third.db", "--json")
+    assert one.json == {"imported": [run_id], "present": []}, "the directory of one run will do"
     other = holdfast("show", run_id, "--store", "sqlite:///other.db", "--json").json
     assert other["values"] == holdfast("show", run_id, "--json").json["values"]
     assert holdfast("check", "--store", "sqlite:///other.db").code == 0
     assert holdfast("export", "0" * 26, "out").code == 3
+
+
+def test_an_export_is_brought_up_to_date(holdfast: Any) -> None:
+    """§12.5: exported while it waited, and again when it had ended."""
+    run_id = holdfast("run", "work.py", "--input", '{"name": "slow"}', "--json").json["run_id"]
+    assert holdfast("export", run_id, "out").code == 0
+    assert holdfast("show", run_id, "--workspace", "out", "--json").json["status"] == "waiting_for_human"
+    holdfast("approve", run_id)
+    holdfast("resume", run_id, "work.py")
+    assert holdfast("export", run_id, "out").code == 0
+    assert holdfast("show", run_id, "--workspace", "out", "--json").json["status"] == "completed"
+    assert holdfast("check", "--workspace", "out").code == 0
 
 
 def test_a_workspace_drives_runs(holdfast: Any) -> None:

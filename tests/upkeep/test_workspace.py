@@ -118,8 +118,14 @@ async def test_one_writer(tmp_path: Path) -> None:
     assert await second.get("r1") is not None
     with pytest.raises(StoreBusy):
         await Script(second, "r2").submit()
+    running = await Script(first, "r3").begin("w")
+    third = await opened(tmp_path)
+    assert [p.code for p in await Checker(third).all()] == [], "whoever the other process drives for is alive"
+    report = await Repairer(third).repair("r3", apply=True)
+    assert (report.applied, running.run is not None) == (False, True)
     await first.close()
     await second.close()
+    await third.close()
 
 
 # -- T-16: cut at every byte ------------------------------------------------------------------------

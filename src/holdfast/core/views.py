@@ -369,7 +369,7 @@ def _detail(event: ev.Event) -> str:
         case ev.StepFailed() as f:
             return f"{f.error.type}: {f.error.message}"
         case ev.StepRetryScheduled() as f:
-            return f"attempt {f.attempt} failed ({f.error.message}); again at {iso(f.due)}"
+            return f"again at {(iso(f.due) or '')[11:19]}Z: attempt {f.attempt} failed ({f.error.message})"
         case ev.WaitRequested() as f:
             return f"{f.wait.kind}: {f.wait.prompt or f.wait.name}"
         case ev.WaitDecided() | ev.WaitTimedOut() as f:

@@ -49,7 +49,7 @@ from holdfast.core.errors import (
     UnknownStatus,
     VersionConflict,
 )
-from holdfast.core.lease import COUNTER_BITS, Lease, counter
+from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
 from holdfast.core.run import Run, Versions, fold
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
@@ -599,6 +599,13 @@ class WorkspaceStore(MemoryStore):
             raise error
         return await super().load(run_id)
 
+    def _lease(self, row: Any) -> Lease:
+        """While another process writes here, whoever it drives for is alive."""
+        lease = super()._lease(row)
+        if not self._held_elsewhere or lease.owner is None:
+            return lease
+        return replace(lease, owner_alive=Alive.YES, expires_at=self.now() + DEFAULT_TTL_US)
+
     async def verify(self) -> list[Problem]:
         """What is wrong with a run is told with it; here only what is wrong with the house."""
         return []
@@ -676,6 +683,9 @@ class WorkspaceStore(MemoryStore):
         if run_id in self._broken:
             raise VersionConflict(f"a damaged run {run_id} is here already", hint="choose another directory")
         self._writable()
+        mine = [self._log[run_id, seq].data for seq in self._order.get(run_id, ())]
+        if mine and len(mine) < len(dossier.rows) and mine == [r.data for r in dossier.rows[: len(mine)]]:
+            self._forget({run_id})  # an older export of the same run: it has gone on since
         if not await super().adopt(dossier):
             return False
         final, building = self._at(run_id), self._at(f".{run_id}.tmp")
@@ -684,9 +694,11 @@ class WorkspaceStore(MemoryStore):
                 shutil.rmtree(building, ignore_errors=True)
                 os.makedirs(building)
                 self._write_dossier(dossier, building)
-                if os.path.isdir(final) and not self._kept(run_id).rows:
-                    shutil.rmtree(final)  # a run that was never acknowledged
+                older = self._at(f".{run_id}.gone")
+                if os.path.isdir(final):
+                    os.rename(final, older)
                 os.rename(building, final)
+                shutil.rmtree(older, ignore_errors=True)
                 _sync_folder(self.folder)
         except BaseException:
             self._forget({run_id})
