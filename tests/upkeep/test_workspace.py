@@ -265,6 +265,19 @@ async def test_meta_that_drifts_is_named_and_healed_if_safe(name: str, tmp_path:
         assert path.read_text() == json.dumps({**sound, **audit}, ensure_ascii=False, indent=2) + "\n"
 
 
+async def test_meta_of_an_earlier_release(tmp_path: Path) -> None:
+    """§1.8: a field that did not exist then has its default; no drift, no error."""
+    folder = await made(tmp_path / "ws", d.done)
+    fields = json.loads((folder / "meta.json").read_text())
+    for name in ("unattended", "kind", "waivers", "versions"):
+        del fields[name]
+    (folder / "meta.json").write_text(json.dumps(fields))
+    assert await codes(tmp_path / "ws") == []
+    del fields["skill_id"]
+    (folder / "meta.json").write_text(json.dumps(fields))
+    assert await codes(tmp_path / "ws") == ["snapshot_field_drift"]
+
+
 async def test_meta_gone_or_torn(tmp_path: Path) -> None:
     """T-20: the cache can be thrown away."""
     folder = await made(tmp_path / "ws", d.waiting)

@@ -72,7 +72,10 @@ def migrate(call: Call) -> int:
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
 @options()
 def export(call: Call, run_id: str, folder: str) -> int:
-    """Write a run into DIR as files that people can read: a workspace, which every command takes with --workspace DIR."""
+    """Write a run into DIR, as files that people can read.
+
+    DIR is a workspace: every command takes it with --workspace DIR.
+    """
     written = over(call, lambda rt: rt.export(run_id, folder))
     if call.as_json:
         o.emit({"run_id": run_id, "directory": written})
@@ -85,7 +88,10 @@ def export(call: Call, run_id: str, folder: str) -> int:
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
 @options()
 def import_(call: Call, folder: str) -> int:
-    """Take over the runs of a workspace (an export), their events byte for byte. Those that are here already stay as they are."""
+    """Take over the runs of a workspace, as exported.
+
+    Their events stay the same byte for byte. Runs that are here already stay as they are.
+    """
     taken, there = over(call, lambda rt: rt.import_runs(folder), make=True)
     if call.as_json:
         o.emit({"imported": taken, "present": there})
@@ -104,7 +110,9 @@ def import_(call: Call, folder: str) -> int:
 @click.option("--dry-run", is_flag=True, help="Only say which.")
 @options()
 def prune(call: Call, age: str, dry_run: bool) -> int:
-    """Delete whole lineages of runs that have ended, all of them that long ago, with everything that hangs on them.
+    """Delete lineages of runs that ended long ago.
+
+    All runs of it must have ended that long ago; everything that hangs on them goes too.
 
     A lineage is a run with its replays, forks and children. Effects under keys that other runs share stay on record.
     """

@@ -256,7 +256,12 @@ def revived(kind: type[msgspec.Struct], fields: Any) -> Any:
 
 def _positions(kind: type[msgspec.Struct], fields: Any) -> list[Any]:
     out = []
-    for name in kind.__struct_fields__:
+    for field in msgspec.structs.fields(kind):
+        name = field.name
+        if name not in fields and not field.required:
+            # A file of an earlier release does not know the field: it has the value that its events imply, the default.
+            out.append(msgspec.to_builtins(field.default if field.default is not msgspec.NODEFAULT else field.default_factory()))
+            continue
         value = fields[name]
         inner = _INNER.get(name) if kind is Run else None
         if inner is not None and value is not None:
