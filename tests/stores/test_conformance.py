@@ -1,4 +1,4 @@
-"""The one suite, over every store."""
+"""The one suite, over every store: its cases name what they show, T-80 to T-82, T-86 and X-03 among them."""
 
 import asyncio
 from pathlib import Path
