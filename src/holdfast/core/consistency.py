@@ -164,7 +164,7 @@ class Diagnosis:
         """An intent of the run."""
         if intent.state == "sending" and (intent.lease_until is None or intent.lease_until <= self.now):
             self._note(
-                "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher went away", "holdfast dispatch settles it"
+                "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher went away", "a dispatcher takes it up again once that lease is over"
             )
 
     def _event(self, event: ev.Event) -> None:
