@@ -7,54 +7,38 @@ import datetime as dt
 import os
 import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, Self, TypeVar, cast, overload
-
-import msgspec
+from typing import Any, ParamSpec, Self, TypeVar, overload
 
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.clock import SystemClock
-from holdfast.core import commands as cmd
-from holdfast.core import decisions, superstep, views
-from holdfast.core import events as ev
 from holdfast.core import policy as policies
-from holdfast.core import run as records
-from holdfast.core.commit import InboxItem
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
 from holdfast.core.errors import (
-    Conflict,
     InvalidInput,
-    RequestConflict,
-    RestrictedOption,
     RunFailed,
-    RunIsLive,
     RunWaiting,
     StoreError,
     StoreReadOnly,
     UsageError,
 )
 from holdfast.core.graph import Program
-from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, TOUCH, Alive, Lease
-from holdfast.core.progress import Progress
-from holdfast.core.status import AT_REST, LIVE, TERMINAL, WAITING, Status
-from holdfast.core.waits import WaitKind
-from holdfast.engine import archive, gates, histories, lineage
+from holdfast.core.lease import DEFAULT_TTL_US
+from holdfast.core.status import AT_REST, TERMINAL, Status
+from holdfast.engine import archive, histories, lineage
 from holdfast.engine.checking import Checker, Findings, keeper
+from holdfast.engine.conductor import Conductor
 from holdfast.engine.desk import Desk
-from holdfast.engine.driver import Driver, loaded_driver
 from holdfast.engine.effects import closed_owners
 from holdfast.engine.heartbeat import Heartbeat
-from holdfast.engine.intake import Birth, Request, birth, owner_id
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.leaving import driven, let_go
+from holdfast.engine.intake import Request, birth, owner_id
 from holdfast.engine.reader import POLL_SECONDS, Reader
 from holdfast.engine.repairing import Repair, Repairer
 from holdfast.engine.services import Services, Skills
 from holdfast.engine.streams import Chunk
-from holdfast.engine.threads import carries
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
-from holdfast.ports import Claim, Clock, Copies, Pruned, Resolver, RunFilter, Store
+from holdfast.ports import Clock, Copies, Pruned, Resolver, Store
 from holdfast.stores import WorkspaceStore, open_url
 from holdfast.tools import LocalRunner
 from holdfast.workers.worker import Report, Worker
@@ -63,7 +47,6 @@ S = TypeVar("S", bound=State)
 R = TypeVar("R")
 P = ParamSpec("P")
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
-LOOK_SECONDS = 5.0
 
 
 def chosen_store(url: str | None) -> str:
@@ -121,6 +104,7 @@ class Runtime:
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
         self._reader = Reader(self._services)
         self._desk = Desk(self._services, self._reader)
+        self._conductor = Conductor(self._services, self._reader, self._desk, self._own)
         self._registered = False
         self._open = False
 
@@ -210,31 +194,7 @@ class Runtime:
         due = _due(at, delay, self._store.now())
         request = _request(thread_id, key, due, options)
         born = birth(self._services, program, _mapping(inputs), request)
-        draft = born.draft()
-        alone = born.fact.session_key == born.run_id  # a session of its own: nobody can be before it
-        draft.facts.append(ev.RunQueued("submitted", blocked_by=None if alone else await self._holder(born.fact)))
-        return await self._create(program, born, lambda: _enqueue(born, draft, self._first_fence()))
-
-    async def _create(self, program: Program, born: Birth, act: Callable[[], Awaitable[None]]) -> Run[Any]:
-        try:
-            await act()
-        except Conflict as e:
-            if e.code != "claim_taken" or not born.claims:
-                raise
-            return await self._existing(born)
-        return await self._reader.get(born.run_id)
-
-    async def _existing(self, born: Birth) -> Run[Any]:
-        """The run that already has this request key, if it asked for the same."""
-        claim = born.claims[0]
-        taken = await self._store.claimed(claim.kind, claim.scope, claim.key)
-        if taken is None:
-            raise StoreError(f"the request key {claim.key!r} is taken, and by nothing")
-        if taken.digest != claim.digest:
-            raise RequestConflict(f"the key {claim.key!r} was used with another input, by the run {taken.run_id}", hint="use another key")
-        run = await self._reader.get(taken.run_id)
-        run.deduplicated = True
-        return run
+        return await self._conductor.submit(born)
 
     @overload
     async def invoke(self, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, **options: Any) -> Run[S]: ...
@@ -260,72 +220,12 @@ class Runtime:
         """
         program = self._program(skill)
         if thread_id is not None:
-            left = await self._left_behind(options.get("tenant_id"), thread_id)
+            left = await self._conductor.left_behind(options.get("tenant_id"), thread_id)
             if left is not None and inputs is None:
                 return left
         request = _request(thread_id, key, None, options)
         born = birth(self._services, program, _mapping(inputs), request)
-        await self._own()
-        if thread_id is not None and carries(program):
-            # What it begins with is known only once the lane is its own: read before, a turn that ends meanwhile would be lost.
-            return await self._queued(program, born, "its thread's turn", step_limit)
-        journal = cast(Journal, born.journal)
-        journal.fence = self._first_fence()
-        driver = Driver(self._services, program, journal, step_limit=step_limit)
-        draft = born.draft()
-        draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
-        self._services.driving.add(born.run_id)
-        try:
-            await driver.begin(draft)
-        except (Exception, asyncio.CancelledError) as e:
-            self._services.driving.discard(born.run_id)
-            if not isinstance(e, Conflict):
-                await asyncio.shield(let_go(self._services, born.run_id, journal.fence, e))  # its first commit may have come through
-                raise
-            if e.code == "claim_taken" and born.claims:
-                return await self._settled(await self._existing(born), step_limit)
-            if e.code != "lane_busy":
-                raise
-            journal.dead = None
-            return await self._queued(program, born, "lane busy", step_limit)
-        record = await self._driven(born.run_id, driver, None, ())
-        if record.terminal:
-            return self._reader.ended(record, journal.checkpoint.values, journal.fence)
-        return await self._drive_on(born.run_id, step_limit=step_limit)
-
-    async def _queued(self, program: Program, born: Birth, reason: str, step_limit: int | None) -> Run[Any]:
-        """Puts a new run into its lane and drives it when its turn has come."""
-        draft = born.draft()
-        draft.facts.append(ev.RunQueued(reason, blocked_by=await self._holder(born.fact)))
-        run = await self._create(program, born, lambda: _enqueue(born, draft, self._first_fence()))
-        return await self._settled(run, step_limit)
-
-    async def _settled(self, run: Run[Any], step_limit: int | None) -> Run[Any]:
-        """Drives a run to its rest, be it new or the one that already had the request key."""
-        driven = await self._drive_on(run.run_id, step_limit=step_limit)
-        driven.deduplicated = run.deduplicated
-        return driven
-
-    def _first_fence(self) -> int:
-        """A new run begins with counter 1 under the store's incarnation."""
-        return self._store.incarnation << COUNTER_BITS | 1
-
-    async def _holder(self, fact: ev.RunSubmitted) -> str | None:
-        """The run that this one queues behind (§5.13)."""
-        query = RunFilter(session_key=fact.session_key, statuses=tuple(s for s in Status if s not in TERMINAL), limit=100)
-        for run, _ in reversed(await self._store.runs(query)):
-            if run.lane == fact.lane and run.run_id != fact.run_id:
-                return run.run_id
-        return None
-
-    async def _left_behind(self, tenant_id: str | None, thread_id: str) -> Run[Any] | None:
-        newest = await self._store.runs(RunFilter(tenant_id=tenant_id or "default", thread_id=thread_id, limit=1, by_turn=True))
-        if not newest:
-            return None
-        run, lease = newest[0]
-        if run.status not in LIVE or lease.live(self._store.now()):
-            return None
-        return await self._drive_on(run.run_id, named=False)
+        return await self._conductor.invoke(program, born, shared=thread_id is not None, step_limit=step_limit)
 
     @overload
     async def run(self, skill: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
@@ -342,136 +242,6 @@ class Runtime:
         if isinstance(skill, Flow):
             return _result(await self.invoke(skill, skill.bind(*args, **kwargs)))
         return _result(await self.invoke(skill, *args, **kwargs))
-
-    async def _driven(
-        self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...], named: bool = False
-    ) -> records.Run:
-        self._services.driving.add(run_id)
-        try:
-            with self._services.attendant.on(run_id, driver):
-                return await driven(self._services, driver, claim, inbox, named=named)
-        finally:
-            self._services.driving.discard(run_id)
-            self._services.streams.end(run_id)
-
-    async def _claim(self, run_id: str) -> Claim | None:
-        await self._own()
-        await self._services.holds()
-        got: list[Claim] = []
-        self._services.driving.add(run_id)
-        try:
-            got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id)
-        finally:
-            if not got:
-                self._services.driving.discard(run_id)
-        return got[0] if got else None
-
-    async def _drive_claim(self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False) -> None:
-        try:
-            loaded = await self._reader.loaded(claim.run_id)
-            driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit)
-        except (Exception, asyncio.CancelledError) as e:
-            await asyncio.shield(let_go(self._services, claim.run_id, claim.fence, e))
-            self._services.driving.discard(claim.run_id)
-            raise
-        await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
-
-    async def _drive_on(self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True) -> Run[Any]:
-        """Drives what this process can and returns at human and signal waits (§4.18); nothing hangs behind a waiting holder."""
-        while True:
-            run, lease = await self._reader.found(run_id)
-            if run.status in TERMINAL or (run.interrupted_at is not None and not named):
-                break
-            now = self._store.now()
-            if run.status in WAITING and not run.decisions and await self._children(run):
-                continue
-            if run.status in WAITING and not run.decisions and not lease.live(now):
-                timers = bool(run.waits) and all(w.kind in (WaitKind.TIMER, WaitKind.CHILD) for w in run.waits)
-                if lease.due is None or (not timers and lease.due > now):
-                    break
-                if lease.due > now:
-                    await self._until((lease.due - now) / 1_000_000)
-                    continue
-            await self._fitting(run, upgrade)
-            claim = None if lease.live(now) and not self._idle_here(run_id, lease) else await self._claim(run_id)
-            if claim is None:
-                if run.status is Status.PENDING and await self._behind_a_wait(run):
-                    break
-                await self._store.wait_for_change(POLL_SECONDS)
-                continue
-            await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named)
-        return await self._reader.get(run_id)
-
-    async def _fitting(self, run: records.Run, upgrade: bool) -> Program:
-        """The program that may go on with this run, asked before anything is claimed or written (§3.2).
-
-        Raises:
-            SkillUnknown, FingerprintMismatch: this process cannot go on with it.
-            NodeMissing: the program has changed and lacks a node the run is to go on with; what people answered stays.
-        """
-        program = self._skills.for_run(run, upgrade=upgrade)
-        if program.fingerprint != run.fingerprint:
-            loaded = await self._reader.loaded(run.run_id)
-            superstep.expect(program, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.pending)
-        return program
-
-    async def _permitted(self, run: records.Run, program: Program, actor: str, force: bool) -> None:
-        """Asks the policy in force about every gated step still to come (§7.5); force waives that alone, and is on record (§7.4).
-
-        Raises:
-            Denied: it refuses one of them. RestrictedOption: it does not let itself be forced.
-        """
-        policy = self._services.policy
-        if policy is None or run.status is Status.PENDING:
-            return
-        if force:
-            if not policy.allow_force:
-                raise RestrictedOption("the policy in force does not let itself be waived", hint="resume without --force")
-            await self._desk.note(run.run_id, f"{actor} waived the policy's re-evaluation", actor)
-            return
-        loaded = await self._reader.loaded(run.run_id)
-        checkpoint = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint
-        pending = {t.node for t in checkpoint.pending}
-        todo = [n for n in program.nodes.values() if policies.gated(n) and (n.name in pending or n.name not in checkpoint.seen)]
-        gates.reevaluate(policy, todo, run, self._services.environment)
-
-    def _idle_here(self, run_id: str, lease: Lease) -> bool:
-        """Whether this process holds a run that nobody in it drives: its driver ended with an error of the store."""
-        return lease.owner == self._services.owner and run_id not in self._services.driving
-
-    async def _children(self, run: records.Run) -> bool:
-        """Drives the children that a run waits for, those whose code is here; True if the run has news by that (§4.18)."""
-        open_now = []
-        for wait in run.waits:
-            if wait.kind is WaitKind.CHILD and (found := await self._store.get(wait.name)) is not None:
-                child, _ = found
-                if not child.terminal and child.skill_id in self._skills.ids:
-                    open_now.append(child.run_id)
-        if not open_now:
-            return False
-        await asyncio.gather(*(self._drive_on(c) for c in open_now))
-        after, lease = await self._reader.found(run.run_id)
-        return after.version != run.version or (lease.due is not None and lease.due <= self._store.now())
-
-    async def _until(self, seconds: float) -> None:
-        """Until a timer is due; sooner if something changed, and never so long that a missed hint would matter."""
-
-        async def changed() -> None:
-            await self._store.wait_for_change(0)  # a task's first look only sets what counts as news
-            await self._store.wait_for_change(LOOK_SECONDS)
-
-        waiting = {asyncio.ensure_future(self._clock.sleep(seconds)), asyncio.ensure_future(changed())}
-        try:
-            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in waiting:
-                task.cancel()
-            await asyncio.gather(*waiting, return_exceptions=True)
-
-    async def _behind_a_wait(self, run: records.Run) -> bool:
-        """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming (§5.13)."""
-        waiting = await self._store.runs(RunFilter(session_key=run.session_key, statuses=tuple(WAITING), limit=100))
-        return any(w.lane == run.lane and not w.decisions for w, _ in waiting)
 
     async def recover(self) -> list[Run[Any]]:
         """Takes over runs whose owners are gone and drives them to their rest; gives those it drove (§10.6)."""
@@ -539,7 +309,7 @@ class Runtime:
         wish = lineage.Wish(
             kind=lineage.REPLAY, checkpoint_id=from_checkpoint, step=from_step, effects=policy, actor=actor, reason=reason, key=key, upgrade=upgrade
         )
-        return await self._reborn(run_id, wish, drive)
+        return await self._conductor.reborn(run_id, wish, drive)
 
     async def fork(
         self,
@@ -578,28 +348,7 @@ class Runtime:
             kind=lineage.FORK, checkpoint_id=from_checkpoint, step=from_step, edits=set or {}, inputs=inputs or {}, reason=reason, actor=actor,
             effects=None if effects is None else as_policy(effects), key=key, upgrade=upgrade, fields=options,
         )  # fmt: skip
-        return await self._reborn(run_id, wish, drive)
-
-    async def _reborn(self, run_id: str, wish: lineage.Wish, drive: bool) -> Run[Any]:
-        await self._reader.found(run_id)
-        source = await self._reader.loaded(run_id)
-        if source.run.skill_id in self._skills.ids:
-            self._skills.for_run(source.run, upgrade=wish.upgrade)
-        try:
-            made = await lineage.born(self._services, source, await self._store.rows(run_id), wish)
-        except Conflict as e:
-            if e.code != "claim_taken" or wish.key is None:
-                raise
-            taken = await self._store.claimed("request", lineage.request_scope(source.run, wish.kind), wish.key)
-            if taken is None:
-                raise
-            if taken.digest != lineage.digest(source.run, await self._store.rows(run_id), wish):
-                raise RequestConflict(f"the key {wish.key!r} was used for another {wish.kind}, by {taken.run_id}", hint="use another key") from None
-            again = await self._reader.get(taken.run_id)
-            again.deduplicated = True
-            return again
-        run = await self._reader.get(made)
-        return await self._if_able(run) if drive else run
+        return await self._conductor.reborn(run_id, wish, drive)
 
     # -- decisions ----------------------------------------------------------------------------------
 
@@ -630,17 +379,12 @@ class Runtime:
     ) -> Run[Any]:
         """Approves, and drives on if this process has the skill."""
         run = await self.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload)
-        return await self._if_able(run) if drive else run
+        return await self._conductor.if_able(run) if drive else run
 
     async def deny(self, run_id: str, *, reason: str, wait_id: str | None = None, actor: str = "operator", drive: bool = True) -> Run[Any]:
         """Denies: the run is halted, unless the wait delivers denials to its node."""
         run = await self.decide(run_id, "deny", wait_id=wait_id, actor=actor, note=reason)
-        return await self._if_able(run) if drive else run
-
-    async def _if_able(self, run: Run[Any]) -> Run[Any]:
-        if run.status in TERMINAL or run.skill_id not in self._skills.ids:
-            return run
-        return await self._drive_on(run.run_id)
+        return await self._conductor.if_able(run) if drive else run
 
     async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> Run[Any]:
         """Asks a run to end. At rest it ends at once; a live one at its next safe boundary (§10.12).
@@ -692,37 +436,9 @@ class Runtime:
             SettledTerminal: it ended for good.
             RunIsLive: somebody drives it now; names the owner and the expiry.
         """
-        await self._reader.found(run_id)
-        await self._desk.settle(run_id)
-        run, lease = await self._reader.found(run_id)
-        now = self._store.now()
-        if run.status in LIVE and lease.live(now) and not self._idle_here(run_id, lease):
-            await self._refuse_live(run, lease, wait)
-            run, lease = await self._reader.found(run_id)
-        program = await self._fitting(run, upgrade)
-        due = run.status in WAITING and run.wake_at is not None and run.wake_at <= now
-        if run.status not in LIVE and run.status is not Status.PENDING and not due:
-            decisions.refuse_resume(run, acknowledge)
-        await self._permitted(run, program, actor, force)
-        if run.status in TERMINAL:
-            command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
-            facts = decisions.decide(run, command, now)
-            upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
-            facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
-            if not await self._desk.at_rest(run_id, Draft(facts=list(facts), results=list(decisions.answers(run))), actor=actor, due=now):
-                raise Conflict(f"somebody else went on with {run_id} meanwhile")
-        return await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit)
-
-    async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> None:
-        """A live owner keeps its run; an owner nobody can see is waited for until its lease expires (§7.1)."""
-        until = views.iso(lease.expires_at)
-        if lease.owner_alive is Alive.YES or not wait:
-            raise RunIsLive(f"{run.run_id} is driven by {lease.owner} until {until}", hint="wait for it, or cancel it")
-        while lease.live(self._store.now()):
-            await self._store.wait_for_change(POLL_SECONDS)
-            run, lease = await self._reader.found(run.run_id)
-            if run.status not in LIVE:
-                return
+        return await self._conductor.resume(
+            run_id, actor=actor, acknowledge=acknowledge, force=force, wait=wait, upgrade=upgrade, step_limit=step_limit
+        )
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -882,12 +598,6 @@ def _home() -> None:
         pathlib.Path(".holdfast").mkdir(exist_ok=True)
     except OSError as e:
         raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
-
-
-async def _enqueue(born: Birth, draft: Draft, fence: int) -> None:
-    journal = cast(Journal, born.journal)
-    journal.fence = fence
-    await journal.leave(draft, lease=TOUCH)
 
 
 def _mapping(inputs: Any) -> Mapping[str, Any]:

@@ -1,0 +1,347 @@
+"""Creates runs and drives what this process can, to their rest: what stands between the façade's verbs and one ``Driver``.
+
+A run that somebody else drives, or whose lane is not free yet, is waited for; one that waits for a person is returned as it
+rests. Which run may be taken is the store's to say (§10.1); everything here may be asked again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any, cast
+
+import msgspec
+
+from holdfast.core import commands as cmd
+from holdfast.core import decisions, superstep, views
+from holdfast.core import events as ev
+from holdfast.core import policy as policies
+from holdfast.core import run as records
+from holdfast.core.commit import InboxItem
+from holdfast.core.errors import Conflict, RequestConflict, RestrictedOption, RunIsLive, StoreError
+from holdfast.core.graph import Program
+from holdfast.core.lease import COUNTER_BITS, TOUCH, Alive, Lease
+from holdfast.core.progress import Progress
+from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
+from holdfast.core.waits import WaitKind
+from holdfast.engine import gates, lineage
+from holdfast.engine.desk import Desk
+from holdfast.engine.driver import Driver, loaded_driver
+from holdfast.engine.intake import Birth
+from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.leaving import driven, let_go
+from holdfast.engine.reader import POLL_SECONDS, Reader
+from holdfast.engine.services import Services
+from holdfast.engine.threads import carries
+from holdfast.handle import Run
+from holdfast.ports import Claim, RunFilter
+
+LOOK_SECONDS = 5.0
+
+
+class Conductor:
+    """Births and drives for one runtime. ``own`` makes the process known as an owner of leases before it takes its first."""
+
+    def __init__(self, services: Services, reader: Reader, desk: Desk, own: Callable[[], Awaitable[None]]) -> None:
+        self._services = services
+        self._store = services.store
+        self._skills = services.skills
+        self._reader = reader
+        self._desk = desk
+        self._own = own
+
+    # -- creating -----------------------------------------------------------------------------------
+
+    async def submit(self, born: Birth) -> Run[Any]:
+        """Makes a new run durable, for a worker to drive; the one already there if its request key is known (§3.5)."""
+        draft = born.draft()
+        alone = born.fact.session_key == born.run_id  # a session of its own: nobody can be before it
+        draft.facts.append(ev.RunQueued("submitted", blocked_by=None if alone else await self._holder(born.fact)))
+        return await self._enqueue(born, draft)
+
+    async def invoke(self, program: Program, born: Birth, *, shared: bool, step_limit: int | None) -> Run[Any]:
+        """Creates, claims and starts a run in one commit and drives it; ``shared``: its thread was named, so that others may be on it."""
+        await self._own()
+        if shared and carries(program):
+            # What it begins with is known only once the lane is its own: read before, a turn that ends meanwhile would be lost.
+            return await self._queued(born, "its thread's turn", step_limit)
+        journal = cast(Journal, born.journal)
+        journal.fence = self._first_fence()
+        driver = Driver(self._services, program, journal, step_limit=step_limit)
+        draft = born.draft()
+        draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
+        self._services.driving.add(born.run_id)
+        try:
+            await driver.begin(draft)
+        except (Exception, asyncio.CancelledError) as e:
+            self._services.driving.discard(born.run_id)
+            if not isinstance(e, Conflict):
+                await asyncio.shield(let_go(self._services, born.run_id, journal.fence, e))  # its first commit may have come through
+                raise
+            if e.code == "claim_taken" and born.claims:
+                return await self._settled(await self._existing(born), step_limit)
+            if e.code != "lane_busy":
+                raise
+            journal.dead = None
+            return await self._queued(born, "lane busy", step_limit)
+        record = await self._driven(born.run_id, driver, None, ())
+        if record.terminal:
+            return self._reader.ended(record, journal.checkpoint.values, journal.fence)
+        return await self.drive_on(born.run_id, step_limit=step_limit)
+
+    async def _enqueue(self, born: Birth, draft: Draft) -> Run[Any]:
+        journal = cast(Journal, born.journal)
+        journal.fence = self._first_fence()
+        try:
+            await journal.leave(draft, lease=TOUCH)
+        except Conflict as e:
+            if e.code != "claim_taken" or not born.claims:
+                raise
+            return await self._existing(born)
+        return await self._reader.get(born.run_id)
+
+    async def _existing(self, born: Birth) -> Run[Any]:
+        """The run that already has this request key, if it asked for the same."""
+        claim = born.claims[0]
+        taken = await self._store.claimed(claim.kind, claim.scope, claim.key)
+        if taken is None:
+            raise StoreError(f"the request key {claim.key!r} is taken, and by nothing")
+        if taken.digest != claim.digest:
+            raise RequestConflict(f"the key {claim.key!r} was used with another input, by the run {taken.run_id}", hint="use another key")
+        run = await self._reader.get(taken.run_id)
+        run.deduplicated = True
+        return run
+
+    async def _queued(self, born: Birth, reason: str, step_limit: int | None) -> Run[Any]:
+        """Puts a new run into its lane and drives it when its turn has come."""
+        draft = born.draft()
+        draft.facts.append(ev.RunQueued(reason, blocked_by=await self._holder(born.fact)))
+        run = await self._enqueue(born, draft)
+        return await self._settled(run, step_limit)
+
+    async def _settled(self, run: Run[Any], step_limit: int | None) -> Run[Any]:
+        """Drives a run to its rest, be it new or the one that already had the request key."""
+        driven = await self.drive_on(run.run_id, step_limit=step_limit)
+        driven.deduplicated = run.deduplicated
+        return driven
+
+    def _first_fence(self) -> int:
+        """A new run begins with counter 1 under the store's incarnation."""
+        return self._store.incarnation << COUNTER_BITS | 1
+
+    async def _holder(self, fact: ev.RunSubmitted) -> str | None:
+        """The run that this one queues behind (§5.13)."""
+        query = RunFilter(session_key=fact.session_key, statuses=tuple(s for s in Status if s not in TERMINAL), limit=100)
+        for run, _ in reversed(await self._store.runs(query)):
+            if run.lane == fact.lane and run.run_id != fact.run_id:
+                return run.run_id
+        return None
+
+    async def left_behind(self, tenant_id: str | None, thread_id: str) -> Run[Any] | None:
+        """Drives a thread's newest run to its rest if its owner is gone (§4.16); None if there is none such."""
+        newest = await self._store.runs(RunFilter(tenant_id=tenant_id or "default", thread_id=thread_id, limit=1, by_turn=True))
+        if not newest:
+            return None
+        run, lease = newest[0]
+        if run.status not in LIVE or lease.live(self._store.now()):
+            return None
+        return await self.drive_on(run.run_id, named=False)
+
+    # -- driving ------------------------------------------------------------------------------------
+
+    async def _driven(
+        self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...], named: bool = False
+    ) -> records.Run:
+        self._services.driving.add(run_id)
+        try:
+            with self._services.attendant.on(run_id, driver):
+                return await driven(self._services, driver, claim, inbox, named=named)
+        finally:
+            self._services.driving.discard(run_id)
+            self._services.streams.end(run_id)
+
+    async def _claim(self, run_id: str) -> Claim | None:
+        await self._own()
+        await self._services.holds()
+        got: list[Claim] = []
+        self._services.driving.add(run_id)
+        try:
+            got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id)
+        finally:
+            if not got:
+                self._services.driving.discard(run_id)
+        return got[0] if got else None
+
+    async def _drive_claim(self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False) -> None:
+        try:
+            loaded = await self._reader.loaded(claim.run_id)
+            driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit)
+        except (Exception, asyncio.CancelledError) as e:
+            await asyncio.shield(let_go(self._services, claim.run_id, claim.fence, e))
+            self._services.driving.discard(claim.run_id)
+            raise
+        await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
+
+    async def drive_on(self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True) -> Run[Any]:
+        """Drives what this process can and returns at human and signal waits (§4.18); nothing hangs behind a waiting holder."""
+        while True:
+            run, lease = await self._reader.found(run_id)
+            if run.status in TERMINAL or (run.interrupted_at is not None and not named):
+                break
+            now = self._store.now()
+            if run.status in WAITING and not run.decisions and await self._children(run):
+                continue
+            if run.status in WAITING and not run.decisions and not lease.live(now):
+                timers = bool(run.waits) and all(w.kind in (WaitKind.TIMER, WaitKind.CHILD) for w in run.waits)
+                if lease.due is None or (not timers and lease.due > now):
+                    break
+                if lease.due > now:
+                    await self._until((lease.due - now) / 1_000_000)
+                    continue
+            await self._fitting(run, upgrade)
+            claim = None if lease.live(now) and not self._idle_here(run_id, lease) else await self._claim(run_id)
+            if claim is None:
+                if run.status is Status.PENDING and await self._behind_a_wait(run):
+                    break
+                await self._store.wait_for_change(POLL_SECONDS)
+                continue
+            await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named)
+        return await self._reader.get(run_id)
+
+    async def _fitting(self, run: records.Run, upgrade: bool) -> Program:
+        """The program that may go on with this run, asked before anything is claimed or written (§3.2).
+
+        Raises:
+            SkillUnknown, FingerprintMismatch: this process cannot go on with it.
+            NodeMissing: the program has changed and lacks a node the run is to go on with; what people answered stays.
+        """
+        program = self._skills.for_run(run, upgrade=upgrade)
+        if program.fingerprint != run.fingerprint:
+            loaded = await self._reader.loaded(run.run_id)
+            superstep.expect(program, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.pending)
+        return program
+
+    async def _permitted(self, run: records.Run, program: Program, actor: str, force: bool) -> None:
+        """Asks the policy in force about every gated step still to come (§7.5); force waives that alone, and is on record (§7.4).
+
+        Raises:
+            Denied: it refuses one of them. RestrictedOption: it does not let itself be forced.
+        """
+        policy = self._services.policy
+        if policy is None or run.status is Status.PENDING:
+            return
+        if force:
+            if not policy.allow_force:
+                raise RestrictedOption("the policy in force does not let itself be waived", hint="resume without --force")
+            await self._desk.note(run.run_id, f"{actor} waived the policy's re-evaluation", actor)
+            return
+        loaded = await self._reader.loaded(run.run_id)
+        checkpoint = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint
+        pending = {t.node for t in checkpoint.pending}
+        todo = [n for n in program.nodes.values() if policies.gated(n) and (n.name in pending or n.name not in checkpoint.seen)]
+        gates.reevaluate(policy, todo, run, self._services.environment)
+
+    def _idle_here(self, run_id: str, lease: Lease) -> bool:
+        """Whether this process holds a run that nobody in it drives: its driver ended with an error of the store."""
+        return lease.owner == self._services.owner and run_id not in self._services.driving
+
+    async def _children(self, run: records.Run) -> bool:
+        """Drives the children that a run waits for, those whose code is here; True if the run has news by that (§4.18)."""
+        open_now = []
+        for wait in run.waits:
+            if wait.kind is WaitKind.CHILD and (found := await self._store.get(wait.name)) is not None:
+                child, _ = found
+                if not child.terminal and child.skill_id in self._skills.ids:
+                    open_now.append(child.run_id)
+        if not open_now:
+            return False
+        await asyncio.gather(*(self.drive_on(c) for c in open_now))
+        after, lease = await self._reader.found(run.run_id)
+        return after.version != run.version or (lease.due is not None and lease.due <= self._store.now())
+
+    async def _until(self, seconds: float) -> None:
+        """Until a timer is due; sooner if something changed, and never so long that a missed hint would matter."""
+
+        async def changed() -> None:
+            await self._store.wait_for_change(0)  # a task's first look only sets what counts as news
+            await self._store.wait_for_change(LOOK_SECONDS)
+
+        waiting = {asyncio.ensure_future(self._services.clock.sleep(seconds)), asyncio.ensure_future(changed())}
+        try:
+            await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in waiting:
+                task.cancel()
+            await asyncio.gather(*waiting, return_exceptions=True)
+
+    async def _behind_a_wait(self, run: records.Run) -> bool:
+        """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming (§5.13)."""
+        waiting = await self._store.runs(RunFilter(session_key=run.session_key, statuses=tuple(WAITING), limit=100))
+        return any(w.lane == run.lane and not w.decisions for w, _ in waiting)
+
+    async def reborn(self, run_id: str, wish: lineage.Wish, drive: bool) -> Run[Any]:
+        """Makes a replay or a fork (§7.6, §7.7), or finds the one already made under the same key."""
+        await self._reader.found(run_id)
+        source = await self._reader.loaded(run_id)
+        if source.run.skill_id in self._skills.ids:
+            self._skills.for_run(source.run, upgrade=wish.upgrade)
+        try:
+            made = await lineage.born(self._services, source, await self._store.rows(run_id), wish)
+        except Conflict as e:
+            if e.code != "claim_taken" or wish.key is None:
+                raise
+            taken = await self._store.claimed("request", lineage.request_scope(source.run, wish.kind), wish.key)
+            if taken is None:
+                raise
+            if taken.digest != lineage.digest(source.run, await self._store.rows(run_id), wish):
+                raise RequestConflict(f"the key {wish.key!r} was used for another {wish.kind}, by {taken.run_id}", hint="use another key") from None
+            again = await self._reader.get(taken.run_id)
+            again.deduplicated = True
+            return again
+        run = await self._reader.get(made)
+        return await self.if_able(run) if drive else run
+
+    async def if_able(self, run: Run[Any]) -> Run[Any]:
+        """Drives a run on if this process has its skill; otherwise a worker will."""
+        if run.status in TERMINAL or run.skill_id not in self._skills.ids:
+            return run
+        return await self.drive_on(run.run_id)
+
+    async def resume(
+        self, run_id: str, *, actor: str, acknowledge: str | None, force: bool, wait: bool, upgrade: bool, step_limit: int | None
+    ) -> Run[Any]:
+        """Goes on with a run where it stood (§7.1)."""
+        await self._reader.found(run_id)
+        await self._desk.settle(run_id)
+        run, lease = await self._reader.found(run_id)
+        now = self._store.now()
+        if run.status in LIVE and lease.live(now) and not self._idle_here(run_id, lease):
+            await self._refuse_live(run, lease, wait)
+            run, lease = await self._reader.found(run_id)
+        program = await self._fitting(run, upgrade)
+        due = run.status in WAITING and run.wake_at is not None and run.wake_at <= now
+        if run.status not in LIVE and run.status is not Status.PENDING and not due:
+            decisions.refuse_resume(run, acknowledge)
+        await self._permitted(run, program, actor, force)
+        if run.status in TERMINAL:
+            command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
+            facts = decisions.decide(run, command, now)
+            upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
+            facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
+            if not await self._desk.at_rest(run_id, Draft(facts=list(facts), results=list(decisions.answers(run))), actor=actor, due=now):
+                raise Conflict(f"somebody else went on with {run_id} meanwhile")
+        return await self.drive_on(run_id, upgrade=upgrade, step_limit=step_limit)
+
+    async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> None:
+        """A live owner keeps its run; an owner nobody can see is waited for until its lease expires (§7.1)."""
+        until = views.iso(lease.expires_at)
+        if lease.owner_alive is Alive.YES or not wait:
+            raise RunIsLive(f"{run.run_id} is driven by {lease.owner} until {until}", hint="wait for it, or cancel it")
+        while lease.live(self._store.now()):
+            await self._store.wait_for_change(POLL_SECONDS)
+            run, lease = await self._reader.found(run.run_id)
+            if run.status not in LIVE:
+                return
+
+
+__all__ = ["Conductor"]
