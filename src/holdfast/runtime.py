@@ -217,6 +217,7 @@ class Runtime:
 
         On a thread whose newest run was left behind by a dead owner, that run is driven to its rest first; with
         ``inputs=None`` on such a thread nothing new begins. A run whose lane is held by a waiting run is returned queued.
+        Timers and children are waited for, unless ``detach``: then a worker, or a later call, goes on after the first rest.
         """
         program = self._program(skill)
         if thread_id is not None:
@@ -225,7 +226,7 @@ class Runtime:
                 return left
         request = _request(thread_id, key, None, options)
         born = birth(self._services, program, _mapping(inputs), request)
-        return await self._conductor.invoke(program, born, shared=thread_id is not None, step_limit=step_limit)
+        return await self._conductor.invoke(program, born, shared=thread_id is not None, step_limit=step_limit, detach=detach)
 
     @overload
     async def run(self, skill: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...

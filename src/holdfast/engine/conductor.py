@@ -59,12 +59,15 @@ class Conductor:
         draft.facts.append(ev.RunQueued("submitted", blocked_by=None if alone else await self._holder(born.fact)))
         return await self._enqueue(born, draft)
 
-    async def invoke(self, program: Program, born: Birth, *, shared: bool, step_limit: int | None) -> Run[Any]:
-        """Creates, claims and starts a run in one commit and drives it; ``shared``: its thread was named, so that others may be on it."""
+    async def invoke(self, program: Program, born: Birth, *, shared: bool, step_limit: int | None, detach: bool = False) -> Run[Any]:
+        """Creates, claims and starts a run in one commit and drives it; ``shared``: its thread was named, so that others may be on it.
+
+        With ``detach`` it comes back at the first rest of any kind, timers and children included (§4.18).
+        """
         await self._own()
         if shared and carries(program):
             # What it begins with is known only once the lane is its own: read before, a turn that ends meanwhile would be lost.
-            return await self._queued(born, "its thread's turn", step_limit)
+            return await self._queued(born, "its thread's turn", step_limit, detach)
         journal = cast(Journal, born.journal)
         journal.fence = self._first_fence()
         driver = Driver(self._services, program, journal, step_limit=step_limit)
@@ -79,15 +82,15 @@ class Conductor:
                 await asyncio.shield(let_go(self._services, born.run_id, journal.fence, e))  # its first commit may have come through
                 raise
             if e.code == "claim_taken" and born.claims:
-                return await self._settled(await self._existing(born), step_limit)
+                return await self._settled(await self._existing(born), step_limit, detach)
             if e.code != "lane_busy":
                 raise
             journal.dead = None
-            return await self._queued(born, "lane busy", step_limit)
+            return await self._queued(born, "lane busy", step_limit, detach)
         record = await self._driven(born.run_id, driver, None, ())
         if record.terminal:
             return self._reader.ended(record, journal.checkpoint.values, journal.fence)
-        return await self.drive_on(born.run_id, step_limit=step_limit)
+        return await self.drive_on(born.run_id, step_limit=step_limit, detach=detach)
 
     async def _enqueue(self, born: Birth, draft: Draft) -> Run[Any]:
         journal = cast(Journal, born.journal)
@@ -112,16 +115,16 @@ class Conductor:
         run.deduplicated = True
         return run
 
-    async def _queued(self, born: Birth, reason: str, step_limit: int | None) -> Run[Any]:
+    async def _queued(self, born: Birth, reason: str, step_limit: int | None, detach: bool) -> Run[Any]:
         """Puts a new run into its lane and drives it when its turn has come."""
         draft = born.draft()
         draft.facts.append(ev.RunQueued(reason, blocked_by=await self._holder(born.fact)))
         run = await self._enqueue(born, draft)
-        return await self._settled(run, step_limit)
+        return await self._settled(run, step_limit, detach)
 
-    async def _settled(self, run: Run[Any], step_limit: int | None) -> Run[Any]:
+    async def _settled(self, run: Run[Any], step_limit: int | None, detach: bool) -> Run[Any]:
         """Drives a run to its rest, be it new or the one that already had the request key."""
-        driven = await self.drive_on(run.run_id, step_limit=step_limit)
+        driven = await self.drive_on(run.run_id, step_limit=step_limit, detach=detach)
         driven.deduplicated = run.deduplicated
         return driven
 
@@ -182,13 +185,18 @@ class Conductor:
             raise
         await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
 
-    async def drive_on(self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True) -> Run[Any]:
-        """Drives what this process can and returns at human and signal waits (§4.18); nothing hangs behind a waiting holder."""
+    async def drive_on(
+        self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False
+    ) -> Run[Any]:
+        """Drives what this process can and returns at human and signal waits, with ``detach`` at timers and children too (§4.18);
+        nothing hangs behind a waiting holder."""
         while True:
             run, lease = await self._reader.found(run_id)
             if run.status in TERMINAL or (run.interrupted_at is not None and not named):
                 break
             now = self._store.now()
+            if detach and run.status in WAITING and not run.decisions and (lease.due is None or lease.due > now):
+                break
             if run.status in WAITING and not run.decisions and await self._children(run):
                 continue
             if run.status in WAITING and not run.decisions and not lease.live(now):
