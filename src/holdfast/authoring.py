@@ -193,7 +193,8 @@ class Graph(Generic[S]):
         id: the skill's stable name.
         state: its channels.
         version: what a run records; change it when the meaning changes.
-        kind: the kind of work; policies may ask for a review of some kinds (§5.16).
+        kind: the kind of work; "planning" and "research" end in a person's review, unless the policy lists other kinds (§5.16).
+        redo: the node that is done again when a review sends the work back; by default those that made what was reviewed.
         step_limit: super-steps in one invocation before the run fails, resumable (§4.9).
         migrates: fingerprints of older shapes whose runs this one may go on with (§3.2).
     """
@@ -205,6 +206,7 @@ class Graph(Generic[S]):
         *,
         version: str = "1",
         kind: str | None = None,
+        redo: NodeRef | None = None,
         step_limit: int = DEFAULT_STEP_LIMIT,
         migrates: tuple[str, ...] = (),
     ) -> None:
@@ -216,6 +218,7 @@ class Graph(Generic[S]):
         self.state = state
         self.version = version
         self.kind = kind
+        self.redo = redo
         self.step_limit = step_limit
         self.migrates = migrates
         self._nodes: dict[str, Node] = {}
@@ -377,6 +380,7 @@ class Graph(Generic[S]):
             channels=self.state.__channels__,
             nodes=nodes,
             kind=self.kind,
+            redo=None if self.redo is None else self._name(self.redo),
             step_limit=self.step_limit,
             state=self.state,
             migrates=self.migrates,

@@ -26,6 +26,7 @@ from holdfast.core.errors import (
     UndecidedWait,
     WaitNotFound,
 )
+from holdfast.core.outcomes import Terminal
 from holdfast.core.run import Buffered, Run, fold_all
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
@@ -457,6 +458,26 @@ def test_a_review_is_a_wait() -> None:
     review = wait(WaitKind.REVIEW, wait_id=W)
     end = after(run, decisions.mark_run_awaiting_review(run, review))
     assert (end.status, end.waits) == (Status.WAITING_FOR_HUMAN, (review,))
+
+
+@pytest.mark.parametrize("unattended", [False, True])
+def test_an_outcome_is_only_applied(unattended: bool) -> None:
+    """§5.16: done closes every wait, halted settles, a review is opened and keeps the handoff; §5.17: or it stops the run."""
+    handoff = wait(WaitKind.HANDOFF, wait_id="h")
+    run = replace(folded(ev.RunStarted(), ev.WaitRequested(handoff)), unattended=unattended)
+    done = after(run, decisions.applied(run, Terminal.DONE, result=raw(1)))
+    assert (done.status, done.result, done.waits, done.active_handoff) == (Status.COMPLETED, raw(1), (), None)
+    halted = after(run, decisions.applied(run, Terminal.HALTED, why="delivery_rejected"))
+    assert (halted.status, halted.settled, halted.stop_reason, halted.waits) == (Status.CANCELED, True, "delivery_rejected", ())
+    assert decisions.applied(run, Terminal.HALTED)[-1].stop_reason == "halted"
+    review = wait(WaitKind.REVIEW, wait_id=W)
+    asked = after(run, decisions.applied(run, Terminal.AWAITING_HUMAN_REVIEW, review=review))
+    if unattended:
+        assert (asked.status, asked.settled, asked.stop_reason, asked.rearm) == (Status.CANCELED, False, "unattended_handoff", (review,))
+    else:
+        assert (asked.status, asked.waits, asked.active_handoff) == (Status.WAITING_FOR_HUMAN, (handoff, review), "h")
+    with pytest.raises(AssertionError):
+        decisions.applied(run, Terminal.AWAITING_HUMAN_REVIEW)
 
 
 def test_every_way_to_stop_says_why() -> None:

@@ -32,6 +32,7 @@ from holdfast.core.errors import (
     UndecidedWait,
     WaitNotFound,
 )
+from holdfast.core.outcomes import Terminal
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, RESUMABLE, TERMINAL, Status
 from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
@@ -303,6 +304,17 @@ def mark_run_interrupted(run: Run, cause: str) -> Facts:
 
 def mark_run_awaiting_review(run: Run, wait: Wait) -> Facts:
     return (ev.WaitRequested(wait), ev.RunWaitingForHuman())
+
+
+def applied(run: Run, outcome: Terminal, *, result: bytes | None = None, review: Wait | None = None, why: str = "halted") -> Facts:
+    """What the terminal outcome means for this run (§5.16). Where nobody attends, a review stops the run until somebody does (§5.17)."""
+    match outcome:
+        case Terminal.DONE:
+            return mark_run_done(run, result)
+        case Terminal.HALTED:
+            return mark_run_halted(run, why)
+    assert review is not None, "whoever asks for a review says what is reviewed"
+    return mark_run_unattended(run, (review,)) if run.unattended else mark_run_awaiting_review(run, review)
 
 
 def stop_reason(error: BaseException) -> str:

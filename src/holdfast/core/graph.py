@@ -103,6 +103,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     fingerprint: str
     flow: bool = False
     kind: str | None = None
+    redo: str | None = None
     step_limit: int = DEFAULT_STEP_LIMIT
     state: Any = None
     migrates: tuple[str, ...] = ()
@@ -119,6 +120,7 @@ def compile(
     flow: bool = False,
     signature: str = "",
     known: Iterable[str] = (),
+    redo: str | None = None,
     **options: Any,
 ) -> Program:
     """Checks the declaration and gives the program. ``known`` are faults that the caller has found already.
@@ -127,6 +129,8 @@ def compile(
         InvalidGraph: with every fault found, one a line, in words a newcomer understands.
     """
     faults = [*known, *_faults(channels, nodes)] if not flow else []
+    if redo is not None and redo not in nodes:
+        faults.append(f"redo names {redo!r}, which is not a node{nearest(redo, nodes)}")
     if faults:
         raise refused(id, faults)
     listeners: dict[str, list[str]] = {}
@@ -154,6 +158,7 @@ def compile(
         order={n: i for i, n in enumerate(nodes)},
         fingerprint=canon.fingerprint(shape),
         flow=flow,
+        redo=redo,
         **options,
     )
 

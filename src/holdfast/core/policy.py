@@ -68,6 +68,8 @@ class Request(msgspec.Struct, frozen=True):
 
 
 Gate = Callable[[Request], Any]
+REVIEWS = ("planning", "research")
+"""The kinds of work that end in a person's review, unless a policy lists others (§5.16)."""
 
 
 class Policy(msgspec.Struct, frozen=True):
@@ -75,7 +77,7 @@ class Policy(msgspec.Struct, frozen=True):
 
     gate: Gate | None = None
     version: str = "1"
-    reviews: tuple[str, ...] = ("planning", "research")
+    reviews: tuple[str, ...] = REVIEWS
     allow_force: bool = True
 
     @property

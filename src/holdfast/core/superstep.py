@@ -32,8 +32,11 @@ from holdfast.core.errors import (
     Unserializable,
 )
 from holdfast.core.graph import START, Node, Program, Trigger
+from holdfast.core.ids import node_of
+from holdfast.core.outcomes import DELIVERED, NO_CHANGE, SKIPPED, UNCHANGED, completes
 
 INTENTS = "intents"
+REVIEW_TASK = "@review"
 
 
 def plan(program: Program, checkpoint: Checkpoint, news: Iterable[str]) -> tuple[Task, ...]:
@@ -186,6 +189,25 @@ def barrier(
     return _with_pending(delta, moved, tasks + tuple(sends))
 
 
+def delivery(program: Program, results: Iterable[TaskResult]) -> str | None:
+    """What came of the product in this super-step, None if no delivering node took part: one that delivered outweighs those without change."""
+    mine = [r.outcome for r in results if (n := program.nodes.get(node_of(r.task))) is not None and n.delivers]
+    if any(completes(o) and not o.startswith(SKIPPED) for o in mine):
+        return DELIVERED
+    return NO_CHANGE if UNCHANGED in mine else None
+
+
+def settled(delta: Delta, moved: Checkpoint) -> tuple[Delta, Checkpoint]:
+    """The same barrier with nothing after it: all that was left to do was to skip."""
+    return _with_pending(delta, moved, ())
+
+
+def again(program: Program, parent: Checkpoint, targets: tuple[str, ...], feedback: str) -> tuple[Delta, Checkpoint]:
+    """One more round: a barrier without tasks, after which ``targets`` are done again with a person's words (§5.5)."""
+    sent = TaskResult(REVIEW_TASK, goto=targets, feedback=canon.pack(feedback, "feedback")[1])
+    return barrier(program, msgspec.structs.replace(parent, pending=()), {}, inline=frozenset(), decoded={}, signals=(sent,))
+
+
 def _with_pending(delta: Delta, moved: Checkpoint, pending: tuple[Task, ...]) -> tuple[Delta, Checkpoint]:
     """Completes two values that nobody else has seen yet, which spares copying both at every step."""
     msgspec.structs.force_setattr(delta, "pending", pending)
@@ -262,4 +284,4 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
             raise NodeMissing(f"the run is to go on with {task.node!r}, which {program.id} no longer has", hint=f"it has {known}")
 
 
-__all__ = ["INTENTS", "Unserializable", "barrier", "check_input", "check_writes", "expect", "first", "plan"]
+__all__ = ["INTENTS", "REVIEW_TASK", "Unserializable", "again", "barrier", "check_input", "check_writes", "delivery", "expect", "first", "plan", "settled"]

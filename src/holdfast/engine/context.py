@@ -584,7 +584,10 @@ class Context:
         self._services.streams.emit(Chunk(self.run_id, self.attempt_id, value))
 
     def report(self, outcome: str) -> None:
-        """How this step ended, if not ``ok``: ``degraded``, ``skipped: why``, or anything else, which is then no completion (§4.11)."""
+        """How this step ended, if not ``ok``: ``degraded``, ``skipped: why``, or anything else, which is then no completion (§4.11).
+
+        A node with ``delivers=True`` says what came of its product: ``delivered``, ``no_change`` or ``rejected`` (§5.16).
+        """
         self._outcome = outcome
 
     # -- recorded clock and dice --------------------------------------------------------------------

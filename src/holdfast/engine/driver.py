@@ -24,10 +24,11 @@ from holdfast.core.effects import ReplayPolicy
 from holdfast.core.errors import ErrorValue, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
 from holdfast.core.graph import Program
 from holdfast.core.lease import KEEP, RELEASE, Take
+from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
-from holdfast.engine import lineage
+from holdfast.engine import ending, lineage
 from holdfast.engine.context import Restart, Suspend
 from holdfast.engine.effects import surfaced
 from holdfast.engine.executor import StepError, execute
@@ -300,9 +301,10 @@ class Driver:
             self.nudge()
         while True:
             checkpoint = journal.checkpoint
-            if not checkpoint.pending:
-                await self._complete(Draft())
-                return journal.run
+            if not checkpoint.pending or ending.answered(journal):
+                if await self._finish(Draft()) or (self._end is not None and await self._ended()):
+                    return journal.run
+                continue
             try:
                 superstep.expect(self._program, checkpoint.pending)
             except StepFailure as e:
@@ -367,7 +369,7 @@ class Driver:
                 return lambda: self._restart(task, restart)
             except StepError as e:
                 failed = e
-                return lambda: self._fail(Draft(facts=[self._failed(failed)]), failed.cause, failed.error)
+                return lambda: self._step_failed(Draft(facts=[self._failed(failed)]), failed)
             result = finished.result
             return lambda: self._barrier({task.key: result}, {task.key}, {task.key: finished.writes})
 
@@ -377,7 +379,7 @@ class Driver:
         o = await Round(self._services, self._journal, self._program, pending, parked, self._news).run()
         if o.failed is not None:
             failed = o.failed
-            return lambda: self._fail(Draft(), failed.cause, failed.error)
+            return lambda: self._step_failed(Draft(), failed)
         if o.stopped is not None:
             stopped = o.stopped
             return lambda: self._stop(stopped)
@@ -399,7 +401,10 @@ class Driver:
         draft = Draft(facts=[self._done(results[t.key]) for t in parent.pending if t.key in inline])
         if any(r.intents or r.ledger for r in results.values()):
             self._outbox(draft, [results[t.key] for t in parent.pending])
-        if moved.pending:
+        delivery = None if moved.pending and not moved.pending[0].skip else superstep.delivery(program, results.values())
+        if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
+            delta, moved = superstep.settled(delta, moved)
+        if moved.pending or ending.outcome(self._services, program, journal, delivery) is not Terminal.DONE:
             draft.facts += self._started(moved.pending, moved.step + 1)
             await journal.checkpointed(draft, delta, moved)
             return False
@@ -443,11 +448,29 @@ class Driver:
                 draft.ledger.append(LedgerRow(run.run_id, row.topic, row.key, row.data, now))
                 draft.facts.append(ev.LedgerAppended(row.topic, row.key))
 
-    async def _complete(self, draft: Draft) -> None:
+    async def _finish(self, draft: Draft, delivery: str | None = None) -> bool:
+        """Does with a run that has nothing left to do what the reducer says (§5.16). False if it goes on, with another round."""
+        journal, program = self._journal, self._program
         async with self._lock:
+            feedback = ending.sent_back(journal)
+            if feedback is not None:
+                delta, moved = superstep.again(program, journal.checkpoint, ending.redone(program, journal), feedback)
+                draft.facts += self._started(moved.pending, moved.step + 1)
+                await journal.checkpointed(draft, delta, moved)
+                return False
+            outcome = ending.outcome(self._services, program, journal, delivery)
+            if outcome is not Terminal.DONE and self._end is not None:
+                return False
             self._over = True
-            draft.facts += decisions.mark_run_done(self._journal.run)
-            await self._journal.rest(draft, Source.LOOP)
+            draft.facts += ending.facts(self._services, program, journal, outcome, delivery)
+            await journal.rest(draft, ending.SOURCES[outcome])
+        return True
+
+    async def _step_failed(self, draft: Draft, e: StepError) -> bool:
+        """Ends the run failed, unless the step that did not complete is a delivery that was rejected: that is for the reducer."""
+        if e.outcome == REJECTED and self._program.nodes[ids.node_of(e.task)].delivers:
+            return await self._finish(draft, REJECTED)
+        return await self._fail(draft, e.cause, e.error)
 
     async def _rest_in(self, waits: tuple[Wait, ...]) -> bool:
         """Parks the run in its open waits, unless one was answered or the run was cancelled meanwhile (§5.2)."""

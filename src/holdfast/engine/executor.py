@@ -15,7 +15,7 @@ from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, writ
 from holdfast.core.effects import LEDGERED
 from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure
 from holdfast.core.graph import END, Goto, Node, Program, Send
-from holdfast.core.outcomes import OK, completes
+from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.policy import gated
 from holdfast.core.retry import backoff
 from holdfast.core.superstep import INTENTS, check_writes, reduced
@@ -203,7 +203,7 @@ def _finish(program: Program, node: Node, task: Task, values: Mapping[str, Any],
     """What the node returned, as a result: checked, packed, routed."""
     if program.flow:
         _, data = canon.pack(value, f"{program.id}()")
-        result = TaskResult(task.key, outcome=_outcome(task, ctx), attempt=ctx.attempt, result=data)
+        result = TaskResult(task.key, outcome=_outcome(node, task, ctx), attempt=ctx.attempt, result=data)
         return Finished(msgspec.structs.replace(result, intents=tuple(ctx._intents), ledger=tuple(ctx._ledger)), NOTHING)
     raw, goto, sends = _interpret(node, value)
     if INTENTS in raw and INTENTS not in program.channels:
@@ -222,7 +222,7 @@ def _finish(program: Program, node: Node, task: Task, values: Mapping[str, Any],
         _expect(program, node, [*(goto or ()), *chosen, *(s.node for s in sends)])
     result = TaskResult(
         task=task.key,
-        outcome=_outcome(task, ctx),
+        outcome=_outcome(node, task, ctx),
         writes=packed,
         goto=goto,
         chosen=chosen,
@@ -240,8 +240,8 @@ def _expect(program: Program, node: Node, targets: list[str]) -> None:
             raise NodeMissing(f"{node.name} goes to {target!r}, which is not a node", hint="nodes: " + ", ".join(program.nodes))
 
 
-def _outcome(task: Task, ctx: Context) -> str:
-    outcome = ctx._outcome
+def _outcome(node: Node, task: Task, ctx: Context) -> str:
+    outcome = of_delivery(ctx._outcome) if node.delivers else ctx._outcome
     if outcome is OK or completes(outcome):
         return outcome
     cause = StepFailure(f"{task.key} ended {outcome!r}, which is no completion")

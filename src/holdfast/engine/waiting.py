@@ -29,6 +29,7 @@ from holdfast.core.waits import OnTimeout, Wait, WaitKind
 from holdfast.engine.intake import Request, birth, first_fence
 from holdfast.engine.journal import Draft
 from holdfast.engine.scopes import Suspend
+from holdfast.engine.services import Services
 from holdfast.handle import Decision
 
 Duration = dt.timedelta | float | int | None
@@ -93,7 +94,7 @@ async def request(ctx: Any, ask: Ask) -> RawDecision:
         record = ctx._lookup(path, ask.asked, "wait")
         if record is not None:
             given = decisions.read_answer(record)
-            wrong = _outdated(ctx, ask, given) or (ask.fits(given) if ask.fits is not None else None)
+            wrong = outdated(ctx._services, given) or (ask.fits(given) if ask.fits is not None else None)
             if wrong is None:
                 return given
             verdict = wrong
@@ -126,9 +127,9 @@ def _open_at(ctx: Any, path: str) -> Wait | None:
     return next((w for w in ctx._journal.run.waits if ids.wait_base(w.wait_id) == base), None)
 
 
-def _outdated(ctx: Any, ask: Ask, given: RawDecision) -> str | None:
+def outdated(services: Services, given: RawDecision) -> str | None:
     """A consent given under another policy snapshot does not cover what would happen now (§5.8)."""
-    policy = ctx._services.policy
+    policy = services.policy
     if policy is None or given.policy is None or given.policy == policy.snapshot_id or given.action != ws.APPROVE:
         return None
     return f"the policy changed after {given.actor} had approved under {given.policy}"

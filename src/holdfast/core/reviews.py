@@ -1,0 +1,66 @@
+"""The review that ends some kinds of work: what is asked, and who does what again (§5.16)."""
+
+from __future__ import annotations
+
+from holdfast.core import canon, ids
+from holdfast.core.checkpoint import NONE_SEEN, Checkpoint
+from holdfast.core.graph import Node, Program
+from holdfast.core.run import Run
+from holdfast.core.superstep import REVIEW_TASK
+from holdfast.core.waits import ACTIONS, DEFAULT_DEADLINE_US, Wait, WaitKind
+
+PLACE = "0"
+AT = (REVIEW_TASK, PLACE)
+"""Where the answer to a review is on record: its task and path."""
+
+
+def wait(program: Program, run: Run, checkpoint: Checkpoint, *, round: int, now: int, snapshot: str | None, verdict: str = "") -> Wait:
+    """The question to a person whether the work may count as done. Its digest covers the checkpoint that is reviewed."""
+    prompt = f"Is the {program.kind} of {program.id} good?" if program.kind else f"Is {program.id} done?"
+    step = checkpoint.step + 1
+    return Wait(
+        wait_id=ids.wait_id(run.run_id, step, REVIEW_TASK, PLACE, round),
+        kind=WaitKind.REVIEW,
+        step=step,
+        task=REVIEW_TASK,
+        path=PLACE,
+        prompt=prompt,
+        available_actions=ACTIONS[WaitKind.REVIEW],
+        deadline=now + DEFAULT_DEADLINE_US,
+        requested_at=now,
+        digest=canon.digest([ids.step_id(run.run_id, step, REVIEW_TASK), prompt, checkpoint.hash.hex(), snapshot or ""]),
+        policy_snapshot_id=snapshot,
+        round=round,
+        redo=",".join(redone(program, checkpoint)),
+        verdict=verdict,
+    )
+
+
+def redone(program: Program, checkpoint: Checkpoint) -> tuple[str, ...]:
+    """The nodes that ``retry_feedback`` does again: the one the graph names, else those whose work is reviewed.
+
+    These are the nodes that ran last; in place of one that delivers, those it came after, which made the product.
+    """
+    if program.redo is not None:
+        return (program.redo,)
+    last = [n for n in program.nodes.values() if n.name in {t.node for t in checkpoint.pending} or _ran_last(n, checkpoint)]
+    found: dict[str, None] = {}
+    for node in last or list(program.nodes.values())[:1]:
+        found.update(dict.fromkeys(_makers(node, program) if node.delivers else (node.name,)))
+    return tuple(found)
+
+
+def _ran_last(node: Node, cp: Checkpoint) -> bool:
+    """Whether a node ran in the super-step of this checkpoint: it says so itself, or it took what was news to the one before."""
+    if node.name in cp.skipped:
+        return False
+    return cp.versions.get(f"done:{node.name}", -1) == cp.step or max(cp.seen.get(node.name, NONE_SEEN).values(), default=-2) == cp.step - 1
+
+
+def _makers(node: Node, program: Program) -> tuple[str, ...]:
+    """The nodes a delivering one comes after; itself, if none is declared."""
+    names = [c[5:] for t in node.triggers for c in t.channels if c.startswith("done:")]
+    return tuple(n for n in names if n in program.nodes and not program.nodes[n].delivers) or (node.name,)
+
+
+__all__ = ["AT", "redone", "wait"]

@@ -1,0 +1,247 @@
+"""Work that ends in a person's review, and products that are delivered (§5.16, §5.17)."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import pytest
+
+from holdfast import Context, Graph, Runtime, State, append
+from holdfast.core import events as ev
+from holdfast.core.errors import ActionUnavailable, InvalidInput, SettledTerminal, UndecidedWait
+from holdfast.core.policy import Policy
+from tests.engine.support import World, says
+
+
+class Plan(State):
+    facts: Annotated[list[str], append]
+    plan: str = ""
+    published: Annotated[list[str], append]
+
+
+def planning(delivery: list[str] | None = None, *, kind: str | None = "planning", after: bool = False) -> Graph[Plan]:
+    """Gathers, plans, and with ``delivery`` publishes: it reports the words one after another, delivered when there are none left."""
+    graph = Graph("plans", Plan, kind=kind)
+
+    @graph.node(start=True)
+    async def gather(state: Plan) -> dict[str, Any]:
+        return {"facts": ["a"]}
+
+    @graph.node(after="gather")
+    async def plan(state: Plan, ctx: Context) -> dict[str, Any]:
+        return {"plan": f"plan for {ctx.feedback}"}
+
+    if delivery is not None:
+
+        @graph.node(after="plan", delivers=True, retry=3)
+        async def publish(state: Plan, ctx: Context) -> dict[str, Any]:
+            ctx.report(delivery.pop(0) if delivery else "delivered")
+            return {"published": [state.plan]}
+
+        if after:
+
+            @graph.node(after="publish")
+            async def notify(state: Plan) -> dict[str, Any]:
+                return {"published": ["told"]}
+
+    return graph
+
+
+async def kinds(rt: Runtime, run_id: str) -> list[str]:
+    return [e.type for e in await rt.events(run_id)]
+
+
+async def sound(rt: Runtime, run_id: str) -> None:
+    assert [p for p in await rt.check(run_id) if p.severity == "error"] == []
+
+
+@pytest.mark.parametrize("action", ["approve", "continue"])
+async def test_a_plan_is_reviewed_before_it_counts_as_done(action: str) -> None:
+    """§5.16: kinds that are reviewed rest in a review when nothing is runnable; approve and continue complete."""
+    graph = planning()
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        assert (run.status, run.condition, run.state.plan) == ("waiting_for_human", "awaiting_human_review", "plan for None")
+        [review] = run.waits
+        assert review.kind == "review" and review.available_actions == ("approve", "continue", "retry_feedback", "halt")
+        with pytest.raises(UndecidedWait):
+            await rt.resume(run.run_id, force=True)
+        with pytest.raises(ActionUnavailable):
+            await rt.decide(run.run_id, "deny")
+        await rt.decide(run.run_id, action, actor="ada")
+        run = await rt.resume(run.run_id)
+        assert (run.status, run.condition, run.waits, run.result.plan) == ("completed", "done", (), "plan for None")
+        boundaries = [b for c in await rt.checkpoints(run.run_id) for b in c.boundaries]
+        assert boundaries[-2:] == ["waiting_for_human", "run_completed"]
+        await sound(rt, run.run_id)
+
+
+async def test_feedback_makes_one_more_round() -> None:
+    """T-28, §5.16: the node that made the work sees the words; its new version is reviewed under a new id."""
+    graph = planning([])
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        first = run.waits[0].wait_id
+        with pytest.raises(InvalidInput, match="feedback"):
+            await rt.decide(run.run_id, "retry_feedback")
+        await rt.decide(run.run_id, "retry_feedback", feedback="shorter")
+        run = await rt.resume(run.run_id)
+        assert run.state.facts == ["a"] and run.state.published == ["plan for None", "plan for shorter"]
+        assert run.condition == "awaiting_human_review" and run.waits[0].wait_id != first
+        run = await rt.approve(run.run_id)
+        assert run.status == "completed" and run.state.published == ["plan for None", "plan for shorter"]
+        await sound(rt, run.run_id)
+
+
+async def test_a_halt_ends_it_for_good() -> None:
+    """§5.16: halted; §7.2: and nothing revives it."""
+    graph = planning()
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        run = await rt.decide(run.run_id, "halt")
+        assert (run.status, run.condition, run.stop_reason, run.settled) == ("canceled", "halted", "halted", True)
+        with pytest.raises(SettledTerminal):
+            await rt.resume(run.run_id)
+
+
+@pytest.mark.parametrize(("policy", "kind", "reviewed"), [
+    (None, "research", True),
+    (None, "writing", False),
+    (None, None, False),
+    (Policy(), "planning", True),
+    (lambda request: True, "planning", True),
+    (Policy(reviews=()), "planning", False),
+    (Policy(reviews=("writing",)), "writing", True),
+])  # fmt: skip
+async def test_the_policy_lists_what_is_reviewed(policy: Any, kind: str | None, reviewed: bool) -> None:
+    """§5.16: planning and research, unless it lists others; also where no policy is given."""
+    graph = planning(kind=kind)
+    async with World().runtime(graph, policy=policy) as rt:
+        run = await rt.invoke(graph)
+        assert run.condition == ("awaiting_human_review" if reviewed else "done")
+
+
+@pytest.mark.parametrize(("words", "kind", "condition", "published"), [
+    (["delivered"], "planning", "awaiting_human_review", ["plan for None"]),
+    (["no_change"], "planning", "done", ["plan for None"]),
+    (["rejected"], "planning", "awaiting_human_review", []),
+    (["delivered"], None, "done", ["plan for None"]),
+    (["no_change"], None, "done", ["plan for None"]),
+    (["rejected"], None, "halted", []),
+])  # fmt: skip
+async def test_the_reducer_is_asked_again_after_a_delivery(words: list[str], kind: str | None, condition: str, published: list[str]) -> None:
+    """§5.16: no_change needs no review; a rejection is for a person where one reviews, else it halts; it is not retried."""
+    graph = planning(list(words), kind=kind)
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        assert (run.condition, run.state.published) == (condition, published)
+        if condition == "halted":
+            assert run.stop_reason == "delivery_rejected" and run.settled
+        if words == ["rejected"]:
+            assert (await kinds(rt, run.run_id)).count("step.failed") == 1
+        await sound(rt, run.run_id)
+
+
+async def test_after_no_change_nothing_follows() -> None:
+    """§5.16, §4.17: nothing was delivered, so what comes after the delivery is skipped and the run is done in the same commit."""
+    graph = planning(["no_change"], after=True)
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        assert run.condition == "done" and "told" not in run.state.published
+        head = (await rt.checkpoints(run.run_id))[-1]
+        assert head.pending_tasks == () and head.boundaries == ("step_completed", "run_completed")
+    graph = planning(["delivered"], after=True)
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        assert run.condition == "awaiting_human_review" and run.state.published[-1] == "told"
+
+
+@pytest.mark.parametrize(("action", "published"), [("continue", []), ("retry_feedback", ["plan for shorter"])])
+async def test_a_person_overrides_a_rejection_or_sends_it_back(action: str, published: list[str]) -> None:
+    """§5.5: continue leaves the verdict and ends it; feedback makes the product anew, and it is delivered once more."""
+    graph = planning(["rejected"])
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        assert run.record.waits[0].verdict == "rejected"
+        await rt.decide(run.run_id, action, feedback="shorter")
+        run = await rt.resume(run.run_id)
+        assert run.state.published == published
+        assert run.condition == ("done" if action == "continue" else "awaiting_human_review")
+        await sound(rt, run.run_id)
+
+
+async def test_nobody_is_there_to_review() -> None:
+    """T-38, §5.17: the run stops with a named reason; the first resume runs nothing and asks, with the same actions."""
+    entered: list[int] = []
+    graph = planning()
+    graph.node("last", after="plan")(lambda state: entered.append(1))
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph, unattended=True)
+        assert (run.status, run.stop_reason, run.settled, entered) == ("canceled", "unattended_handoff", False, [1])
+        run = await rt.resume(run.run_id)
+        assert run.condition == "awaiting_human_review" and entered == [1]
+        assert run.waits[0].available_actions == ("approve", "continue", "retry_feedback", "halt")
+        assert (await rt.approve(run.run_id)).status == "completed" and entered == [1]
+
+
+@pytest.mark.parametrize("after", [False, True])
+@pytest.mark.parametrize("kind", [ev.WaitRequested, ev.RunResumed, ev.RunCompleted])
+async def test_a_crash_around_the_review_loses_nothing(kind: type[ev.Fact], after: bool) -> None:
+    """§5.16: the outcome is decided anew from what is on record; the work is not done again."""
+    world, ran = World(), []
+    graph = planning()
+    graph.node("last", after="plan")(lambda state: ran.append(1))
+    if kind is ev.WaitRequested:
+        run_id = await world.crash(graph, when=says(kind), after=after)
+        if not after:
+            await world.recovered(graph)
+    else:
+        async with world.runtime(graph) as rt:
+            run_id = (await rt.invoke(graph)).run_id
+            await rt.decide(run_id, "approve", resume=False)
+        await world.crash(graph, when=says(kind), after=after, resume=run_id)
+    async with world.runtime(graph) as rt:
+        run = await rt.get(run_id)
+        if run.waits:
+            assert run.condition == "awaiting_human_review"
+            run = await rt.approve(run_id)
+        elif run.status != "completed":
+            run = await rt.resume(run_id)
+        assert run.status == "completed" and ran == [1]
+        assert (await kinds(rt, run_id)).count("wait.requested") == 1
+
+
+async def test_a_cancel_closes_the_review_and_a_resume_asks_anew() -> None:
+    """§5.14: under another id."""
+    graph = planning()
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        first = run.waits[0].wait_id
+        assert (await rt.cancel(run.run_id)).waits == ()
+        run = await rt.resume(run.run_id)
+        assert run.condition == "awaiting_human_review" and run.waits[0].wait_id == f"{first}/!1"
+        assert (await rt.approve(run.run_id)).status == "completed"
+
+
+async def test_a_review_under_another_policy_is_asked_again() -> None:
+    """§5.8: the new question says why."""
+    world, graph = World(), planning()
+    async with world.runtime(graph, policy=Policy(version="1")) as rt:
+        run = await rt.invoke(graph)
+        await rt.decide(run.run_id, "approve", actor="ada", resume=False)
+    async with world.runtime(graph, policy=Policy(version="2")) as rt:
+        run = await rt.resume(run.run_id)
+        assert run.condition == "awaiting_human_review"
+        assert run.record.waits[0].verdict.startswith("the policy changed after ada had approved")
+        assert (await rt.approve(run.run_id)).status == "completed"
+
+
+async def test_a_fork_is_reviewed_again() -> None:
+    """T-49, §5.8: a consent is never inherited."""
+    graph = planning()
+    async with World().runtime(graph) as rt:
+        run = await rt.invoke(graph)
+        run = await rt.approve(run.run_id)
+        for other in (await rt.fork(run.run_id), await rt.replay(run.run_id)):
+            assert other.condition == "awaiting_human_review", other.origin
+            assert (await rt.approve(other.run_id)).status == "completed"
