@@ -18,6 +18,7 @@ from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import AmbiguousWait, EffectConflict, EffectInProgress, ErrorValue, InvalidInput, NotDecidable, NotFound
 from holdfast.core.status import LIVE, TERMINAL, parse
 from holdfast.core.waits import ACTIONS, ANSWER, APPROVE, CONTINUE, WaitKind
+from holdfast.engine.blobs import whole
 from holdfast.engine.patches import Patches
 from holdfast.handle import CheckpointView, EventView, Run
 from holdfast.runtime import Runtime
@@ -96,8 +97,9 @@ class EventStore(_Port):
 
 class SideEffectLedger(_Port):
     async def find_by_idempotency_key(self, key: str) -> Effect | None:
-        """The newest record under a full key that stands for an attempt; None if there is none."""
-        return next((e for e in reversed(await self._rt.store.effects(key=key)) if e.status is not EffectStatus.REUSED), None)
+        """The newest record under a full key that stands for an attempt, with its result; None if there is none."""
+        found = next((e for e in reversed(await self._rt.store.effects(key=key)) if e.status is not EffectStatus.REUSED), None)
+        return None if found is None else await whole(self._rt.store, found)
 
     async def record_attempt(
         self, run_id: str, key: str, capability: str, request: Any = None, *, effect_class: str = "external_action", actor: str = "operator"

@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from holdfast.core import canon
+from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
@@ -92,13 +93,14 @@ class Store(Protocol):
     async def commit(self, commit: Commit) -> Tip:
         """Applies everything or nothing, and answers after the sync.
 
-        A new run's fence is ``incarnation << 32 | 1``. A taker is registered first.
+        A large result is kept once, whoever names it. A new run's fence is ``incarnation << 32 | 1``. A taker is registered first.
 
         Raises:
             LeaseLost: the fence is not the current one, the run is held, or its taker is not known.
             VersionConflict: the tip moved, or the new run exists.
             EffectInProgress: another attempt under an effect's key is open.
             RunNotFound: the run, or one whose inbox it puts into, is not there.
+            StoreCorrupt: a blob is named that is not there.
             Conflict: ``claim_taken`` (a claim's key), ``lane_busy`` (it begins to execute and its lane is held or awaited:
                 submit it as pending), ``inbox_taken``.
         """
@@ -188,6 +190,13 @@ class Store(Protocol):
 
     async def ledger(self, run_id: str) -> list[LedgerRow]: ...
 
+    async def blob(self, digest: str) -> bytes:
+        """A large result that a record refers to, held against its hash (§6.4).
+
+        Raises:
+            StoreCorrupt: with the code ``blob_unreadable``: it is gone, or not what was written.
+        """
+
     async def workers(self) -> list[Worker]: ...
 
     async def wait_for_change(self, timeout: float) -> None:
@@ -223,6 +232,7 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     effects: tuple[Effect, ...] = ()
     intents: tuple[Intent, ...] = ()
     ledger: tuple[LedgerRow, ...] = ()
+    blobs: tuple[Blob, ...] = ()
 
 
 class Pruned(msgspec.Struct, frozen=True):
@@ -269,7 +279,8 @@ class Upkeep(Protocol):
         """
 
     async def prune(self, before: int, *, dry: bool = False) -> Pruned:
-        """Deletes whole lineages that ended before that time (§6.10). Effects under shared keys stay, as tombstones."""
+        """Deletes whole lineages that ended before that time (§6.10). Effects under shared keys stay, as tombstones; large
+        results that nothing left names go too."""
 
 
 @runtime_checkable

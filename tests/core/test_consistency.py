@@ -10,7 +10,8 @@ import pytest
 
 from holdfast.core import canon, codec
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Delta
+from holdfast.core.blobs import blob_of
+from holdfast.core.checkpoint import Delta, StepRecord
 from holdfast.core.codec import Row
 from holdfast.core.commit import Intent
 from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, diagnose, drift, ok, problem
@@ -64,11 +65,31 @@ def test_a_healthy_run_has_no_problem() -> None:
 
 
 def test_every_code_has_a_severity_and_ports_share_the_value() -> None:
-    """§12.2."""
-    assert len(SEVERITIES) == 26
+    """§12.2, and the two of large results."""
+    assert len(SEVERITIES) == 28
     assert Problem("snapshot_field_drift", "error", "m") == problem("snapshot_field_drift", "m")
     assert ok([problem("active_handoff_without_decision", "m"), problem("lease_expired_running", "m")])
     assert not ok([problem("unknown_status", "m")])
+
+
+def test_what_a_run_refers_to_is_known_afterwards() -> None:
+    """§6.4: for whoever can look whether it is there; the first that refers to it is told."""
+    one, two = blob_of(raw("one")), blob_of(raw("two"))
+    step = StepRecord("a", "0", "fetch", value=one.reference)
+    log = running().commit(ev.NoteAdded("n"), results=(step, msgspec.structs.replace(step, name="again")), blobs=(one,))
+    done = Effect(
+        effect_id="e1", run_id=RUN, lineage_root=RUN, step=1, task="a", path="1", attempt=1, capability="post", effect_class=EffectClass.WRITE,
+        key="k", status=EffectStatus.RECORDED, result=two.reference,
+    )  # fmt: skip
+    diagnosis = Diagnosis(RUN, log.run, HELD, NOW)
+    assert diagnosis.blobs == {}
+    for row in log.rows:
+        diagnosis.feed(row)
+    diagnosis.feed_effect(done)
+    diagnosis.feed_effect(msgspec.structs.replace(done, result=one.reference))
+    assert diagnosis.blobs == {one.digest: "the result of fetch in a", two.digest: "the result of post (e1)"}
+    with pytest.raises(AssertionError, match="does not name"):
+        running().commit(ev.NoteAdded("n"), results=(step,), blobs=(two,))
 
 
 # -- the log ----------------------------------------------------------------------------------------

@@ -16,6 +16,7 @@ from holdfast.core.run import Run
 from holdfast.core.waits import Decision, Wait, WaitKind
 from holdfast.stores import SqliteStore
 from holdfast.testing.conformance import TTL, Clock, Script, effect, intent
+from holdfast.testing.conformance_blobs import bulk, recording
 
 HANDOFF = Wait("r1.h1", WaitKind.HANDOFF, 1, "node", prompt="go on?", available_actions=("continue", "halt"))
 Build = Callable[[Any], Awaitable[Script]]
@@ -84,6 +85,13 @@ async def sending(store: Any) -> Script:
     await store.claim_intents("w", limit=1, ttl_us=1)
     store.clock_forward()
     return script
+
+
+async def bulky(store: Any) -> Script:
+    """With a large result, kept apart."""
+    script = await driven(store)
+    await script.write(recording(script, bulk(), key="k"))
+    return await script.complete()
 
 
 async def misjudged(store: Any) -> Script:

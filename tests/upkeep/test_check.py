@@ -14,12 +14,14 @@ import pytest
 
 from holdfast import Runtime
 from holdfast.core.consistency import SEVERITIES
-from holdfast.core.errors import InvalidInput, RunNotFound
+from holdfast.core.errors import InvalidInput, RunNotFound, StoreCorrupt
 from holdfast.core.run import Run
+from holdfast.engine.archive import copy
 from holdfast.engine.checking import Checker
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.stores.sqlite.upkeep import COPIED
 from holdfast.testing.conformance import Script
+from holdfast.testing.conformance_blobs import bulk
 from tests.upkeep import damage as d
 
 Damage = Callable[[Path], None]
@@ -62,12 +64,14 @@ TABLE: dict[str, tuple[d.Build, Damage]] = {
     "lease_expired_running": (d.interrupted, nothing),
     "completed_step_without_success_outcome": (d.misjudged, nothing),
     "run_row_missing": (d.done, run_sql("DELETE FROM run")),
+    "blob_unreadable": (d.bulky, lambda path: d.flip(path, "blob")),
 }
 ELSEWHERE = {
     "log_rolled_back": "test_a_lost_log_is_named",
     "store_incarnation_changed": "test_another_store_in_its_place_is_named",
     "store_writer_stalled": "test_a_stopped_writer_is_named",
     "event_tail_partial": "test_workspace.py",
+    "blob_orphaned": "test_workspace.py",
 }
 
 
@@ -92,6 +96,16 @@ async def checked(store: SqliteStore) -> list[str]:
 
 def test_every_code_has_its_mutation() -> None:
     assert set(TABLE) | set(ELSEWHERE) == set(SEVERITIES)
+
+
+async def test_a_large_result_that_is_gone_is_named_once(tmp_path: Path) -> None:
+    """§12.1, X-01: with what refers to it; reading it is refused by the same code, and export passes nothing damaged on."""
+    store = await damaged(tmp_path, d.bulky, run_sql("DELETE FROM blob"))
+    found = [p for p in await Checker(store).all() if p.code == "blob_unreadable"]
+    assert [p.message for p in found] == [f"the result of fetch in node: the large result {bulk().digest} is missing"]
+    with pytest.raises(StoreCorrupt, match="is missing"):
+        await copy(store, MemoryStore(), "r1")
+    await store.close()
 
 
 @pytest.mark.parametrize("code", TABLE)

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.core import codec
 from holdfast.core import events as ev
-from holdfast.core.errors import HoldfastError, StoreBusy, StoreFull
+from holdfast.core.errors import HoldfastError, StoreBusy, StoreCorrupt, StoreFull
 from holdfast.core.lease import RELEASE
 from holdfast.engine.archive import copy, dossier
 from holdfast.engine.checking import Checker
@@ -21,6 +21,7 @@ from holdfast.engine.repairing import SAFE, Repairer
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore, workspace
 from holdfast.testing.conformance import TTL, Script, effect, intent
 from holdfast.testing.conformance import signal as signal_to
+from holdfast.testing.conformance_blobs import bulk, recording
 from tests.upkeep import damage as d
 from tests.upkeep.test_check import content
 
@@ -53,6 +54,7 @@ async def whole_life(store: Any) -> Script:
     await store.register("w", TTL)
     script = await Script(store, "r1").begin("w")
     await script.steps(2)
+    await script.write(recording(script, bulk()))
     await script.write(script.commit(ev.SideEffectAttempted("r1.x1", "k"), effects=(effect("r1", 1, "k"),)))
     await script.write(script.commit(ev.WaitRequested(d.HANDOFF), ev.RunWaitingForHuman(), lease=RELEASE))
     await store.put(signal_to("r1", "s", store.now()))
@@ -231,6 +233,70 @@ async def test_checkpoint_files(tmp_path: Path) -> None:
     assert await codes(tmp_path / "ws") == []
 
 
+async def test_large_results_are_files(tmp_path: Path) -> None:
+    """§6.4, X-01: under their hash, in the directory that names them; gone, changed or named by nothing, they are told."""
+    folder = await made(tmp_path / "ws", d.bulky)
+    path = folder / "blobs" / bulk().digest
+    data = bulk().data
+    assert data is not None
+    assert path.read_bytes() == data
+    assert (folder / "events.jsonl").stat().st_size < 10_000
+    assert await codes(tmp_path / "ws") == []
+    (folder / "blobs" / "stray").write_bytes(b"")
+    assert await codes(tmp_path / "ws") == ["blob_orphaned"]
+    (folder / "blobs" / "stray").unlink()
+    path.write_bytes(data[:-1] + b"?")
+    assert await codes(tmp_path / "ws") == ["blob_unreadable"]
+    path.unlink()
+    assert await codes(tmp_path / "ws") == ["blob_unreadable"]
+    store = await opened(tmp_path / "ws")
+    assert await store.get("r1") is not None, "the run can be looked at all the same"
+    with pytest.raises(StoreCorrupt, match="is missing"):
+        await store.blob(bulk().digest)
+    await store.close()
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["linked", "copied"])
+async def test_each_directory_has_its_own_large_results(links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§12.5: a run that names another's result can be carried away by itself; either copy will do."""
+    if not links:
+        monkeypatch.setattr(os, "link", _no_link)
+    await made(tmp_path / "ws", d.bulky)
+    store = await opened(tmp_path / "ws")
+    await store.register("v", TTL)
+    script = await Script(store, "r2").begin("v")
+    await script.write(recording(script, bulk(), kept=True))
+    await script.complete()
+    first, second = (tmp_path / "ws" / r / "blobs" / bulk().digest for r in ("r1", "r2"))
+    assert second.read_bytes() == bulk().data
+    assert (first.stat().st_ino == second.stat().st_ino) is links
+    first.unlink()
+    assert await store.blob(bulk().digest) == bulk().data
+    assert [(p.code, p.run_id) for p in await Checker(store).all()] == [("blob_unreadable", "r1")]
+    await store.close()
+    assert await codes(tmp_path / "ws") == ["blob_unreadable"]
+
+
+def _no_link(source: str, target: str) -> None:
+    raise OSError(95, "Operation not supported")
+
+
+async def test_a_tombstone_keeps_its_large_result_in_the_folder(tmp_path: Path) -> None:
+    """§6.10: the run's directory is gone; who comes with the same key is given the result, also after the next start."""
+    store = await opened(tmp_path / "ws")
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    await script.write(recording(script, bulk(), key="all", shared=True))
+    await script.complete()
+    assert (await store.prune(store.now() + 1)).run_ids == ("r1",)
+    await store.close()
+    assert sorted(p.name for p in (tmp_path / "ws").iterdir()) == ["blobs", "tombstones.jsonl", "workspace.json"]
+    store = await opened(tmp_path / "ws")
+    (kept,) = await store.effects(key="all")
+    assert await store.blob(kept.blob) == bulk().data
+    await store.close()
+
+
 META: dict[str, tuple[d.Build, dict[str, Any], str]] = {
     "status": (d.waiting, {"status": "pending"}, "snapshot_status_drift"),
     "ended": (d.done, {"status": "running"}, "terminal_event_without_terminal_snapshot"),
@@ -328,7 +394,7 @@ def crash_at(monkeypatch: pytest.MonkeyPatch, number: int, *, half: bool) -> Cal
 
 
 EXPECTED = {
-    "event_tail_partial", "checkpoint_orphaned", "run_row_missing", "snapshot_field_drift", "snapshot_status_drift",
+    "event_tail_partial", "checkpoint_orphaned", "blob_orphaned", "run_row_missing", "snapshot_field_drift", "snapshot_status_drift",
     "terminal_event_without_terminal_snapshot", "lease_expired_running", "effect_attempted_without_result", "active_handoff_without_decision",
     "interrupted_with_active_handoff",
 }  # fmt: skip
@@ -375,7 +441,7 @@ async def test_a_crash_between_any_two_writes(half: bool, tmp_path: Path, monkey
             assert not found & {"event_tail_partial", "run_row_missing", "snapshot_field_drift", "snapshot_status_drift"}, (number, found)
         await again.close()
     assert number > 20, "the uncrashed world did the work"
-    assert {"event_tail_partial"} <= shapes if half else {"checkpoint_orphaned", "run_row_missing"} <= shapes
+    assert {"event_tail_partial"} <= shapes if half else {"checkpoint_orphaned", "blob_orphaned", "run_row_missing"} <= shapes
 
 
 async def codes_of(store: WorkspaceStore) -> list[str]:

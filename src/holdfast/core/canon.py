@@ -34,6 +34,7 @@ from holdfast.core.errors import EventUnreadable, TooLarge, Unserializable, Usag
 MAX_DEPTH = 100
 MAX_VALUE_BYTES = 64 * 1024 * 1024
 HASH_BYTES = 16
+REFERENCE = 2  # the extension that stands for a value kept elsewhere (core.blobs)
 _EXT = 1
 
 
@@ -471,6 +472,8 @@ def looking() -> Iterator[None]:
 
 
 def _ext_hook(code: int, data: memoryview) -> Any:
+    if code == REFERENCE:
+        raise EventUnreadable(f"a reference to {bytes(data[:32]).hex()} stands where its value was wanted")
     if code != _EXT:
         raise EventUnreadable(f"extension {code} is not known")
     tag, fields = _decoder.decode(data)
@@ -543,9 +546,12 @@ def plain(value: Any) -> Any:
 
 
 def _plain_ext(ext: msgspec.msgpack.Ext) -> Any:
+    data = bytes(ext.data)
+    if ext.code == REFERENCE and len(data) == 40:
+        return {"blob": data[:32].hex(), "size": int.from_bytes(data[32:], "big")}
     if ext.code != _EXT:
         raise EventUnreadable(f"extension {ext.code} is not known")
-    tag, fields = _untyped.decode(ext.data)
+    tag, fields = _untyped.decode(data)
     if tag == "timedelta":
         return dt.timedelta(*fields).total_seconds()
     if tag == "int":

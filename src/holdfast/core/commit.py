@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from holdfast.core import commands
+from holdfast.core.blobs import Blob, named
 from holdfast.core.checkpoint import Checkpoint, Result
 from holdfast.core.effects import Effect
 from holdfast.core.events import Event, voucher
@@ -104,11 +105,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ledger: tuple[LedgerRow, ...] = ()
     lease: LeaseAction = KEEP
     due: int | None = None
+    blobs: tuple[Blob, ...] = ()
 
     @property
     def plain(self) -> bool:
         """Whether it writes nothing beside its log row and the run's hot columns."""
-        return not (self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger)
+        return not (self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger or self.blobs)
 
     def check(self) -> None:
         """Asserts what must hold of every commit, whichever store it goes to."""
@@ -128,5 +130,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             assert vouched.fact.hash == self.checkpoint.hash, "the event names another hash"  # type: ignore[union-attr]
             assert self.run.checkpoint_head == self.checkpoint.checkpoint_id, "the head is not the commit's checkpoint"
         assert not (self.run.terminal and isinstance(self.lease, Take)), "an ended run keeps no lease"
+        kept = {b.digest for b in self.blobs}
+        assert not (self.results or self.effects) or named(self.results, self.effects).keys() <= kept, "a result refers to what the commit does not name"
         assert all(c.after is None and not c.creates for c in self.creates), "created runs are born by their own first commit"
         assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "a new run is taken or left at rest"

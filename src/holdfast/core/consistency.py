@@ -8,12 +8,12 @@ it is left out rather than guessed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 import msgspec
 
-from holdfast.core import canon, codec, ids
+from holdfast.core import blobs, canon, codec, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.commit import Intent
@@ -66,8 +66,10 @@ SEVERITIES: dict[str, Severity] = {
     "lease_expired_running": Severity.WARNING,
     "completed_step_without_success_outcome": Severity.ERROR,
     "run_row_missing": Severity.ERROR,
+    "blob_unreadable": Severity.ERROR,
+    "blob_orphaned": Severity.WARNING,
 }
-"""Every code of §12.2. The codes are API."""
+"""Every code of §12.2, and those of large results. The codes are API."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -91,7 +93,8 @@ def ok(problems: Iterable[Problem]) -> bool:
 
 
 class Diagnosis:
-    """One run under examination. Feed its log oldest first, then ask for the ``problems``.
+    """One run under examination. Feed its log oldest first, then ask for the ``problems``. ``blobs`` are the large results that
+    it refers to, with what refers to each.
 
     Args:
         run_id: the run.
@@ -114,6 +117,7 @@ class Diagnosis:
         self._wanted = ids.checkpoint_seq(run_id, row.checkpoint_head) if isinstance(row, Run) and row.checkpoint_head else None
         self._met_head = False
         self._halt: Decision | None = None
+        self.blobs: dict[str, str] = {}
         self._found: list[Problem] = []
         self._counts: dict[str, int] = {}
 
@@ -141,6 +145,7 @@ class Diagnosis:
         self._seq = max(self._seq, row.seq)
         for event in record.events:
             self._event(event)
+        self._refers(blobs.named(record.results))
         self._checkpoint(record)
 
     def feed_whole(self, whole: Checkpoint) -> None:
@@ -152,6 +157,7 @@ class Diagnosis:
 
     def feed_effect(self, effect: Effect) -> None:
         """An effect record of the run."""
+        self._refers(blobs.named((), [effect]))
         in_flight = self.lease is not None and self.lease.live(self.now) and self.lease.fence == effect.fence
         if effect.status is EffectStatus.ATTEMPTED and not in_flight:
             self._note(
@@ -166,6 +172,10 @@ class Diagnosis:
             self._note(
                 "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher went away", "a dispatcher takes it up again once that lease is over"
             )
+
+    def _refers(self, found: Mapping[str, str]) -> None:
+        for digest, what in found.items():
+            self.blobs.setdefault(digest, what)
 
     def _event(self, event: ev.Event) -> None:
         fact = event.fact

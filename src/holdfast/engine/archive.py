@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from holdfast.core import blobs
 from holdfast.core.codec import open_row
 from holdfast.core.errors import InvalidInput, RunNotFound
 from holdfast.core.run import Run, fold
@@ -24,27 +25,32 @@ async def dossier(store: Store, run_id: str) -> Dossier:
     if evidence is None or evidence.tip is None:
         raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
     rows = []
+    large: dict[str, str] = {}
     run: Run | None = None
     previous, after = b"", 0
     while after < evidence.tip.seq and (page := await keeper(store).log(run_id, after)):
         for row in page:
             if row.seq > evidence.tip.seq:
                 break
-            for event in open_row(row, previous).events:
+            record = open_row(row, previous)
+            for event in record.events:
                 run = fold(run, event)
+            large |= blobs.named(record.results)
             previous = row.hash
             rows.append(row)
         after = page[-1].seq
     if run is None:
         raise RunNotFound(f"{run_id} has no events")
+    effects = await store.effects(run_id)
     return Dossier(
         run=run,
         rows=tuple(rows),
         inbox=tuple(await store.inbox(run_id, taken=True)),
         claims=tuple(await keeper(store).claims_of(run_id)),
-        effects=tuple(await store.effects(run_id)),
+        effects=tuple(effects),
         intents=tuple(await store.intents(run_id, limit=MOST)),
         ledger=tuple(await store.ledger(run_id)),
+        blobs=tuple([blobs.blob_of(await store.blob(digest)) for digest in large | blobs.named((), effects)]),
     )
 
 

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator
 
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Diagnosis, Problem, ok, problem
-from holdfast.core.errors import HoldfastError, InvalidInput, RunNotFound, UsageError
+from holdfast.core.errors import HoldfastError, InvalidInput, RunNotFound, StoreCorrupt, UsageError
 from holdfast.ports import Evidence, Store, Upkeep
 
 PAGE = 2000
@@ -119,7 +119,7 @@ class Checker:
         return diagnosis
 
     async def _beside(self, diagnosis: Diagnosis) -> None:
-        """Effects and intents; one that cannot be read is told as such."""
+        """Effects, intents and large results; one that cannot be read is told as such."""
         try:
             for effect in await self._store.effects(diagnosis.run_id):
                 diagnosis.feed_effect(effect)
@@ -127,6 +127,11 @@ class Checker:
                 diagnosis.feed_intent(intent)
         except HoldfastError as e:
             diagnosis.add(problem("event_unreadable", e.message, "restore a backup", diagnosis.run_id))
+        for digest, what in diagnosis.blobs.items():
+            try:
+                await self._store.blob(digest)
+            except StoreCorrupt as e:
+                diagnosis.add(problem("blob_unreadable", f"{what}: {e.message}", "restore a backup", diagnosis.run_id))
 
 
 def merged(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:

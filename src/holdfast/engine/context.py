@@ -281,7 +281,7 @@ class Context:
         with self._place(name, key) as path:
             record = self._lookup(path, name, "step", digest)
             if record is not None:
-                return self._served(record)
+                return await self._given(record)
             await self._afford(path)
             value, packed, attempt = await self._attempts(path, name, retry, digest, lambda: call(fn, args, timeout_us, name))
             done = StepRecord(self._key, path, name, value=packed, attempt=attempt, digest=digest)
@@ -347,6 +347,10 @@ class Context:
         if record.error is not None:
             raise revived(record.error)
         return None if record.value is None else canon.decode(record.value)
+
+    async def _given(self, record: StepRecord) -> Any:
+        """What a record holds, wherever it is kept."""
+        return self._served(await self._journal.whole(record))
 
     # -- scopes -------------------------------------------------------------------------------------
 

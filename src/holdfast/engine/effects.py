@@ -34,6 +34,7 @@ from holdfast.core.errors import (
     ErrorValue,
     LeaseLost,
     StepTimeout,
+    TooLarge,
     Unserializable,
 )
 from holdfast.core.lease import Alive
@@ -133,7 +134,7 @@ class _Performance:
         record = self.ctx._lookup(self.path, self.name, "effect")  # other arguments than on record are no matter: the act is done
         if record is not None:
             if record.error is None or self.ctx.attempt <= record.attempt:
-                return await self._given(record)
+                return await self.ctx._given(record)
             await self._again(self.ctx.attempt)  # the node is tried again after this effect had failed
         if self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._echoed()) is not None:
             return await self._replay(echoed)
@@ -329,7 +330,7 @@ class _Performance:
         if failure is None:
             try:
                 value, data = canon.pack(act.result(), f"{self.name}()")
-            except Unserializable as e:
+            except (Unserializable, TooLarge) as e:
                 await self._lost_track(effect, f"done, but its result cannot be stored: {e.message}", closed=True)
                 raise
             return True, await self._recorded(effect, value, data)
@@ -492,7 +493,7 @@ class _Performance:
             row = replace(self._attempt(None), status=EffectStatus.REUSED, source_effect_id=effect.effect_id, settled_at=self.services.clock.now())
             draft.effects.append(row)
         await self.journal.save(draft)
-        return await self._given(done)
+        return await self.ctx._given(done)
 
     async def _replay(self, echoed: StepRecord) -> Any:
         """The source's record, given in a replay: a result or a failure, and nothing is done."""
@@ -506,10 +507,7 @@ class _Performance:
             draft.effects.append(row)
             draft.facts.append(self._fact(ev.SideEffectReused, of))
         self.journal.hold(draft)
-        return await self._given(echoed)
-
-    async def _given(self, record: StepRecord) -> Any:
-        return self.ctx._served(record)
+        return await self.ctx._given(echoed)
 
     async def _lost_track(self, effect: Effect, why: str, *, closed: bool) -> None:
         unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=why, closed=closed)

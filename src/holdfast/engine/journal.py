@@ -12,17 +12,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from holdfast.core import canon, codec, views
+from holdfast.core import blobs, canon, codec, views
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectInProgress
+from holdfast.core.errors import EffectInProgress, StoreError
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
 from holdfast.core.status import Status
 from holdfast.engine import family
+from holdfast.engine.blobs import whole
 from holdfast.ports import Loaded, Store
 
 REPLAYED = "replayed"
@@ -127,6 +128,14 @@ class Journal:
             return None
         self.hold(Draft(results=[echoed]))
         return echoed
+
+    async def whole(self, record: StepRecord) -> StepRecord:
+        """The record with its value, also where that is kept apart. One that cannot be read stops the run where it stands (§1.12)."""
+        try:
+            return await whole(self.store, record)
+        except StoreError as e:
+            self.dead = e
+            raise
 
     def echoed(self, task: str, path: str) -> StepRecord | None:
         """What the source has on record at a place, effects included."""
@@ -290,6 +299,7 @@ class Journal:
         if checkpoint is not None and vouched is not None:
             kept = views.boundaries(events, advanced=checkpoint.step > max(self.checkpoint.step, 0))
             checkpoint = msgspec.structs.replace(checkpoint, seq=vouched.seq, created_at=at, waits=run.waits, boundaries=kept)
+        results, effects, apart = blobs.set_apart(draft.results, draft.effects) if draft.results or draft.effects else ((), (), ())
         return Commit(
             run=run,
             events=events,
@@ -299,8 +309,8 @@ class Journal:
             actor=actor,
             checkpoint=checkpoint,
             delta=delta,
-            results=tuple(draft.results),
-            effects=tuple(draft.effects),
+            results=results,
+            effects=effects,
             took=tuple(draft.took),
             puts=puts,
             creates=tuple(draft.creates),
@@ -309,6 +319,7 @@ class Journal:
             ledger=tuple(draft.ledger),
             lease=lease,
             due=due,
+            blobs=apart,
         )
 
     def _note(self, draft: Draft) -> None:

@@ -63,6 +63,7 @@ class Owner(Protocol):
     def _place(self, name: str, key: str | None = None) -> Any: ...
     def _lookup(self, path: str, name: str, kind: str) -> StepRecord | None: ...
     def _served(self, record: StepRecord) -> Any: ...
+    async def _given(self, record: StepRecord) -> Any: ...
     async def _save(self, draft: Draft) -> None: ...
 
 
@@ -136,7 +137,7 @@ async def first_of(ctx: Owner, calls: Iterable[Awaitable[Any]]) -> tuple[int, An
         with ctx._place("first_of") as path:
             record = ctx._lookup(path, "first_of", "first_of")
             if record is not None:
-                index, value = ctx._served(record)
+                index, value = await ctx._given(record)
                 return int(index), value
             tasks = _branches(ctx, path, given, len(given))
             winner = await _first(tasks)

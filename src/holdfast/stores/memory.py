@@ -15,7 +15,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import codec
+from holdfast.core import blobs, codec
+from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
@@ -93,6 +94,8 @@ class MemoryStore:
         self._effects: dict[str, tuple[Effect, bytes]] = {}
         self._intents: dict[str, Intent] = {}
         self._ledger: dict[int, LedgerRow] = {}
+        self._blobs: dict[str, bytes] = {}
+        self._users: dict[str, tuple[str, ...]] = {}  # the runs that name a blob
         self._tokens: dict[bytes, Token] = {}
         self._schedules: dict[str, Schedule] = {}
         self._workers: dict[str, _Worker] = {}
@@ -211,10 +214,23 @@ class MemoryStore:
             self._set(self._intents, intent.intent_id, intent)
         for row in c.ledger:
             self._set(self._ledger, self._next(), row)
+        for blob in c.blobs:
+            self._keep(c.run.run_id, blob)
         for child in p.creates:
             self._apply(child)
         for item in c.puts:
             self._put(item, now)
+
+    def _keep(self, run_id: str, blob: Blob) -> None:
+        """Notes who names a blob, and keeps its bytes if they are new."""
+        users = self._users.get(blob.digest, ())
+        if not users:
+            self._stow(blob)
+        if run_id not in users:
+            self._set(self._users, blob.digest, (*users, run_id))
+
+    def _stow(self, blob: Blob) -> None:
+        self._set(self._blobs, blob.digest, blobs.read_back(blob.digest, blob.data))
 
     def _put(self, item: InboxItem, now: int) -> InboxItem:
         row = self._runs.get(item.run_id)
@@ -457,6 +473,9 @@ class MemoryStore:
     async def ledger(self, run_id: str) -> list[LedgerRow]:
         return [r for r in self._ledger.values() if r.run_id == run_id]
 
+    async def blob(self, digest: str) -> bytes:
+        return blobs.read_back(digest, self._blobs.get(digest))
+
     # -- upkeep: ports.Upkeep -----------------------------------------------------------------------
 
     async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
@@ -561,6 +580,8 @@ class MemoryStore:
             self._set(self._intents, intent.intent_id, intent)
         for entry in d.ledger:
             self._set(self._ledger, self._next(), entry)
+        for blob in d.blobs:
+            self._keep(run_id, blob)
         unread = any(i.taken_seq is None for i in d.inbox)
         number, now = self._next(), self.now()
         tip = Tip(newest.seq, newest.hash, self._next(), sum(len(r.data) for r in d.rows), 0)
@@ -606,6 +627,14 @@ class MemoryStore:
         for table, owned in tables:
             for key in owned:
                 table.pop(key)
+        left = {(e.run_id, digest) for e, _ in self._effects.values() if e.run_id in gone for digest in blobs.named((), [e])}
+        for digest, users in list(self._users.items()):
+            kept = tuple([u for u in users if u not in gone or (u, digest) in left])
+            if kept:
+                self._users[digest] = kept
+            else:
+                del self._users[digest]
+                self._blobs.pop(digest, None)
 
     # -- the rest -----------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 Theory of operation. ``events.jsonl`` is the truth. A commit is one append: a line for each event, numbered k of n and
 carrying the commit's chain hash; the last one holds the record's bytes in base64, so that what is loaded is what was
 written, byte for byte, and the readable part is for people. A commit whose n-th line is not there does not count. What a
-commit refers to is written before it: the checkpoint's delta under its own hash, and effects, intents, inbox items and
+commit refers to is written before it: the checkpoint's delta and large results under their own hashes, and effects, intents, inbox items and
 claims as lines that name the commit they belong to and count for nothing without it. ``meta.json`` is the run row, a
 cache, replaced atomically afterwards; ``decisions/`` repeats decisions, for people.
 
@@ -16,7 +16,6 @@ from __future__ import annotations
 import base64
 import binascii
 import contextlib
-import datetime as dt
 import fcntl
 import hashlib
 import json
@@ -30,15 +29,15 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import canon, codec, ids, views
+from holdfast.core import blobs, canon, codec, ids, views
 from holdfast.core import events as ev
+from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint, Delta
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.consistency import Problem, problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
-    ErrorValue,
     EventUnreadable,
     HoldfastError,
     StoreBusy,
@@ -46,20 +45,19 @@ from holdfast.core.errors import (
     StoreError,
     StoreFull,
     StoreReadOnly,
-    UnknownStatus,
     VersionConflict,
 )
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
-from holdfast.core.run import Run, Versions, fold
-from holdfast.core.status import Status
-from holdfast.core.waits import Decision, Wait
+from holdfast.core.run import Run, fold
 from holdfast.ports import Claim, Dossier, Evidence, Pruned
 from holdfast.stores import rules
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.plainly import plainly, revived
 from holdfast.stores.rules import Prepared
 
 FORMAT = 1
-EVENTS, META, HOUSE, TOMBSTONES = "events.jsonl", "meta.json", "workspace.json", "tombstones.jsonl"
+EVENTS, META, HOUSE, TOMBSTONES, BLOBS = "events.jsonl", "meta.json", "workspace.json", "tombstones.jsonl", "blobs"
+TOP = ""
 _SUM = re.compile(rb', "sum": "([0-9a-f]{16})"}$')
 _NIL = b"\xc0"
 _pack = msgspec.msgpack.Encoder().encode
@@ -212,66 +210,6 @@ def _delta_of(data: bytes | None) -> bytes | None:
         return None
 
 
-# -- meta.json --------------------------------------------------------------------------------------
-
-_TIMES = frozenset(
-    {
-        "created_at", "started_at", "finished_at", "not_before", "cancel_requested_at", "interrupted_at", "deadline", "requested_at",
-        "decided_at",
-    }
-)  # fmt: skip
-_INNER: dict[str, type[msgspec.Struct]] = {"versions": Versions, "error": ErrorValue, "waits": Wait, "decisions": Decision, "waivers": Decision}
-_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-
-
-def plainly(struct: msgspec.Struct) -> dict[str, Any]:
-    """A record with its field names, for people and for ``revived``."""
-    return {name: _plain(name, getattr(struct, name)) for name in struct.__struct_fields__}
-
-
-def _plain(name: str, value: Any) -> Any:
-    if isinstance(value, msgspec.Struct):
-        return plainly(value)
-    if isinstance(value, bytes):
-        return b64(value)
-    if isinstance(value, tuple):
-        return [_plain("", v) for v in value]
-    return views.iso(value) if name in _TIMES and isinstance(value, int) else value
-
-
-def revived(kind: type[msgspec.Struct], fields: Any) -> Any:
-    """The record of these fields, checked by type.
-
-    Raises:
-        EventUnreadable: it is no such record.
-        UnknownStatus: its status is none of the eight (§2.6).
-    """
-    try:
-        if kind is Run and fields["status"] not in set(Status):
-            raise UnknownStatus(f"{fields['run_id']} is stored with the status {fields['status']!r}")
-        return msgspec.convert(_positions(kind, fields), kind)
-    except (msgspec.ValidationError, KeyError, TypeError, ValueError, OverflowError) as e:
-        raise EventUnreadable(f"{META} cannot be read: {e}") from e
-
-
-def _positions(kind: type[msgspec.Struct], fields: Any) -> list[Any]:
-    out = []
-    for field in msgspec.structs.fields(kind):
-        name = field.name
-        if name not in fields and not field.required:
-            # A file of an earlier release does not know the field: it has the value that its events imply, the default.
-            out.append(msgspec.to_builtins(field.default if field.default is not msgspec.NODEFAULT else field.default_factory()))
-            continue
-        value = fields[name]
-        inner = _INNER.get(name) if kind is Run else None
-        if inner is not None and value is not None:
-            value = [_positions(inner, v) for v in value] if isinstance(value, list) else _positions(inner, value)
-        elif name in _TIMES and isinstance(value, str):
-            value = (dt.datetime.fromisoformat(value) - _EPOCH) // dt.timedelta(microseconds=1)
-        out.append(value)
-    return out
-
-
 # -- the store --------------------------------------------------------------------------------------
 
 
@@ -291,6 +229,8 @@ class WorkspaceStore(MemoryStore):
     # -- life ---------------------------------------------------------------------------------------
 
     async def open(self) -> None:
+        if self._lock >= 0:
+            return  # two runtimes of one process share it
         await super().open()
         if os.path.exists(self.folder) and not os.path.isdir(self.folder):
             raise StoreReadOnly(f"{self.folder} is not a directory", hint="a workspace is a directory with one directory per run")
@@ -354,6 +294,14 @@ class WorkspaceStore(MemoryStore):
             for fields in _lines_of(_read(os.path.join(self.folder, TOMBSTONES))):
                 effect = codec.decode_effect(base64.b64decode(fields["data"]))
                 self._effects.setdefault(effect.effect_id, (effect, codec.encode_effect(effect)))
+                self._named(TOP, blobs.named((), [effect]))
+
+    def _named(self, run_id: str, digests: Iterable[str]) -> None:
+        """Notes whose directory holds a large result; ``TOP`` is the folder itself, for what outlives its run."""
+        for digest in digests:
+            users = self._users.get(digest, ())
+            if run_id not in users:
+                self._users[digest] = (*users, run_id)
 
     def _on_disk(self) -> list[str]:
         if not os.path.isdir(self.folder):
@@ -367,12 +315,15 @@ class WorkspaceStore(MemoryStore):
     def _install(self, run_id: str, kept: Kept, hashes: dict[str, set[str]]) -> None:
         """Puts a run into memory. One that does not hold together can be looked at, and nothing else."""
         run, previous = None, b""
+        large: dict[str, str] = {}
         try:
             if not kept.sound:
                 raise StoreCorrupt("; ".join(p.message for p in kept.problems if p.severity == "error"), code=kept.problems[0].code)
             for row in kept.rows:
-                for event in codec.open_row(row, previous).events:
+                record = codec.open_row(row, previous)
+                for event in record.events:
                     run = fold(run, event)
+                large |= blobs.named(record.results)
                 previous = row.hash
         except HoldfastError as e:
             hint = f"holdfast check {run_id} --workspace {self.folder} names it"
@@ -380,7 +331,9 @@ class WorkspaceStore(MemoryStore):
             return
         if run is None:
             return  # not one whole commit: the run was never acknowledged
-        self._take_over(self._dossier(run, kept, hashes), None)
+        dossier = self._dossier(run, kept, hashes)
+        self._take_over(dossier, None)
+        self._named(run_id, large | blobs.named((), dossier.effects))
         self._broken.pop(run_id, None)
         place, row_ = kept.last, self._runs[run_id]
         lease = self._meta_place(run_id, kept.rows[-1]) or place
@@ -460,6 +413,8 @@ class WorkspaceStore(MemoryStore):
     def _besides(self, p: Prepared, digest: str) -> None:
         c, run_id = p.commit, p.commit.run.run_id
         by = {"of": digest, "by": run_id}
+        for blob in c.blobs:
+            self._place_blob(run_id, blob)
         taken = [self._inbox[run_id, key] for key in c.took]
         items = [InboxItem(i.run_id, i.key, codec.decode_command(i.command), i.put_at, i.taken_seq) for i in taken]
         for name, values in (("effects", c.effects), ("intents", c.intents), ("ledger", c.ledger), ("claims", c.claims), ("inbox", items)):
@@ -467,6 +422,26 @@ class WorkspaceStore(MemoryStore):
                 self._lines(run_id, name, values, by)
         for item in c.puts:
             self._lines(item.run_id, "inbox", [item], by)
+
+    def _stow(self, blob: Blob) -> None:
+        """The bytes go to the disk with the rest of the commit; memory holds none of them."""
+        if blob.data is None:
+            blobs.read_back(blob.digest, None)
+
+    def _place_blob(self, run_id: str, blob: Blob) -> None:
+        """A large result as a file of the run that names it: each directory can be carried away by itself."""
+        path = self._at(run_id, BLOBS, blob.digest)
+        if os.path.exists(path):
+            return
+        there = [p for user in self._users.get(blob.digest, ()) if os.path.exists(p := self._at(user, BLOBS, blob.digest))]
+        if blob.data is not None or not there:
+            self._replace(path, blobs.read_back(blob.digest, blob.data), sync=True)
+            return
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        try:
+            os.link(there[0], path)
+        except OSError:  # a file system without links, or one that has had enough of them
+            self._replace(path, blobs.read_back(blob.digest, _read(there[0])), sync=True)
 
     def _lines(self, run_id: str, name: str, values: Iterable[Any], by: dict[str, str]) -> None:
         """Appends to a file beside the log, on a clean line."""
@@ -613,6 +588,18 @@ class WorkspaceStore(MemoryStore):
             return lease
         return replace(lease, owner_alive=Alive.YES, expires_at=self.now() + DEFAULT_TTL_US)
 
+    async def blob(self, digest: str) -> bytes:
+        """Each directory that names it has it; one that is whole will do."""
+        found: StoreCorrupt | None = None
+        for user in self._users.get(digest, ()):
+            try:
+                return blobs.read_back(digest, _read(self._at(user, BLOBS, digest)))
+            except StoreCorrupt as e:
+                found = e
+        if found is not None:
+            raise found
+        return blobs.read_back(digest, None)
+
     async def verify(self) -> list[Problem]:
         """What is wrong with a run is told with it; here only what is wrong with the house."""
         return []
@@ -639,10 +626,14 @@ class WorkspaceStore(MemoryStore):
         return Evidence(run_id=run_id, run=run, lease=lease, tip=tip, raw=raw, problems=tuple(found))
 
     def _files_problems(self, run_id: str, kept: Kept) -> list[Problem]:
-        folder = self._at(run_id, "checkpoints")
-        names = [n.removesuffix(".json") for n in os.listdir(folder) if n.endswith(".json")] if os.path.isdir(folder) else []
+        names = [n.removesuffix(".json") for n in _listed(self._at(run_id, "checkpoints")) if n.endswith(".json")]
         loose = sorted(set(names) - kept.checkpoints)
-        return [problem("checkpoint_orphaned", f"no event vouches for checkpoints/{n}.json", "it can be deleted", run_id) for n in loose[:20]]
+        found = [problem("checkpoint_orphaned", f"no event vouches for checkpoints/{n}.json", "it can be deleted", run_id) for n in loose[:20]]
+        if run_id in self._runs:
+            wanted, there = {d for d, users in self._users.items() if run_id in users}, set(_listed(self._at(run_id, BLOBS)))
+            found += [problem("blob_unreadable", f"{BLOBS}/{n} is missing", "restore a backup", run_id) for n in sorted(wanted - there)[:20]]
+            found += [problem("blob_orphaned", f"no result refers to {BLOBS}/{n}", "it can be deleted", run_id) for n in sorted(there - wanted)[:20]]
+        return found
 
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
         if self._parsed is None or self._parsed[0] != run_id:
@@ -733,6 +724,8 @@ class WorkspaceStore(MemoryStore):
             if values:
                 dump = _ASIDE[name][0]
                 _add(os.path.join(folder, f"{name}.jsonl"), b"".join(line({"of": "", "by": "", **dump(v)}) for v in values))
+        for blob in d.blobs:
+            self._replace(os.path.join(folder, BLOBS, blob.digest), blobs.read_back(blob.digest, blob.data))
         _add(os.path.join(folder, EVENTS), b"".join(text))
 
     async def prune(self, before: int, *, dry: bool = False) -> Pruned:
@@ -743,12 +736,16 @@ class WorkspaceStore(MemoryStore):
         gone = set(found.run_ids)
         with self._disk():
             shared = [e for e, _ in self._effects.values() if e.run_id in gone and e.shared]
+            left = blobs.named((), shared)
+            for digest in left:
+                self._place_blob(TOP, Blob(digest, 0))
             if shared:
                 _add(os.path.join(self.folder, TOMBSTONES), b"".join(line(_dump_effect(e)) for e in shared))
             for run_id in found.run_ids:
                 away = self._at(f".{run_id}.gone")
                 os.rename(self._at(run_id), away)
                 shutil.rmtree(away)
+        self._named(TOP, left)
         self._forget(gone)
         self._changes.tell()
         return found
@@ -800,6 +797,11 @@ def _read(path: str) -> bytes | None:
             return f.read()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
+
+
+def _listed(path: str) -> list[str]:
+    """The names in a folder; none if there is no folder."""
+    return os.listdir(path) if os.path.isdir(path) else []
 
 
 def _json(fields: dict[str, Any]) -> bytes:
@@ -888,4 +890,4 @@ def _ahead(run_id: str, store: dict[str, Any], tip: Tip | None, kept: Kept) -> l
     return [problem("log_rolled_back", f"{META} knows of {known} events, {EVENTS} ends with {last}", way_out, run_id)]
 
 
-__all__ = ["WorkspaceStore", "line", "plainly", "read_log", "revived", "unline"]
+__all__ = ["WorkspaceStore", "line", "read_log", "unline"]

@@ -16,7 +16,7 @@ from holdfast.ports import Store
 
 READS = frozenset(
     {
-        "claimed", "close", "counts", "due", "effects", "get", "inbox", "intents", "lanes", "leases", "ledger", "load", "marked", "now", "open",
+        "blob", "claimed", "close", "counts", "due", "effects", "get", "inbox", "intents", "lanes", "leases", "ledger", "load", "marked", "now", "open",
         "rows", "runs", "schedules", "token", "verify", "wait_for_change", "wholes", "workers",
     }
 )  # fmt: skip

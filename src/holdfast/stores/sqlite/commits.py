@@ -14,7 +14,8 @@ from typing import NamedTuple
 import apsw
 import msgspec
 
-from holdfast.core import codec
+from holdfast.core import blobs, codec
+from holdfast.core.blobs import Blob
 from holdfast.core.commit import InboxItem, Intent, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, EventUnreadable, LeaseLost, RunNotFound, VersionConflict
@@ -219,6 +220,8 @@ class Committer:
             execute(Q.intent_upsert, intent_row(intent))
         if c.ledger:
             self._cursor.executemany(Q.ledger_insert, [(r.run_id, r.topic, r.key, r.at, r.data) for r in c.ledger])
+        for blob in c.blobs:
+            keep_blob(self.db, c.run.run_id, blob, now)
         for child in p.creates:
             self._apply(child, now)
         for item in c.puts:
@@ -243,6 +246,16 @@ def lane_blocker(db: apsw.Connection, lane: tuple[str, str, str], key: int, turn
     """The run that holds a lane, or is due in it before this turn."""
     found = row(db, Q.lane_holder, (*lane, key)) or row(db, Q.lane_before, (*lane, turn, now, key))
     return None if found is None else str(found[0])
+
+
+def keep_blob(db: apsw.Connection, run_id: str, blob: Blob, now: int) -> None:
+    """Inside a transaction: keeps a blob unless it is there, and notes who names it."""
+    digest = bytes.fromhex(blob.digest)
+    if blob.data is not None:
+        db.execute(Q.blob_insert, (digest, blob.size, now, blob.data))
+    db.execute(Q.blob_use, (run_id, digest))
+    if db.changes() != 1 and not row(db, Q.blob_used, (run_id, digest))[0]:
+        blobs.read_back(blob.digest, None)
 
 
 def inbox_item(run_id: str, row: tuple[str, bytes, int, int | None]) -> InboxItem:

@@ -65,6 +65,15 @@ ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due
 -- name: ledger_insert
 INSERT INTO ledger (run_id, topic, key, at, data) VALUES (?, ?, ?, ?, ?);
 
+-- name: blob_insert
+INSERT INTO blob (sha256, size, created_at, data) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
+-- name: blob_use
+INSERT INTO blob_use (run_id, sha256) SELECT ?, sha256 FROM blob WHERE sha256 = ? ON CONFLICT DO NOTHING;
+-- name: blob_used
+SELECT EXISTS (SELECT 1 FROM blob_use WHERE run_id = ? AND sha256 = ?);
+-- name: blob_get
+SELECT data FROM blob WHERE sha256 = ?;
+
 -- Inbox ---------------------------------------------------------------------------------------------
 
 -- name: inbox_insert
@@ -267,6 +276,12 @@ DELETE FROM inbox WHERE run = ?;
 DELETE FROM token WHERE run = ?;
 -- name: prune_effect
 DELETE FROM effect WHERE effect_id = ?;
+-- name: blobs_of_run
+SELECT sha256 FROM blob_use WHERE run_id = ?;
+-- name: prune_blob_use
+DELETE FROM blob_use WHERE run_id = ? AND sha256 = ?;
+-- name: prune_blob
+DELETE FROM blob WHERE sha256 = ?1 AND NOT EXISTS (SELECT 1 FROM blob_use WHERE sha256 = ?1);
 -- name: prune_intent
 DELETE FROM intent WHERE run_id = ?;
 -- name: prune_ledger

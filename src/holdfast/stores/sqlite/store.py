@@ -24,7 +24,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from holdfast.core import canon, codec
+from holdfast.core import blobs, canon, codec
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
@@ -567,6 +567,11 @@ class SqliteStore:
     async def ledger(self, run_id: str) -> list[LedgerRow]:
         with mapped(self.path):
             return [LedgerRow(r, topic, key, data, at) for r, topic, key, data, at in rows(self._read(), Q.ledger_of_run, (run_id,))]
+
+    async def blob(self, digest: str) -> bytes:
+        with mapped(self.path):
+            found = row(self._read(), Q.blob_get, (bytes.fromhex(digest),))
+        return blobs.read_back(digest, None if found is None else found[0])
 
     # -- waiting ------------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import apsw
 
-from holdfast.core import codec
+from holdfast.core import blobs, codec
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, Tip
 from holdfast.core.consistency import Problem, problem
@@ -25,7 +25,7 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import rules
 from holdfast.stores.rules import WHOLE_FLOOR
-from holdfast.stores.sqlite.commits import effect_row, intent_row
+from holdfast.stores.sqlite.commits import effect_row, intent_row, keep_blob
 from holdfast.stores.sqlite.connection import Q, row, rows
 
 COLUMNS = (
@@ -207,6 +207,8 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
         db.execute(Q.intent_upsert, intent_row(intent))
     for entry in d.ledger:
         db.execute(Q.ledger_insert, (entry.run_id, entry.topic, entry.key, entry.at, entry.data))
+    for blob in d.blobs:
+        keep_blob(db, run.run_id, blob, now)
     unread = any(i.taken_seq is None for i in d.inbox)
     since = sum(len(r.data) for r in d.rows)
     db.execute(Q.run_adopted, (number, since, rules.due_at_rest(run, now, unread), key))
@@ -247,10 +249,18 @@ def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
             db.execute(statement, (key, newest))
         for statement in (Q.prune_whole, Q.prune_inbox, Q.prune_token, Q.run_delete):
             db.execute(statement, (key,))
+        tombstones = []
         for (data,) in rows(db, Q.effects_of_run, (run_id,)):
             effect = codec.decode_effect(data)
-            if not effect.shared:  # a key that other runs share leaves its record behind, so that nobody acts under it twice
+            if effect.shared:  # a key that other runs share leaves its record behind, so that nobody acts under it twice
+                tombstones.append(effect)
+            else:
                 db.execute(Q.prune_effect, (effect.effect_id,))
+        kept = {bytes.fromhex(digest) for digest in blobs.named((), tombstones)}
+        for (digest,) in rows(db, Q.blobs_of_run, (run_id,)):
+            if digest not in kept:
+                db.execute(Q.prune_blob_use, (run_id, digest))
+                db.execute(Q.prune_blob, (digest,))
         for statement in (Q.prune_intent, Q.prune_ledger, Q.prune_claim):
             db.execute(statement, (run_id,))
     db.execute(Q.prune_log, (0, newest))

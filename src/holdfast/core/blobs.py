@@ -1,0 +1,102 @@
+"""Large results, kept once under the hash of their bytes (§6.4): what is recorded in their place is a reference.
+
+A reference is a value of its own kind: 43 bytes that no other value encodes to. Whoever decodes it unawares, an older
+release included, gets a typed error and never a wrong value.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import TypeVar
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import canon
+from holdfast.core.checkpoint import Result, StepRecord
+from holdfast.core.effects import Effect
+from holdfast.core.errors import StoreCorrupt
+
+LARGE = 64 * 1024
+UNREADABLE = "blob_unreadable"
+_APART = frozenset({"step", "effect", "first_of"})
+_HASH = 32
+_SIZE = 8
+_HEAD = bytes([0xC7, _HASH + _SIZE, canon.REFERENCE])
+_WIDTH = len(_HEAD) + _HASH + _SIZE
+
+T = TypeVar("T", StepRecord, Effect)
+
+
+class Blob(msgspec.Struct, frozen=True):
+    """Bytes under the hex digits of their SHA-256. Without ``data`` it names what the store has already."""
+
+    digest: str
+    size: int
+    data: bytes | None = None
+
+    @property
+    def reference(self) -> bytes:
+        """What is recorded in its place."""
+        return _HEAD + bytes.fromhex(self.digest) + self.size.to_bytes(_SIZE, "big")
+
+
+def blob_of(data: bytes) -> Blob:
+    return Blob(hashlib.sha256(data).hexdigest(), len(data), data)
+
+
+def referred(value: bytes | None) -> Blob | None:
+    """What a recorded value refers to; None if it is the value itself."""
+    if value is None or len(value) != _WIDTH or not value.startswith(_HEAD):
+        return None
+    return Blob(value[len(_HEAD) : -_SIZE].hex(), int.from_bytes(value[-_SIZE:], "big"))
+
+
+def read_back(digest: str, data: bytes | None) -> bytes:
+    """Bytes read from a store, held against their name.
+
+    Raises:
+        StoreCorrupt: ``blob_unreadable``: they are gone, or not what was written.
+    """
+    if data is None:
+        raise StoreCorrupt(f"the large result {digest} is missing", hint="restore a backup", code=UNREADABLE)
+    if hashlib.sha256(data).hexdigest() != digest:
+        raise StoreCorrupt(f"the large result {digest} is not what was written", hint="restore a backup", code=UNREADABLE)
+    return data
+
+
+def set_apart(results: Sequence[Result], effects: Sequence[Effect]) -> tuple[tuple[Result, ...], tuple[Effect, ...], tuple[Blob, ...]]:
+    """The records with references in the place of large results, and the blobs that they name, each once."""
+    found: dict[str, Blob] = {}
+    kept = tuple([_apart(r, r.value, found) if isinstance(r, StepRecord) and r.kind in _APART else r for r in results])
+    done = tuple([_apart(e, e.result, found) for e in effects])
+    return kept, done, tuple(found.values())
+
+
+def _apart(record: T, value: bytes | None, found: dict[str, Blob]) -> T:
+    if value is None or (len(value) <= LARGE and len(value) != _WIDTH):
+        return record
+    blob = referred(value)
+    if blob is not None:
+        found.setdefault(blob.digest, blob)
+        return record
+    if len(value) <= LARGE:
+        return record
+    blob = blob_of(value)
+    found[blob.digest] = blob
+    if isinstance(record, Effect):
+        return replace(record, result=blob.reference, blob=blob.digest)
+    return replace(record, value=blob.reference)
+
+
+def named(results: Iterable[Result], effects: Iterable[Effect] = ()) -> dict[str, str]:
+    """The blobs that records name, with what names each."""
+    found: dict[str, str] = {}
+    for result in results:
+        if isinstance(result, StepRecord) and (blob := referred(result.value)) is not None:
+            found.setdefault(blob.digest, f"the result of {result.name} in {result.task}")
+    for effect in effects:
+        if (blob := referred(effect.result)) is not None:
+            found.setdefault(blob.digest, f"the result of {effect.capability} ({effect.effect_id})")
+    return found

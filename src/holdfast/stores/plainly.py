@@ -1,0 +1,75 @@
+"""Records as JSON with their field names, for people, and back: what ``meta.json`` holds (§12.5)."""
+
+from __future__ import annotations
+
+import base64
+import datetime as dt
+from typing import Any
+
+import msgspec
+
+from holdfast.core import views
+from holdfast.core.errors import ErrorValue, EventUnreadable, UnknownStatus
+from holdfast.core.run import Run, Versions
+from holdfast.core.status import Status
+from holdfast.core.waits import Decision, Wait
+
+_TIMES = frozenset(
+    {
+        "created_at", "started_at", "finished_at", "not_before", "cancel_requested_at", "interrupted_at", "deadline", "requested_at",
+        "decided_at",
+    }
+)  # fmt: skip
+_INNER: dict[str, type[msgspec.Struct]] = {"versions": Versions, "error": ErrorValue, "waits": Wait, "decisions": Decision, "waivers": Decision}
+_EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+
+
+def plainly(struct: msgspec.Struct) -> dict[str, Any]:
+    """A record with its field names, for people and for ``revived``."""
+    return {name: _plain(name, getattr(struct, name)) for name in struct.__struct_fields__}
+
+
+def _plain(name: str, value: Any) -> Any:
+    if isinstance(value, msgspec.Struct):
+        return plainly(value)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode()
+    if isinstance(value, tuple):
+        return [_plain("", v) for v in value]
+    return views.iso(value) if name in _TIMES and isinstance(value, int) else value
+
+
+def revived(kind: type[msgspec.Struct], fields: Any) -> Any:
+    """The record of these fields, checked by type.
+
+    Raises:
+        EventUnreadable: it is no such record.
+        UnknownStatus: its status is none of the eight (§2.6).
+    """
+    try:
+        if kind is Run and fields["status"] not in set(Status):
+            raise UnknownStatus(f"{fields['run_id']} is stored with the status {fields['status']!r}")
+        return msgspec.convert(_positions(kind, fields), kind)
+    except (msgspec.ValidationError, KeyError, TypeError, ValueError, OverflowError) as e:
+        raise EventUnreadable(f"meta.json cannot be read: {e}") from e
+
+
+def _positions(kind: type[msgspec.Struct], fields: Any) -> list[Any]:
+    out = []
+    for field in msgspec.structs.fields(kind):
+        name = field.name
+        if name not in fields and not field.required:
+            # A file of an earlier release does not know the field: it has the value that its events imply, the default.
+            out.append(msgspec.to_builtins(field.default if field.default is not msgspec.NODEFAULT else field.default_factory()))
+            continue
+        value = fields[name]
+        inner = _INNER.get(name) if kind is Run else None
+        if inner is not None and value is not None:
+            value = [_positions(inner, v) for v in value] if isinstance(value, list) else _positions(inner, value)
+        elif name in _TIMES and isinstance(value, str):
+            value = (dt.datetime.fromisoformat(value) - _EPOCH) // dt.timedelta(microseconds=1)
+        out.append(value)
+    return out
+
+
+__all__ = ["plainly", "revived"]

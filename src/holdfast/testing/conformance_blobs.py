@@ -1,0 +1,117 @@
+"""The part of the store suite that is about large results (§6.4, §6.10): its cases are in ``conformance.CASES`` once this is imported."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from holdfast.core import canon
+from holdfast.core import events as ev
+from holdfast.core.blobs import LARGE, Blob, blob_of, named
+from holdfast.core.checkpoint import StepRecord
+from holdfast.core.codec import open_row
+from holdfast.core.commit import Commit
+from holdfast.core.effects import EffectStatus
+from holdfast.core.errors import StoreCorrupt, VersionConflict
+from holdfast.engine.archive import copy, dossier
+from holdfast.ports import Upkeep
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, effect, refused
+
+
+def bulk(letter: str = "x") -> Blob:
+    """A large result, encoded."""
+    return blob_of(canon.encode(letter * (LARGE + 1)))
+
+
+def recording(script: Script, blob: Blob, *, kept: bool = False, key: str = "", shared: bool = False) -> Commit:
+    """A commit that records a step's result, and an effect's under a key, as references; ``kept``: the store has the bytes."""
+    step = StepRecord("node", f"{script.tip.seq if script.tip else 0}", "fetch", value=blob.reference, kind="effect" if key else "step")
+    done = replace(effect(script.run_id, 1, key, EffectStatus.RECORDED), result=blob.reference, blob=blob.digest, shared=shared)
+    given = Blob(blob.digest, blob.size) if kept else blob
+    return script.commit(ev.NoteAdded("large"), results=(step,), effects=(done,) if key else (), blobs=(given,))
+
+
+@case
+async def case_blob_is_kept_once(h: Harness) -> None:
+    """§6.4: written with the record that names it, whoever names it later; read back as it was written."""
+    await h.store.register("w", TTL)
+    blob = bulk()
+    await refused(StoreCorrupt, h.store.blob(blob.digest), "blob_unreadable")
+    first, second = await Script(h.store, "r1").begin("w"), await Script(h.store, "r2").begin("w")
+    await first.write(recording(first, blob, key="k"))
+    await first.write(recording(first, blob))
+    await second.write(recording(second, blob, kept=True))
+    assert await h.store.blob(blob.digest) == blob.data
+    loaded = await h.store.load("r2")
+    assert loaded is not None
+    assert list(named(open_row(loaded.rows[-1]).results)) == [blob.digest]
+    assert all(len(row.data) < 1_000 for row in loaded.rows), "the log holds the reference alone"
+    (done,) = await h.store.effects("r1")
+    assert (done.blob, done.result) == (blob.digest, blob.reference)
+    assert await h.store.verify() == []
+
+
+@case
+async def case_blob_goes_with_its_commit(h: Harness) -> None:
+    """§1.6: a commit that is refused leaves none; one that names what is not there is refused."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").begin("w")
+    stale = recording(script, bulk("s"))
+    await script.steps(1)
+    await refused(VersionConflict, h.store.commit(stale))
+    await refused(StoreCorrupt, h.store.blob(bulk("s").digest), "blob_unreadable")
+    before = await h.store.rows("r1")
+    await refused(StoreCorrupt, h.store.commit(recording(script, bulk("n"), kept=True)), "blob_unreadable")
+    assert await h.store.rows("r1") == before
+    await script.steps(1)
+
+
+@case
+async def case_blob_is_pruned_with_the_last_that_names_it(h: Harness) -> None:
+    """§6.10: a blob goes in the transaction that takes the last record of it; a tombstone is a record."""
+    await h.store.register("w", 100 * TTL)
+    both, own, told = bulk("b"), bulk("o"), bulk("t")
+    for run_id, kept in (("r1", False), ("r2", True)):
+        script = await Script(h.store, run_id).begin("w")
+        await script.write(recording(script, both, kept=kept))
+        if run_id == "r1":
+            await script.write(recording(script, own))
+            await script.write(recording(script, told, key="all", shared=True))
+        await script.complete()
+        h.clock.forward(SECOND)
+    assert isinstance(h.store, Upkeep)
+    assert (await h.store.prune(h.store.now() - SECOND)).run_ids == ("r1",)
+    assert await h.store.blob(both.digest) == both.data
+    assert await h.store.blob(told.digest) == told.data
+    await refused(StoreCorrupt, h.store.blob(own.digest), "blob_unreadable")
+    later = await Script(h.store, "r3").begin("w")
+    await later.write(recording(later, told, kept=True))
+    assert (await h.store.prune(h.store.now())).run_ids == ("r2",)
+    await refused(StoreCorrupt, h.store.blob(both.digest), "blob_unreadable")
+    await later.complete()
+    h.clock.forward(SECOND)
+    assert (await h.store.prune(h.store.now())).run_ids == ("r3",)
+    assert await h.store.blob(told.digest) == told.data, "the tombstone still gives its result"
+    assert [e.result for e in await h.store.effects(key="all")] == [told.reference]
+
+
+@case
+async def case_blob_travels_with_its_run(h: Harness) -> None:
+    """§12.5: what is carried to another store, and back, has its large results with it."""
+    await h.store.register("w", TTL)
+    blob = bulk()
+    script = await Script(h.store, "r1").begin("w")
+    await script.write(recording(script, blob, key="k"))
+    await script.complete()
+    elsewhere = MemoryStore(now=h.clock)
+    assert (await dossier(h.store, "r1")).blobs == (blob,)
+    assert await copy(h.store, elsewhere, "r1")
+    assert await elsewhere.blob(blob.digest) == blob.data
+    assert isinstance(h.store, Upkeep)
+    h.clock.forward(SECOND)
+    assert (await h.store.prune(h.store.now())).run_ids == ("r1",)
+    assert await copy(elsewhere, h.store, "r1")
+    assert await h.store.blob(blob.digest) == blob.data
+
+
+__all__ = ["bulk", "recording"]
