@@ -54,7 +54,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """An open question, as shown to people."""
+    """An open question, as shown to people. ``decidable``: it may be decided now (§5.4); no wait of an old checkpoint is."""
 
     wait_id: str
     kind: str
@@ -68,9 +68,10 @@ class Wait(msgspec.Struct, frozen=True):
     task: str = ""
     who: tuple[str, ...] = ()
     run_id: str = ""
+    decidable: bool = False
 
     @classmethod
-    def of(cls, raw: ws.Wait) -> Wait:
+    def of(cls, raw: ws.Wait, status: Status | None = None) -> Wait:
         return cls(
             wait_id=raw.wait_id,
             kind=raw.kind.value,
@@ -84,6 +85,7 @@ class Wait(msgspec.Struct, frozen=True):
             task=raw.task,
             who=raw.who,
             run_id=raw.wait_id.split(".", 1)[0],
+            decidable=status is not None and ws.decidable(status, (raw,), raw.wait_id),
         )
 
 
@@ -129,7 +131,7 @@ class Run(Generic[S]):
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        return tuple(Wait.of(w) for w in self._record.waits)
+        return tuple(Wait.of(w, self._record.status) for w in self._record.waits)
 
     @property
     def result(self) -> Any:

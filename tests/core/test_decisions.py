@@ -18,6 +18,7 @@ from holdfast.core.errors import (
     Denied,
     ErrorValue,
     HoldfastError,
+    InvalidAnswer,
     InvalidInput,
     NotDecidable,
     NothingEligible,
@@ -116,6 +117,31 @@ def test_only_published_actions_are_taken() -> None:
     with pytest.raises(InvalidInput, match="needs feedback"):
         decisions.decide(resting(handoff), say("retry_feedback", feedback="  "), NOW)
     assert decisions.decide(resting(handoff), say("retry_feedback", feedback="shorter"), NOW)
+
+
+def test_an_answer_of_nothing_is_an_answer() -> None:
+    """L-09, §5.8: no payload with an answer means None; an approval without one edits nothing."""
+    question = resting(wait(WaitKind.INPUT, wait_id=W, available_actions=("answer", "approve")))
+    assert decisions.decide(question, say("answer"), NOW)[0].decision.payload == raw(None)
+    assert decisions.decide(question, say("approve"), NOW)[0].decision.payload is None
+
+
+def test_an_answer_is_held_against_its_schema() -> None:
+    """§5.2: with an answer or edited arguments; other actions carry what they like."""
+    question = resting(wait(wait_id=W, schema=raw({"type": "integer"}), available_actions=("answer", "approve", "continue")))
+    for action in ("answer", "approve"):
+        with pytest.raises(InvalidAnswer, match="'x' is not integer"):
+            decisions.decide(question, say(action, payload=raw("x")), NOW)
+        assert decisions.decide(question, say(action, payload=raw(7)), NOW)
+    assert decisions.decide(question, say("approve"), NOW), "nothing was edited"
+    assert decisions.decide(question, say("continue", payload=raw("x")), NOW)
+
+
+def test_the_answers_among_facts_are_records_for_live_steps() -> None:
+    """§5.2: decided or timed out; nothing else is an answer."""
+    given, late = decided("approve", W), decided("timeout", "run.1.ask.1")
+    records = decisions.answered([ev.RunStarted(), ev.WaitDecided(given), ev.WaitTimedOut(late)])
+    assert [(r.path, decisions.read_answer(r)) for r in records] == [("0", given), ("1", late)]
 
 
 @pytest.mark.parametrize(("action", "reason"), [("deny", "denied"), ("halt", "halted")])

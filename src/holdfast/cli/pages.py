@@ -71,11 +71,12 @@ async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) ->
 async def waits_of(rt: Runtime, run_id: str) -> list[dict[str, Any]]:
     """Open waits; one about an effect shows the effect in question."""
     found = await rt.store.get(run_id)
+    status = found[0].status if found is not None else None
     waits: tuple[ws.Wait, ...] = found[0].waits if found is not None else ()
     effects: dict[str, Effect] = {}
     if any(w.effect_id for w in waits):
         effects = {e.effect_id: e for e in await rt.store.effects(run_id)}
-    return [{"run_id": run_id, **views.wait_view(w, effects.get(w.effect_id or ""))} for w in waits]
+    return [{"run_id": run_id, **views.wait_view(w, effects.get(w.effect_id or ""), status=status)} for w in waits]
 
 
 async def story(rt: Runtime, run_id: str) -> list[Moment]:

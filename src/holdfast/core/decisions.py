@@ -27,6 +27,7 @@ from holdfast.core.errors import (
     InvalidInput,
     NotDecidable,
     NothingEligible,
+    RunIsLive,
     SettledTerminal,
     TooManySignals,
     UndecidedWait,
@@ -115,16 +116,21 @@ def _timeout(run: Run, c: cmd.FireTimeout, now: int) -> Facts:
 
 
 def _cancel(run: Run, c: cmd.Cancel, now: int) -> Facts:
-    """Intent first. At rest it settles at once; a live run's owner settles it at its safe boundary (§10.12)."""
+    """Intent first. At rest, or left behind, it settles at once; a live run's owner settles it at its safe boundary (§10.12)."""
     if run.status in TERMINAL:
         raise AlreadyTerminal(f"the run is already {run.status}", hint="nothing is left to cancel")
     asked: Facts = () if run.cancel_requested_at is not None else (ev.RunCancelRequested(c.reason),)
-    return asked if run.status in LIVE else asked + mark_run_canceled(run)
+    return asked if run.status in LIVE and run.interrupted_at is None else asked + mark_run_canceled(run)
 
 
 def _resume(run: Run, c: cmd.Resume, now: int) -> Facts:
-    """The preconditions of §7.1–7.3, then the facts; policy is re-evaluated by the shell before this is asked."""
+    """The preconditions of §7.1–7.3, then the facts; policy is re-evaluated by the shell before this is asked.
+
+    A run that has not begun is started, and one that was interrupted is recovered, by whoever drives it: that is their fact to write.
+    """
     refuse_resume(run, c.acknowledge)
+    if run.status is Status.PENDING or run.status in LIVE:
+        return ()
     resumed = ev.RunResumed(
         cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=c.acknowledge, forced=c.force, upgraded=c.upgraded
     )
@@ -156,8 +162,11 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
         UndecidedWait: a person has not answered yet; forced or not.
         AcknowledgeRequired: a failed run's head or stop reason was not named, or is stale (§7.3).
         NothingEligible: no answer has come, so there is nothing to go on with (§7.1).
+        RunIsLive: it runs; what is no more than left behind is the shell's to tell, which sees the lease.
         InvalidInput: it has no checkpoint to go on from (§7.9).
     """
+    if run.status in LIVE and run.interrupted_at is None:
+        raise RunIsLive(f"{run.run_id} is {run.status}", hint="wait for it, or cancel it")
     if run.status in TERMINAL and (run.settled or run.status not in RESUMABLE):
         raise SettledTerminal(f"the run is {run.status} for good ({run.stop_reason or 'done'})", hint="holdfast fork, replay, or start a follow-up")
     human = [w for w in run.waits if w.human]

@@ -22,7 +22,7 @@ from holdfast.core.lease import Alive, Lease, counter
 from holdfast.core.outcomes import completes
 from holdfast.core.run import Run
 from holdfast.core.status import CLASSES, LIVE, Class, Condition, Status
-from holdfast.core.waits import Decision, Wait, WaitKind
+from holdfast.core.waits import Decision, Wait, WaitKind, decidable
 
 EVENT_VERSION = 1
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -159,7 +159,7 @@ def record(run: Run, lease: Lease | None, now: int) -> dict[str, Any]:
         "result": _shown(run.result),
         "error": None if run.error is None else error_view(run.error),
         "tags": list(run.tags),
-        "waits": [wait_view(w) for w in run.waits],
+        "waits": [wait_view(w, status=run.status) for w in run.waits],
         "decisions": [decision_view(d) for d in run.decisions],
         "active_handoff": run.active_handoff,
         "cancel_requested_at": iso(run.cancel_requested_at),
@@ -186,8 +186,11 @@ def error_view(error: ErrorValue) -> dict[str, Any]:
     return {"type": error.type, "message": error.message, "code": error.code, "where": error.where}
 
 
-def wait_view(wait: Wait, effect: Effect | None = None) -> dict[str, Any]:
-    """A wait as a person reads it. One of kind ``effect`` shows the effect in question, if its record is at hand."""
+def wait_view(wait: Wait, effect: Effect | None = None, *, status: Status | None = None) -> dict[str, Any]:
+    """A wait as a person reads it. One of kind ``effect`` shows the effect in question, if its record is at hand.
+
+    ``decidable`` says whether it may be decided now, for an open wait of a run with this ``status``; as part of an event it is null.
+    """
     return {
         "wait_id": wait.wait_id,
         "kind": str(wait.kind),
@@ -198,6 +201,7 @@ def wait_view(wait: Wait, effect: Effect | None = None) -> dict[str, Any]:
         "name": wait.name,
         "show": _shown(wait.show),
         "available_actions": list(wait.available_actions),
+        "decidable": None if status is None else decidable(status, (wait,), wait.wait_id),
         "schema": _shown(wait.schema),
         "deadline": iso(wait.deadline),
         "on_timeout": str(wait.on_timeout),

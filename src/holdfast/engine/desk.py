@@ -172,8 +172,8 @@ class Desk:
             if lease.live(self._store.now()):
                 await self._put(run_id, command)
                 return
-            if run.status in LIVE:
-                facts += decisions.mark_run_canceled(run)
+            if not any(isinstance(f, ev.RunCanceled) for f in facts):
+                facts += decisions.mark_run_canceled(run)  # its owner is gone, and has not been able to say so
             if await self.at_rest(run_id, Draft(facts=list(facts)), actor=actor, source=cps.Source.CANCEL):
                 await self._children(run)
                 return

@@ -102,9 +102,9 @@ class Reader:
         """Open waits, of one run or of all that wait."""
         if run_id is not None:
             run, _ = await self.found(run_id)
-            return [Wait.of(w) for w in run.waits]
+            return [Wait.of(w, run.status) for w in run.waits]
         found = await self._store.runs(RunFilter(statuses=(Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL), limit=limit))
-        return [Wait.of(w) for run, _ in found for w in run.waits]
+        return [Wait.of(w, run.status) for run, _ in found for w in run.waits]
 
     def events(self, run_id: str, after: int = 0, follow: bool = False, limit: int | None = None) -> Feed[EventView]:
         """Events newer than ``after``: ``await`` it for a list, or ``async for``; with ``follow`` until the run has ended."""

@@ -1,0 +1,104 @@
+"""Every situation of a run against every command: what comes of it, as a table that the code itself makes.
+
+``python -m tests.core.matrix`` writes it anew into docs/matrix.md; a test compares. The same situations are made with the real
+engine in tests/people/test_matrix.py and held against this table.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from holdfast.core import commands as cmd
+from holdfast.core import decisions
+from holdfast.core import events as ev
+from holdfast.core.errors import ErrorValue, HoldfastError
+from holdfast.core.run import Run, fold_all
+from holdfast.core.waits import WaitKind
+from tests.core.build import decided, folded, numbered, raw, wait
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
+NOW = 77_000_000
+W = "run.1.ask.0"
+BOOM = ErrorValue("ValueError", "boom")
+
+_asked = ev.WaitRequested(wait(wait_id=W, deadline=NOW))
+_signal = ev.WaitRequested(wait(WaitKind.SIGNAL, wait_id=W, name="go", available_actions=()))
+_said = ev.WaitDecided(decided("approve", W))
+_came = ev.WaitDecided(decided("signal", W))
+_saved = ev.CheckpointSaved(b"h")
+_failed = (_saved, ev.RunFailed("step_failed", BOOM))
+_armed = wait(WaitKind.HANDOFF, wait_id=W, available_actions=("continue", "halt"))
+
+SITUATIONS: dict[str, Run] = {
+    "pending": folded(),
+    "running": folded(ev.RunStarted()),
+    "running, a question open": folded(ev.RunStarted(), _asked),
+    "running, interrupted": folded(ev.RunStarted(), _asked, ev.RunInterrupted("the process ended")),
+    "replaying": folded(ev.RunStarted(), ev.RunReplaying()),
+    "waiting_for_human, undecided": folded(ev.RunStarted(), _asked, ev.RunWaitingForHuman()),
+    "waiting_for_human, decided": folded(ev.RunStarted(), _asked, ev.RunWaitingForHuman(), _said),
+    "waiting_for_signal": folded(ev.RunStarted(), _signal, ev.RunWaitingForSignal()),
+    "waiting_for_signal, come": folded(ev.RunStarted(), _signal, ev.RunWaitingForSignal(), _came),
+    "completed": folded(ev.RunStarted(), ev.RunCompleted()),
+    "failed": folded(ev.RunStarted(), *_failed),
+    "failed, undecided": folded(ev.RunStarted(), _asked, *_failed),
+    "failed, decided": folded(ev.RunStarted(), _asked, *_failed, _said),
+    "canceled": folded(ev.RunStarted(), _asked, _saved, ev.WaitClosed(W), ev.RunCanceled("canceled")),
+    "canceled, settled": folded(ev.RunStarted(), _asked, _saved, ev.WaitClosed(W), ev.RunCanceled("denied", settled=True)),
+    "canceled, unattended": folded(ev.RunStarted(), ev.WaitRequested(_armed), _saved, ev.RunCanceled("unattended_handoff", rearms=(W,))),
+}
+
+COMMANDS: dict[str, cmd.AnyCommand] = {
+    "decide: approve": cmd.Decide(W, "approve", "ada"),
+    "decide: deny": cmd.Decide(W, "deny", "ada"),
+    "decide: not offered": cmd.Decide(W, "abandon", "ada"),
+    "a refused decision": cmd.Refused(W, "approve", "bob", "not you"),
+    "timeout": cmd.FireTimeout(W, NOW),
+    "signal": cmd.Signal("go", "k", raw(1), "ada"),
+    "child ended": cmd.ChildEnded("kid", "completed", raw(1)),
+    "cancel": cmd.Cancel("ada"),
+    "resume": cmd.Resume("ada"),
+    "resume, acknowledged": cmd.Resume("ada", acknowledge="step_failed"),
+    "late result": cmd.LateResult("r.1.a@1", "sent"),
+}
+
+
+def facts(run: Run, command: cmd.AnyCommand) -> tuple[ev.Fact, ...] | HoldfastError:
+    """What becomes of a command, or the error that refuses it."""
+    try:
+        return decisions.decide(run, command, NOW)
+    except HoldfastError as e:
+        return e
+
+
+def after(run: Run, found: tuple[ev.Fact, ...]) -> Run:
+    return fold_all(run, numbered(found, first=run.version + 1))
+
+
+def cell(run: Run, command: cmd.AnyCommand) -> str:
+    """Its events, and the status if that changes; or the code of the refusal; or that nothing changes."""
+    found = facts(run, command)
+    if isinstance(found, HoldfastError):
+        return f"✗ {found.code}"
+    if not found:
+        return "–"
+    status = after(run, found).status
+    names = ", ".join(dict.fromkeys(f.wire for f in found))
+    return names if status is run.status else f"{names} → **{status}**"
+
+
+def table() -> str:
+    """The matrix as Markdown: situations down, commands across."""
+    lines = ["| a run that is | " + " | ".join(COMMANDS) + " |", "|---" * (len(COMMANDS) + 1) + "|"]
+    lines += [f"| {name} | " + " | ".join(cell(run, c) for c in COMMANDS.values()) + " |" for name, run in SITUATIONS.items()]
+    return "\n".join(lines) + "\n"
+
+
+def with_table(page: str) -> str:
+    """The page with the table as it is now."""
+    return re.sub(r"(?s)(<!-- matrix -->\n).*?(<!-- /matrix -->)", lambda m: m[1] + "\n" + table() + "\n" + m[2], page)
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text("utf-8")), "utf-8")
