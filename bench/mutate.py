@@ -3,9 +3,12 @@
     python bench/mutate.py                          # 300 mutants of the whole core, seed 1
     python bench/mutate.py --modules run,waits --sample 0    # every mutant of two modules
 
-A mutant is made in memory, in a forked child, and never touches the source. Its module's own tests come first. What
-counts as caught: a failing test, an error at import, or no end within the time limit. Prose (texts with a blank in
-them) is left alone. Prints the score by module, then what nobody noticed; exit 1 below ``--at-least``.
+A mutant is made in memory, in a forked child, and never touches the source. The tests run once under coverage first, so
+that each mutant of a function is shown only to the tests that enter this function, its module's own tests first; what a
+module does at its import is shown to all. What counts as caught: a failing test, an error at import, or no end within the
+time limit. Left alone is what no caller could see: prose (texts with a blank in them, hints), ``__all__``, assertions, and
+whether the garbage collector tracks a value. Prints what nobody noticed, then the score by module; exit 1 below
+``--at-least``.
 """
 
 from __future__ import annotations
@@ -24,18 +27,21 @@ import random
 import select
 import signal
 import sys
+import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import ModuleType
 from typing import Any, NamedTuple
 
-import hypothesis  # noqa: F401 - loaded once, before the forks
+import coverage
+import hypothesis
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CORE = ROOT / "src" / "holdfast" / "core"
 TESTS = ROOT / "tests" / "core"
 LIMIT_SECONDS = 60
+UNSEEN = ("hint", "gc")  # keywords whose values no caller can tell apart
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Is: ast.IsNot,
@@ -51,10 +57,14 @@ class Mutant(NamedTuple):
     number: int
     line: int
     what: str
+    within: range | None = None
 
 
 class Spot(NamedTuple):
-    """A place that can be changed: a field of a node, or an item of a list in it, and what to put there."""
+    """A place that can be changed: a field of a node, or an item of a list in it, and what to put there.
+
+    ``within``: the lines of the outermost function around it; None for what runs at import.
+    """
 
     node: ast.AST
     field: str
@@ -62,18 +72,22 @@ class Spot(NamedTuple):
     new: ast.AST
     line: int
     what: str
+    within: range | None
 
 
 def spots(tree: ast.Module) -> Iterator[Spot]:
     """Every change of a module, in the order of its text."""
-    yield from _walk(tree, tree, 0)
+    yield from _walk(tree, 0, None)
 
 
-def _walk(node: ast.AST, tree: ast.Module, line: int) -> Iterator[Spot]:
+def _walk(node: ast.AST, line: int, within: range | None) -> Iterator[Spot]:
     line = getattr(node, "lineno", line)
     for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list", "type_params") or (isinstance(node, ast.keyword) and node.arg == "hint"):
+        if field in ("annotation", "returns", "decorator_list", "type_params") or (isinstance(node, ast.keyword) and node.arg in UNSEEN):
             continue
+        inside = within
+        if within is None and field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = range(node.body[0].lineno, (node.end_lineno or line) + 1)
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id.startswith("__") for t in node.targets):
             continue  # __all__ and __slots__ change nothing that a caller sees
         if isinstance(node, ast.JoinedStr | ast.Assert):
@@ -81,8 +95,8 @@ def _walk(node: ast.AST, tree: ast.Module, line: int) -> Iterator[Spot]:
         for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
             if isinstance(child, ast.AST):
                 for new, what in _changes(child):
-                    yield Spot(node, field, index, new, getattr(child, "lineno", line), what)
-                yield from _walk(child, tree, line)
+                    yield Spot(node, field, index, new, getattr(child, "lineno", line), what, inside)
+                yield from _walk(child, line, inside)
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
@@ -126,7 +140,7 @@ def _negated(test: ast.expr) -> ast.expr:
 
 def mutants(module: str) -> list[Mutant]:
     """All of a module, in the order of its text."""
-    return [Mutant(module, n, spot.line, spot.what) for n, spot in enumerate(spots(parsed(module)))]
+    return [Mutant(module, n, spot.line, spot.what, spot.within) for n, spot in enumerate(spots(parsed(module)))]
 
 
 def parsed(module: str) -> ast.Module:
@@ -164,33 +178,85 @@ class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self._tree, self._path, "exec"), module.__dict__)
 
 
-def caught(mutant: Mutant) -> bool:
-    """Whether the tests notice, asked in a child of this process."""
+class Reach:
+    """Which tests enter which lines of the core, and what ran at import."""
+
+    def __init__(self) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            file = os.path.join(folder, "coverage")
+
+            def watched() -> int:
+                watch = coverage.Coverage(data_file=file, source=["holdfast.core"], config_file=False)
+                watch.set_option("run:dynamic_context", "test_function")
+                watch.start()
+                code = run_tests([str(TESTS)])
+                watch.stop()
+                watch.save()
+                return code
+
+            self.whole = in_child(watched, 10 * LIMIT_SECONDS) == 0
+            self._data = coverage.CoverageData(file)
+            self._data.read()
+            self._by_module = {p.stem: self._data.contexts_by_lineno(str(p)) for p in CORE.glob("*.py")}
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """The tests to show it to, its module's own first; an empty list if none would notice."""
+        if mutant.within is None:
+            return sorted(map(str, TESTS.glob("test_*.py")), key=lambda t: (t != self._own(mutant), t))
+        by_line = self._by_module[mutant.module]
+        names = {name for line in mutant.within for name in by_line.get(line, ())}
+        if "" in names:  # a test file needs it when it is imported
+            return self.tests(mutant._replace(within=None))
+        found = {name: f"{TESTS / name.split('.')[2]}.py::{name.split('.')[3]}" for name in names}
+        return sorted(found.values(), key=lambda t: (not t.startswith(self._own(mutant)), t))
+
+    @staticmethod
+    def _own(mutant: Mutant) -> str:
+        return str(TESTS / f"test_{mutant.module}.py")
+
+
+def run_tests(which: list[str]) -> int:
+    """Quietly, to the first failure, which is not made smaller."""
+    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
+    hypothesis.settings.register_profile("mutants", max_examples=50, derandomize=True, deadline=None, database=None, phases=phases)
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-profile=mutants"]
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+        return int(pytest.main([*options, *which]))
+
+
+def in_child(work: Callable[[], int], limit: float) -> int | None:
+    """The exit code of some work in a child of this process; None if it does not end in time."""
     read, write = os.pipe()
     child = os.fork()
     if child == 0:
         os.close(read)
         os.setsid()
-        sys.meta_path.insert(0, _Loader(mutant))
-        with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-            own = TESTS / f"test_{mutant.module}.py"
-            args = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", *([str(own)] if own.exists() else []), str(TESTS)]
-            try:
-                code = int(pytest.main(args))
-            except BaseException:  # a mutant may break anything, the test runner included
-                code = 1
-        os.write(write, bytes([code != 0]))
+        try:
+            code = work()
+        except BaseException:  # a mutant may break anything, the test runner included
+            code = 1
+        os.write(write, bytes([code]))
         os._exit(0)
     os.close(write)
     try:
-        ready, _, _ = select.select([read], [], [], LIMIT_SECONDS)
+        ready, _, _ = select.select([read], [], [], limit)
         answer = os.read(read, 1) if ready else b""
-        return answer != b"\0"
+        return answer[0] if answer else None
     finally:
         os.close(read)
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
         os.waitpid(child, 0)
+
+
+def caught(mutant: Mutant, tests: list[str]) -> bool:
+    """Whether these tests notice."""
+
+    def work() -> int:
+        sys.meta_path.insert(0, _Loader(mutant))
+        return run_tests(tests)
+
+    return bool(tests) and in_child(work, LIMIT_SECONDS) != 0
 
 
 def main() -> int:
@@ -206,13 +272,14 @@ def main() -> int:
     every = [m for name in names for m in mutants(name)]
     chosen = every if not options.sample or options.sample >= len(every) else random.Random(options.seed).sample(every, options.sample)
     began = time.monotonic()
-    if caught(Mutant("errors", -1, 0, "nothing")):
+    reach = Reach()
+    if not reach.whole:
         print("the tests fail without any mutant: run pytest tests/core")
         return 2
     score: dict[str, list[int]] = {name: [0, 0] for name in names}
     left: list[Mutant] = []
     for mutant in sorted(chosen, key=lambda m: (m.module, m.number)):
-        found = caught(mutant)
+        found = caught(mutant, reach.tests(mutant))
         score[mutant.module][0] += found
         score[mutant.module][1] += 1
         if not found:

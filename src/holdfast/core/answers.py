@@ -46,6 +46,8 @@ def check(schema: Any, answer: Any) -> None:
 
 
 def _faults(schema: Any, value: Any, path: str, root: Any) -> Iterator[str]:
+    if schema is False:
+        yield f"{path}: not asked for"
     if not isinstance(schema, Mapping):
         return
     if "$ref" in schema:
@@ -74,29 +76,18 @@ def _faults(schema: Any, value: Any, path: str, root: Any) -> Iterator[str]:
 
 
 def _members(schema: Mapping[str, Any], value: dict[str, Any], path: str, root: Any) -> Iterator[str]:
-    known = schema.get("properties", {})
+    known, others = schema.get("properties", {}), schema.get("additionalProperties")
     for name in schema.get("required", ()):
         if name not in value:
             yield f"{path}.{name}: missing"
     for name, each in value.items():
-        if name in known:
-            yield from _faults(known[name], each, f"{path}.{name}", root)
-        elif schema.get("additionalProperties") is False:
-            yield f"{path}.{name}: not asked for"
-        elif isinstance(schema.get("additionalProperties"), Mapping):
-            yield from _faults(schema["additionalProperties"], each, f"{path}.{name}", root)
+        yield from _faults(known.get(name, others), each, f"{path}.{name}", root)
 
 
 def _items(schema: Mapping[str, Any], value: Any, path: str, root: Any) -> Iterator[str]:
-    first = schema.get("prefixItems", ())
-    rest = schema.get("items")
+    first, others = schema.get("prefixItems", ()), schema.get("items")
     for i, each in enumerate(value):
-        if i < len(first):
-            yield from _faults(first[i], each, f"{path}[{i}]", root)
-        elif rest is False:
-            yield f"{path}[{i}]: not asked for"
-        else:
-            yield from _faults(rest, each, f"{path}[{i}]", root)
+        yield from _faults(first[i] if i < len(first) else others, each, f"{path}[{i}]", root)
 
 
 def _referred(root: Any, ref: str) -> Any:
@@ -124,7 +115,7 @@ def _measurable(name: str, value: Any) -> bool:
 
 def _what(schema: Any) -> str:
     if not isinstance(schema, Mapping):
-        return "anything"
+        return "nothing"
     if "$ref" in schema:
         return str(schema["$ref"]).rpartition("/")[2]
     kind = schema.get("type")

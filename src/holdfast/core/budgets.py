@@ -11,8 +11,6 @@ import msgspec
 from holdfast.core.errors import InvalidInput
 from holdfast.core.run import Run
 
-STEPS, SECONDS = "steps", "seconds"
-
 
 class Exceeded(msgspec.Struct, frozen=True):
     """A budget that is spent. ``extend`` is by how much an approval extends it, if the approval names no amount."""
@@ -27,7 +25,7 @@ def exceeded(run: Run, step: int, now: int) -> Exceeded | None:
     """The first budget of a run that is spent, before its super-step ``step`` + 1; None if all hold."""
     for name, limit in run.budgets.items():
         used = _used(run, name, step, now)
-        if used > limit or (name == STEPS and used >= limit):
+        if used > limit or (name == "steps" and used >= limit):
             return Exceeded(name, used, limit, run.extensions.get(name, limit))
     return None
 
@@ -63,4 +61,4 @@ def shown(over: Exceeded) -> dict[str, object]:
     return {"budget": over.name, "used": over.used, "limit": over.limit, "extend": over.extend}
 
 
-__all__ = ["SECONDS", "STEPS", "Exceeded", "checked", "exceeded", "shown"]
+__all__ = ["Exceeded", "checked", "exceeded", "shown"]
