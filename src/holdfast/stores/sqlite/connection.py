@@ -173,15 +173,21 @@ def readable(number: int, path: str) -> None:
 
 
 def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
-    """Brings the schema up to date; a new database gets ``incarnation``.
+    """Brings the schema up to date, in one transaction; a new database gets ``incarnation``.
 
     Raises:
         UnsupportedFormat: a newer release has been here.
+        StoreReadOnly: it is an older one, and cannot be written.
     """
     with mapped(path):
-        if db.pragma("user_version") == len(MIGRATIONS) and db.pragma("application_id") == APPLICATION_ID:
+        before = int(db.pragma("user_version"))
+        if before == len(MIGRATIONS) and db.pragma("application_id") == APPLICATION_ID:
             return
-        db.execute(Q.begin)
+        try:
+            db.execute(Q.begin)
+        except apsw.ReadOnlyError as e:
+            about = f"{path} has schema {before}, this release needs {len(MIGRATIONS)}, and the file cannot be written"
+            raise StoreReadOnly(about, hint="let somebody who may write it run holdfast migrate") from e
         try:
             number = int(db.pragma("user_version"))
             readable(number, path)

@@ -1,0 +1,220 @@
+"""From the schema of a past release to this one: what is kept, what a crash on the way leaves, and who is refused (§1.8)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from holdfast import Runtime
+from holdfast.core.errors import LogRolledBack, StoreReadOnly, UnsupportedFormat
+from holdfast.stores import SqliteStore, schema_version
+from holdfast.stores.sqlite import connection
+from holdfast.stores.sqlite.connection import MIGRATIONS
+from holdfast.testing.conformance import TTL, Script, refused
+from holdfast.testing.conformance_blobs import bulk, recording
+
+OLD = Path(__file__).resolve().parents[1] / "histories" / "0.1.0" / "store.db"
+
+# Opens copies of the store, each in a process of its own that is killed before its n-th statement, until one comes through.
+CHILD = """
+import asyncio, os, shutil, signal, sys
+import apsw
+from holdfast.stores import SqliteStore
+
+def trace(cursor, sql, bindings):
+    global seen
+    seen += 1
+    if seen == number:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return True
+
+async def opened(path):
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+
+apsw.connection_hooks.append(lambda db: setattr(db, "exec_trace", trace))
+number, status = 0, -1
+while status:
+    number, seen = number + 1, 0
+    shutil.copy(sys.argv[1], f"{sys.argv[2]}/{number}.db")
+    if (pid := os.fork()) == 0:
+        asyncio.run(opened(f"{sys.argv[2]}/{number}.db"))
+        os._exit(0)
+    status = os.waitpid(pid, 0)[1]
+    print(status, flush=True)
+"""
+OPEN = """
+import asyncio, sys
+from holdfast.stores import SqliteStore
+
+async def main():
+    store = SqliteStore(sys.argv[1])
+    await store.open()
+    await store.close()
+
+asyncio.run(main())
+"""
+
+
+def child(program: str, *words: Path) -> subprocess.Popen[str]:
+    """A program in a process of its own."""
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    return subprocess.Popen([sys.executable, "-c", program, *map(str, words)], stdout=subprocess.PIPE, text=True, env=env)
+
+
+def tables(path: Path, skip: tuple[str, ...] = ()) -> dict[str, list[Any]]:
+    """All rows of all tables, by name."""
+    db = apsw.Connection(str(path))
+    names = [n for (n,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name") if n not in skip]
+    found = {name: db.execute(f"SELECT * FROM {name}").fetchall() for name in names}
+    db.close()
+    return found
+
+
+@pytest.fixture
+def old(tmp_path: Path) -> Path:
+    """A database of release 0.1.0."""
+    path = tmp_path / "store.db"
+    shutil.copy(OLD, path)
+    assert schema_version(f"sqlite:///{path}") == 1
+    return path
+
+
+def version(path: Path) -> int | None:
+    return schema_version(f"sqlite:///{path}")
+
+
+async def test_no_row_changes_and_new_ones_fit(old: Path) -> None:
+    """§1.8: every table is as it was, and what the schema is for can be written."""
+    before = tables(old)
+    store = SqliteStore(old)
+    await store.open()
+    assert isinstance(store.suspect, LogRolledBack), "the file came without its anchor"
+    assert tables(old) == {**before, "blob_use": []}
+    await store.acknowledge()
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    await script.write(recording(script, bulk()))
+    assert await store.blob(bulk().digest) == bulk().data
+    assert await store.verify() == []
+    await store.close()
+    assert version(old) == len(MIGRATIONS) == 2
+
+
+async def test_a_crash_at_any_statement_of_the_migration(old: Path, tmp_path: Path) -> None:
+    """T-20's like for a schema: killed before any statement, the file has the old schema or the new one, and nothing else has changed."""
+    before = tables(old)
+    seen: set[int | None] = set()
+    out, _ = child(CHILD, old, tmp_path).communicate(timeout=120)
+    ends = [int(word) for word in out.split()]
+    assert ends[-1] == 0, "one came through"
+    assert set(ends[:-1]) == {signal.SIGKILL}
+    assert len(ends) > 8, "the uncrashed one did the work"
+    for number in range(1, len(ends)):
+        path = tmp_path / f"{number}.db"
+        left = version(path)
+        seen.add(left)
+        assert tables(path, ("blob_use",)) == before, number
+        assert ("blob_use" in tables(path)) is (left == 2)
+        store = SqliteStore(path)
+        await store.open()
+        await store.close()
+        assert (version(path), tables(path)) == (2, {**before, "blob_use": []})
+    assert seen == {1, 2}, "killed on either side"
+
+
+def test_processes_that_come_at_once_migrate_once(old: Path) -> None:
+    """§10.14: whoever is second finds it done."""
+    before = tables(old)
+    children = [child(OPEN, old) for _ in range(4)]
+    assert [c.communicate(timeout=60) and c.returncode for c in children] == [0] * 4
+    assert (version(old), tables(old)) == (2, {**before, "blob_use": []})
+
+
+async def test_a_file_that_cannot_be_written(old: Path) -> None:
+    """§1.8: read-only and old: it says which schema it has and who can help; nothing is touched."""
+    before = old.read_bytes()
+
+    def readonly(db: apsw.Connection) -> None:
+        db.pragma("query_only", True)
+
+    apsw.connection_hooks.append(readonly)
+    try:
+        error = await refused(StoreReadOnly, SqliteStore(old).open())
+    finally:
+        apsw.connection_hooks.remove(readonly)
+    assert "has schema 1, this release needs 2" in error.message
+    assert "holdfast migrate" in error.hint
+    assert old.read_bytes() == before
+
+
+async def test_a_past_release_refuses_the_new_schema(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§1.8: with both numbers; and it changes nothing."""
+    store = SqliteStore(old)
+    await store.open()
+    await store.close()
+    before = tables(old)
+    monkeypatch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
+    error = await refused(UnsupportedFormat, SqliteStore(old).open())
+    assert ("has schema 2, this release knows 1" in error.message, error.hint) == (True, "use the release that wrote it")
+    assert (version(old), tables(old)) == (2, before)
+
+
+async def test_a_past_release_that_is_at_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rolling deploy: the old process has the file open when the new one migrates it; both write."""
+    path = tmp_path / "s.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
+        before = SqliteStore(path)
+        await before.open()
+    await before.register("old", TTL)
+    script = await (await Script(before, "r1").begin("old")).steps(2)
+    after = SqliteStore(path)
+    await after.open()
+    assert version(path) == 2
+    await script.steps(2)
+    await after.register("new", TTL)
+    other = await Script(after, "r2").begin("new")
+    await other.write(recording(other, bulk()))
+    await script.complete()
+    assert [len(await after.rows(r)) for r in ("r1", "r2")] == [6, 2]
+    assert await after.verify() == []
+    await before.close()
+    await after.close()
+
+
+async def test_an_old_backup_is_restored_into_a_new_store(old: Path, tmp_path: Path) -> None:
+    """§1.9: what is poured in is brought up to date, under a new incarnation."""
+    async with Runtime(f"sqlite:///{tmp_path}/new.db") as rt:
+        was = rt.store.incarnation
+        await rt.restore(old)
+        assert rt.store.incarnation != was
+        assert len(await rt.runs()) == 7
+        await rt.store.register("w", TTL)
+        script = await Script(rt.store, "r1").begin("w")
+        await script.write(recording(script, bulk()))
+    assert version(tmp_path / "new.db") == 2
+    assert version(old) == 1, "the backup stays as it was"
+
+
+async def test_a_failed_migration_leaves_the_old_schema(old: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it or none of it: a script that breaks half-way is rolled back, and the next release finds schema 1."""
+    before = tables(old)
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "MIGRATIONS", [*MIGRATIONS, "CREATE TABLE later (id); SELECT a FROM nowhere;"])
+        with pytest.raises(Exception, match="nowhere"):
+            await SqliteStore(old).open()
+    assert (version(old), tables(old)) == (1, before)
+    store = SqliteStore(old)
+    await store.open()
+    await store.close()
+    assert version(old) == 2
