@@ -166,6 +166,60 @@ def test_prune(holdfast: Any, run_id: str) -> None:
     assert holdfast("check").code == 0
 
 
+LEDGERED = """
+from pathlib import Path
+
+from holdfast import Context, Graph, State
+
+
+class Job(State):
+    receipt: str = ""
+
+
+graph = Graph("job", Job)
+
+
+def upload(text: str) -> str:
+    with open("uploads.txt", "a") as file:
+        file.write(text + "\\n")
+    return f"receipt of {text}"
+
+
+@graph.node(start=True)
+async def send(state: Job, ctx: Context):
+    return {"receipt": await ctx.effect(upload, "a", key="order-42")}
+
+
+@graph.node(after="send")
+async def file(state: Job):
+    if not Path("open").exists():
+        raise RuntimeError("the archive is shut")
+"""
+
+
+def test_prune_then_resume_a_failed_run(process: Any, folder: Path) -> None:
+    """X-06, §6.10: each command a process of its own. Kept, it goes on from its records; pruned, it is gone, and its key still answers."""
+    (folder / "job.py").write_text(LEDGERED, "utf-8")
+    failed = process("run", "job.py", "--json")
+    run_id = failed.json["run_id"]
+    assert (failed.code, failed.json["status"]) == (1, "failed")
+    assert process("prune", "--older-than", "1h", "--json").json["pruned"] == []
+    (folder / "open").touch()
+    resumed = process("resume", run_id, "job.py", "--acknowledge", failed.json["stop_reason"], "--json")
+    assert (resumed.code, resumed.json["values"]["receipt"]) == (0, "receipt of a")
+    assert process("prune", "--older-than", "0s", "--json").json["pruned"] == [run_id]
+    assert process("resume", run_id, "job.py").code == 3
+    (folder / "open").unlink()
+    later = process("run", "job.py", "--json")
+    assert process("prune", "--older-than", "0s", "--json").json["pruned"] == [later.json["run_id"]]
+    (folder / "open").touch()
+    last = process("run", "job.py", "--json")
+    assert (last.code, last.json["values"]["receipt"]) == (0, "receipt of a")
+    assert (folder / "uploads.txt").read_text() == "a\n", "uploaded once, by the first of three runs"
+    assert [e["status"] for e in process("effects", last.json["run_id"], "--json").json["effects"]] == ["reused"]
+    assert process("check").code == 0
+
+
 def test_migrate_brings_a_past_release_up_to_date(holdfast: Any, folder: Path) -> None:
     """§1.8: says what it did; then there is nothing to do; the runs are all there."""
     shutil.copy(HISTORY, folder / "old.db")
