@@ -279,6 +279,15 @@ def test_completion_first_leaves_nothing_to_cancel(end: ev.Fact) -> None:
         decisions.decide(folded(ev.RunStarted(), end), cmd.Cancel("ada"), NOW)
 
 
+def test_what_takes_a_queued_runs_place_ends_no_other() -> None:
+    """§5.13: a replaced run that has begun, or ended, meanwhile stays as it is."""
+    command = cmd.Cancel("system", "replaced by x", queued=True)
+    end = after(folded(), decisions.decide(folded(), command, NOW))
+    assert (end.status, end.stop_reason, end.started_at) == (Status.CANCELED, "canceled", None)
+    for begun in (folded(ev.RunStarted()), resting(wait(wait_id=W)), folded(ev.RunStarted(), ev.RunCompleted())):
+        assert decisions.decide(begun, command, NOW) == ()
+
+
 # -- resume -----------------------------------------------------------------------------------------
 
 

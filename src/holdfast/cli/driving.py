@@ -16,6 +16,7 @@ from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, actor_option, handling, options, over, parsed
 from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, SkillUnknown, StoreError
 from holdfast.core.status import TERMINAL, Condition
+from holdfast.engine.intake import OnBusy
 from holdfast.handle import Run
 from holdfast.runtime import Runtime
 from holdfast.workers.worker import Report
@@ -38,6 +39,10 @@ def inputs(text: str | None) -> dict[str, Any]:
 
 def _making(function: Any) -> Any:
     for add in (
+        click.option(
+            "--on-busy", type=click.Choice([b.value for b in OnBusy]), default=OnBusy.QUEUE.value, show_default=True,
+            help="If its thread is busy: queue, be refused, end at once (on record), or take the place of what is queued.",
+        ),
         click.option("--key", metavar="K", help="A request key: the same key and input give the run already there."),
         click.option("--thread", metavar="T", help="The conversation it belongs to. [default: one of its own]"),
         click.option("--input", "given", metavar="JSON|@FILE|-", help="The input: a JSON object."),
@@ -50,7 +55,7 @@ def _making(function: Any) -> Any:
 @click.argument("target", required=False)
 @_making
 @options(drives=True)
-def run(call: Call, target: str | None, given: str | None, thread: str | None, key: str | None) -> int:
+def run(call: Call, target: str | None, given: str | None, thread: str | None, key: str | None, on_busy: str) -> int:
     """Submit a run and drive it until it rests.
 
     Exit code 0 if it is done, 1 if it failed, 4 if it rests in a wait, 5 if it was canceled.
@@ -62,10 +67,10 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
     async def act(rt: Runtime) -> dict[str, Any]:
         if thread is not None:
             await _left_behind(rt, thread, progress)
-        made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text)
+        made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy)
         if progress is not None and not made.deduplicated:
             click.echo(f"{chosen.skill.id} {made.run_id}", err=True)
-        if not (made.deduplicated and made.condition is not Condition.QUEUED):
+        if made.status not in TERMINAL and not (made.deduplicated and made.condition is not Condition.QUEUED):
             await watched(rt, made.run_id, rt.resume(made.run_id), progress)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
@@ -84,13 +89,13 @@ async def _left_behind(rt: Runtime, thread: str, progress: Progress | None) -> N
 @click.argument("target", required=False)
 @_making
 @options()
-def submit(call: Call, target: str | None, given: str | None, thread: str | None, key: str | None) -> int:
+def submit(call: Call, target: str | None, given: str | None, thread: str | None, key: str | None, on_busy: str) -> int:
     """Submit a run, for a worker to drive."""
     data = inputs(given)
     chosen = targets.one(target)
 
     async def act(rt: Runtime) -> dict[str, Any]:
-        made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text)
+        made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
     found = over(call, act, [chosen.skill], make=True)

@@ -58,9 +58,12 @@ class Signal(Command, frozen=True, tag=3):
 
 
 class Cancel(Command, frozen=True, tag=4):
+    """``queued``: only if the run has not begun; another takes its place (§5.13)."""
+
     actor: str
     reason: str = ""
     nonce: str = ""
+    queued: bool = False
 
     @property
     def key(self) -> str:

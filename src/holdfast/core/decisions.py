@@ -117,6 +117,8 @@ def _timeout(run: Run, c: cmd.FireTimeout, now: int) -> Facts:
 
 def _cancel(run: Run, c: cmd.Cancel, now: int) -> Facts:
     """Intent first. At rest, or left behind, it settles at once; a live run's owner settles it at its safe boundary (§10.12)."""
+    if c.queued and run.status is not Status.PENDING:
+        return ()
     if run.status in TERMINAL:
         raise AlreadyTerminal(f"the run is already {run.status}", hint="nothing is left to cancel")
     asked: Facts = () if run.cancel_requested_at is not None else (ev.RunCancelRequested(c.reason),)

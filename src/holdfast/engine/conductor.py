@@ -17,14 +17,15 @@ from holdfast.core import decisions, superstep, views
 from holdfast.core import events as ev
 from holdfast.core import policy as policies
 from holdfast.core import run as records
+from holdfast.core.checkpoint import Source
 from holdfast.core.commit import InboxItem
-from holdfast.core.errors import Conflict, RequestConflict, RestrictedOption, RunIsLive, StoreError
+from holdfast.core.errors import Conflict, LaneBusy, RequestConflict, RestrictedOption, RunIsLive, StoreError
 from holdfast.core.graph import Program
 from holdfast.core.lease import COUNTER_BITS, TOUCH, Alive, Lease
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
-from holdfast.engine import gates, lineage
+from holdfast.engine import gates, lanes, lineage
 from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver, loaded_driver
 from holdfast.engine.intake import Birth
@@ -54,10 +55,7 @@ class Conductor:
 
     async def submit(self, born: Birth) -> Run[Any]:
         """Makes a new run durable, for a worker to drive; the one already there if its request key is known (§3.5)."""
-        draft = born.draft()
-        alone = born.fact.session_key == born.run_id  # a session of its own: nobody can be before it
-        draft.facts.append(ev.RunQueued("submitted", blocked_by=None if alone else await self._holder(born.fact)))
-        return await self._enqueue(born, draft)
+        return await self._enqueue(born, "submitted")
 
     async def invoke(self, program: Program, born: Birth, *, shared: bool, step_limit: int | None, detach: bool = False) -> Run[Any]:
         """Creates, claims and starts a run in one commit and drives it; ``shared``: its thread was named, so that others may be on it.
@@ -92,15 +90,24 @@ class Conductor:
             return self._reader.ended(record, journal.checkpoint.values, journal.fence)
         return await self.drive_on(born.run_id, step_limit=step_limit, detach=detach)
 
-    async def _enqueue(self, born: Birth, draft: Draft) -> Run[Any]:
+    async def _enqueue(self, born: Birth, reason: str) -> Run[Any]:
+        """The first commit of a run that waits its turn, or whatever it wants where its lane is busy (§5.13)."""
         journal = cast(Journal, born.journal)
         journal.fence = self._first_fence()
+        before = await lanes.ahead(self._store, born.fact)
         try:
-            await journal.leave(draft, lease=TOUCH)
-        except Conflict as e:
-            if e.code != "claim_taken" or not born.claims:
+            draft = lanes.admit(born, before, reason, self._store.now())
+            if any(isinstance(f, ev.RunCanceled) for f in draft.facts):
+                await journal.rest(draft, Source.CANCEL, lease=TOUCH)
+            else:
+                await journal.leave(draft, lease=TOUCH)
+        except (Conflict, LaneBusy) as e:
+            known = born.claims and await self._store.claimed(born.claims[0].kind, born.claims[0].scope, born.claims[0].key)
+            if not known or (isinstance(e, Conflict) and e.code != "claim_taken"):
                 raise
             return await self._existing(born)
+        for item in draft.puts:
+            await self._desk.settle(item.run_id)
         return await self._reader.get(born.run_id)
 
     async def _existing(self, born: Birth) -> Run[Any]:
@@ -117,9 +124,7 @@ class Conductor:
 
     async def _queued(self, born: Birth, reason: str, step_limit: int | None, detach: bool) -> Run[Any]:
         """Puts a new run into its lane and drives it when its turn has come."""
-        draft = born.draft()
-        draft.facts.append(ev.RunQueued(reason, blocked_by=await self._holder(born.fact)))
-        run = await self._enqueue(born, draft)
+        run = await self._enqueue(born, reason)
         return await self._settled(run, step_limit, detach)
 
     async def _settled(self, run: Run[Any], step_limit: int | None, detach: bool) -> Run[Any]:
@@ -131,14 +136,6 @@ class Conductor:
     def _first_fence(self) -> int:
         """A new run begins with counter 1 under the store's incarnation."""
         return self._store.incarnation << COUNTER_BITS | 1
-
-    async def _holder(self, fact: ev.RunSubmitted) -> str | None:
-        """The run that this one queues behind (§5.13)."""
-        query = RunFilter(session_key=fact.session_key, statuses=tuple(s for s in Status if s not in TERMINAL), limit=100)
-        for run, _ in reversed(await self._store.runs(query)):
-            if run.lane == fact.lane and run.run_id != fact.run_id:
-                return run.run_id
-        return None
 
     async def left_behind(self, tenant_id: str | None, thread_id: str) -> Run[Any] | None:
         """Drives a thread's newest run to its rest if its owner is gone (§4.16); None if there is none such."""
@@ -209,7 +206,7 @@ class Conductor:
             await self._fitting(run, upgrade)
             claim = None if lease.live(now) and not self._idle_here(run_id, lease) else await self._claim(run_id)
             if claim is None:
-                if run.status is Status.PENDING and await self._behind_a_wait(run):
+                if run.status is Status.PENDING and await lanes.behind_a_wait(self._store, run):
                     break
                 await self._store.wait_for_change(POLL_SECONDS)
                 continue
@@ -281,11 +278,6 @@ class Conductor:
             for task in waiting:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
-
-    async def _behind_a_wait(self, run: records.Run) -> bool:
-        """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming (§5.13)."""
-        waiting = await self._store.runs(RunFilter(session_key=run.session_key, statuses=tuple(WAITING), limit=100))
-        return any(w.lane == run.lane and not w.decisions for w, _ in waiting)
 
     async def reborn(self, run_id: str, wish: lineage.Wish, drive: bool) -> Run[Any]:
         """Makes a replay or a fork (§7.6, §7.7), or finds the one already made under the same key."""

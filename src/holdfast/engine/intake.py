@@ -8,6 +8,7 @@ import pathlib
 import socket
 import uuid
 from collections.abc import Mapping
+from enum import StrEnum
 from typing import Any
 
 import msgspec
@@ -16,6 +17,7 @@ from holdfast.core import budgets, canon, ids, superstep
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult
 from holdfast.core.commit import DedupClaim
+from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Program
 from holdfast.core.lease import COUNTER_BITS
 from holdfast.core.progress import Progress
@@ -24,6 +26,15 @@ from holdfast.engine.services import Services
 from holdfast.ports import Store
 
 KEY_RETENTION_US = 24 * 3600 * 1_000_000
+
+
+class OnBusy(StrEnum):
+    """What a new run does whose lane is busy (§5.13): wait its turn; be refused; end at once, on record; or take the place of those that wait."""
+
+    QUEUE = "queue"
+    REJECT = "reject"
+    ACK = "ack"
+    REPLACE = "replace"
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,6 +63,7 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     policy_snapshot_id: str | None = None
     unattended: bool = False
     budgets: dict[str, float] = {}
+    on_busy: str = "queue"
 
 
 class Birth(msgspec.Struct, frozen=True):
@@ -60,6 +72,7 @@ class Birth(msgspec.Struct, frozen=True):
     fact: ev.RunSubmitted
     claims: tuple[DedupClaim, ...]
     journal: Any
+    on_busy: OnBusy = OnBusy.QUEUE
 
     @property
     def run_id(self) -> str:
@@ -81,6 +94,8 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         InvalidInput: by the name of the channel (§4.2).
         Unserializable: by the path of the field (§1.10).
     """
+    if request.on_busy not in set(OnBusy):
+        raise InvalidInput(f"on_busy={request.on_busy!r} is not known", hint="one of " + ", ".join(OnBusy))
     admitted = superstep.check_input(program, given)
     data = canon.encode(admitted)
     now = services.store.now()
@@ -124,7 +139,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         claims = (DedupClaim("request", f"{request.tenant_id}\x1f{program.id}", request.key, run_id, digest, now + KEY_RETENTION_US),)
     progress = Progress(run_id)
     progress.results[INPUT_TASK] = TaskResult(INPUT_TASK, writes=data)
-    return Birth(fact, claims, Journal(services.store, None, None, 0, progress))
+    return Birth(fact, claims, Journal(services.store, None, None, 0, progress), OnBusy(request.on_busy))
 
 
 def _budgets(services: Services, request: Request) -> dict[str, float]:

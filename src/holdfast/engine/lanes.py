@@ -1,0 +1,81 @@
+"""What becomes of a new run whose lane is busy (§5.13).
+
+A lane is busy while a run of it has not ended, be it that it runs, waits or queues. The look comes before the commit: two runs submitted at
+the same moment may both find the lane free, and then one queues behind the other whatever they asked for.
+"""
+
+from __future__ import annotations
+
+from holdfast.core import commands as cmd
+from holdfast.core import events as ev
+from holdfast.core.commit import InboxItem
+from holdfast.core.errors import LaneBusy
+from holdfast.core.run import Run
+from holdfast.core.status import TERMINAL, WAITING, Status
+from holdfast.engine.intake import Birth, OnBusy
+from holdfast.engine.journal import Draft
+from holdfast.ports import RunFilter, Store
+
+NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
+DROPPED = "lane_busy"
+"""The stop reason of a run that was acknowledged and not run."""
+
+
+async def ahead(store: Store, fact: ev.RunSubmitted) -> list[Run]:
+    """The runs of its lane that this one would wait for: the holder first, then by their turns. A session of its own has none."""
+    if fact.session_key == fact.run_id:
+        return []
+    found = await store.runs(RunFilter(tenant_id=fact.tenant_id, session_key=fact.session_key, statuses=NOT_ENDED, limit=500, by_turn=True))
+    mine = [run for run, _ in reversed(found) if run.lane == fact.lane and run.run_id != fact.run_id and _in_the_way(run, store.now())]
+    return sorted(mine, key=lambda run: run.status is Status.PENDING)
+
+
+def _in_the_way(run: Run, now: int) -> bool:
+    """Not one that lets go of its lane while it waits, nor one whose time has not come."""
+    if run.status in WAITING:
+        return run.paused_lane != "release"
+    return run.status is not Status.PENDING or run.not_before is None or run.not_before <= now
+
+
+async def behind_a_wait(store: Store, run: Run) -> bool:
+    """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming."""
+    waiting = await store.runs(RunFilter(tenant_id=run.tenant_id, session_key=run.session_key, statuses=tuple(WAITING), limit=500))
+    return any(w.lane == run.lane and not w.decisions and w.paused_lane != "release" for w, _ in waiting)
+
+
+def admit(born: Birth, before: list[Run], reason: str, now: int) -> Draft:
+    """The first commit of a run that does not begin at once: queued, or acknowledged and ended, or in place of what was queued.
+
+    Raises:
+        LaneBusy: the caller would rather be told.
+    """
+    draft = born.draft()
+    if not before:
+        draft.facts.append(ev.RunQueued(reason))
+        return draft
+    holder = before[0]
+    match born.on_busy:
+        case OnBusy.REJECT:
+            raise LaneBusy(
+                f"{holder.run_id} ({holder.status}) has the lane {holder.lane!r} of {holder.session_key!r}", hint="wait for it, cancel it, or queue behind it"
+            )
+        case OnBusy.ACK:
+            draft.facts += [ev.RunQueued("acknowledged, and not run", blocked_by=holder.run_id), ev.RunCanceled(DROPPED, settled=True, at_rest=True)]
+            return draft
+        case OnBusy.REPLACE:
+            queued = [r for r in before if r.status is Status.PENDING]
+            draft.puts += [_replaced(born, run, now) for run in queued]
+            left = [r for r in before if r not in queued]
+            draft.facts.append(ev.RunQueued(f"in place of {len(queued)} queued" if queued else reason, blocked_by=left[0].run_id if left else None))
+            return draft
+    draft.facts.append(ev.RunQueued(reason, blocked_by=holder.run_id))
+    return draft
+
+
+def _replaced(born: Birth, run: Run, now: int) -> InboxItem:
+    """Cancels a queued run, if it has not begun by then."""
+    command = cmd.Cancel(actor=ev.SYSTEM, reason=f"replaced by {born.run_id}", nonce=born.run_id, queued=True)
+    return InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now)
+
+
+__all__ = ["DROPPED", "admit", "ahead", "behind_a_wait"]
