@@ -31,8 +31,9 @@ class Claim(msgspec.Struct, frozen=True):
 
 
 class Loaded(msgspec.Struct, frozen=True):
-    """All that is needed to go on with a run. ``whole``: the newest whole checkpoint with its row's chain hash, if any;
-    ``rows``: the log after it (all of it without one); ``inbox``: commands not yet taken, oldest first."""
+    """All that is needed to go on with a run. ``whole``: the newest whole checkpoint with its row's chain hash, if any, or one
+    numbered 0 with what the run carries from its thread (§4.15); ``rows``: the log after it (all of it without one); ``inbox``:
+    commands not yet taken, oldest first."""
 
     run: Run
     tip: Tip
@@ -97,7 +98,7 @@ class Store(Protocol):
 
         Raises:
             LeaseLost: the fence is not the current one, the run is held, or its taker is not known.
-            VersionConflict: the tip moved, or the new run exists.
+            VersionConflict: the tip moved, the new run exists, or one that it carries its thread on from is gone.
             EffectInProgress: another attempt under an effect's key is open.
             RunNotFound: the run, or one whose inbox it puts into, is not there.
             StoreCorrupt: a blob is named that is not there.
@@ -223,10 +224,15 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Dossier(msgspec.Struct, frozen=True, kw_only=True):
-    """All there is of one run, in the bytes in which it is kept: what travels between stores (§12.5)."""
+    """All there is of one run, in the bytes in which it is kept: what travels between stores (§12.5).
+
+    ``origin`` is what the run carries from its thread, as a whole checkpoint numbered 0: where it arrives, the runs it carries from
+    need not be (§4.15).
+    """
 
     run: Run
     rows: tuple[Row, ...]
+    origin: bytes | None = None
     inbox: tuple[InboxItem, ...] = ()
     claims: tuple[DedupClaim, ...] = ()
     effects: tuple[Effect, ...] = ()
@@ -256,7 +262,10 @@ class Upkeep(Protocol):
         """Like ``rows``, also where the run's row is gone or cannot be read."""
 
     async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
-        """The next whole checkpoint after that event number, with the number of its commit; or why it cannot be read."""
+        """The next whole checkpoint after that event number, with the number of its commit; or why it cannot be read.
+
+        After -1 that is first the run's origin, numbered 0, where one is kept.
+        """
 
     async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
         """Puts the last commit's run in the place of the row, appends the commits, and cuts a partial tail (§12.3).
@@ -278,9 +287,18 @@ class Upkeep(Protocol):
             VersionConflict: there is another run of that id.
         """
 
+    async def loans(self) -> list[tuple[str, str]]:
+        """Runs that carry their thread on from another run's log, and that one; those that keep an origin of their own no more."""
+
+    async def keep_origin(self, run_id: str, origin: bytes) -> None:
+        """Keeps what a run carries from its thread with the run itself, which ends its loan (§4.15)."""
+
     async def prune(self, before: int, *, dry: bool = False) -> Pruned:
         """Deletes whole lineages that ended before that time (§6.10). Effects under shared keys stay, as tombstones; large
-        results that nothing left names go too."""
+        results that nothing left names go too.
+
+        A lineage that a loan of a run that stays is on, stays too; a dry run takes it that there are none.
+        """
 
 
 @runtime_checkable

@@ -26,7 +26,7 @@ from holdfast.core.errors import (
 from holdfast.core.graph import Program
 from holdfast.core.lease import DEFAULT_TTL_US
 from holdfast.core.status import AT_REST, TERMINAL, Status
-from holdfast.engine import archive, histories, lineage
+from holdfast.engine import archive, histories, lineage, threads
 from holdfast.engine.checking import Checker, Findings, keeper
 from holdfast.engine.conductor import Conductor
 from holdfast.engine.desk import Desk
@@ -531,7 +531,7 @@ class Runtime:
 
     async def prune(self, older_than: dt.timedelta, *, dry: bool = False) -> Pruned:
         """Deletes whole lineages of runs, all ended longer ago than this (§6.10)."""
-        return await keeper(self._store).prune(self._store.now() - microseconds(older_than, 0), dry=dry)
+        return await threads.prune(self._store, keeper(self._store), self._store.now() - microseconds(older_than, 0), dry=dry)
 
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Copies the store into one file, while it is in use."""

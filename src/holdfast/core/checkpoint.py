@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon, ids
-from holdfast.core.canon import EMPTY_LIST
+from holdfast.core.canon import EMPTY_DICT, EMPTY_LIST
 from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, reduce
 from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.outcomes import OK, SKIPPED
@@ -130,10 +130,21 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
     topics: tuple[str, ...] = ()
 
 
+class Carry(msgspec.Struct, frozen=True, array_like=True):
+    """Whose values these channels begin with: another run's, as its log stood at event ``seq`` (§4.15). ``hash`` is where that log's
+    chain stood there, and so vouches for all of it."""
+
+    run_id: str
+    seq: int
+    hash: bytes
+    channels: tuple[str, ...]
+
+
 class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """What a checkpoint changes of its parent. ``done`` names finished tasks in task order: the result itself, or
     the key of one that was durable before. ``kinds``: reducers other than ``last``; ``values``: what no built-in
-    reducer made (defaults, custom reducers, patches). With ``step`` unchanged nothing advances (§4.8)."""
+    reducer made (defaults, custom reducers, patches). With ``step`` unchanged nothing advances (§4.8). ``carries``: what a run's first
+    one takes over from its thread; the parent's values are those already when it is applied."""
 
     step: int
     source: Source = Source.LOOP
@@ -142,6 +153,7 @@ class Delta(msgspec.Struct, frozen=True, array_like=True, gc=False):
     values: bytes | None = None
     pending: tuple[Task, ...] | None = None
     base: Base | None = None
+    carries: tuple[Carry, ...] = ()
 
 
 class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -174,9 +186,9 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         return ids.checkpoint_id(self.run_id, self.seq)
 
 
-def empty(run_id: str) -> Checkpoint:
-    """What precedes the first checkpoint of a run."""
-    return Checkpoint(run_id=run_id, seq=0, step=-1, values={}, versions={}, seen={}, pending=())
+def empty(run_id: str, values: Mapping[str, Any] = EMPTY_DICT) -> Checkpoint:
+    """What precedes the first checkpoint of a run: nothing, or ``values`` that it carries from its thread."""
+    return Checkpoint(run_id=run_id, seq=0, step=-1, values=values, versions={}, seen={}, pending=())
 
 
 def written(result: TaskResult) -> Mapping[str, Any]:

@@ -8,14 +8,14 @@ registered upcasters, another major is a typed error.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
 from holdfast.core import canon, commands, status
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import FORMAT, Checkpoint, Delta, Result, Source, Task
+from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Result, Source, Task
 from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat
@@ -130,22 +130,39 @@ def open_row(row: Row, previous: bytes | None = None) -> Record:
         ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with it.
     """
     from_chain(row, previous)
-    try:
-        raw = _row.decode(row.data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        raise EventUnreadable(f"the commit that ends with event {row.seq} cannot be decoded: {e}") from e
-    check_format(raw.format)
+    raw = _incoming(row)
     first = row.seq - len(raw.facts) + 1
     events = tuple(
         ev.Event(first + i, raw.at, _fact(f, raw.format, first + i), raw.actor, raw.fence) for i, f in enumerate(raw.facts)
     )
+    delta = None if raw.delta is None else _strict(_delta, raw.delta, f"the checkpoint of event {row.seq}")
     try:
-        delta = None if raw.delta is None else _delta.decode(raw.delta)
         results = tuple(_decoder(Result).decode(r) for r in raw.results)
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise EventUnreadable(f"the checkpoint of event {row.seq} cannot be decoded: {e}") from e
     delta_bytes = b"" if raw.delta is None else bytes(raw.delta)
     return Record(row.seq, raw.at, raw.fence, raw.actor, events, delta, delta_bytes, results, row.hash, len(row.data))
+
+
+def _incoming(row: Row) -> _Incoming:
+    try:
+        raw = _row.decode(row.data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+        raise EventUnreadable(f"the commit that ends with event {row.seq} cannot be decoded: {e}") from e
+    check_format(raw.format)
+    return raw
+
+
+def carried(rows: Iterable[Row]) -> tuple[Carry, ...]:
+    """What a run's first checkpoint carries from other runs (§4.15); ``rows`` from its first on, of which few are opened.
+
+    Raises:
+        EventUnreadable, UnsupportedFormat: by what is wrong with them.
+    """
+    for row in rows:
+        if (delta := _incoming(row).delta) is not None:
+            return _strict(_delta, delta, f"the checkpoint of event {row.seq}").carries
+    return ()
 
 
 def from_chain(row: Row, previous: bytes | None) -> None:

@@ -80,6 +80,15 @@ class LedgerRow(msgspec.Struct, frozen=True):
     at: int
 
 
+class Behind(msgspec.Struct, frozen=True):
+    """What lies behind a first checkpoint that carries its thread on (§4.15): the runs it carries from, and what loading has to go
+    through there, in the terms of ``Tip``: bytes logged since the last whole checkpoint, and that one's size."""
+
+    runs: tuple[str, ...]
+    since: int
+    whole: int
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything that one decision makes durable. Applied whole, or not at all.
 
@@ -106,11 +115,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     lease: LeaseAction = KEEP
     due: int | None = None
     blobs: tuple[Blob, ...] = ()
+    behind: Behind | None = None
 
     @property
     def plain(self) -> bool:
         """Whether it writes nothing beside its log row and the run's hot columns."""
-        return not (self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger or self.blobs)
+        return not (self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger or self.blobs or self.behind)
 
     def check(self) -> None:
         """Asserts what must hold of every commit, whichever store it goes to."""
@@ -118,6 +128,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         assert self.events, "a commit without events decides nothing"
         assert (self.after is None) == (self.events[0].type == "run.submitted"), "a run begins with run.submitted"
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint travels with its delta"
+        assert self.behind is None or self.checkpoint is not None, "only a checkpoint carries anything"
         fence = counter(self.fence)
         for seq, e in enumerate(self.events, first):
             assert e.seq == seq, "event numbers have a gap"

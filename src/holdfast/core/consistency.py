@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core import blobs, canon, codec, ids
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.checkpoint import Carry, Checkpoint
 from holdfast.core.commit import Intent
 from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import HoldfastError, StoreError, UnknownStatus
@@ -116,6 +116,7 @@ class Diagnosis:
         self._saved = 0
         self._wanted = ids.checkpoint_seq(run_id, row.checkpoint_head) if isinstance(row, Run) and row.checkpoint_head else None
         self._met_head = False
+        self.carries: tuple[Carry, ...] = ()
         self._halt: Decision | None = None
         self.blobs: dict[str, str] = {}
         self._found: list[Problem] = []
@@ -154,6 +155,14 @@ class Diagnosis:
             self._note("checkpoint_orphaned", f"no event vouches for the checkpoint {whole.checkpoint_id}", _LOOK)
         elif self._head is not None and whole.hash != self._head:
             self._note("checkpoint_hash_mismatch", f"{whole.checkpoint_id} is not what its event vouches for", _LOOK)
+
+    def feed_lender(self, carry: Carry, hash: bytes | None) -> None:
+        """Where the chain of a run that this one carries its thread on from stands at that event; None if the log is not there (§4.15)."""
+        what = f"{', '.join(carry.channels)} came from {carry.run_id}"
+        if hash is None:
+            self._note("checkpoint_head_missing", f"{what}, whose log up to event {carry.seq} is not there", _LOOK)
+        elif hash != carry.hash:
+            self._note("checkpoint_hash_mismatch", f"{what}, whose log up to event {carry.seq} is not what it was", _LOOK)
 
     def feed_effect(self, effect: Effect) -> None:
         """An effect record of the run."""
@@ -215,6 +224,8 @@ class Diagnosis:
             return
         stated: bytes = vouched.fact.hash  # type: ignore[union-attr]
         self._saved = vouched.seq
+        if record.delta is not None and record.delta.carries:
+            self.carries = record.delta.carries
         if record.delta is None:
             if vouched.seq == self._wanted:
                 self._note("checkpoint_head_missing", f"the head {ids.checkpoint_id(self.run_id, vouched.seq)} is not in the log", _LOOK)

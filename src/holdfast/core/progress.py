@@ -13,7 +13,7 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, StepRecord, TaskResult
 from holdfast.core.codec import Record, Row, open_row
-from holdfast.core.errors import ChainBroken, ErrorValue
+from holdfast.core.errors import ChainBroken, ErrorValue, StoreCorrupt
 from holdfast.core.waits import Wait
 
 _KEPT = frozenset({"effect", "wait", "feedback"})
@@ -35,6 +35,8 @@ class Progress:
     failed attempts by (task, path), with when the next may begin. ``takeovers``: how often the run
     changed hands since a step last completed (§10.6). ``asked``: how often each place has opened a wait;
     ``news``: signals not yet written to channels of their names. ``hash`` is the chain hash of the last row.
+
+    ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with what the run carries from its thread (§4.15).
     """
 
     __slots__ = ("asked", "attempts", "checkpoint", "failed", "hash", "news", "records", "results", "seq", "takeovers", "waits")
@@ -127,6 +129,12 @@ class Progress:
             voucher = ev.voucher(record.events)
             if voucher is None or getattr(voucher.fact, "hash", b"") != hash:
                 raise ChainBroken(f"no event up to {record.seq} vouches for the checkpoint saved with it", hint="holdfast check names what is damaged")
+            lacking = [n for c in record.delta.carries for n in c.channels if n not in self.checkpoint.values]
+            if lacking:
+                raise StoreCorrupt(
+                    f"{', '.join(lacking)} of {self.checkpoint.run_id} came from {record.delta.carries[0].run_id}, whose log is not at hand",
+                    hint="restore a backup that has both runs", code="checkpoint_head_missing",
+                )  # fmt: skip
             before = self.checkpoint.step
             kept = views.boundaries(record.events, advanced=record.delta.step > max(before, 0))
             self.checkpoint = cps.advance(

@@ -12,6 +12,7 @@ from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, Reducer, last
 from holdfast.core.checkpoint import (
     INPUT_TASK,
     NONE_SEEN,
+    Carry,
     Checkpoint,
     Delta,
     Source,
@@ -37,6 +38,7 @@ from holdfast.core.outcomes import DELIVERED, NO_CHANGE, SKIPPED, UNCHANGED, com
 
 INTENTS = "intents"
 REVIEW_TASK = "@review"
+_REPLACING = frozenset({LAST, TOPIC, "override"})
 
 
 def plan(program: Program, checkpoint: Checkpoint, news: Iterable[str]) -> tuple[Task, ...]:
@@ -223,8 +225,13 @@ def first(
     *,
     inline: bool = False,
     source: Source = Source.INPUT,
+    carries: tuple[Carry, ...] = (),
 ) -> tuple[Delta, Checkpoint]:
-    """The checkpoint of a run's start: the input through the reducers, defaults, and what the thread carries (§4.15)."""
+    """The checkpoint of a run's start: the input through the reducers, defaults, and what the thread carries (§4.15).
+
+    ``carries`` says where the ``carried`` values are on record: they are not stored again, but for what a custom reducer makes of
+    them, and not named if the input takes their place.
+    """
     writes = written(given)
     base: dict[str, Any] = {}
     for channel in program.channels.values():
@@ -233,18 +240,24 @@ def first(
         if value is not MISSING:
             base[channel.name] = value
     kinds = {n: c.reducer.tag for n in writes if (c := program.channels.get(n)) is not None and c.reducer.tag != LAST}
-    explicit = {n: v for n, v in base.items() if n not in writes}
+    lent = {n: base[n] for c in carries for n in c.channels if n not in writes or kinds.get(n, LAST) not in _REPLACING}
+    explicit = {n: v for n, v in base.items() if n not in writes and n not in lent}
     for name, tag in kinds.items():
         old = base.get(name, MISSING)
         # A built-in reducer over nothing is what loading does by itself; over a default or what the thread carries
         # the value must be stored, and so must every custom reducer's. A run that ended before it began has its input
         # in its one checkpoint already: that is not reduced upon.
-        if tag == CUSTOM or name in start.values or (tag not in (TOPIC, "override") and old is not MISSING and old):
+        if tag == CUSTOM or name in start.values or (name not in lent and tag not in _REPLACING and old is not MISSING and old):
             reducer = program.channels[name].reducer
             explicit[name] = reduced(name, reducer, old, writes[name])
             kinds[name] = CUSTOM
     values = canon.encode(canon.FrozenDict(explicit)) if explicit else None
-    delta = Delta(step=0, source=source, done=(given if inline else INPUT_TASK,), kinds=kinds, values=values)
+    lent = {n: v for n, v in lent.items() if n not in explicit}
+    left = [msgspec.structs.replace(c, channels=tuple([n for n in c.channels if n in lent])) for c in carries]
+    carries = tuple([c for c in left if c.channels])
+    delta = Delta(step=0, source=source, done=(given if inline else INPUT_TASK,), kinds=kinds, values=values, carries=carries)
+    if lent:
+        start = msgspec.structs.replace(start, values=canon.FrozenDict({**start.values, **lent}))
     moved = advance(start, delta, {INPUT_TASK: given}, seq=0, at=0, hash=b"")
     tasks = plan(program, moved, [START, *moved.values])
     return _with_pending(delta, moved, tasks)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from holdfast.core import blobs
-from holdfast.core.codec import open_row
+from holdfast.core.codec import Row, encode_whole, open_row
 from holdfast.core.errors import InvalidInput, RunNotFound
 from holdfast.core.run import Run, fold
 from holdfast.engine.checking import keeper
+from holdfast.engine.threads import Threads
 from holdfast.ports import Dossier, Store
 
 MOST = 1_000_000
@@ -24,7 +25,7 @@ async def dossier(store: Store, run_id: str) -> Dossier:
     evidence = await keeper(store).evidence(run_id)
     if evidence is None or evidence.tip is None:
         raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
-    rows = []
+    rows: list[Row] = []
     large: dict[str, str] = {}
     run: Run | None = None
     previous, after = b"", 0
@@ -42,9 +43,11 @@ async def dossier(store: Store, run_id: str) -> Dossier:
     if run is None:
         raise RunNotFound(f"{run_id} has no events")
     effects = await store.effects(run_id)
+    origin = await Threads(store).origin(run_id, rows)
     return Dossier(
         run=run,
         rows=tuple(rows),
+        origin=None if origin is None else encode_whole(*origin),
         inbox=tuple(await store.inbox(run_id, taken=True)),
         claims=tuple(await keeper(store).claims_of(run_id)),
         effects=tuple(effects),

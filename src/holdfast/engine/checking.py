@@ -115,8 +115,21 @@ class Checker:
                 break
             _feed_whole(diagnosis, whole[1])
             whole = await self._keeper.whole(run_id, whole[0])
+        await self._lenders(diagnosis)
         await self._beside(diagnosis)
         return diagnosis
+
+    async def _lenders(self, diagnosis: Diagnosis) -> None:
+        """What the run carries from its thread: kept with it, or in the logs of other runs (§4.15)."""
+        if not diagnosis.carries:
+            return
+        kept = await self._keeper.whole(diagnosis.run_id, -1)
+        if kept is not None and kept[0] == 0:
+            _feed_whole(diagnosis, kept[1])
+            return
+        for carry in diagnosis.carries:
+            row = next(iter(await self._keeper.log(carry.run_id, carry.seq - 1, 1)), None)
+            diagnosis.feed_lender(carry, row.hash if row is not None and row.seq == carry.seq else None)
 
     async def _beside(self, diagnosis: Diagnosis) -> None:
         """Effects, intents and large results; one that cannot be read is told as such."""
@@ -144,7 +157,7 @@ def merged(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:
 def _feed_whole(diagnosis: Diagnosis, whole: Checkpoint | HoldfastError) -> None:
     if isinstance(whole, HoldfastError):
         diagnosis.add(problem("checkpoint_hash_mismatch", whole.message, "restore a backup", diagnosis.run_id))
-    else:
+    elif whole.seq:  # an origin is vouched for by nothing but its own digest
         diagnosis.feed_whole(whole)
 
 

@@ -286,14 +286,14 @@ class Conductor:
         if source.run.skill_id in self._skills.ids:
             self._skills.for_run(source.run, upgrade=wish.upgrade)
         try:
-            made = await lineage.born(self._services, source, await self._store.rows(run_id), wish)
+            made = await lineage.born(self._services, source, wish)
         except Conflict as e:
             if e.code != "claim_taken" or wish.key is None:
                 raise
             taken = await self._store.claimed("request", lineage.request_scope(source.run, wish.kind), wish.key)
             if taken is None:
                 raise
-            if taken.digest != lineage.digest(source.run, await self._store.rows(run_id), wish):
+            if taken.digest != await lineage.digest(self._services, source.run, wish):
                 raise RequestConflict(f"the key {wish.key!r} was used for another {wish.kind}, by {taken.run_id}", hint="use another key") from None
             again = await self._reader.get(taken.run_id)
             again.deduplicated = True

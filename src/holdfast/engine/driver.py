@@ -36,7 +36,7 @@ from holdfast.engine.gates import Halted
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.rounds import Round, answered
 from holdfast.engine.services import Services
-from holdfast.engine.threads import carried
+from holdfast.engine.threads import carries
 from holdfast.engine.waiting import Unattended
 from holdfast.ports import Claim, Loaded
 
@@ -172,7 +172,10 @@ class Driver:
             LeaseLost, StoreError: the run is left as the last commit made it; somebody else goes on (§1.12).
         """
         try:
-            return await self._drive(claim, inbox, named)
+            run = await self._drive(claim, inbox, named)
+            if run.terminal and self._journal.tip is not None and carries(self._program):
+                self._services.threads.keep(run, self._journal.tip, self._journal.fence, self._journal.checkpoint)
+            return run
         finally:
             self._over = True
             for task in (self._attending, self._closing):
@@ -201,7 +204,7 @@ class Driver:
             return journal.run
         if journal.run.status in AT_REST - {Status.PENDING} and not await self._reenter():
             return journal.run
-        journal.echo = await lineage.echo(self._services.store, journal.run)
+        journal.echo = await lineage.echo(self._services, journal.run)
         if journal.run.current_step_id is None:
             if journal.run.origin and journal.checkpoint.seq:
                 await self._begin_there()
@@ -254,9 +257,10 @@ class Driver:
             given = TaskResult(cps.INPUT_TASK, writes=canon.encode(canon.FrozenDict(journal.checkpoint.values)))
         draft = born or Draft()
         run = draft.facts[0] if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run
-        before = await carried(self._services.store, self._program, run.tenant_id, run.thread_id)
+        lent = await self._services.threads.lent(self._program, run.tenant_id, run.thread_id)
+        values, carried = (None, ()) if lent is None else (lent.values, () if kept else lent.carries)
         try:
-            delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, before, inline=kept)
+            delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, values, inline=kept, carries=carried)
         except Exception as e:  # a reducer that refuses the input
             if born is not None:
                 raise
@@ -265,7 +269,8 @@ class Driver:
         if born is not None or journal.run.status is Status.PENDING:
             draft.facts.append(ev.RunStarted())
         draft.facts += self._started(checkpoint.pending, 1)
-        await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner))
+        behind = None if lent is None else lent.behind(delta.carries)
+        await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner), behind=behind)
 
     async def _begin_there(self) -> None:
         """A replay or fork starts at the checkpoint it was born with (§7.6)."""

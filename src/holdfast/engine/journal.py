@@ -15,7 +15,7 @@ import msgspec
 from holdfast.core import blobs, canon, codec, views
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, StoreError
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
@@ -201,7 +201,15 @@ class Journal:
             await self._write(draft)
 
     async def checkpointed(
-        self, draft: Draft, delta: Delta, checkpoint: Checkpoint, *, lease: LeaseAction = KEEP, due: int | None = None, actor: str = ev.SYSTEM
+        self,
+        draft: Draft,
+        delta: Delta,
+        checkpoint: Checkpoint,
+        *,
+        lease: LeaseAction = KEEP,
+        due: int | None = None,
+        actor: str = ev.SYSTEM,
+        behind: Behind | None = None,
     ) -> None:
         """A commit with a checkpoint. Its hash goes into the last completed step's fact, else into ``checkpoint.saved`` (§13.2)."""
         async with self._lock:
@@ -210,7 +218,7 @@ class Journal:
             parent = self.checkpoint.checkpoint_id if self.checkpoint.seq else None
             checkpoint = msgspec.structs.replace(checkpoint, hash=hash, parent=parent, source=delta.source)
             _vouch(draft.facts, hash, delta.source)
-            await self._write(draft, checkpoint=checkpoint, delta=data, lease=lease, due=due, actor=actor)
+            await self._write(draft, checkpoint=checkpoint, delta=data, lease=lease, due=due, actor=actor, behind=behind)
 
     async def rest(self, draft: Draft, source: Source, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
         """Ends this claim in a wait or for good: a checkpoint with the parent's values (§4.8), and the lease goes back.
@@ -238,6 +246,7 @@ class Journal:
         lease: LeaseAction = KEEP,
         due: int | None = None,
         actor: str = ev.SYSTEM,
+        behind: Behind | None = None,
     ) -> None:
         if self.dead is not None:
             raise self.dead
@@ -246,7 +255,7 @@ class Journal:
         held = self.held
         if held:
             self.held, draft = Draft(), held.joined(draft)
-        commit = self._number(draft, checkpoint, delta, lease, due, actor)
+        commit = self._number(draft, checkpoint, delta, lease, due, actor, behind)
         try:
             self.tip = await self.store.commit(commit)
         except EffectInProgress:
@@ -282,7 +291,14 @@ class Journal:
         return self._number(draft, None, None, lease, None, ev.SYSTEM)
 
     def _number(
-        self, draft: Draft, checkpoint: Checkpoint | None, delta: bytes | None, lease: LeaseAction, due: int | None, actor: str
+        self,
+        draft: Draft,
+        checkpoint: Checkpoint | None,
+        delta: bytes | None,
+        lease: LeaseAction,
+        due: int | None,
+        actor: str,
+        behind: Behind | None = None,
     ) -> Commit:
         """Numbers and folds the facts. A checkpoint is named after the fact that vouches for it."""
         at = self.store.now()
@@ -320,6 +336,7 @@ class Journal:
             lease=lease,
             due=due,
             blobs=apart,
+            behind=behind,
         )
 
     def _note(self, draft: Draft) -> None:

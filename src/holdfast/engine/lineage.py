@@ -29,7 +29,7 @@ from holdfast.core.waits import HUMAN
 from holdfast.engine.intake import KEY_RETENTION_US
 from holdfast.engine.journal import Draft, Echo, Journal
 from holdfast.engine.services import Services
-from holdfast.ports import Loaded, Store
+from holdfast.ports import Loaded
 
 REPLAY, FORK = "replay", "fork"
 MANY = 1_000_000
@@ -38,10 +38,11 @@ _OF_PEOPLE = frozenset(f"{kind.value}:" for kind in HUMAN)
 _OPENED = frozenset({"task", "feedback"})
 
 
-async def echo(store: Store, run: Run) -> Echo | None:
+async def echo(services: Services, run: Run) -> Echo | None:
     """What a run with a source goes by; None for a run of its own."""
     if run.source_run_id is None:
         return None
+    store = services.store
     found = Echo(scope=run.run_id)
     serving, scoped = run.origin == REPLAY, run.origin != REPLAY
     source: str | None = run.source_run_id
@@ -53,7 +54,8 @@ async def echo(store: Store, run: Run) -> Echo | None:
         found.forebears.append(source)
         found.intents |= {_place(i): i for i in await store.intents(source, limit=MANY)}
         if serving:
-            for place, record in recorded(source, await store.rows(source)).items():
+            rows = await store.rows(source)
+            for place, record in recorded(rows, Progress(source, await services.threads.origin(source, rows))).items():
                 found.records.setdefault(place, record)
             serving = forebear.origin == REPLAY
         if not scoped and forebear.origin != REPLAY:
@@ -63,10 +65,9 @@ async def echo(store: Store, run: Run) -> Echo | None:
     return found
 
 
-def recorded(run_id: str, rows: list[Row]) -> dict[tuple[int, str, str], StepRecord]:
-    """The recorded calls of a run by (step, task, path), but for what is asked or gone through again."""
+def recorded(rows: list[Row], progress: Progress) -> dict[tuple[int, str, str], StepRecord]:
+    """The recorded calls of a run by (step, task, path), but for what is asked or gone through again. ``progress``: at its beginning."""
     out: dict[tuple[int, str, str], StepRecord] = {}
-    progress = Progress(run_id)
     for row in rows:
         record = open_row(row, progress.hash)
         step = progress.checkpoint.step + 1
@@ -106,7 +107,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     fields: Mapping[str, Any] = {}
 
 
-async def born(services: Services, source: Loaded, rows: list[Row], wish: Wish) -> str:
+async def born(services: Services, source: Loaded, wish: Wish) -> str:
     """Creates the new run at its checkpoint, at rest and due; gives its id.
 
     Raises:
@@ -115,7 +116,7 @@ async def born(services: Services, source: Loaded, rows: list[Row], wish: Wish) 
         Conflict: with the code ``claim_taken``, if the request key was used.
     """
     run = source.run
-    first, found = point(run, rows, wish)
+    first, found = await point(services, run, wish)
     edits = {**wish.inputs, **wish.edits}
     unknown = [n for n in edits if n not in found.values and n not in _channels(services, run)]
     if unknown:
@@ -151,7 +152,7 @@ async def born(services: Services, source: Loaded, rows: list[Row], wish: Wish) 
         facts.append(ev.StatePatched(tuple(edits), wish.reason))
     claims = []
     if wish.key is not None:
-        claims = [DedupClaim("request", request_scope(run, wish.kind), wish.key, run_id, digest(run, rows, wish), now + KEY_RETENTION_US)]
+        claims = [DedupClaim("request", request_scope(run, wish.kind), wish.key, run_id, _digest(found, wish), now + KEY_RETENTION_US)]
     journal = Journal(services.store, None, None, services.store.incarnation << COUNTER_BITS | 1, Progress(run_id))
     delta = Delta(
         step=found.step,
@@ -171,9 +172,12 @@ def request_scope(run: Run, kind: str) -> str:
     return f"{run.tenant_id}\x1f{kind}:{run.run_id}"
 
 
-def digest(run: Run, rows: list[Row], wish: Wish) -> str:
+async def digest(services: Services, run: Run, wish: Wish) -> str:
     """What was asked for, so that the same key with another wish is a conflict."""
-    _, found = point(run, rows, wish)
+    return _digest((await point(services, run, wish))[1], wish)
+
+
+def _digest(found: Checkpoint, wish: Wish) -> str:
     edits = {**wish.inputs, **wish.edits}
     return canon.fingerprint([found.checkpoint_id, wish.kind, wish.effects.value if wish.effects else "", edits, dict(wish.fields)])
 
@@ -184,14 +188,15 @@ def _channels(services: Services, run: Run) -> Mapping[str, Any]:
     return services.skills.find(run.skill_id, run.skill_version).channels
 
 
-def point(run: Run, rows: list[Row], wish: Wish) -> tuple[ev.RunSubmitted, Checkpoint]:
+async def point(services: Services, run: Run, wish: Wish) -> tuple[ev.RunSubmitted, Checkpoint]:
     """The source's first fact, and the checkpoint to begin at.
 
     A replay begins at the start. A fork with edits begins where the edited channels were last written, so that the edit
     takes that write's place and all that came of it is done anew, approvals included; a fork without any at the last checkpoint with
     something left to do.
     """
-    progress = Progress(run.run_id)
+    rows = await services.store.rows(run.run_id)
+    progress = Progress(run.run_id, await services.threads.origin(run.run_id, rows))
     submitted: ev.RunSubmitted | None = None
     all_of_them: list[Checkpoint] = []
     for row in rows:

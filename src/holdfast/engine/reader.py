@@ -42,7 +42,7 @@ class Reader:
         return found
 
     async def loaded(self, run_id: str) -> Loaded:
-        loaded = await self._store.load(run_id)
+        loaded = await self._services.threads.load(run_id)
         if loaded is None:
             raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
         return loaded
@@ -133,9 +133,10 @@ class Reader:
     async def checkpoints(self, run_id: str) -> list[CheckpointView]:
         """All checkpoints of a run, oldest first (§4.5)."""
         await self.found(run_id)
-        progress = Progress(run_id)
+        rows = await self._store.rows(run_id)
+        progress = Progress(run_id, await self._services.threads.origin(run_id, rows))
         out: list[CheckpointView] = []
-        for row in await self._store.rows(run_id):
+        for row in rows:
             record = open_row(row, progress.hash)
             pending = dict(progress.results)
             progress.step(record)

@@ -25,6 +25,7 @@ from holdfast.core.status import LIVE
 from holdfast.core.views import boundaries
 from holdfast.core.waits import DENY, HALTING, Decision
 from holdfast.engine.checking import PAGE, Checker, keeper, merged
+from holdfast.engine.threads import Threads
 from holdfast.ports import Evidence, Store
 
 HALT = "halt_decision_without_halted_meta"
@@ -145,6 +146,8 @@ class Repairer:
         halt: tuple[Run, Decision] | None = None
         fence = self._store.incarnation << COUNTER_BITS
         while after < evidence.tip.seq and (page := await self._keeper.log(evidence.run_id, after, PAGE)):
+            if not progress.checkpoint.seq and (origin := await Threads(self._store).origin(evidence.run_id, page)) is not None:
+                progress.checkpoint = origin[0]
             for row in page:
                 if row.seq > evidence.tip.seq:
                     break

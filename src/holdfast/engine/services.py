@@ -14,6 +14,7 @@ from holdfast.core.policy import Policy
 from holdfast.core.run import Run
 from holdfast.engine.attendant import Attendant
 from holdfast.engine.streams import Streams
+from holdfast.engine.threads import Threads
 from holdfast.ports import Clock, Resolver, Store
 
 
@@ -107,9 +108,11 @@ class Services:
     entropy: Callable[[], int] = lambda: uuid.uuid4().int
     grace: float = 10.0
     attendant: Attendant = dataclasses.field(init=False)
+    threads: Threads = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
+        self.threads = Threads(self.store)
 
     async def holds(self) -> bool:
         """Whether something new may begin under the lease; asks the store once before it says no.

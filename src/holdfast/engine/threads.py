@@ -1,16 +1,71 @@
-"""What a thread carries from one run to the next (§4.15), and its history."""
+"""What a thread carries from one run to the next (§4.15), by reference (decision 35).
+
+Theory of operation. The first checkpoint of a run that carries its thread on does not hold those channels: it names the run they
+come from and where that run's log ended, by event number and chain hash (``core.checkpoint.Carry``). Loading goes there, and
+from there on to the run before, until it meets a whole checkpoint; as the bytes logged since the last whole one are counted across
+the runs of a thread, that is never far. What a run carries is its *origin*: a checkpoint numbered 0 that is there before its
+first. Stores keep one where the runs before are not at hand: with a run that was imported, and with one whose forerunners
+were pruned.
+
+A process that drives turn after turn has the ends of a thread's newest runs in hand and need not walk to them. That this is still
+how the thread ends is seen by the run's row: under the same fence, which holds the store's incarnation, a log that counts
+as many events is the same log. And a run that names such an end names its chain's hash.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import msgspec
+
+from holdfast.core import codec
+from holdfast.core.checkpoint import Carry, Checkpoint, empty
+from holdfast.core.codec import Row
+from holdfast.core.commit import Behind, Tip
+from holdfast.core.errors import ChainBroken, StoreCorrupt
 from holdfast.core.graph import Program
+from holdfast.core.lease import Lease
 from holdfast.core.progress import Progress
+from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
-from holdfast.ports import RunFilter, Store
+from holdfast.ports import Loaded, Pruned, RunFilter, Store, Upkeep
 
 LOOKED_AT = 1000
+KEPT_BYTES = 4 * 2**20  # of logs and whole checkpoints, whose values are kept in hand
+KEPT_THREADS = 256
+
+Origin = tuple[Checkpoint, bytes]
+
+
+class Lent(msgspec.Struct, frozen=True):
+    """What a thread has for its next run: the values by channel, and where they are on record."""
+
+    values: Mapping[str, Any]
+    carries: tuple[Carry, ...]
+    since: int = 0
+    whole: int = 0
+
+    def behind(self, carries: tuple[Carry, ...]) -> Behind | None:
+        """What the commit of a first checkpoint that names these has to say of it."""
+        return Behind(tuple([c.run_id for c in carries]), self.since, self.whole) if carries else None
+
+
+class _End(msgspec.Struct, frozen=True):
+    """How a run's log ends."""
+
+    run_id: str
+    tip: Tip
+    fence: int
+    checkpoint: Checkpoint
+
+
+class _Log(msgspec.Struct, frozen=True):
+    """A run's log up to where another one carries on from it: from its newest whole checkpoint before, or else what it carries itself."""
+
+    begin: Origin | None
+    rows: tuple[Row, ...]
+    carries: tuple[Carry, ...]
 
 
 def carries(program: Program) -> bool:
@@ -18,32 +73,173 @@ def carries(program: Program) -> bool:
     return any(c.thread for c in program.channels.values())
 
 
-async def carried(store: Store, program: Program, tenant_id: str, thread_id: str) -> Mapping[str, Any] | None:
-    """The channels that carry over, from the thread's newest ended run; None if the program has none.
+class Threads:
+    """Finds what runs carry, through one store."""
 
-    Newest by its turn in the lane, which no clock decides (§3.4). A run that was canceled before it started has no channels,
-    and one of another skill may lack some: for those the run before it is asked, so that a conversation is not lost
-    to a run that took no part in it.
-    """
-    wanted = {c.name for c in program.channels.values() if c.thread}
-    if not wanted:
-        return None
-    found: dict[str, Any] = {}
-    looked, limit = 0, 1
-    while wanted:
-        page = await store.runs(RunFilter(tenant_id=tenant_id, thread_id=thread_id, statuses=tuple(TERMINAL), limit=limit, by_turn=True))
-        for run, _ in page[looked:]:
-            if run.started_at is None or not wanted:
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._ends: dict[tuple[str, str], tuple[_End, ...]] = {}
+        self._weight = 0
+
+    # -- for the next run ---------------------------------------------------------------------------
+
+    async def lent(self, program: Program, tenant_id: str, thread_id: str) -> Lent | None:
+        """What the thread's newest ended run has for the next one; None if the program carries nothing.
+
+        Newest by its turn in the lane, which no clock decides (§3.4). A run that was canceled before it started has no channels,
+        and one of another skill may lack some: for those the run before it is asked, so that a conversation is not lost
+        to a run that took no part in it.
+        """
+        wanted = [c.name for c in program.channels.values() if c.thread]
+        if not wanted:
+            return None
+        found: dict[str, Any] = {}
+        carries: list[Carry] = []
+        since = whole = looked = 0
+        limit = 1
+        while wanted:
+            page = await self._store.runs(RunFilter(tenant_id=tenant_id, thread_id=thread_id, statuses=tuple(TERMINAL), limit=limit, by_turn=True))
+            for run, lease in page[looked:]:
+                if run.started_at is None or not wanted or (end := await self._end(run, lease, newest=not carries)) is None:
+                    continue
+                values = end.checkpoint.values
+                if mine := tuple([n for n in wanted if n in values]):
+                    found |= {n: values[n] for n in mine}
+                    carries.append(Carry(end.run_id, end.tip.seq, end.tip.hash, mine))
+                    since, whole = since + end.tip.since, whole + end.tip.whole
+                    wanted = [n for n in wanted if n not in found]
+            if len(page) < limit or limit >= LOOKED_AT:
+                break
+            looked, limit = len(page), limit * 10
+        return Lent(found, tuple(carries), since, whole)
+
+    async def _end(self, run: Run, lease: Lease, *, newest: bool) -> _End | None:
+        """How a run's log ends: as it is in hand, if it still is that way, else as it is on record."""
+        for kept in self._ends.get((run.tenant_id, run.thread_id), ()):
+            if (kept.run_id, kept.tip.seq, kept.fence) == (run.run_id, run.version, lease.fence):
+                return kept
+        loaded = await self.load(run.run_id)
+        if loaded is None:
+            return None  # pruned a moment ago
+        checkpoint = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint
+        if newest:
+            return self.keep(run, loaded.tip, loaded.lease.fence, checkpoint)
+        return _End(run.run_id, loaded.tip, loaded.lease.fence, checkpoint)
+
+    def keep(self, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint) -> _End:
+        """Keeps in hand how the newest run of a thread ends, and the one before it: where that newest run began.
+
+        The thread that moved last stays, however heavy; of the others what there is room for.
+        """
+        end, place = _End(run.run_id, tip, fence, checkpoint), (run.tenant_id, run.thread_id)
+        old = self._ends.pop(place, ())
+        self._ends[place] = (end, *[e for e in old if e.run_id != run.run_id][:1])
+        self._weight += _weight(self._ends[place]) - _weight(old)
+        while len(self._ends) > 1 and (self._weight > KEPT_BYTES or len(self._ends) > KEPT_THREADS):
+            self._weight -= _weight(self._ends.pop(next(iter(self._ends))))
+        return end
+
+    # -- for loading --------------------------------------------------------------------------------
+
+    async def load(self, run_id: str) -> Loaded | None:
+        """``Store.load``, with what the run carries.
+
+        Raises:
+            StoreCorrupt: it carries from a run that is not there, or not as it was.
+        """
+        loaded = await self._store.load(run_id)
+        if loaded is None or loaded.whole is not None or (origin := await self.origin(run_id, loaded.rows)) is None:
+            return loaded
+        return msgspec.structs.replace(loaded, whole=origin)
+
+    async def origin(self, run_id: str, rows: Iterable[Row]) -> Origin | None:
+        """What comes before a run's first checkpoint; None if it carries nothing. ``rows``: its log from the beginning.
+
+        Raises:
+            StoreCorrupt: it carries from a run that is not there, or not as it was.
+        """
+        carries = codec.carried(rows)
+        if not carries:
+            return None
+        values = {(e.run_id, e.tip.seq, e.tip.hash): e.checkpoint.values for ends in self._ends.values() for e in ends}
+        if any(_place(c) not in values for c in carries):
+            if (kept := await self._kept(run_id)) is not None:
+                return kept
+            await self._walk(run_id, carries, values)
+        return _origin(run_id, carries, values)
+
+    async def _kept(self, run_id: str) -> Origin | None:
+        """The origin that the store keeps with a run."""
+        found = await self._store.whole(run_id, -1) if isinstance(self._store, Upkeep) else None
+        if found is None or found[0] != 0:
+            return None
+        if not isinstance(found[1], Checkpoint):
+            raise found[1]
+        return found[1], b""
+
+    async def _walk(self, run_id: str, carries: tuple[Carry, ...], values: dict[tuple[str, int, bytes], Mapping[str, Any]]) -> None:
+        """Fills ``values`` with what these carry; depth first and without recursion, for a thread may go back a thousand runs."""
+        todo, logs = [(run_id, c) for c in carries], dict[tuple[str, int, bytes], _Log]()
+        while todo:
+            borrower, carry = todo[-1]
+            place = _place(carry)
+            if place in values:
+                todo.pop()
                 continue
-            loaded = await store.load(run.run_id)
-            if loaded is not None:
-                values = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.values
-                found |= {n: values[n] for n in wanted & values.keys()}
-                wanted -= found.keys()
-        if len(page) < limit or limit >= LOOKED_AT:
-            break
-        looked, limit = len(page), limit * 10
-    return found
+            log = logs.get(place) or logs.setdefault(place, await self._log(borrower, carry))
+            if needed := [(carry.run_id, c) for c in log.carries if _place(c) not in values]:
+                todo += needed
+                continue
+            begin = log.begin or (_origin(carry.run_id, log.carries, values) if log.carries else None)
+            progress = Progress(carry.run_id, begin).walk(log.rows)
+            if progress.hash != carry.hash:
+                raise ChainBroken(f"the log of {carry.run_id} is not the one that {borrower} carries on from", hint="restore a backup that has both runs")
+            values[place] = progress.checkpoint.values
+            del logs[place]
+
+    async def _log(self, borrower: str, carry: Carry) -> _Log:
+        loaded = await self._store.load(carry.run_id)
+        if loaded is None:
+            raise StoreCorrupt(
+                f"{borrower} carries {', '.join(carry.channels)} from {carry.run_id}, which is not there", hint="restore a backup that has both runs",
+                code="checkpoint_head_missing",
+            )  # fmt: skip
+        begin, rows = loaded.whole, loaded.rows
+        if begin is not None and begin[0].seq > carry.seq:  # it was resumed since, and has a newer one
+            begin, rows = await self._kept(carry.run_id), tuple(await self._store.rows(carry.run_id))
+        rows = tuple([r for r in rows if r.seq <= carry.seq])
+        return _Log(begin, rows, () if begin is not None else codec.carried(rows))
 
 
-__all__ = ["carried", "carries"]
+def _weight(ends: tuple[_End, ...]) -> int:
+    return sum([e.tip.since + e.tip.whole for e in ends])
+
+
+def _place(carry: Carry) -> tuple[str, int, bytes]:
+    return carry.run_id, carry.seq, carry.hash
+
+
+def _origin(run_id: str, carries: tuple[Carry, ...], values: Mapping[tuple[str, int, bytes], Mapping[str, Any]]) -> Origin:
+    return empty(run_id, {n: values[_place(c)][n] for c in carries for n in c.channels}), b""
+
+
+async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False) -> Pruned:
+    """Deletes what ended before that time. Runs that stay and carry on from one that goes get their origin kept with them first.
+
+    A crash in between leaves an origin too many and nothing undone; and who begins to carry on in between keeps
+    its lender for this time.
+    """
+    loans = await keeper.loans()
+    if loans and not dry:
+        threads, gone = Threads(store), set((await keeper.prune(before, dry=True)).run_ids)
+        for borrower in dict.fromkeys(b for b, lender in loans if lender in gone and b not in gone):
+            try:
+                origin = await threads.origin(borrower, await store.rows(borrower))
+            except StoreCorrupt:
+                continue  # what it carries cannot be found: its lender stays, and prune says why
+            if origin is not None:
+                await keeper.keep_origin(borrower, codec.encode_whole(*origin))
+    return await keeper.prune(before, dry=dry)
+
+
+__all__ = ["Lent", "Origin", "Threads", "carries", "prune"]

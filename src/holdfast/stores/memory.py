@@ -89,6 +89,8 @@ class MemoryStore:
         self._log: dict[tuple[str, int], Row] = {}
         self._order: dict[str, tuple[int, ...]] = {}
         self._wholes: dict[str, tuple[int, bytes]] = {}
+        self._origins: dict[str, bytes] = {}
+        self._carries: dict[str, tuple[str, ...]] = {}
         self._inbox: dict[tuple[str, str], _Item] = {}
         self._claims: dict[tuple[str, str, str], DedupClaim] = {}
         self._effects: dict[str, tuple[Effect, bytes]] = {}
@@ -195,6 +197,10 @@ class MemoryStore:
         self._set(self._order, run_id, (*self._order.get(run_id, ()), tip.seq))
         if p.whole is not None:
             self._set(self._wholes, run_id, (tip.seq, p.whole))
+        if c.behind is not None:
+            if gone := [r for r in c.behind.runs if r not in self._runs]:
+                raise rules.lender_gone(run_id, gone[0])
+            self._set(self._carries, run_id, c.behind.runs)
         self._beside(p, now)
         return tip
 
@@ -351,7 +357,7 @@ class MemoryStore:
         row = self._runs.get(run_id)
         if row is None:
             return None
-        seq, data = self._wholes.get(run_id, (0, None))
+        seq, data = self._wholes.get(run_id, (0, self._origins.get(run_id)))
         whole = None if data is None else codec.decode_whole(run_id, data)
         return Loaded(self._run(row), row.tip, self._lease(row), whole, tuple(await self.rows(run_id, seq)), tuple(await self.inbox(run_id)))
 
@@ -497,8 +503,8 @@ class MemoryStore:
         return await self.rows(run_id, after, limit)
 
     async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
-        seq, data = self._wholes.get(run_id, (0, b""))
-        if seq <= after:
+        seq, data = self._wholes.get(run_id, (0, b"")) if after >= 0 or run_id not in self._origins else (0, self._origins[run_id])
+        if seq <= after or not data:
             return None
         try:
             return seq, codec.decode_whole(run_id, data)[0]
@@ -567,6 +573,10 @@ class MemoryStore:
         run, run_id, newest = d.run, d.run.run_id, codec.open_row(d.rows[-1])
         for row in d.rows:
             self._set(self._log, (run_id, row.seq), row)
+        if d.origin is not None:
+            self._set(self._origins, run_id, d.origin)
+        if carries := codec.carried(d.rows):
+            self._set(self._carries, run_id, tuple([c.run_id for c in carries]))
         self._set(self._order, run_id, tuple(r.seq for r in d.rows))
         for item in d.inbox:
             kept = _Item(run_id, item.key, codec.encode_command(item.command), item.put_at, item.taken_seq)
@@ -584,7 +594,7 @@ class MemoryStore:
             self._keep(run_id, blob)
         unread = any(i.taken_seq is None for i in d.inbox)
         number, now = self._next(), self.now()
-        tip = Tip(newest.seq, newest.hash, self._next(), sum(len(r.data) for r in d.rows), 0)
+        tip = Tip(newest.seq, newest.hash, self._next(), sum(len(r.data) for r in d.rows), len(d.origin or b""))
         self._set(
             self._runs,
             run_id,
@@ -595,7 +605,21 @@ class MemoryStore:
             ),
         )  # fmt: skip
 
+    async def loans(self) -> list[tuple[str, str]]:
+        return [(run_id, lender) for run_id, lenders in self._carries.items() if run_id not in self._origins for lender in lenders if lender in self._runs]
+
+    async def keep_origin(self, run_id: str, origin: bytes) -> None:
+        self._origins.setdefault(run_id, origin)
+
     async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+        found = self._prunable(before, () if dry else await self.loans())
+        if not dry:
+            with self._atomic():
+                self._forget(set(found.run_ids))
+            self._changes.tell()
+        return found
+
+    def _prunable(self, before: int, loans: Sequence[tuple[str, str]]) -> Pruned:
         members: dict[str, list[tuple[str, int | None]]] = {}
         for row in self._runs.values():
             ended = row.run.finished_at if row.status in TERMINAL else None
@@ -604,12 +628,7 @@ class MemoryStore:
         root_of = {run_id: root for root, runs in members.items() for run_id, _ in runs}
         unsettled = {root_of[i.run_id] for i in self._intents.values() if i.state in OPEN_INTENTS and i.run_id in root_of}
         unsettled |= {e.lineage_root for e, _ in self._effects.values() if e.open}
-        found = rules.prunable(members, links, root_of, before, unsettled)
-        if not dry:
-            with self._atomic():
-                self._forget(set(found.run_ids))
-            self._changes.tell()
-        return found
+        return rules.prunable(members, links, root_of, before, unsettled, loans)
 
     def _forget(self, gone: set[str]) -> None:
         """Deletes runs and what hangs on them; effects under keys that other runs share stay."""
@@ -618,6 +637,8 @@ class MemoryStore:
             (self._log, [k for k in self._log if k[0] in gone]),
             (self._order, [r for r in self._order if r in gone]),
             (self._wholes, [r for r in self._wholes if r in gone]),
+            (self._origins, [r for r in self._origins if r in gone]),
+            (self._carries, [r for r in self._carries if r in gone]),
             (self._inbox, [k for k in self._inbox if k[0] in gone]),
             (self._claims, [k for k, c in self._claims.items() if c.run_id in gone and c.kind != "effect"]),
             (self._effects, [k for k, (e, _) in self._effects.items() if e.run_id in gone and not e.shared]),

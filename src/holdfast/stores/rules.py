@@ -28,19 +28,15 @@ _delta = msgspec.msgpack.Decoder(Delta)
 
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
-    """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if it is time for one."""
+    """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if it is time for one; ``since`` and
+    ``whole_size`` go into the tip."""
 
     commit: Commit
     sealed: codec.Sealed
     whole: bytes | None
     since: int
+    whole_size: int
     creates: tuple[Prepared, ...] = ()
-
-    @property
-    def whole_size(self) -> int:
-        if self.whole is not None:
-            return len(self.whole)
-        return self.commit.after.whole if self.commit.after is not None else 0
 
     def tip(self, row: int) -> Tip:
         """Where the log ends once this is durable as ``row``."""
@@ -51,12 +47,14 @@ def prepare(commit: Commit) -> Prepared:
     """Encodes a commit and all that it creates."""
     after = commit.after
     sealed = codec.seal(commit, b"" if after is None else after.hash)
-    since = len(sealed.row.data) + (0 if after is None else after.since)
+    since, size = (len(sealed.row.data), 0) if after is None else (len(sealed.row.data) + after.since, after.whole)
+    if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
+        since, size = since + commit.behind.since, size + commit.behind.whole
     whole = None
-    if commit.checkpoint is not None and since > WHOLE_FLOOR and (after is None or since > after.whole) and _advanced(commit):
+    if commit.checkpoint is not None and since > WHOLE_FLOOR and since > size and _advanced(commit):
         whole = codec.encode_whole(commit.checkpoint, sealed.row.hash)
-        since = 0
-    return Prepared(commit, sealed, whole, since, tuple([prepare(c) for c in commit.creates]) if commit.creates else ())
+        since, size = 0, len(whole)
+    return Prepared(commit, sealed, whole, since, size, tuple([prepare(c) for c in commit.creates]) if commit.creates else ())
 
 
 def _advanced(commit: Commit) -> bool:
@@ -136,7 +134,12 @@ def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
 
 
 def prunable(
-    members: Mapping[str, Sequence[tuple[str, int | None]]], links: Sequence[tuple[str, str]], root_of: Mapping[str, str], before: int, open_roots: Set[str]
+    members: Mapping[str, Sequence[tuple[str, int | None]]],
+    links: Sequence[tuple[str, str]],
+    root_of: Mapping[str, str],
+    before: int,
+    open_roots: Set[str],
+    loans: Sequence[tuple[str, str]] = (),
 ) -> Pruned:
     """Which lineages may go as a whole (§6.10).
 
@@ -146,6 +149,7 @@ def prunable(
         root_of: the lineage of each run.
         before: runs must have ended before that time.
         open_roots: lineages with intents or effects that are not settled.
+        loans: runs that carry their thread on from another one's log, and that one (§4.15).
     """
     kept: dict[str, str] = {}
     for root, runs in members.items():
@@ -163,6 +167,9 @@ def prunable(
             for root in roots - kept.keys():
                 if roots & kept.keys():
                     kept[root], changed = "a parent or a child of it stays", True
+        for borrower, lender in loans:
+            if root_of[borrower] in kept and root_of[lender] not in kept:
+                kept[root_of[lender]], changed = "a later run of its thread carries on from it", True
     old = {r for r, runs in members.items() if all(ended is not None and ended < before for _, ended in runs)}
     run_ids = tuple(sorted(run_id for root, runs in members.items() if root not in kept for run_id, _ in runs))
     return Pruned(run_ids, {root: why for root, why in kept.items() if root in old})
@@ -186,11 +193,15 @@ def lane_busy(run: Run, blocker: str) -> Conflict:
     )
 
 
+def lender_gone(run_id: str, lender: str) -> VersionConflict:
+    return VersionConflict(f"{run_id} carries its thread on from {lender}, which was pruned meanwhile", hint="load it again")
+
+
 def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
     return Conflict(f"the {kind} key {key!r} is taken by {run_id}", hint="read it with claimed()", code="claim_taken")
 
 
 __all__ = [
     "LAST_TURN", "OPEN_INTENTS", "RECLAIMED", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "due_at_rest", "first_fence", "holds_after",
-    "lane_busy", "overlay", "owner_after", "prepare", "prunable", "refusal", "wants_lane",
+    "lane_busy", "lender_gone", "overlay", "owner_after", "prepare", "prunable", "refusal", "wants_lane",
 ]  # fmt: skip

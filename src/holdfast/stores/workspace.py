@@ -57,6 +57,7 @@ from holdfast.stores.rules import Prepared
 
 FORMAT = 1
 EVENTS, META, HOUSE, TOMBSTONES, BLOBS = "events.jsonl", "meta.json", "workspace.json", "tombstones.jsonl", "blobs"
+ORIGIN = "origin.json"
 TOP = ""
 _SUM = re.compile(rb', "sum": "([0-9a-f]{16})"}$')
 _NIL = b"\xc0"
@@ -360,10 +361,15 @@ class WorkspaceStore(MemoryStore):
             old = inbox.get(item.key)
             inbox[item.key] = item if old is None or item.taken_seq is not None else old
         return Dossier(
-            run=run, rows=tuple(kept.rows), inbox=tuple(inbox.values()), claims=tuple(found["claims"]),
+            run=run, rows=tuple(kept.rows), origin=self._origin(run.run_id), inbox=tuple(inbox.values()), claims=tuple(found["claims"]),
             effects=tuple({e.effect_id: e for e in found["effects"]}.values()),
             intents=tuple({i.intent_id: i for i in found["intents"]}.values()), ledger=tuple(found["ledger"]),
         )  # fmt: skip
+
+    def _origin(self, run_id: str) -> bytes | None:
+        """What the run carries from its thread, where that is kept with it (§4.15)."""
+        fields = _read_json(self._at(run_id, ORIGIN))
+        return None if fields is None else base64.b64decode(fields["data"])
 
     def _aside(self, run_id: str, name: str, hashes: dict[str, set[str]]) -> list[Any]:
         """What is kept beside the log; lines of commits that never were do not count."""
@@ -641,7 +647,14 @@ class WorkspaceStore(MemoryStore):
         return [r for r in self._parsed[1].rows if r.seq > after][:limit]
 
     async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
-        return None
+        """Whole checkpoints are not on the disk, but for an origin."""
+        return await super().whole(run_id, after) if after < 0 and run_id in self._origins else None
+
+    async def keep_origin(self, run_id: str, origin: bytes) -> None:
+        self._usable(run_id)
+        with self._disk():
+            self._replace(self._at(run_id, ORIGIN), _origin_file(run_id, origin), sync=True)
+        await super().keep_origin(run_id, origin)
 
     async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
         """Backup, then the cache replaced by the fold, then the tail cut and the audit record appended (T-99)."""
@@ -707,6 +720,8 @@ class WorkspaceStore(MemoryStore):
 
     def _write_dossier(self, d: Dossier, folder: str) -> None:
         row, text = self._runs[d.run.run_id], []
+        if d.origin is not None:
+            self._replace(os.path.join(folder, ORIGIN), _origin_file(d.run.run_id, d.origin), sync=True)
         for number, log in enumerate(d.rows, 1):
             last = number == len(d.rows)
             lines, files = commit_lines(d.run, log, {"due": row.due, "turn": row.turn} if last else {})
@@ -729,7 +744,7 @@ class WorkspaceStore(MemoryStore):
         _add(os.path.join(folder, EVENTS), b"".join(text))
 
     async def prune(self, before: int, *, dry: bool = False) -> Pruned:
-        found = await super().prune(before, dry=True)
+        found = self._prunable(before, () if dry else await self.loans())
         if dry or not found.run_ids:
             return found
         self._writable()
@@ -786,6 +801,11 @@ _ASIDE: dict[str, tuple[Dump, Revive]] = {
         lambda run_id, f: DedupClaim(f["kind"], f["scope"], f["key"], run_id, f["digest"], f["expires_at"]),
     ),
 }
+
+
+def _origin_file(run_id: str, origin: bytes) -> bytes:
+    checkpoint, _ = codec.decode_whole(run_id, origin)
+    return _json({"values": canon.reveal(canon.encode(canon.FrozenDict(checkpoint.values))), "data": b64(origin)})
 
 
 # -- files ------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 import msgspec
 
 from holdfast.core import events as ev
-from holdfast.core.codec import Record, open_row
+from holdfast.core.codec import Record, Row, open_row
 from holdfast.core.commands import Decide
 from holdfast.core.commit import Commit, InboxItem
 from holdfast.core.consistency import drift
@@ -21,6 +21,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold
 from holdfast.core.status import TERMINAL, Status
+from holdfast.engine.threads import Origin, Threads
 from holdfast.ports import RunFilter, Store
 
 PAGE = 500
@@ -45,11 +46,12 @@ async def violations(store: Store) -> list[Violation]:
     keys: Counter[str] = Counter()
     logs: dict[str, list[Record]] = {}
     async for run in _runs(store):
-        records, broken = await _records(store, run.run_id)
+        rows = await store.rows(run.run_id)
+        records, broken = _records(run.run_id, rows)
         found += broken
         if not broken:
             logs[run.run_id] = records
-            found += log_violations(run, records)
+            found += await _values(store, run, rows, records)
             found += inbox_violations(run, records, await store.inbox(run.run_id, taken=True))
         keys.update(i.key for i in await store.intents(run.run_id))
     found += effect_violations(await store.effects(), logs)
@@ -68,11 +70,26 @@ async def _runs(store: Store) -> AsyncIterator[Run]:
         before = page[-1][0].run_id
 
 
-async def _records(store: Store, run_id: str) -> tuple[list[Record], list[Violation]]:
+async def _values(store: Store, run: Run, rows: Sequence[Row], records: Sequence[Record]) -> list[Violation]:
+    """The log's violations, and whether what is loaded, from whole checkpoints and other runs' logs, is what the whole log folds to (§4.5)."""
+    threads = Threads(store)
+    try:
+        origin, loaded = await threads.origin(run.run_id, rows), await threads.load(run.run_id)
+    except HoldfastError as e:
+        return [Violation("checkpoint_broken", run.run_id, e.message)]
+    found = log_violations(run, records, origin)
+    if not found and loaded is not None:
+        short = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint
+        if short.values != Progress(run.run_id, origin).walk(rows).checkpoint.values:
+            found.append(Violation("values_differ", run.run_id, f"{short.checkpoint_id} loads with other values than the log folds to"))
+    return found
+
+
+def _records(run_id: str, rows: Sequence[Row]) -> tuple[list[Record], list[Violation]]:
     """The log of a run, held against its chain; or why it cannot be read."""
     records: list[Record] = []
     previous = b""
-    for row in await store.rows(run_id):
+    for row in rows:
         try:
             record = open_row(row, previous)
         except HoldfastError as e:
@@ -82,7 +99,7 @@ async def _records(store: Store, run_id: str) -> tuple[list[Record], list[Violat
     return records, []
 
 
-def log_violations(run: Run, records: Sequence[Record]) -> list[Violation]:
+def log_violations(run: Run, records: Sequence[Record], origin: Origin | None = None) -> list[Violation]:
     """A run's log against itself and against its row (§1.1, §1.4, §1.8, §2.8, §5.6)."""
     found: list[Violation] = []
 
@@ -102,7 +119,7 @@ def log_violations(run: Run, records: Sequence[Record]) -> list[Violation]:
         return found
     if folded is None or (names := drift(run, folded)):
         say("fold_drift", f"the row differs from its events in {names if folded is not None else 'everything'}")
-    progress = Progress(run.run_id)
+    progress = Progress(run.run_id, origin)
     try:
         for record in records:
             progress.step(record)

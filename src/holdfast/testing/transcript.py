@@ -16,6 +16,7 @@ from holdfast.core import events as ev
 from holdfast.core.codec import open_row
 from holdfast.core.errors import HoldfastError
 from holdfast.core.progress import Progress
+from holdfast.engine.threads import Threads
 from holdfast.ports import RunFilter, Store
 
 
@@ -40,9 +41,10 @@ async def _told(store: Store, run_id: str, names: dict[str, str], since: int | N
         return f"{names[run_id]}: not in the store"
     run, _ = found
     lines = [f"{names[run_id]}  {run.skill_id}  lane {run.lane}"]
-    progress = Progress(run_id)
+    rows, progress = await store.rows(run_id), Progress(run_id)
     try:
-        for row in await store.rows(run_id):
+        progress = Progress(run_id, await Threads(store).origin(run_id, rows))
+        for row in rows:
             record = open_row(row)
             since = record.at if since is None else since
             progress.step(record)

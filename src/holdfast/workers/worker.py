@@ -159,7 +159,7 @@ class Worker:
         """Drives one claim. What concerns the run alone is a report; what concerns the store ends the worker."""
         services = self._services
         try:
-            loaded = await services.store.load(claim.run_id)
+            loaded = await services.threads.load(claim.run_id)
             assert loaded is not None, "a claimed run is there"
             try:
                 driver = loaded_driver(services, loaded, claim)

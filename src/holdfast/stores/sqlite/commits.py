@@ -181,6 +181,10 @@ class Committer:
         )  # fmt: skip
         if p.whole is not None:
             execute(Q.whole_insert, (key, log.seq, number, p.whole))
+        for lender in c.behind.runs if c.behind is not None else ():
+            execute(Q.carry_insert, (key, lender))
+            if self.db.changes() != 1:
+                raise rules.lender_gone(run.run_id, lender)
         if not c.plain:
             self._beside(p, now)
         return Applied(p.tip(number), key, owner is not None)

@@ -42,6 +42,8 @@ UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?, fen
 WHERE id = ?;
 -- name: whole_insert
 INSERT INTO whole (run, seq, log, data) VALUES (?, ?, ?, ?);
+-- name: carry_insert
+INSERT INTO carry (source, run) SELECT id, ? FROM run WHERE run_id = ?;
 -- name: inbox_take
 UPDATE inbox SET taken = ? WHERE run = ? AND key = ? AND taken IS NULL;
 -- name: inbox_unread
@@ -241,6 +243,12 @@ WITH RECURSIVE chain (id, prev) AS (
 SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id WHERE c.prev = 0;
 -- name: whole_next
 SELECT seq, data FROM whole WHERE run = ? AND seq > ? ORDER BY seq LIMIT 1;
+-- name: loans
+SELECT b.run_id, s.run_id FROM carry c JOIN run b ON b.id = c.run JOIN run s ON s.id = c.source
+WHERE NOT EXISTS (SELECT 1 FROM whole w WHERE w.run = c.run AND w.seq = 0);
+-- name: origin_insert
+-- What a run carries from its thread, as a checkpoint before all others; loading from it goes through the whole log.
+INSERT INTO whole (run, seq, log, data) SELECT id, 0, 0, ? FROM run WHERE run_id = ? ON CONFLICT DO NOTHING;
 -- name: run_delete
 DELETE FROM run WHERE id = ?;
 -- name: run_adopt
@@ -248,7 +256,7 @@ INSERT INTO run (id, seq, tip, since, version, step, head, fence, owner, due, ho
   thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: run_adopted
-UPDATE run SET tip = ?, since = ?, due = ? WHERE id = ?;
+UPDATE run SET tip = ?, since = ?, whole = ?, due = ? WHERE id = ?;
 -- name: inbox_adopt
 INSERT INTO inbox (run, key, put_at, taken, command) VALUES (?, ?, ?, ?, ?);
 -- name: claim_adopt
@@ -270,6 +278,8 @@ UPDATE log SET run = 0, prev = 0, data = x'' WHERE run = ? AND id = ?;
 DELETE FROM log WHERE run = ? AND id < ?;
 -- name: prune_whole
 DELETE FROM whole WHERE run = ?;
+-- name: prune_carry
+DELETE FROM carry WHERE source = ?1 OR run = ?1;
 -- name: prune_inbox
 DELETE FROM inbox WHERE run = ?;
 -- name: prune_token

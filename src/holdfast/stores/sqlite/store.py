@@ -73,6 +73,7 @@ _FILTERS = {
     "lineage_root": "lineage_root = ?",
     "before": "run_id < ?",
 }
+_OPEN = "status NOT IN ('completed', 'failed', 'canceled')"  # in the words of an index
 _LIST = "SELECT run_id, doc, status, version, step, head, fence, owner, due FROM run"
 
 
@@ -415,6 +416,8 @@ class SqliteStore:
         if query.statuses is not None:
             where.append("status IN (SELECT value FROM json_each(?))")
             values.append(json.dumps([str(s) for s in query.statuses]))
+            if not TERMINAL.intersection(query.statuses):
+                where.append(_OPEN)
         sql = _LIST + (" WHERE " + " AND ".join(where) if where else "") + (" ORDER BY turn DESC LIMIT ?" if query.by_turn else " ORDER BY run_id DESC LIMIT ?")
         with mapped(self.path):
             found = rows(db, sql, [*values, min(query.limit, MAX_LIST)])
@@ -688,14 +691,25 @@ class SqliteStore:
         self._changes.tell()
         return True
 
+    async def loans(self) -> list[tuple[str, str]]:
+        with mapped(self.path):
+            return rows(self._read(), Q.loans)
+
+    async def keep_origin(self, run_id: str, origin: bytes) -> None:
+        def work(committer: Committer) -> None:
+            with writing(committer.db):
+                committer.db.execute(Q.origin_insert, (origin, run_id))
+
+        await self._write().run(work)
+
     async def prune(self, before: int, *, dry: bool = False) -> Pruned:
         with mapped(self.path):
             if dry:
-                return upkeep.prunable(self._read(), before)
+                return upkeep.prunable(self._read(), before, ())
 
         def work(committer: Committer) -> Pruned:
             with writing(committer.db):
-                found = upkeep.prunable(committer.db, before)
+                found = upkeep.prunable(committer.db, before, rows(committer.db, Q.loans))
                 upkeep.prune(committer.db, found.run_ids)
                 return found
 

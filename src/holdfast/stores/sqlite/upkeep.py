@@ -209,16 +209,18 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
         db.execute(Q.ledger_insert, (entry.run_id, entry.topic, entry.key, entry.at, entry.data))
     for blob in d.blobs:
         keep_blob(db, run.run_id, blob, now)
+    if d.origin is not None:
+        db.execute(Q.origin_insert, (d.origin, run.run_id))
     unread = any(i.taken_seq is None for i in d.inbox)
     since = sum(len(r.data) for r in d.rows)
-    db.execute(Q.run_adopted, (number, since, rules.due_at_rest(run, now, unread), key))
+    db.execute(Q.run_adopted, (number, since, len(d.origin or b""), rules.due_at_rest(run, now, unread), key))
     return number, digest
 
 
 # -- pruning ----------------------------------------------------------------------------------------
 
 
-def prunable(db: apsw.Connection, before: int) -> Pruned:
+def prunable(db: apsw.Connection, before: int, loans: Sequence[tuple[str, str]]) -> Pruned:
     """The runs of all lineages that may go, and the lineages that are old enough but may not (§6.10)."""
     members: dict[str, list[tuple[str, int | None]]] = {}
     links: list[tuple[str, str]] = []
@@ -234,7 +236,7 @@ def prunable(db: apsw.Connection, before: int) -> Pruned:
         root_of[run_id] = root
         if parent is not None:
             links.append((run_id, parent))
-    return rules.prunable(members, links, root_of, before, {r for (r,) in db.execute(Q.lineages_open)})
+    return rules.prunable(members, links, root_of, before, {r for (r,) in db.execute(Q.lineages_open)}, loans)
 
 
 def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
@@ -247,7 +249,7 @@ def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
         key = row(db, Q.run_tip, (run_id,))[0]
         for statement in (Q.prune_tombstone, Q.prune_log):
             db.execute(statement, (key, newest))
-        for statement in (Q.prune_whole, Q.prune_inbox, Q.prune_token, Q.run_delete):
+        for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_token, Q.run_delete):
             db.execute(statement, (key,))
         tombstones = []
         for (data,) in rows(db, Q.effects_of_run, (run_id,)):
