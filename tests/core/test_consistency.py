@@ -11,7 +11,7 @@ import pytest
 from holdfast.core import canon, codec
 from holdfast.core import events as ev
 from holdfast.core.blobs import blob_of
-from holdfast.core.checkpoint import Delta, StepRecord
+from holdfast.core.checkpoint import Carry, Delta, StepRecord
 from holdfast.core.codec import Row
 from holdfast.core.commit import Intent
 from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, diagnose, drift, ok, problem
@@ -54,6 +54,32 @@ def codes(log: Log, row: Run | HoldfastError | str | None = "own", lease: Lease 
 def row(log: Log, **changes: Any) -> Run:
     assert log.run is not None
     return msgspec.structs.replace(log.run, **changes)
+
+
+def test_a_run_is_held_against_the_log_it_carries_on_from() -> None:
+    """§4.15: the log that its first checkpoint names is there, and is the one it names."""
+    carry = Carry("before", 7, b"h", ("out", "log"))
+    log = Log().commit(ev.RunStarted(), ev.StepStarted(1, "a"), ev.CheckpointSaved(b""), delta=Delta(step=0, carries=(carry,)))
+    log.commit(ev.StepCompleted(1, "a"), ev.StepStarted(2, "b"), delta=Delta(step=1))
+
+    def fed(hash: bytes | None) -> list[Problem]:
+        diagnosis = Diagnosis(RUN, log.run, FREE, NOW)
+        for each in log.rows:
+            diagnosis.feed(each)
+        assert diagnosis.carries == (carry,)
+        diagnosis.feed_lender(carry, hash)
+        return diagnosis.problems()
+
+    assert fed(b"h") == []
+    (gone,), (other,) = fed(None), fed(b"g")
+    assert (gone.code, other.code) == ("checkpoint_head_missing", "checkpoint_hash_mismatch")
+    for found in (gone, other):
+        assert "out, log came from before, whose log up to event 7 is not" in found.message
+        assert found.repair_hint.startswith("diagnosis only")
+    plain = Diagnosis(RUN, running().run, FREE, NOW)
+    for each in running().rows:
+        plain.feed(each)
+    assert plain.carries == ()
 
 
 def test_a_healthy_run_has_no_problem() -> None:

@@ -11,9 +11,10 @@ from holdfast.core import canon, codec
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import superstep as ss
-from holdfast.core.channels import append, last
+from holdfast.core.channels import Channel, append, last
 from holdfast.core.checkpoint import INPUT_TASK, Boundary, Source, StepRecord, TaskResult
-from holdfast.core.errors import ChainBroken, ErrorValue, EventUnreadable
+from holdfast.core.codec import Row
+from holdfast.core.errors import ChainBroken, ErrorValue, EventUnreadable, StoreCorrupt
 from holdfast.core.lease import TOUCH
 from holdfast.core.progress import Progress
 from holdfast.core.waits import WaitKind
@@ -39,6 +40,27 @@ def walked(log: Log) -> Progress:
 
 def finished(task: str, **writes: Any) -> TaskResult:
     return TaskResult(task, writes=raw(writes))
+
+
+def test_what_a_run_carries_comes_before_its_first_checkpoint() -> None:
+    """§4.15: with its origin the log folds to what was live; without one it is a named error, never a shorter list."""
+    prog = program(node("a", start=True), channels={"out": Channel("out", append, thread=True)})
+    log, given = Log(input=raw({"out": [2]})), TaskResult(INPUT_TASK, writes=raw({"out": [2]}))
+    carries = (cps.Carry("before", 7, b"h", ("out",)),)
+    delta, first = ss.first(prog, cps.empty(RUN), given, {"out": canon.admit([1])}, carries=carries)
+    log.commit(ev.RunStarted(), ev.StepStarted(1, "a"), ev.CheckpointSaved(b"", "input"), delta=delta)
+    origin = codec.decode_whole(RUN, codec.encode_whole(cps.empty(RUN, canon.admit({"out": [1]})), b""))
+    found = Progress(RUN, origin).walk(log.rows)
+    assert found.checkpoint.values == first.values == {"out": [1, 2]}
+    assert (found.checkpoint.parent, found.hash) == (None, log.rows[-1].hash)
+    with pytest.raises(StoreCorrupt, match="out of .* came from before") as lost:
+        walked(log)
+    assert lost.value.code == "checkpoint_head_missing"
+    assert "both" in (lost.value.hint or "")
+    assert codec.carried(log.rows) == codec.carried([*log.rows, *begun()[0].rows]) == carries, "the first checkpoint says it"
+    assert codec.carried(begun()[0].rows) == codec.carried(log.rows[:1]) == ()
+    with pytest.raises(EventUnreadable):
+        codec.carried([Row(1, b"no", b"")])
 
 
 def test_a_run_that_has_not_started_holds_its_input() -> None:

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core import canon
+from holdfast.core import canon, codec
 from holdfast.core import checkpoint as cps
 from holdfast.core import superstep as ss
 from holdfast.core.channels import CUSTOM, MISSING, Channel, Reducer, append, last, merge, override, reduce, thread, topic, window
-from holdfast.core.checkpoint import Delta, SendTo, Source, Task, TaskResult
+from holdfast.core.checkpoint import Carry, Delta, SendTo, Source, Task, TaskResult
 from holdfast.core.errors import (
     BadReturn,
     ContractViolation,
@@ -340,6 +340,30 @@ def test_the_first_checkpoint_holds_input_defaults_and_what_the_thread_carries()
     assert [t.node for t in cp.pending] == ["a"]
     _, same = ss.first(prog, cps.empty(RUN), given_, carried, inline=True)
     assert same.values == cp.values
+
+
+def test_what_a_thread_carries_by_reference_is_not_stored_again() -> None:
+    """§4.15: the delta names where the values are; over those that were loaded it gives what over live ones it gave."""
+    channels = {
+        "log": Channel("log", append, thread=True), "own": Channel("own", append, thread=True), "c": Channel("c", TOTAL, thread=True),
+        "last": Channel("last", last, thread=True), "over": Channel("over", override, thread=True), "far": Channel("far", merge, thread=True),
+        "news": Channel("news", topic, thread=True), "new": Channel("new", append, thread=True),
+    }  # fmt: skip
+    prog = program(node("a", start=True), channels=channels)
+    given_ = TaskResult(cps.INPUT_TASK, writes=raw({"log": ["new"], "c": 4, "last": "z", "over": "z", "news": ["z"]}))
+    near = {"log": canon.admit(["old"]), "own": canon.admit([1]), "c": 3, "last": "y", "over": "y", "news": canon.admit(["y"])}
+    far = {"far": canon.admit({"k": 1})}
+    carries = (Carry("before", 7, b"h", tuple(near)), Carry("long before", 5, b"g", ("far",)), Carry("none", 3, b"f", ()))
+    delta, cp = ss.first(prog, cps.empty(RUN), given_, {**near, **far}, carries=carries)
+    wanted = {"log": ["old", "new"], "own": [1], "c": 7, "last": "z", "over": "z", "news": ["z"], "far": {"k": 1}, "new": []}
+    assert dict(cp.values) == wanted
+    assert delta.carries == (Carry("before", 7, b"h", ("log", "own")), Carry("long before", 5, b"g", ("far",)))
+    assert canon.decode(delta.values or b"") == {"new": [], "c": 7}, "a custom reducer's value is stored, the rest is not"
+    start = cps.empty(RUN, canon.admit({"log": ["old"], "own": [1], "far": {"k": 1}}))
+    again = cps.advance(start, codec.decode_delta(codec.encode_delta(delta)), {cps.INPUT_TASK: given_}, seq=0, at=0, hash=b"")
+    assert (again.values, again.parent, again.pending) == (cp.values, None, cp.pending)
+    plainly, same = ss.first(prog, cps.empty(RUN), given_, {**near, **far})
+    assert (plainly.carries, dict(same.values)) == ((), wanted)
 
 
 def test_a_flow_takes_inputs_that_are_no_channels() -> None:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from holdfast.core import effects, errors, ids, lease, retry
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Delta
-from holdfast.core.commit import Commit, Tip
+from holdfast.core.commit import Behind, Commit, Tip
 from holdfast.core.errors import Denied, ErrorValue, HoldfastError, Unserializable
 from holdfast.core.lease import Alive, Lease, Take
 from tests.core.build import RUN, Log, folded, submitted
@@ -149,6 +149,7 @@ BAD: list[dict[str, Any]] = [
     {"events": (ev.Event(3, 5, submitted(), fence=1),)},
     {"events": (ev.Event(3, 5, ev.CheckpointSaved(b"h"), fence=1),)},
     {"delta": b"x"},
+    {"behind": Behind(("before",), 1, 2)},
     {"run": folded(ev.RunStarted(), ev.RunCompleted()), "lease": Take("w")},
     {"after": None},
     {"after": None, "events": (ev.Event(1, 5, submitted(), fence=1),)},
@@ -168,6 +169,7 @@ def test_a_commit_that_can() -> None:
     commit.check()
     assert commit.plain
     assert not msgspec.structs.replace(commit, took=("x",)).plain
+    assert not msgspec.structs.replace(commit, behind=Behind(("before",), 1, 2)).plain
     log = Log().commit(ev.RunStarted(), ev.CheckpointSaved(b""), delta=Delta(step=0))
     assert log.run is not None
     event = ev.Event(4, 5, ev.CheckpointSaved(log.checkpoint.hash), fence=1)
@@ -176,6 +178,7 @@ def test_a_commit_that_can() -> None:
         checkpoint=msgspec.structs.replace(log.checkpoint, seq=4),
     )  # fmt: skip
     saved.check()
+    msgspec.structs.replace(saved, behind=Behind(("before",), 1, 2)).check()
     for changes in (
         {"checkpoint": msgspec.structs.replace(log.checkpoint, seq=4, hash=b"other")},
         {"checkpoint": msgspec.structs.replace(log.checkpoint, seq=3)},
