@@ -479,3 +479,39 @@ def test_a_value_is_shown_without_its_types() -> None:
 
 def test_a_thawed_value_is_plain() -> None:
     assert type(thaw(admit({"a": [1]}))["a"]) is list
+
+
+def test_looking_shows_a_value_whose_class_is_not_here() -> None:
+    """§14.3, L-18: whoever only looks sees the fields of an unknown type; who drives never does, and no longer than he says."""
+    data = _ext(1, ["notes.Draft", {"title": "x", "tags": ["a"]}])
+    with pytest.raises(EventUnreadable, match="the type 'notes.Draft' is not registered"):
+        decode(data)
+    with canon.looking():
+        seen = decode(data)
+        assert seen == {"title": "x", "tags": ["a"]} and type(seen) is FrozenDict
+        assert decode(pack(Point(1))[1]) == Point(1), "a type that is known is still itself"
+        with pytest.raises(EventUnreadable, match="the type 3 is not registered"):
+            decode(_ext(1, [3, {}]))
+        with canon.looking():
+            pass
+        assert decode(data) == seen
+    with pytest.raises(EventUnreadable, match="not registered"):
+        decode(data)
+    with pytest.raises(KeyError), canon.looking():
+        raise KeyError
+    with pytest.raises(EventUnreadable):
+        decode(data)
+
+
+def test_a_fingerprint_takes_one_run_id_for_any_other() -> None:
+    """§6.3: a replay that names itself in a request asks for the same thing; what else differs still counts."""
+
+    def request(run: str, n: int = 1) -> list[typing.Any]:
+        return ["send", {"run": f"{run}/x", "n": n}]
+
+    one, two = "0" * 26, "1" * 26
+    assert canon.fingerprint(request(one)) != canon.fingerprint(request(two))
+    assert canon.fingerprint(request(one), one) == canon.fingerprint(request(two), two)
+    assert canon.fingerprint(request(one, 2), one) != canon.fingerprint(request(one), one)
+    assert canon.fingerprint(request(one), two) == canon.fingerprint(request(one))
+    assert len(canon.fingerprint(request(one), one)) == 32

@@ -346,3 +346,16 @@ def test_an_intent_nobody_is_sending_any_more() -> None:
     assert codes(log, intents=[msgspec.structs.replace(intent, lease_until=None)]) == ["intent_sending_stale"]
     assert codes(log, intents=[msgspec.structs.replace(intent, lease_until=NOW + 1)]) == []
     assert codes(log, intents=[msgspec.structs.replace(intent, state="queued")]) == []
+
+
+def test_what_a_reader_has_met_is_told_among_the_rest() -> None:
+    """§12.1: a row that could not even be read is a problem like any other, and counted with its kind."""
+    found = Diagnosis(RUN, running().run, HELD, NOW)
+    for log_row in running().rows:
+        found.feed(log_row)
+    told = problem("event_unreadable", "the disk says no", "restore a backup", RUN)
+    found.add(told)
+    assert found.problems() == [told]
+    for _ in range(PER_CODE):
+        found.add(told)
+    assert [p.message for p in found.problems()][-1] == "and 1 more of these"

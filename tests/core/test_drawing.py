@@ -96,3 +96,8 @@ def test_mermaid_is_not_taken_at_its_own_words() -> None:
         "    start --> end_",
         "    end_ --> make_it",
     ]
+
+
+def test_two_ways_from_one_node_to_another_are_one_line_for_a_terminal() -> None:
+    prog = program(node("a", start=True), node("b", after=["a"], any_of=["a"]))
+    assert draw(prog).splitlines()[1:] == ["  ● start", *draw(program(node("a", start=True), node("b", after=["a"]))).splitlines()[2:]]

@@ -9,6 +9,7 @@ from msgspec.structs import replace
 
 from holdfast.core import effects as fx
 from holdfast.core.effects import Absent, Effect, EffectClass, EffectStatus, ReplayPolicy, Unknown
+from holdfast.core.errors import InvalidInput
 from holdfast.core.lease import Alive
 
 EFFECT = Effect(
@@ -117,3 +118,12 @@ def test_a_key_is_unambiguous_and_fit_for_a_header() -> None:
     assert fx.effect_key("t", "effect", "a:b", "c") != fx.effect_key("t", "effect", "a", "b:c")
     key = fx.effect_key("t", "effect", "upload", "bestellung \u00e4\n7")
     assert key.isascii() and key.isprintable() and " " not in key
+
+
+def test_a_policy_by_its_word() -> None:
+    """§6.6: a word that is none says which there are."""
+    for policy in ReplayPolicy:
+        assert fx.as_policy(policy.value) is fx.as_policy(policy) is policy
+    with pytest.raises(InvalidInput, match="^'reuse' is no replay policy$") as e:
+        fx.as_policy("reuse")
+    assert e.value.hint == "one of reexecute, use_recorded_result, require_human"

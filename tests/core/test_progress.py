@@ -313,3 +313,38 @@ def test_a_retry_forgets_beneath_itself_only() -> None:
     found = walked(log)
     assert [path for _, path in found.records] == ["2.y/0"]
     assert found.attempts == {("a", "1.x"): (1, 5)}
+
+
+def test_signals_since_the_barrier_are_news_for_the_next_one() -> None:
+    """§5.11: a keyed write to the run's channels, applied once, at the barrier after its arrival."""
+    log, head = begun()
+    log.commit(ev.SignalReceived("go", "k1", raw(1), "ada"))
+    log.commit(ev.SignalReceived("go", "k2", raw(2), "ada"), ev.NoteAdded("x"))
+    found = walked(log)
+    assert [s.key for s in found.news] == ["k1", "k2"]
+    results = {"a": finished("a", out="A"), "b": finished("b", out="B")}
+    delta, _ = ss.barrier(PAIR, found.checkpoint, results, inline={"a", "b"}, decoded={})
+    log.commit(ev.StepCompleted(1, "b"), delta=delta)
+    assert walked(log).news == []
+
+
+def test_a_signal_before_the_first_checkpoint_is_kept_for_the_first_step() -> None:
+    """§5.11: early signals are kept; the input's checkpoint carries none of them across."""
+    log = Log(input=raw({"n": 1}))
+    log.commit(ev.SignalReceived("go", "k1", raw(1), "ada"))
+    delta, _ = ss.first(PAIR, cps.empty(RUN), TaskResult(INPUT_TASK, writes=raw({"n": 1})))
+    log.commit(ev.RunStarted(), ev.CheckpointSaved(b"", "input"), delta=delta)
+    assert [s.key for s in walked(log).news] == ["k1"]
+
+
+def test_how_often_a_place_has_asked_is_counted_until_the_barrier() -> None:
+    """§5.14: each asking at one place has an id of its own."""
+    log, head = begun()
+    for round in range(2):
+        log.commit(ev.WaitRequested(wait(wait_id=f"w{round}", task="a", path="0")))
+    log.commit(ev.WaitRequested(wait(wait_id="w9", task="b", path="0")))
+    assert walked(log).asked == {("a", "0"): 2, ("b", "0"): 1}
+    results = {"a": finished("a", out="A"), "b": finished("b", out="B")}
+    delta, _ = ss.barrier(PAIR, head, results, inline={"a", "b"}, decoded={})
+    log.commit(ev.StepCompleted(1, "b"), delta=delta)
+    assert walked(log).asked == {}

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.core import events as ev
 from holdfast.core.errors import ErrorValue, EventUnreadable, IllegalTransition
-from holdfast.core.run import Run, Versions, fold, fold_all
+from holdfast.core.run import Buffered, Run, Versions, fold, fold_all
 from holdfast.core.status import Status
 from holdfast.core.waits import WaitKind
 from tests.core.build import RUN, decided, folded, numbered, raw, submitted, wait
@@ -263,3 +263,20 @@ def test_many_at_once_are_many_one_by_one(facts: list[ev.Fact], worn: bool) -> N
     for event in events:
         one_by_one = fold(one_by_one, event)  # type: ignore[assignment]
     assert fold_all(start, events) == one_by_one
+
+
+@pytest.mark.parametrize("end", [ev.RunCompleted(), ev.RunCanceled("canceled")])
+def test_a_signal_after_the_end_is_evidence_and_no_more(end: ev.Fact) -> None:
+    """T-08, §5.11: nobody will ask for it; a failed run may be gone on with and keeps it."""
+    late = ev.SignalReceived("go", "k", raw(1), "ada")
+    assert folded(ev.RunStarted(), end, late).signals == ()
+    assert folded(ev.RunStarted(), ev.RunFailed("x", BOOM), late).signals == (Buffered("go", "k", raw(1), "ada"),)
+
+
+def test_a_decision_takes_the_signal_it_names_and_no_other() -> None:
+    """§5.11, T-37: by name and key; a decision of people takes none."""
+    received = [ev.SignalReceived("go", "k1", raw(1), "ada"), ev.SignalReceived("go", "k2", raw(2), "ada"), ev.SignalReceived("stop", "k1", raw(3), "ada")]
+    run = folded(ev.RunStarted(), *received, ev.WaitRequested(wait(WaitKind.SIGNAL, name="go")))
+    taken = fold_all(run, numbered([ev.WaitDecided(decided("signal", key="k1", asked="signal:go"))], run.version + 1))
+    assert [(s.name, s.key) for s in taken.signals] == [("go", "k2"), ("stop", "k1")]
+    assert fold_all(run, numbered([ev.WaitDecided(decided("approve", asked="signal:go"))], run.version + 1)).signals == run.signals

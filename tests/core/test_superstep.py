@@ -30,7 +30,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import END, Goto, Send, any_of
 from holdfast.core.ids import node_of
-from tests.core.build import RUN, World, node, program, raw
+from tests.core.build import RUN, World, node, program, raw, wait
 
 
 def add(old: Any, new: Any) -> Any:
@@ -445,3 +445,26 @@ def test_an_input_that_is_there_already_is_not_reduced_upon() -> None:
     delta, begun = ss.first(prog, kept, there, inline=True)
     assert dict(begun.values) == dict(kept.values) == {"log": ["in"], "seen": {"k": 1}, "x": 1}
     assert dict(cps.advance(kept, delta, {}, seq=2, at=0, hash=b"").values) == dict(begun.values)
+
+
+def test_a_run_that_begins_at_anothers_checkpoint_takes_over_what_it_had_seen() -> None:
+    """§7.7: values, versions, what was consumed and skipped, topics, and what runs next; nothing of its own parent but the link."""
+    base = cps.Base(versions={"done:a": 3, "x": 2}, seen={"a": {"@start": 1}}, skipped=("no",), topics=("t",))
+    pending = (cps.Task("b", seen=("done:a",)),)
+    asked, kept = (wait(),), (cps.Boundary.RUN_STARTED,)
+    delta = Delta(step=7, source=Source.FORK, values=canon.encode(canon.admit({"x": [1]})), pending=pending, base=base)
+    forked = cps.advance(cps.empty(RUN), delta, {}, seq=3, at=5, hash=b"h", waits=asked, boundaries=kept)
+    assert forked == cps.Checkpoint(
+        run_id=RUN, seq=3, step=7, values={"x": [1]}, versions={"done:a": 3, "x": 2}, seen={"a": {"@start": 1}}, pending=pending, parent=None,
+        skipped=frozenset({"no"}), topics=("t",), waits=asked, source=Source.FORK, boundaries=kept, writes={}, hash=b"h", created_at=5,
+    )  # fmt: skip
+    bare = cps.advance(forked, Delta(step=9, base=cps.Base()), {}, seq=4, at=6, hash=b"i")
+    assert bare == cps.Checkpoint(
+        run_id=RUN, seq=4, step=9, values={}, versions={}, seen={}, pending=(), parent=f"{RUN}.c3", source=Source.LOOP, hash=b"i", created_at=6
+    )
+
+
+def test_a_fork_has_no_news_of_its_own() -> None:
+    """§7.7: what is to run comes with the checkpoint; a fork wakes nobody by being made."""
+    moved, news = cps.advanced(cps.empty(RUN), Delta(step=1, base=cps.Base(versions={"x": 1})), {}, seq=1, at=0, hash=b"")
+    assert (news, moved.pending) == ([], ())

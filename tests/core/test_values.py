@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 from typing import Any
 
 import msgspec
@@ -9,6 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast import core
+from holdfast.core import commands as cmd
 from holdfast.core import effects, errors, ids, lease, retry
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Delta
@@ -187,3 +191,57 @@ def test_a_commit_that_can() -> None:
     ):
         with pytest.raises(AssertionError):
             msgspec.structs.replace(saved, **changes).check()
+
+
+def test_a_child_s_id_follows_from_where_it_is_made() -> None:
+    """§3.4, §4.14: the same after a crash, another at every place; in its parent's bucket, and sorted with it."""
+    made = {ids.child_run_id(RUN, *place): place for place in [(1, "a", "0"), (2, "a", "0"), (1, "b", "0"), (1, "a", "1"), (1, "a", "0", 1)]}
+    assert len(made) == 5
+    assert ids.child_run_id(RUN, 1, "a", "0") in made
+    for child in made:
+        assert len(child) == 26 and set(child) <= set("0123456789abcdefghjkmnpqrstvwxyz")
+        assert (child[:10], child[24:]) == (RUN[:10], RUN[24:])
+    assert len({child[10:24] for child in made}) == 5
+
+
+def test_the_rounds_of_a_wait_share_its_place() -> None:
+    """§5.14: each asking has an id of its own; the place it names stays the same."""
+    assert [ids.wait_id(RUN, 1, "a", "0", n) for n in (0, 1, 2)] == [f"{RUN}.1.a.0", f"{RUN}.1.a.0/!1", f"{RUN}.1.a.0/!2"]
+    assert {ids.wait_base(ids.wait_id(RUN, 1, "a", "0", n)) for n in range(3)} == {f"{RUN}.1.a.0"}
+
+
+@pytest.mark.parametrize(
+    ("command", "key"),
+    [
+        (cmd.Decide("w", "approve", "ada"), "wait:w"),
+        (cmd.FireTimeout("w", 5), "wait:w"),
+        (cmd.Signal("go", "k", b"", "ada"), "signal:go:k"),
+        (cmd.Cancel("ada"), "cancel"),
+        (cmd.Cancel("ada", nonce="n"), "cancel:n"),
+        (cmd.ChildEnded("kid", "completed"), "child:kid"),
+        (cmd.Resume("ada", nonce="n"), "resume:n"),
+        (cmd.LateResult("r.1.a@1", "x"), "late:r.1.a@1"),
+        (cmd.Refused("w", "approve", "ada", nonce="n"), "refused:n"),
+    ],
+)
+def test_what_a_command_is_known_by(command: cmd.AnyCommand, key: str) -> None:
+    """§5.6, §5.10: one answer and its timeout share a key, so that one of them wins; two requests with names of their own do not."""
+    assert command.key == key
+
+
+def test_every_command_says_what_it_is_known_by() -> None:
+    assert set(cmd.Command.__subclasses__()) == set(cmd.AnyCommand.__args__)  # type: ignore[attr-defined]
+    with pytest.raises(NotImplementedError):
+        _ = cmd.Command().key
+
+
+def test_no_value_of_the_core_can_be_changed() -> None:
+    """§1.1, §4.2: whoever holds one may keep it. A change is another value."""
+    values = [
+        value
+        for module in pkgutil.iter_modules(core.__path__)
+        for value in vars(importlib.import_module(f"{core.__name__}.{module.name}")).values()
+        if isinstance(value, type) and issubclass(value, msgspec.Struct) and value.__module__.startswith(core.__name__)
+    ]
+    assert len(set(values)) > 60
+    assert [v.__qualname__ for v in values if not v.__struct_config__.frozen] == []
