@@ -15,9 +15,8 @@ from holdfast.authoring import Skill
 from holdfast.core import canon, ids, views
 from holdfast.core import events as ev
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
-from holdfast.core.errors import AmbiguousWait, EffectConflict, EffectInProgress, ErrorValue, InvalidInput, NotDecidable, NotFound
-from holdfast.core.status import LIVE, TERMINAL, parse
-from holdfast.core.waits import ACTIONS, ANSWER, APPROVE, CONTINUE, WaitKind
+from holdfast.core.errors import EffectConflict, EffectInProgress, ErrorValue, InvalidInput, NotDecidable, NotFound
+from holdfast.core.status import parse
 from holdfast.engine.blobs import whole
 from holdfast.engine.patches import Patches
 from holdfast.handle import CheckpointView, EventView, Run
@@ -221,22 +220,7 @@ class KernelExecutor(_Port):
             AmbiguousWait: several are open; names them.
             NotDecidable: nothing waits.
         """
-        live = next((r for r in await self._rt.runs(thread_id=thread_id) if r.status not in TERMINAL), None)
-        waits = () if live is None else live.waits
-        if live is None or not waits:
-            raise NotDecidable(f"nothing waits in the thread {thread_id!r}")
-        if len(waits) > 1:
-            raise AmbiguousWait(f"{len(waits)} waits are open: {', '.join(w.wait_id for w in waits)}", hint="decide one by its id")
-        [wait] = waits
-        if wait.kind == WaitKind.SIGNAL:
-            await self._rt.signal(live.run_id, wait.name, payload)
-        else:
-            action = next((a for a in (APPROVE, ANSWER, CONTINUE) if a in (wait.available_actions or ACTIONS[WaitKind(wait.kind)])), None)
-            if action is None:
-                raise NotDecidable(f"{wait.kind} waits are decided by an action", hint="holdfast decide")
-            await self._rt.decide(live.run_id, action, wait_id=wait.wait_id, payload=payload)
-        current = await self._rt.get(live.run_id)
-        return await self._rt.resume(live.run_id) if current.status in (*LIVE, "waiting_for_human", "waiting_for_signal") else current
+        return await self._rt.resume(thread_id, payload=payload)
 
 
 __all__ = ["CheckpointSaver", "CheckpointStore", "EventStore", "KernelExecutor", "Page", "RunStore", "SideEffectLedger"]

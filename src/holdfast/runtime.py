@@ -422,6 +422,7 @@ class Runtime:
         self,
         run_id: str,
         *,
+        payload: Any = ...,
         actor: str = "operator",
         acknowledge: str | None = None,
         force: bool = False,
@@ -431,14 +432,17 @@ class Runtime:
     ) -> Run[Any]:
         """Goes on with a run where it stood: answered, failed, canceled, or left behind by a dead owner (§7).
 
+        With a ``payload`` it first answers the one open wait of the run, or of the newest live run of the thread of that name (§5.11).
+
         Raises:
+            AmbiguousWait: several waits are open, and a payload can mean any; names them.
             AcknowledgeRequired: a failed run's head or stop reason was not named (§7.3).
             UndecidedWait, NothingEligible: nobody has answered yet.
             SettledTerminal: it ended for good.
             RunIsLive: somebody drives it now; names the owner and the expiry.
         """
         return await self._conductor.resume(
-            run_id, actor=actor, acknowledge=acknowledge, force=force, wait=wait, upgrade=upgrade, step_limit=step_limit
+            run_id, payload=payload, actor=actor, acknowledge=acknowledge, force=force, wait=wait, upgrade=upgrade, step_limit=step_limit
         )
 
     # -- reading ------------------------------------------------------------------------------------

@@ -94,6 +94,15 @@ def test_which_steps_are_asked_about(declared: dict[str, Any], asked: bool) -> N
     assert ps.gated(node("pay", **declared)) is asked
 
 
+def test_whether_anybody_is_there_to_be_asked() -> None:
+    """§7.5: a gated step has its own gate, or the policy's."""
+    mail, own, plain = node("mail", capabilities=("mail",)), node("own", gate=lambda r: True), node("plain")
+    policy, idle = Policy(gate=gate), Policy()
+    assert [ps.asks(None, n) for n in (mail, own, plain)] == [False, True, False]
+    assert [ps.asks(idle, n) for n in (mail, own, plain)] == [False, True, False]
+    assert [ps.asks(policy, n) for n in (mail, own, plain)] == [True, True, False]
+
+
 def gate(request: Request) -> bool:
     return True
 

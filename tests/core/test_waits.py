@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.core import waits as w
-from holdfast.core.errors import ActionUnavailable, InvalidInput
+from holdfast.core.errors import ActionUnavailable, InvalidInput, NotDecidable
 from holdfast.core.status import Status
 from holdfast.core.waits import WaitKind
 from tests.core.build import decided, raw, wait
@@ -78,3 +78,31 @@ def test_what_was_asked_in_a_word() -> None:
 
 def test_the_plain_fields() -> None:
     assert set(w.plain(wait())) == set(msgspec.structs.asdict(wait())) - {"show", "schema", "default"}
+
+
+@pytest.mark.parametrize(
+    ("offered", "payload", "decided"),
+    [
+        (("answer", "deny"), "x", ("answer", "x")),
+        (("answer", "deny"), None, ("answer", None)),
+        (("answer", "deny"), False, ("answer", False)),
+        (("approve", "deny"), None, ("approve", ...)),
+        (("approve", "deny"), True, ("approve", ...)),
+        (("approve", "deny"), {"to": "b"}, ("approve", {"to": "b"})),
+        (("approve", "deny"), 1, ("approve", 1)),
+        (("approve", "deny"), False, ("deny", ...)),
+        (("approve", "continue", "retry_feedback", "halt"), None, ("approve", ...)),
+        (("continue", "halt"), None, ("continue", ...)),
+        (("continue", "halt"), True, ("continue", ...)),
+        (("continue", "halt"), "x", ("continue", "x")),
+    ],
+)
+def test_how_a_bare_answer_decides(offered: tuple[str, ...], payload: object, decided: tuple[str, object]) -> None:
+    """§5.11, L-09: None is an answer, and False never approves."""
+    assert w.answering(wait(available_actions=offered), payload) == decided
+
+
+@pytest.mark.parametrize(("offered", "payload"), [(("approve", "halt"), False), (("continue", "halt"), False), (("record_result", "abandon"), "x"), ((), "x")])
+def test_what_a_bare_answer_does_not_say(offered: tuple[str, ...], payload: object) -> None:
+    with pytest.raises(NotDecidable, match="does not say"):
+        w.answering(wait(available_actions=offered), payload)

@@ -86,13 +86,13 @@ class World:
         async with Runtime(self.store, skills=skills, clock=self.clock, **options) as rt:
             yield rt
 
-    async def crash(self, skill: Skill, inputs: dict[str, Any] | None = None, *, when: When, after: bool = True, resume: str | None = None) -> str:
+    async def crash(self, skill: Skill, inputs: dict[str, Any] | None = None, *, when: When, after: bool = True, resume: str | None = None, **options: Any) -> str:
         """Invokes (or resumes) in a process that dies at the named commit; gives the run's id. It must have got that far."""
         connection = Dying(self.store, when, after=after)
         rt = Runtime(connection, skills=[skill], clock=self.clock)  # type: ignore[arg-type]
         await rt.__aenter__()
         try:
-            await (rt.invoke(skill, inputs or {}) if resume is None else rt.resume(resume))  # type: ignore[call-overload]
+            await (rt.invoke(skill, inputs or {}) if resume is None else rt.resume(resume, **options))  # type: ignore[call-overload]
         except Crash:
             pass
         finally:

@@ -238,6 +238,9 @@ async def test_an_impatient_reexecute_is_refused_while_the_owner_may_live(house:
     await rt.resume(run_id)
     with pytest.raises(AttemptMayLive, match="could happen twice"):
         await rt.decide(run_id, "reexecute", actor="ada")
+    link = await rt.issue_token((await rt.get(run_id)).waits[0].wait_id, actor="ada", ttl=3600)
+    with pytest.raises(AttemptMayLive):
+        await rt.redeem(link, "reexecute")  # by a link no more than by name
     assert world.done == []
     world.thaw.set()
     with pytest.raises(LeaseLost):

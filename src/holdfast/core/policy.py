@@ -121,6 +121,11 @@ def gated(node: Node) -> bool:
     return bool(node.capabilities) or node.side_effects.value != "none" or node.gate is not None
 
 
+def asks(policy: Policy | None, node: Node) -> bool:
+    """Whether anybody is there to be asked about a gated step."""
+    return node.gate is not None or (policy is not None and policy.gate is not None and gated(node))
+
+
 def judge(policy: Policy | None, node: Node, request: Request) -> Verdict:
     """The stricter of the policy's verdict and the node's own."""
     found = [verdict(node.gate(request))] if node.gate is not None else []

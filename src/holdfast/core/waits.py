@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.errors import ActionUnavailable, InvalidInput
+from holdfast.core.errors import ActionUnavailable, InvalidInput, NotDecidable
 from holdfast.core.status import Status
 
 
@@ -164,6 +164,24 @@ def allowed(wait: Wait, action: str, feedback: str | None) -> None:
         raise ActionUnavailable(f"{action!r} is not offered by {wait.wait_id}", hint=f"it offers {offered}")
     if action in NEEDS_FEEDBACK and not (feedback and feedback.strip()):
         raise InvalidInput(f"{action} needs feedback", hint="say what should change: --feedback TEXT")
+
+
+def answering(wait: Wait, payload: Any) -> tuple[str, Any]:
+    """The action and the payload (``...`` for none) by which a bare answer decides this wait (§5.11). False never approves.
+
+    Raises:
+        NotDecidable: it takes a decision that an answer does not say.
+    """
+    offered = wait.available_actions
+    if ANSWER in offered:
+        return ANSWER, payload
+    if APPROVE in offered and payload is not False:
+        return APPROVE, ... if payload is None or payload is True else payload
+    if DENY in offered and payload is False:
+        return DENY, ...
+    if CONTINUE in offered and payload is not False:
+        return CONTINUE, ... if payload is None or payload is True else payload
+    raise NotDecidable(f"{payload!r} does not say how to decide {wait.wait_id}", hint=f"decide it by an action: {', '.join(offered)}")
 
 
 def resting(waits: tuple[Wait, ...]) -> Status:

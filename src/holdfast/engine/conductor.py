@@ -172,10 +172,13 @@ class Conductor:
                 self._services.driving.discard(run_id)
         return got[0] if got else None
 
-    async def _drive_claim(self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False) -> None:
+    async def _drive_claim(
+        self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False, judged: list[ev.Fact] | None = None
+    ) -> None:
         try:
             loaded = await self._reader.loaded(claim.run_id)
             driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit)
+            driver.journal.hold(Draft(facts=judged or []))
         except (Exception, asyncio.CancelledError) as e:
             await asyncio.shield(let_go(self._services, claim.run_id, claim.fence, e))
             self._services.driving.discard(claim.run_id)
@@ -183,10 +186,10 @@ class Conductor:
         await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
 
     async def drive_on(
-        self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False
+        self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None
     ) -> Run[Any]:
         """Drives what this process can and returns at human and signal waits, with ``detach`` at timers and children too (§4.18);
-        nothing hangs behind a waiting holder."""
+        nothing hangs behind a waiting holder. What was ``judged`` beforehand rides in the first commit."""
         while True:
             run, lease = await self._reader.found(run_id)
             if run.status in TERMINAL or (run.interrupted_at is not None and not named):
@@ -210,7 +213,8 @@ class Conductor:
                     break
                 await self._store.wait_for_change(POLL_SECONDS)
                 continue
-            await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named)
+            await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged)
+            judged = None
         return await self._reader.get(run_id)
 
     async def _fitting(self, run: records.Run, upgrade: bool) -> Program:
@@ -226,25 +230,30 @@ class Conductor:
             superstep.expect(program, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.pending)
         return program
 
-    async def _permitted(self, run: records.Run, program: Program, actor: str, force: bool) -> None:
-        """Asks the policy in force about every gated step still to come (§7.5); force waives that alone, and is on record (§7.4).
+    async def _permitted(self, run: records.Run, program: Program, actor: str, force: bool) -> list[ev.Fact]:
+        """Asks the policy in force about every gated step still to come (§7.5); force waives that alone (§7.4). Gives what is to be on record.
 
         Raises:
-            Denied: it refuses one of them. RestrictedOption: it does not let itself be forced.
+            Denied: it refuses one of them; that is on record too, if the run rests.
+            RestrictedOption: the policy, or this place, does not let itself be forced.
         """
         policy = self._services.policy
-        if policy is None or run.status is Status.PENDING:
-            return
         if force:
-            if not policy.allow_force:
+            if not self._services.place.allow_force or not (policy is None or policy.allow_force):
                 raise RestrictedOption("the policy in force does not let itself be waived", hint="resume without --force")
-            await self._desk.note(run.run_id, f"{actor} waived the policy's re-evaluation", actor)
-            return
+            return [ev.NoteAdded(f"{actor} waived the policy's re-evaluation")]
+        if run.status is Status.PENDING or not any(map(policies.gated, program.nodes.values())):
+            return []
         loaded = await self._reader.loaded(run.run_id)
         checkpoint = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint
         pending = {t.node for t in checkpoint.pending}
-        todo = [n for n in program.nodes.values() if policies.gated(n) and (n.name in pending or n.name not in checkpoint.seen)]
-        gates.reevaluate(policy, todo, run, self._services.environment)
+        todo = [n for n in program.nodes.values() if policies.asks(policy, n) and (n.name in pending or n.name not in checkpoint.seen)]
+        facts, refusal = gates.reevaluate(policy, todo, run, self._services.environment)
+        if refusal is not None:
+            if run.status not in LIVE:
+                await self._desk.at_rest(run.run_id, Draft(facts=facts), actor=actor)
+            raise refusal
+        return facts
 
     def _idle_here(self, run_id: str, lease: Lease) -> bool:
         """Whether this process holds a run that nobody in it drives: its driver ended with an error of the store."""
@@ -308,29 +317,35 @@ class Conductor:
         return await self.drive_on(run.run_id)
 
     async def resume(
-        self, run_id: str, *, actor: str, acknowledge: str | None, force: bool, wait: bool, upgrade: bool, step_limit: int | None
+        self, run_id: str, *, payload: Any = ..., actor: str, acknowledge: str | None, force: bool, wait: bool, upgrade: bool, step_limit: int | None
     ) -> Run[Any]:
-        """Goes on with a run where it stood (§7.1)."""
+        """Goes on with a run where it stood (§7.1), after it was given the answer it waits for, if there is a payload (§5.11)."""
+        if payload is not ...:
+            run_id = await self._desk.answer(run_id, payload, actor=actor)
         await self._reader.found(run_id)
         await self._desk.settle(run_id)
+        before, _ = await self._reader.found(run_id)
+        await self._desk.time_out(run_id)
         run, lease = await self._reader.found(run_id)
+        if run.status in TERMINAL and (before.status in WAITING or payload is not ...):
+            return await self._reader.get(run_id)  # what was due, or the answer, has ended it
         now = self._store.now()
         if run.status in LIVE and lease.live(now) and not self._idle_here(run_id, lease):
             await self._refuse_live(run, lease, wait)
             run, lease = await self._reader.found(run_id)
         program = await self._fitting(run, upgrade)
-        due = run.status in WAITING and run.wake_at is not None and run.wake_at <= now
-        if run.status not in LIVE and run.status is not Status.PENDING and not due:
+        if run.status not in LIVE and run.status is not Status.PENDING:
             decisions.refuse_resume(run, acknowledge)
-        await self._permitted(run, program, actor, force)
+        judged = await self._permitted(run, program, actor, force)
         if run.status in TERMINAL:
             command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
-            facts = decisions.decide(run, command, now)
+            facts = (*judged, *decisions.decide(run, command, now))
+            judged = []
             upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
             if not await self._desk.at_rest(run_id, Draft(facts=list(facts), results=list(decisions.answers(run))), actor=actor, due=now):
                 raise Conflict(f"somebody else went on with {run_id} meanwhile")
-        return await self.drive_on(run_id, upgrade=upgrade, step_limit=step_limit)
+        return await self.drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged)
 
     async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> None:
         """A live owner keeps its run; an owner nobody can see is waited for until its lease expires (§7.1)."""

@@ -27,9 +27,9 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.lease import TOUCH
-from holdfast.core.status import LIVE, TERMINAL, Status
+from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token, hashed
-from holdfast.core.waits import REEXECUTE, WaitKind, decidable
+from holdfast.core.waits import REEXECUTE, WaitKind, answering, decidable
 from holdfast.engine.effects import forced, refuse_to_repeat
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.reader import Reader
@@ -70,10 +70,7 @@ class Desk:
         command = cmd.Decide(wait_id=wait_id, action=action, actor=actor, feedback=feedback, note=note, payload=raw, at=self._store.now(), resume=resume)
         wait = next((w for w in run.waits if w.wait_id == wait_id), None)
         if wait is not None:
-            await self._authorise(run, wait, command)
-            decisions.decide(run, command, self._store.now())  # refuses before anything is written
-            if action == REEXECUTE and wait.effect_id is not None and not forced(command):
-                await refuse_to_repeat(self._services, wait.effect_id)
+            await self._may(run, wait, command)
         elif not await self._was_put(command, run):
             decisions.decide(run, command, self._store.now())
             raise NotDecidable(f"the wait {wait_id} is not open")
@@ -90,6 +87,13 @@ class Desk:
             return
         said = f"{there.actor} decided {there.action}" if isinstance(there, cmd.Decide) else "it timed out"
         raise DecisionConflict(f"the wait {command.wait_id} is decided already: {said}")
+
+    async def _may(self, run: records.Run, wait: Any, command: cmd.Decide) -> None:
+        """Refuses a decision before anything is written: by who asks, by what the wait offers, by what may still be acting (§5.5, §5.7, §6.5)."""
+        await self._authorise(run, wait, command)
+        decisions.decide(run, command, self._store.now())
+        if command.action == REEXECUTE and wait.effect_id is not None and not forced(command):
+            await refuse_to_repeat(self._services, wait.effect_id)
 
     async def _authorise(self, run: records.Run, wait: Any, command: cmd.Decide) -> None:
         """Asks the resolver before anything enters the run; a refusal leaves an audit event (§5.7)."""
@@ -149,6 +153,14 @@ class Desk:
             if ends:
                 await self._children(loaded.run)
 
+    async def time_out(self, run_id: str) -> None:
+        """Injects the timeouts that are due into a run at rest, by the way of decisions (§5.10)."""
+        run, _ = await self._reader.found(run_id)
+        now = self._store.now()
+        for wait in run.waits if run.status in WAITING else ():
+            if wait.deadline is not None and wait.deadline <= now:
+                await self._put(run_id, cmd.FireTimeout(wait.wait_id, wait.deadline))
+
     async def note(self, run_id: str, text: str, actor: str) -> None:
         """Puts an operator's doing on record, if the run rests."""
         await self.at_rest(run_id, Draft(facts=[ev.NoteAdded(text)]), actor=actor)
@@ -195,6 +207,41 @@ class Desk:
         await self._put(run.run_id, command)
         return run.run_id
 
+    async def answer(self, target: str, payload: Any, *, actor: str = "operator") -> str:
+        """Answers the one open wait of a run, or of a thread's newest live run (§5.11). Gives the run's id.
+
+        A signal gets the payload, a question has it as its answer. What is to be approved is approved, by None and True as it stands, by
+        anything else with these arguments; and denied by False.
+
+        Raises:
+            AmbiguousWait: several are open; names them.
+            NotDecidable: nothing waits for an answer, or it takes another kind of one.
+        """
+        run = await self._asking(target)
+        waits = [w for w in run.waits if w.human or w.kind is WaitKind.SIGNAL]
+        if len(waits) > 1:
+            raise AmbiguousWait(f"{len(waits)} waits are open: {', '.join(w.wait_id for w in waits)}", hint="decide one by its id")
+        if not waits:
+            raise NotDecidable(f"nothing waits for an answer in {target!r}; {run.run_id} is {run.status}", hint=f"holdfast show {run.run_id}")
+        if waits[0].kind is WaitKind.SIGNAL:
+            return await self.signal(run.run_id, waits[0].name, payload, actor=actor)
+        action, given = answering(waits[0], payload)
+        await self.decide(run.run_id, action, wait_id=waits[0].wait_id, actor=actor, payload=given)
+        return run.run_id
+
+    async def _asking(self, target: str) -> records.Run:
+        """The run of that id, or a thread's newest live one; what is queued behind it has nothing to ask yet."""
+        if not target or await self._store.get(target) is not None:
+            return (await self._reader.found(target))[0]
+        found = [run for run, _ in await self._store.runs(RunFilter(thread_id=target, limit=500, by_turn=True))]
+        live = [run for run in found if run.status not in TERMINAL]
+        begun = [run for run in live if run.status is not Status.PENDING]
+        if not found:
+            await self._reader.found(target)
+        if not live:
+            raise NotDecidable(f"nothing waits for an answer in the thread {target!r}: its runs have ended", hint=f"holdfast runs --thread {target}")
+        return (begun or live)[0]
+
     async def _target(self, target: str) -> records.Run:
         if target and await self._store.get(target) is None:
             newest = await self._store.runs(RunFilter(thread_id=target, statuses=tuple(s for s in Status if s not in TERMINAL), limit=1))
@@ -236,8 +283,7 @@ class Desk:
             raise TokenRefused(f"the question is closed; the run is {run.status}", hint="nothing is left to answer")
         raw = None if payload is ... else canon.pack(payload, "payload")[1]
         command = cmd.Decide(wait_id=token.wait_id, action=action, actor=token.actor, feedback=feedback, note=note, payload=raw, at=now)
-        await self._authorise(run, wait, command)
-        decisions.decide(run, command, now)
+        await self._may(run, wait, command)
         item = await self._store.redeem_token(token.hash, InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now))
         self._same(command, item)
         await self.settle(run.run_id)

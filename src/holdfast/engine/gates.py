@@ -63,16 +63,16 @@ async def before(ctx: Any, node: Node) -> None:
         await request(ctx, Ask(kind=WaitKind.GATE, prompt=prompt or f"may {node.name} run?", actions=offered, path=f"{place}/0"))
 
 
-def reevaluate(policy: Policy, nodes: list[Node], run: Run, environment: str) -> list[ev.PolicyEvaluated]:
-    """The current policy against every gated step not yet executed (§7.5).
+def reevaluate(policy: Policy | None, nodes: list[Node], run: Run, environment: str) -> tuple[list[ev.Fact], Denied | None]:
+    """The current policy against every gated step not yet executed (§7.5): its verdicts as facts, and the refusal if it denies one.
 
-    Raises:
-        Denied: it refuses one of them.
+    Where it wants a person, the step itself opens the wait when the run comes to it.
     """
-    found: list[ev.PolicyEvaluated] = []
+    found: list[ev.Fact] = []
     for node in nodes:
         verdict = judge(policy, node, about(run, node, environment))
-        found.append(ev.PolicyEvaluated(node.name, verdict.kind.value, verdict.reason, policy.snapshot_id))
+        found.append(ev.PolicyEvaluated(node.name, verdict.kind.value, verdict.reason, policy.snapshot_id if policy is not None else None))
         if verdict.kind is Kind.DENY:
-            raise Denied(f"the policy in force refuses {node.name}: {verdict.reason}", hint="--force waives the re-evaluation, where it is allowed")
-    return found
+            why = f"the policy in force refuses {node.name}: {verdict.reason}"
+            return found, Denied(why, hint="--force waives the re-evaluation, where it is allowed")
+    return found, None
