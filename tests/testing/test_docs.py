@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pathlib
 import re
+import shutil
 import time
 
 import pytest
@@ -42,6 +43,7 @@ async def draft(state, ctx):
 def book(pytester: pytest.Pytester) -> pytest.Pytester:
     pytester.makepyfile(test_book=MORE + "\n".join(BLOCKS))
     pytester.makeconftest('pytest_plugins = ["holdfast.testing.plugin"]')
+    shutil.copytree(pathlib.Path(__file__).parent / "recorded", pytester.path / "recorded")
     return pytester
 
 

@@ -39,7 +39,7 @@ from holdfast.engine.calls import call, name_of
 from holdfast.engine.failures import revived
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.scopes import Restart, Scope, Suspend, current
-from holdfast.engine.services import Services
+from holdfast.engine.services import Asked, Services
 from holdfast.engine.streams import Chunk
 from holdfast.engine.tooling import call_tool
 from holdfast.handle import Decision, when
@@ -164,7 +164,7 @@ class Context:
         finally:
             scope.busy = ""
 
-    def _lookup(self, path: str, name: str, kind: str, digest: str = "") -> StepRecord | None:
+    def _lookup(self, path: str, name: str, kind: str, digest: str = "", args: tuple[Any, ...] = ()) -> StepRecord | None:
         """The record at a place, if it is one of this call. Without one, the place must not belong to another call.
 
         ``digest`` tells calls of one name apart by their arguments. Plain code may well compute other arguments when it
@@ -175,6 +175,11 @@ class Context:
         """
         self._told.append(_label(kind, name))
         record = self._journal.record(self._key, path)
+        if record is None and self._services.recording is not None:
+            record = self._services.recording.answer(Asked(self.run_id, self._step, self._key, path, kind, name, digest, args))
+            if record is not None:
+                self._journal.hold(Draft(results=[record]))
+                return record
         if record is None:
             if kind in _ENDS_REPLAY:
                 self._journal.replayed()
@@ -279,7 +284,7 @@ class Context:
         name = name_of(fn)
         digest = _digest(args) if args and key is None else ""
         with self._place(name, key) as path:
-            record = self._lookup(path, name, "step", digest)
+            record = self._lookup(path, name, "step", digest, args)
             if record is not None:
                 return await self._given(record)
             await self._afford(path)

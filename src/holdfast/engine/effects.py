@@ -131,7 +131,7 @@ class _Performance:
     # -- deciding -----------------------------------------------------------------------------------
 
     async def run(self) -> Any:
-        record = self.ctx._lookup(self.path, self.name, "effect")  # other arguments than on record are no matter: the act is done
+        record = self.ctx._lookup(self.path, self.name, "effect", args=self.args)  # other arguments than on record are no matter: the act is done
         if record is not None:
             if record.error is None or self.ctx.attempt <= record.attempt:
                 return await self.ctx._given(record)

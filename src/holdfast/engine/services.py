@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from typing import Any, Protocol
 
+import msgspec
+
+from holdfast.core.checkpoint import StepRecord
 from holdfast.core.environments import DEVELOPMENT, Environment
 from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, StoreError
 from holdfast.core.graph import Program
@@ -73,6 +76,26 @@ class Skills:
         )
 
 
+class Asked(msgspec.Struct, frozen=True):
+    """A call through ``ctx``: where it stands in which run, what it is, and with what. ``digest`` tells arguments apart."""
+
+    run_id: str
+    step: int
+    task: str
+    path: str
+    kind: str
+    name: str
+    digest: str
+    args: tuple[Any, ...]
+
+
+class Recording(Protocol):
+    """What answers the calls of a run in the place of the outside (``holdfast.testing.replay``)."""
+
+    def answer(self, call: Asked) -> StepRecord | None:
+        """What is on record there; None where the call may go on: it opens a scope, or a wait."""
+
+
 @dataclasses.dataclass(slots=True)
 class Services:
     """Store, clock, owner and registries of one runtime; ``grace``: seconds for which a cancel lets an effect in flight come to
@@ -107,6 +130,7 @@ class Services:
     failed: Callable[[], BaseException | None] = lambda: None
     entropy: Callable[[], int] = lambda: uuid.uuid4().int
     grace: float = 10.0
+    recording: Recording | None = None
     attendant: Attendant = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
 

@@ -5,6 +5,8 @@ It comes with the package; nothing needs to be configured. docs/testing.md shows
 
 from __future__ import annotations
 
+import asyncio
+import os
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -16,6 +18,7 @@ from holdfast.engine.calls import call
 from holdfast.handle import Run
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.crash import Fault
+from holdfast.testing.replay import Replayed, assert_replays
 from holdfast.testing.world import Disturbed, Script, World, approve_all, crash_everywhere
 
 
@@ -65,6 +68,20 @@ def holdfast_crashes() -> Crashes:
     return Crashes()
 
 
+class Replays:
+    """What the fixture ``holdfast_replay`` gives: a recorded run is held against the code as it is now."""
+
+    def __call__(self, skill: Skill, recorded: str | os.PathLike[str], run_id: str | None = None, **options: Any) -> Replayed:
+        """Fails the test with the differences, if there are any. See ``assert_replays``."""
+        return asyncio.run(assert_replays(skill, recorded, run_id, **options))
+
+
+@pytest.fixture
+def holdfast_replay() -> Replays:
+    """Holds a recorded run against the code as it is now, calling nothing outside."""
+    return Replays()
+
+
 @pytest.fixture
 def holdfast_world() -> World:
     """Hosts over one store in virtual time, to be killed, frozen and started again."""
@@ -86,4 +103,4 @@ def holdfast_stubs(monkeypatch: pytest.MonkeyPatch) -> Stubs:
     return stubs
 
 
-__all__ = ["Crashes", "Stubs", "holdfast_clock", "holdfast_crashes", "holdfast_stubs", "holdfast_world"]
+__all__ = ["Crashes", "Replays", "Stubs", "holdfast_clock", "holdfast_crashes", "holdfast_replay", "holdfast_stubs", "holdfast_world"]
