@@ -244,6 +244,23 @@ class Runtime:
             return _result(await self.invoke(skill, skill.bind(*args, **kwargs)))
         return _result(await self.invoke(skill, *args, **kwargs))
 
+    def drain(self) -> None:
+        """Stops at the next safe boundary: what this process drives is handed back there, and nothing new is begun (§10.13).
+
+        A node or a recorded call that is under way comes to its end first; ``invoke``, ``resume`` and their kin then return.
+        """
+        self._services.attendant.drain()
+
+    @property
+    def driving(self) -> tuple[str, ...]:
+        """The runs that are driven here now."""
+        return self._services.attendant.driven
+
+    @property
+    def left(self) -> tuple[str, ...]:
+        """The runs that were handed back at a boundary since ``drain`` was called."""
+        return tuple(self._services.attendant.left)
+
     async def recover(self) -> list[Run[Any]]:
         """Takes over runs whose owners are gone and drives them to their rest; gives those it drove (§10.6)."""
         await self._own()

@@ -140,18 +140,41 @@ def test_killed_in_the_middle_it_goes_on_without_doing_again_what_was_done(start
     assert "run.recovered" in events and process("check", run_id).code == 0
 
 
-def test_a_stopped_run_is_handed_back(start: object, process: Type) -> None:
-    """SIGTERM: the lease is given back at once (§10.4), the exit code says which signal, and resume goes on."""
+def test_the_first_signal_stops_a_run_at_a_safe_boundary(start: object, process: Type) -> None:
+    """§10.13, §10.4: the step under way comes to its end and is kept; what comes next is said, and goes on as typed."""
+    os.mkfifo("gate")
+    child = start("run", "held.py")  # type: ignore[operator]
+    gate = entered("gate")
+    child.send_signal(signal.SIGINT)
+    until(child.stderr, "stopping at the next safe boundary")
+    os.close(gate)
+    os.unlink("gate")
+    _, err = child.communicate(timeout=30)
+    assert child.returncode == 128 + signal.SIGINT
+    shown = process("runs", "--json").json["runs"][0]
+    last = err.splitlines()[-1]
+    assert last.startswith("stopped: by SIGINT; what was under way is handed back") and f"resume {shown['run_id']} held.py" in last
+    assert (shown["status"], shown["condition"], shown["lease"]["owner"]) == ("running", "queued", None)
+    assert sorted(calls()) == ["first", "left", "right"]
+    assert process("resume", shown["run_id"], "held.py").code == 0
+    assert sorted(calls()) == ["first", "last", "left", "right"], "nothing was done again"
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_signal_stops_a_run_where_it_stands(start: object, process: Type, number: signal.Signals) -> None:
+    """§10.4: cut off in the middle of a step, the lease is given back at once, and that step alone is done again."""
     os.mkfifo("lingering")
     child = start("run", "held.py")  # type: ignore[operator]
     gate = entered("lingering")
     os.write(gate, b"x")
-    child.send_signal(signal.SIGTERM)
+    child.send_signal(number)
+    until(child.stderr, "again: at once")
+    child.send_signal(number)
     out, err = child.communicate(timeout=30)
     os.close(gate)
     os.unlink("lingering")
-    assert child.returncode == 128 + signal.SIGTERM
-    assert err.splitlines()[-1].startswith("stopped: ")
+    assert child.returncode == 128 + number
+    assert err.splitlines()[-1].startswith("stopped: ") and out == ""
     shown = process("runs", "--json").json["runs"][0]
     assert (shown["status"], shown["condition"], shown["lease"]["owner"]) == ("running", "queued", None)
     assert process("resume", shown["run_id"], "held.py").code == 0
@@ -244,3 +267,57 @@ def test_leases_show_who_drives(start: object, process: Type) -> None:
     os.close(gate)
     (lease,) = process("leases", "--json").json["leases"]
     assert lease["alive"] == "false"
+
+
+def test_a_cancel_is_looked_on_until_the_run_has_ended(start: object, process: Type) -> None:
+    """T-89, §10.12: accepted at once; from another process one sees that it was asked for, and the end."""
+    os.mkfifo("lingering")
+    child = start("run", "held.py")  # type: ignore[operator]
+    gate = entered("lingering")
+    os.write(gate, b"x")
+    run_id = process("runs", "--json").json["runs"][0]["run_id"]
+    said = process("cancel", run_id, "--reason", "enough", "--actor", "ada")
+    assert said.code == 0, said.err
+    assert "asked for by ada: enough" in said.err and "canceled · cancelled" in said.out
+    _, err = child.communicate(timeout=30)
+    os.close(gate)
+    assert child.returncode == 5 and "asked for by ada: enough" in err
+    again = process("cancel", run_id)
+    assert (again.code, again.err.split(":")[0]) == (6, "already_terminal")
+
+
+ACTING = '''
+import os
+
+from holdfast import Context, flow
+
+
+def upload() -> str:
+    open("gate").read()
+    with open("calls.txt", "a") as file:
+        file.write("uploaded\\n")
+    return "receipt"
+
+
+@flow("acting")
+async def acting(ctx: Context) -> str:
+    return await ctx.effect(upload)
+'''
+
+
+def test_a_cancel_says_what_it_waits_for(start: object, process: Type) -> None:
+    """§6.5: an effect in a thread is not left behind: asked to look on for no longer, cancel says that it is not over yet."""
+    Path("acting.py").write_text(ACTING, "utf-8")
+    os.mkfifo("gate")
+    child = start("run", "acting.py")  # type: ignore[operator]
+    gate = entered("gate")
+    run_id = process("runs", "--json").json["runs"][0]["run_id"]
+    answer = process("cancel", run_id, "--json").json
+    assert (answer["accepted"], answer["status"]) == (True, "running")
+    said = process("show", run_id).out
+    assert "cancel" in said and "asked for at" in said
+    os.close(gate)
+    child.communicate(timeout=30)
+    assert child.returncode == 5 and calls() == ["uploaded"]
+    shown = process("effects", run_id, "--json").json["effects"]
+    assert [e["status"] for e in shown] == ["recorded"]

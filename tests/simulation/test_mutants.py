@@ -13,7 +13,7 @@ from holdfast.testing import World
 from holdfast.testing.plays import PLAYS, STAGE
 from holdfast.testing.simulate import simulate
 
-SEEDS = 120
+SEEDS = 400
 NEEDED = 22
 
 

@@ -5,6 +5,8 @@ They need no code: they commit, and say who will drive (§5.4).
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -13,9 +15,15 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
+from holdfast.cli.driving import progress_for
+from holdfast.cli.progress import watched
 from holdfast.cli.session import Call, actor_option, options, over, parsed
+from holdfast.core.status import TERMINAL
 from holdfast.handle import when
 from holdfast.runtime import Runtime
+
+LOOK_ON = 15.0
+"""Seconds: a little longer than an effect under way is given to end by itself (§10.12)."""
 
 
 def _answer(call: Call, run_id: str, act: Callable[[Runtime], Awaitable[Any]]) -> int:
@@ -132,24 +140,41 @@ def signal(call: Call, run_id: str, name: str, payload: str | None, key: str | N
 @click.command()
 @click.argument("run_id", metavar="RUN")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the request.")
+@click.option("--wait", "seconds", type=click.FloatRange(min=0), metavar="SECONDS", help=f"How long to look on until it has ended. [default: {LOOK_ON:g}, with --json 0]")
 @actor_option
 @options()
-def cancel(call: Call, run_id: str, reason: str, actor: str) -> int:
+def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: str) -> int:
     """Ask a run to stop.
 
-    At rest it is canceled at once, else at its next safe boundary.
+    At rest it is canceled at once, else at its next safe boundary: a step is cut off, an effect under way is given a while to
+    end, and one in a thread is waited for.
     """
+    progress = None if call.as_json else progress_for(call)
+    limit = seconds if seconds is not None else 0.0 if call.as_json else LOOK_ON
 
     async def act(rt: Runtime) -> dict[str, Any]:
+        before = (await rt.get(run_id)).version
         await rt.cancel(run_id, actor=actor, reason=reason)
+        if limit and (await rt.get(run_id)).status not in TERMINAL:
+            await watched(rt, run_id, _ended(rt, run_id, before, limit), progress, before)
         return {"accepted": True, **await pages.run_object(rt, run_id)}
 
     found = over(call, act)
     if call.as_json:
         o.emit(found)
-    else:
-        pages.brief(call, found)
+        return 0
+    pages.brief(call, found)
+    if found["status"] not in TERMINAL:
+        click.echo(f"  {o.mark('go')} {call.line('events', run_id, '--follow')}    to look on")
     return 0
+
+
+async def _ended(rt: Runtime, run_id: str, after: int, seconds: float) -> None:
+    """Until the run has ended, for so long at most."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            async for _ in rt.events(run_id, after, follow=True):
+                pass
 
 
 COMMANDS = (waits, approve, deny, decide, signal, cancel)

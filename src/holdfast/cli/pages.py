@@ -131,6 +131,8 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
         asked(wait)
         for line in answers(call, wait, alone=alone(run)):
             click.echo(f"      {line}")
+    if run["cancel_requested_at"] and run["status"] not in TERMINAL:
+        click.echo(f"  {o.mark('bad')} a cancel was asked for at {o.clock(run['cancel_requested_at'])}: it stops at its next safe boundary")
     if run["error"] is not None:
         click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}: {o.inline(run['error']['message'])}")
     elif run["stop_reason"]:
@@ -259,6 +261,7 @@ def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
         [
             ("created", f"{o.clock(run['created_at'])}  ({o.ago(run['created_at'], now)})"),
             ("finished", f"{o.clock(run['finished_at'])}  ({ran} after its start)" if run["finished_at"] else ""),
+            ("cancel", f"asked for at {o.clock(run['cancel_requested_at'])}" if run["cancel_requested_at"] and run["status"] not in TERMINAL else ""),
             ("stopped", o.inline(run["stop_reason"] or "") + (", settled" if run["settled"] else "")),
             ("thread", o.inline(run["thread_id"]) if run["thread_id"] != run["run_id"] else ""),
             ("lane", "" if run["lane"] == "main" else o.inline(run["lane"])),

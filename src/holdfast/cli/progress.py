@@ -77,6 +77,10 @@ class Progress:
             case "wait.decided" | "wait.timed_out":
                 d = p["decision"]
                 return f"{o.mark('go')} {'answered':<24} {o.inline(d['action'])} by {o.inline(d['actor'])}"
+            case "run.cancel_requested":
+                return f"{o.mark('bad')} {'cancel':<24} asked for by {o.inline(event.actor)}" + (f": {o.inline(p['reason'], 200)}" if p["reason"] else "")
+            case "note.added":
+                return f"{o.mark('dot')} {o.inline(p['text'], 300)}"
             case "run.recovered":
                 return f"{o.mark('again')} {'taken over':<24} from {o.inline(p['previous_owner'], 60)} ({o.inline(p['cause'])})"
             case "side_effect.unknown" | "side_effect.failed":

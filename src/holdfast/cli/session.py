@@ -23,22 +23,24 @@ import click
 from holdfast.authoring import Skill
 from holdfast.core import canon
 from holdfast.core.errors import HoldfastError, InvalidInput, UsageError
+from holdfast.core.status import LIVE
 from holdfast.runtime import Runtime, chosen_store
 from holdfast.stores import schema_version
 
 T = TypeVar("T")
 F = TypeVar("F", bound=Callable[..., Any])
 DEBUG = "holdfast.debug"
+GRACE_SECONDS = 10.0
 
 
 class Stopped(HoldfastError):
-    """A signal ended the command; what it drove was handed back."""
+    """A signal ended the command; what it drove was handed back: ``go_on`` are the commands that go on with it."""
 
     code = "stopped"
 
-    def __init__(self, number: int, drove: bool) -> None:
-        text = "; what was under way is handed back" if drove else ""
-        super().__init__(f"by {signal.Signals(number).name}{text}", hint="holdfast runs shows it, holdfast resume goes on" if drove else "")
+    def __init__(self, number: int, go_on: Sequence[str] = ()) -> None:
+        text = "; what was under way is handed back and goes on with a worker" if go_on else ""
+        super().__init__(f"by {signal.Signals(number).name}{text}", hint="or: " + "; ".join(go_on) if go_on else "")
         self.exit_code = 128 + number
 
 
@@ -171,7 +173,7 @@ def _constant(name: str) -> Any:
 def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False) -> T:
     """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made.
 
-    SIGINT and SIGTERM end the act, then the runtime's close hands back what it drove (§10.4).
+    SIGINT and SIGTERM end the act: what it drives is handed back at its next safe boundary (§10.13).
     """
 
     async def whole() -> T:
@@ -180,26 +182,54 @@ def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Sk
             click.echo(f"there is no store at {path} yet", err=True)
             url = "memory:"
         async with Runtime(url, skills=skills, lease=call.lease) as rt:
-            return await stoppable(act(rt), call.drives)
+            return await stoppable(act(rt), call, rt)
 
     with contextlib.nullcontext() if call.drives else canon.looking():
         return asyncio.run(whole())
 
 
-async def stoppable(act: Awaitable[T], drives: bool) -> T:
-    """Awaits; a SIGINT or SIGTERM cancels it and becomes ``Stopped``. A second one kills as usual."""
+async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
+    """Awaits. The first SIGINT or SIGTERM lets what is driven come to a safe boundary, for a while; a second one cuts it off
+    where it stands; a third kills as usual. What merely looks is ended by the first.
+
+    Raises:
+        Stopped: it came to no end of its own.
+    """
     loop = asyncio.get_running_loop()
-    stop: asyncio.Future[int] = loop.create_future()
+    told: list[int] = []
+    news = asyncio.Event()
+
+    def tell(number: int) -> None:
+        told.append(number)
+        news.set()
+
     task: asyncio.Future[T] = asyncio.ensure_future(act)
-    with handling(loop, lambda n: None if stop.done() else stop.set_result(n)):
-        both: set[asyncio.Future[Any]] = {task, stop}
-        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            stop.cancel()
-            return task.result()
-    task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    raise Stopped(stop.result(), drives)
+    with handling(loop, tell):
+        await _either(task, news)
+        if not task.done() and call.drives:
+            click.echo(f"stopping at the next safe boundary, within {GRACE_SECONDS:g} s (again: at once)", err=True)
+            rt.drain()
+            news.clear()
+            await _either(task, news, GRACE_SECONDS)
+    left = rt.driving
+    if not task.done():
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    elif not rt.left:
+        return task.result()
+    if not task.cancelled():
+        task.exception()  # whatever it made of being stopped: the signal is what is told
+    runs = [await rt.get(run_id) for run_id in dict.fromkeys([*rt.left, *left])]
+    raise Stopped(told[0], [call.line("resume", r.run_id, *([r.target] if r.target else [])) for r in runs if r.status in LIVE])
+
+
+async def _either(task: asyncio.Future[Any], news: asyncio.Event, seconds: float | None = None) -> None:
+    """Until the task is done or there is news, for so long at most."""
+    waiting = asyncio.ensure_future(news.wait())
+    try:
+        await asyncio.wait({task, waiting}, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        waiting.cancel()
 
 
 @contextlib.contextmanager

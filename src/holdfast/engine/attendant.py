@@ -26,9 +26,12 @@ class Driven(Protocol):
     def due(self) -> int | None:
         """When the earliest deadline of its open waits falls due."""
 
+    def drain(self) -> None:
+        """Stop at the next safe boundary."""
+
 
 class Attendant:
-    """Watches the inboxes of the runs that this owner drives, for as long as it drives any."""
+    """Watches the inboxes of the runs that this owner drives, for as long as it drives any; ``left`` are those it has handed back."""
 
     def __init__(self, store: Store, clock: Clock, owner: Callable[[], str]) -> None:
         self._store = store
@@ -36,11 +39,15 @@ class Attendant:
         self._owner = owner
         self._drivers: dict[str, Driven] = {}
         self._task: asyncio.Task[None] | None = None
+        self.draining = False
+        self.left: list[str] = []
 
     @contextmanager
     def on(self, run_id: str, driver: Driven) -> Iterator[None]:
         """Attends to a run while it is driven."""
         self._drivers[run_id] = driver
+        if self.draining:
+            driver.drain()
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._watch())
         try:
@@ -53,6 +60,16 @@ class Attendant:
 
     def drives(self, run_id: str) -> bool:
         return run_id in self._drivers
+
+    @property
+    def driven(self) -> tuple[str, ...]:
+        return tuple(self._drivers)
+
+    def drain(self) -> None:
+        """Every run that is driven here, and any that will be, is handed back at its next safe boundary (§10.13)."""
+        self.draining = True
+        for driver in list(self._drivers.values()):
+            driver.drain()
 
     def nudge(self, run_id: str) -> None:
         """Something was put into this run's inbox here."""

@@ -192,7 +192,7 @@ class Conductor:
         nothing hangs behind a waiting holder. What was ``judged`` beforehand rides in the first commit."""
         while True:
             run, lease = await self._reader.found(run_id)
-            if run.status in TERMINAL or (run.interrupted_at is not None and not named):
+            if run.status in TERMINAL or (run.interrupted_at is not None and not named) or self._services.attendant.draining:
                 break
             now = self._store.now()
             if detach and run.status in WAITING and not run.decisions and (lease.due is None or lease.due > now):

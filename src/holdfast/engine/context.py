@@ -86,6 +86,8 @@ class Context:
         self._ledger: list[LedgerWrite] = []
         self._outcome = OK
         self._sync = False
+        self._calls = 0
+        self._parked = False
         self.attempt = attempt
 
     # -- facts about where we are -------------------------------------------------------------------
@@ -288,11 +290,27 @@ class Context:
             if record is not None:
                 return await self._given(record)
             await self._afford(path)
-            value, packed, attempt = await self._attempts(path, name, retry, digest, lambda: call(fn, args, timeout_us, name))
-            done = StepRecord(self._key, path, name, value=packed, attempt=attempt, digest=digest)
-            fact = ev.StepCompleted(self._step, self._key, attempt=attempt, path=path)
-            await self._save(Draft(facts=[fact], results=[done]))
-            return value
+            await self._begin()
+            try:
+                value, packed, attempt = await self._attempts(path, name, retry, digest, lambda: call(fn, args, timeout_us, name))
+                done = StepRecord(self._key, path, name, value=packed, attempt=attempt, digest=digest)
+                fact = ev.StepCompleted(self._step, self._key, attempt=attempt, path=path)
+                await self._save(Draft(facts=[fact], results=[done]))
+                return value
+            finally:
+                self._finish()
+
+    async def _begin(self) -> None:
+        """A call is to begin; none does once somebody has asked the run to stop at its next boundary (§10.13)."""
+        if self._journal.boundaries.asked:
+            await self._journal.boundaries.stand(self)
+        self._calls += 1
+
+    def _finish(self) -> None:
+        """The call has ended, and what came of it is on record."""
+        self._calls -= 1
+        if self._journal.boundaries.asked:
+            self._journal.boundaries.look()
 
     async def _afford(self, path: str) -> None:
         """Rests in a wait of kind ``budget`` if one of the run's budgets is spent (§8.5)."""

@@ -21,7 +21,7 @@ from holdfast.core.channels import MISSING
 from holdfast.core.checkpoint import Delta, Source, Task, TaskResult
 from holdfast.core.commit import InboxItem, Intent, LedgerRow
 from holdfast.core.effects import ReplayPolicy
-from holdfast.core.errors import ErrorValue, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
+from holdfast.core.errors import ErrorValue, HoldfastError, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
 from holdfast.core.graph import Program
 from holdfast.core.lease import KEEP, RELEASE, Take
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
@@ -29,8 +29,9 @@ from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
 from holdfast.engine import ending, lineage
+from holdfast.engine.boundaries import Boundaries
 from holdfast.engine.context import Restart, Suspend
-from holdfast.engine.effects import surfaced
+from holdfast.engine.effects import LOOK_SECONDS, surfaced
 from holdfast.engine.executor import StepError, execute
 from holdfast.engine.gates import Halted
 from holdfast.engine.journal import Draft, Journal
@@ -60,6 +61,7 @@ class Driver:
         self._end: Callable[[], Draft] | None = None
         self._broken: BaseException | None = None
         self._again = self._cut = self._going = self._over = False
+        journal.boundaries = Boundaries(self._at_boundary)
 
     # -- news while it is driven --------------------------------------------------------------------
 
@@ -79,6 +81,15 @@ class Driver:
 
     def due(self) -> int | None:
         return None if self._journal.tip is None else self._journal.run.wake_at
+
+    def drain(self) -> None:
+        """Hands the run back at its next safe boundary; a step under way comes to its end first (§10.13)."""
+        self._journal.boundaries.ask()
+
+    def _at_boundary(self) -> None:
+        if self._scope is not None and not self._cut:
+            self._cut = self._journal.cut = True
+            self._scope.cancel()
 
     async def _attend(self) -> None:
         """Turns news into facts while steps run: an answer re-enters its task, a cancel closes the step's scope (§10.12)."""
@@ -148,19 +159,43 @@ class Driver:
             self._closing = asyncio.ensure_future(self._close())
 
     async def _close(self) -> None:
+        journal = self._journal
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._services.grace):
-                await self._journal.quiet.wait()
+                await journal.quiet.wait()
         if self._scope is not None:
-            self._cut = True
+            self._cut = journal.cut = True
             self._scope.cancel()
+            acts = list(journal.acts.values())
+            for act in acts:
+                if act.task is not None:
+                    act.task.cancel()
+            if threads := [act.name for act in acts if act.task is None]:
+                waits = f"cancelling: waiting for {', '.join(threads)} in a thread, which nothing can end"
+                with contextlib.suppress(HoldfastError):  # the driver meets what the store says with its own commit
+                    await journal.save(Draft(facts=[ev.NoteAdded(waits)]))
+
+    async def _threads_end(self) -> None:
+        """A run has not ended while a thread of it still acts outside, though its step may have timed out (§6.5)."""
+        mine = f"{self._journal.run.run_id}."
+        while any(effect_id.startswith(mine) and turn.startswith("thread") for effect_id, turn in list(self._services.acting)):
+            await self._services.store.wait_for_change(LOOK_SECONDS)
 
     async def _ended(self) -> bool:
-        """Commits the end that a command asked for. True: the run rests."""
-        assert self._end is not None
+        """Commits the end that a command asked for, or hands the run back. True: it rests."""
+        if self._end is None:
+            return await self._hand_back()
+        await self._threads_end()
         async with self._lock:
             self._over = True
             await self._journal.rest(self._end(), Source.CANCEL)
+        return True
+
+    async def _hand_back(self) -> bool:
+        async with self._lock:
+            self._over = True
+            await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
+            self._services.attendant.left.append(self._journal.run.run_id)
         return True
 
     # -- entering -----------------------------------------------------------------------------------
@@ -323,7 +358,7 @@ class Driver:
                 journal.replayed()
             if not self._services.alive() and not await self._services.holds():
                 raise LeaseLost(f"{self._services.owner} could not renew its lease; it stops at this boundary")
-            if self._end is not None:
+            if self._end is not None or journal.boundaries.asked:
                 await self._ended()
                 return journal.run
             steps += 1
@@ -335,6 +370,7 @@ class Driver:
         me = asyncio.current_task()
         assert me is not None
         self._scope = me
+        self._journal.boundaries.clear()
         try:
             leave = await (self._single(pending[0]) if len(pending) == 1 else self._parallel(pending))
         except asyncio.CancelledError:
@@ -358,6 +394,7 @@ class Driver:
         known = self._journal.progress.results.get(task.key)
         if known is not None:
             return lambda: self._barrier({task.key: known}, set(), {})
+        self._journal.boundaries.begin(task.key)
         while True:
             try:
                 finished = await execute(self._services, self._journal, self._program, task)
@@ -388,6 +425,8 @@ class Driver:
         if o.stopped is not None:
             stopped = o.stopped
             return lambda: self._stop(stopped)
+        if not o.whole:
+            return self._hand_back
         if o.waits:
             return lambda: self._rest_in(o.waits)
         return lambda: self._barrier(o.results, o.inline, o.decoded)

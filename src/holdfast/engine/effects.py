@@ -41,7 +41,7 @@ from holdfast.core.lease import Alive
 from holdfast.core.retry import ONCE, Retry, backoff
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
 from holdfast.engine.calls import asynchronous, call, name_of
-from holdfast.engine.journal import Draft
+from holdfast.engine.journal import Act, Draft
 from holdfast.engine.scopes import Restart, Suspend
 from holdfast.engine.services import Services
 from holdfast.engine.waiting import Redo
@@ -298,6 +298,13 @@ class _Performance:
         if over is not None and over.run_id != self.journal.run.run_id and not self.shared:
             self.key, self.records, over, same = self.apart, [], None, False  # a forebear's row is not ours to write
         await self.ctx._afford(self.path)
+        await self.ctx._begin()
+        try:
+            return await self._attempted(over, same)
+        finally:
+            self.ctx._finish()
+
+    async def _attempted(self, over: Effect | None, same: bool) -> tuple[bool, Any]:
         self.journal.replayed()
         if not self.services.alive():
             raise LeaseLost("the lease may have been lost: no effect is begun")
@@ -312,10 +319,12 @@ class _Performance:
         self.services.acting.add(turn)
         try:
             await self.journal.attempt(draft)
-            act = asyncio.ensure_future(call(self._gated(effect), self.args, self.options.timeout_us, self.name))
-            cancelled = await _ended(act)
+            doing = asyncio.ensure_future(self._done(effect))
+            cancelled = await _ended(doing)
+            if doing.cancelled() and self.journal.cut and not cancelled:
+                await asyncio.Event().wait()  # the scope of this node is being closed: its own cancel is on the way
             try:
-                return await self._after(effect, act)
+                return doing.result()
             finally:
                 if cancelled:
                     raise asyncio.CancelledError
@@ -324,8 +333,22 @@ class _Performance:
         finally:
             self.services.acting.discard(turn)
 
+    async def _done(self, effect: Effect) -> tuple[bool, Any]:
+        """The act, and what came of it written down. A cancel reaches an act that can be ended; a thread cannot."""
+        act = asyncio.ensure_future(call(self._gated(effect), self.args, self.options.timeout_us, self.name))
+        acts = self.journal.acts
+        acts[effect.effect_id] = Act(self.name, act if self._cooperative() else None)
+        try:
+            await asyncio.wait({act})
+        finally:
+            act.cancel()  # by force, if we were cancelled ourselves
+            del acts[effect.effect_id]
+        return await self._after(effect, act)
+
     async def _after(self, effect: Effect, act: asyncio.Task[Any]) -> tuple[bool, Any]:
         """Writes down what came of an act that has ended."""
+        if act.cancelled():
+            return await self._cut_short(effect)
         failure = act.exception()
         if failure is None:
             try:
@@ -354,6 +377,18 @@ class _Performance:
         if not isinstance(failure, Exception):
             raise failure
         return await self._failed(effect, failure)
+
+    async def _cut_short(self, effect: Effect) -> tuple[bool, Any]:
+        """A cancel ended the act in the middle: what became of it is for the hook to say, else it stays unknown (§10.12)."""
+        why = "cancelled in the middle of the act"
+        await self._lost_track(effect, why, closed=True)
+        if self.options.verify is not None:
+            answer = await self._verify()
+            if isinstance(answer, fx.Happened):
+                return True, await self._settled(effect, *canon.pack(answer.result, f"verify of {self.name}"))
+            if isinstance(answer, fx.Absent):
+                await self._abandoned(effect, why)
+        raise asyncio.CancelledError(why)
 
     def _cooperative(self) -> bool:
         """Whether a timeout has ended the act: a thread goes on."""

@@ -137,11 +137,14 @@ async def _attempt(
 
 
 async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, ctx: Context) -> Finished:
+    boundaries = ctx._journal.boundaries
+    boundaries.enter(ctx._key, ctx)
     try:
         value = await _call(node, snapshot, ctx)
         ctx._end()
     finally:
         ctx._closed = True
+        boundaries.leave(ctx._key, ctx)
     return _finish(program, node, task, values, ctx, value)
 
 

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 
 from holdfast.core import blobs, canon, codec, views
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
+from holdfast.core.commands import Cancel
 from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, StoreError
@@ -24,6 +26,7 @@ from holdfast.core.run import Run, fold_all
 from holdfast.core.status import Status
 from holdfast.engine import family
 from holdfast.engine.blobs import whole
+from holdfast.engine.boundaries import Boundaries
 from holdfast.ports import Loaded, Store
 
 REPLAYED = "replayed"
@@ -64,6 +67,13 @@ class Draft(msgspec.Struct):
         return bool(self.facts or self.results or self.ledger or self.intents)
 
 
+class Act(msgspec.Struct, frozen=True):
+    """An effect in the middle of its act. ``task`` is what a cancel can end; a thread has none."""
+
+    name: str
+    task: asyncio.Task[Any] | None
+
+
 class Echo(msgspec.Struct):
     """What a run with a source goes by (§7.6): the records it is answered from, by (step, task, path); what its forebears did and
     sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first."""
@@ -91,6 +101,10 @@ class Journal:
         self.progress = progress
         self.dead: BaseException | None = None
         self.acting: set[str] = set()
+        self.acts: dict[str, Act] = {}
+        self.cut = False
+        self.stopped: list[str] = []
+        self.boundaries = Boundaries(lambda: None)
         self.quiet = asyncio.Event()
         self.quiet.set()
         self.held = Draft()
@@ -265,6 +279,7 @@ class Journal:
             self.dead = e
             raise
         self._run = commit.run
+        self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
         for event in commit.events:
             if not event.fact.hot:
                 self._heard(event.fact)

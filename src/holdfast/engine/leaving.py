@@ -26,8 +26,10 @@ from holdfast.core.errors import (
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import WAITING
+from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver
 from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.reader import Reader
 from holdfast.engine.services import Services, broke_off
 from holdfast.ports import Claim
 
@@ -44,7 +46,10 @@ async def driven(services: Services, driver: Driver, claim: Claim | None, inbox:
         BaseException: what ended the driving.
     """
     try:
-        return await driver.drive(claim, inbox, named=named)
+        run = await driver.drive(claim, inbox, named=named)
+        for child in driver.journal.stopped:
+            await Desk(services, Reader(services)).settle(child)  # at rest it ends at once, as if it had been asked itself (§10.12)
+        return run
     except (Exception, asyncio.CancelledError, KeyboardInterrupt) as e:
         if driver.journal.tip is not None:
             await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e))

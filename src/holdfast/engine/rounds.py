@@ -28,13 +28,15 @@ from holdfast.engine.waiting import Unattended
 class Outcome(msgspec.Struct):
     """How the tasks of a super-step stand when none of them runs: all finished, or some failed or wait.
 
-    ``inline`` names the results that are not durable yet: they go into the barrier's commit.
+    ``inline`` names the results that are not durable yet: they go into the barrier's commit. Not ``whole``: some were not entered,
+    because the run is to stop.
     """
 
     results: dict[str, TaskResult] = {}
     decoded: dict[str, Mapping[str, Any]] = {}
     inline: set[str] = set()
     waits: tuple[Wait, ...] = ()
+    whole: bool = True
     failed: StepError | None = None
     stopped: Halted | Unattended | None = None
 
@@ -82,6 +84,7 @@ class Round:
             if self._running:
                 await asyncio.gather(*self._running, return_exceptions=True)
         self._outcome.waits = tuple(w for waits in self._waiting.values() for w in waits)
+        self._outcome.whole = len(self._outcome.results) + len(self._waiting) == len(self._pending)
         return self._outcome
 
     @property
@@ -90,11 +93,12 @@ class Round:
         return self._outcome.failed is not None or self._outcome.stopped is not None
 
     def _start(self, task: Task) -> None:
+        self._journal.boundaries.begin(task.key)
         self._running[asyncio.ensure_future(self._execute(task))] = task
 
     async def _execute(self, task: Task) -> Finished | None:
         async with self._room:
-            if self._over:
+            if self._over or self._journal.boundaries.asked:
                 return None
             return await execute(self._services, self._journal, self._program, task)
 
@@ -117,17 +121,20 @@ class Round:
         finally:
             news.cancel()
         batch = Draft()
+        ended = []
         for future in [f for f in self._running if f in done]:
-            self._ended(self._running.pop(future), future, batch)
+            ended.append(self._running.pop(future))
+            self._ended(ended[-1], future, batch)
         if news in done:
             self._reenter()
-        if not batch:
-            return
         outcome = self._outcome
-        if not self._running and not self._over and not self._waiting and len(outcome.results) == len(self._pending):
+        if batch and not self._running and not self._over and not self._waiting and len(outcome.results) == len(self._pending):
             outcome.inline = {r.task for r in batch.results if isinstance(r, TaskResult)}
-        else:
+        elif batch:
             await self._journal.save(batch)
+        for task in ended:
+            if task not in self._running.values():  # an answer may have had it entered again
+                self._journal.boundaries.end(task.key)
 
     def _ended(self, task: Task, future: asyncio.Future[Finished | None], batch: Draft) -> None:
         step = self._journal.checkpoint.step + 1

@@ -1,0 +1,297 @@
+"""Cancel while something acts outside, and stopping at a safe boundary (§6.5, §10.12, §10.13)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Annotated, Any
+
+import pytest
+
+from holdfast import Absent, Context, Graph, Happened, Runtime, State, Unknown, append, flow
+from holdfast.stores.memory import MemoryStore
+
+
+class Trail(State):
+    said: Annotated[list[str], append]
+
+
+class Act:
+    """An act outside that says when it has begun and ends when it is told to; in a thread, or cooperatively."""
+
+    def __init__(self) -> None:
+        self.begun = asyncio.Event()
+        self.loop = asyncio.get_running_loop()
+        self.go = threading.Event()
+        self.done: list[str] = []
+        self.over = asyncio.Event()
+
+    def in_thread(self) -> str:
+        self.loop.call_soon_threadsafe(self.begun.set)
+        assert self.go.wait(20)
+        self.done.append("thread")
+        return "receipt"
+
+    async def cooperative(self) -> str:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.done.append("cut")
+        return "never"
+
+
+@asynccontextmanager
+async def begun(act: Act, *skills: Any, grace: float = 0.0) -> AsyncIterator[tuple[Runtime, str, asyncio.Future[Any]]]:
+    """A runtime that drives the first skill, up to where the act is under way."""
+    async with Runtime(MemoryStore(), skills=skills) as rt:
+        rt._services.grace = grace
+        driving = asyncio.ensure_future(rt.invoke(skills[0], thread_id="t"))
+        await asyncio.wait_for(act.begun.wait(), 10)
+        yield rt, (await rt.runs(thread_id="t"))[0].run_id, driving
+
+
+async def kinds(rt: Runtime, run_id: str) -> list[str]:
+    return [e.type for e in await rt.events(run_id)]
+
+
+async def said(rt: Runtime, run_id: str, text: str) -> None:
+    """Until a note with this text is on record."""
+    async with asyncio.timeout(10):
+        async for event in rt.events(run_id, follow=True):
+            if event.type == "note.added" and text in str(event.payload["text"]):
+                return
+
+
+# -- cancel -----------------------------------------------------------------------------------------
+
+
+async def test_a_thread_that_acts_is_waited_for_beyond_the_grace() -> None:
+    """§6.5, T-89: nothing can end a thread, so the run is not canceled before it has ended; its result is recorded."""
+    act = Act()
+
+    @flow("f")
+    async def f(ctx: Context) -> None:
+        await ctx.effect(act.in_thread)
+        act.done.append("went on")
+
+    async with begun(act, f) as (rt, run_id, driving):
+        await rt.cancel(run_id, actor="ada")
+        await said(rt, run_id, "cancelling: waiting for in_thread in a thread")
+        left = await rt.get(run_id)
+        assert left.status == "running" and left.record.cancel_requested_at is not None and not driving.done()
+        act.go.set()
+        run = await asyncio.wait_for(driving, 10)
+        assert (run.status, run.condition, run.stop_reason) == ("canceled", "cancelled", "canceled")
+        assert act.done == ["thread"], "the node went no further"
+        assert [e.status for e in await rt.effects(run_id)] == ["recorded"]
+        found = await kinds(rt, run_id)
+        assert found.index("run.cancel_requested") < found.index("side_effect.recorded") < found.index("run.canceled")
+
+
+async def test_a_thread_that_outlives_its_timeout_is_waited_for_too() -> None:
+    """§6.5, L-16: the timeout fires and the act is unknown; the run ends only when the thread has."""
+    act = Act()
+
+    @flow("f")
+    async def f(ctx: Context) -> None:
+        await ctx.effect(act.in_thread, timeout=0.01)
+
+    async with begun(act, f) as (rt, run_id, driving):
+        run = await asyncio.wait_for(driving, 10)
+        assert run.status == "waiting_for_human" and run.waits[0].kind == "effect"
+        assert [e.status for e in await rt.effects(run_id)] == ["unknown"]
+        act.go.set()
+
+
+@pytest.mark.parametrize(
+    ("answer", "status"), [(None, "unknown"), (Unknown(), "unknown"), (Happened("seen"), "recorded"), (Absent(), "abandoned")], ids=str
+)
+async def test_a_cooperative_act_is_cut_off_after_the_grace(answer: Any, status: str) -> None:
+    """§10.12: cancelled in the middle, its outcome is what ``verify`` says, else unknown; it is listed and not asked about."""
+    act = Act()
+
+    @flow("f")
+    async def f(ctx: Context) -> None:
+        await ctx.effect(act.cooperative, verify=None if answer is None else lambda key: answer)
+
+    async with begun(act, f) as (rt, run_id, driving):
+        await rt.cancel(run_id)
+        run = await asyncio.wait_for(driving, 10)
+        assert run.status == "canceled" and run.waits == () and act.done == ["cut"]
+        (effect,) = await rt.effects(run_id)
+        assert (effect.status == status and effect.closed is True) or effect.status == "recorded"
+        assert "step.failed" not in await kinds(rt, run_id)
+
+
+async def test_parallel_acts_are_each_treated_as_they_are() -> None:
+    """§4.6, §10.12: of two siblings the cooperative one is cut off, the thread's result is recorded."""
+    act = Act()
+    graph = Graph("g", Trail)
+
+    @graph.node(start=True)
+    async def one(state: Trail, ctx: Context) -> None:
+        await ctx.effect(act.in_thread)
+
+    @graph.node(start=True)
+    async def two(state: Trail, ctx: Context) -> None:
+        await ctx.effect(act.cooperative)
+
+    async with begun(act, graph) as (rt, run_id, driving):
+        await rt.cancel(run_id)
+        await said(rt, run_id, "waiting for in_thread")
+        act.go.set()
+        run = await asyncio.wait_for(driving, 10)
+        assert run.status == "canceled" and sorted(act.done) == ["cut", "thread"]
+        assert {e.capability: str(e.status) for e in await rt.effects(run_id)} == {"in_thread": "recorded", "cooperative": "unknown"}
+
+
+async def test_within_its_grace_an_act_ends_by_itself() -> None:
+    """§10.12: a cancel does not cut off what is about to end; the work is recorded and nothing is unknown."""
+    act = Act()
+    ends = asyncio.Event()
+
+    async def quick() -> str:
+        act.begun.set()
+        await ends.wait()
+        return "receipt"
+
+    @flow("f")
+    async def f(ctx: Context) -> None:
+        await ctx.effect(quick)
+        await asyncio.Event().wait()
+
+    async with begun(act, f, grace=20) as (rt, run_id, driving):
+        await rt.cancel(run_id)
+        ends.set()
+        run = await asyncio.wait_for(driving, 10)
+        assert run.status == "canceled" and [e.status for e in await rt.effects(run_id)] == ["recorded"]
+
+
+async def test_a_child_that_rests_ends_with_a_parent_that_is_driven() -> None:
+    """§10.12, §4.14: the parent acts in one branch while its child waits for a person in another; both end, no worker needed."""
+    act = Act()
+
+    @flow("child")
+    async def child(ctx: Context) -> None:
+        await ctx.approve("go?")
+
+    @flow("kept")
+    async def kept(ctx: Context) -> None:
+        await ctx.approve("go?")
+
+    @flow("parent")
+    async def parent(ctx: Context) -> None:
+        await ctx.gather(ctx.child(child), ctx.child(kept, on_parent_end="keep"), ctx.step(act.cooperative))
+
+    async with begun(act, parent, child, kept) as (rt, run_id, driving):
+        children = {w.prompt: w.name for w in (await rt.get(run_id)).record.waits}
+        await rt.cancel(run_id)
+        assert (await asyncio.wait_for(driving, 10)).status == "canceled"
+        assert (await rt.get(children["child"])).status == "canceled"
+        assert (await rt.get(children["kept"])).status == "pending"
+
+
+# -- draining ---------------------------------------------------------------------------------------
+
+
+async def test_a_drained_run_stops_before_its_next_node() -> None:
+    """§10.13: the node under way comes to its end and is recorded; the run is handed back and goes on elsewhere."""
+    act = Act()
+    ends = asyncio.Event()
+    graph = Graph("g", Trail)
+
+    @graph.node(start=True)
+    async def one(state: Trail) -> dict[str, Any]:
+        act.begun.set()
+        await ends.wait()
+        return {"said": ["one"]}
+
+    @graph.node(after="one")
+    async def two(state: Trail) -> dict[str, Any]:
+        return {"said": ["two"]}
+
+    async with begun(act, graph) as (rt, run_id, driving):
+        rt.drain()
+        assert rt.driving == (run_id,)
+        ends.set()
+        run = await asyncio.wait_for(driving, 10)
+        assert (run.condition, run.lease.owner, run.state.said, rt.left) == ("queued", None, ["one"], (run_id,))
+        async with Runtime(rt.store, skills=[graph]) as other:
+            assert (await other.resume(run_id)).state.said == ["one", "two"]
+
+
+async def test_a_drained_flow_stops_before_its_next_call() -> None:
+    """§10.13: a call under way is recorded, the next is not begun, and what was done is not done again."""
+    act = Act()
+    ends = asyncio.Event()
+
+    async def first() -> str:
+        act.begun.set()
+        await ends.wait()
+        act.done.append("first")
+        return "first"
+
+    async def other(word: str) -> str:
+        act.done.append(word)
+        return word
+
+    @flow("f")
+    async def f(ctx: Context) -> list[str]:
+        return [await ctx.step(first), await ctx.step(other, "second"), await ctx.effect(other, "third")]
+
+    async with begun(act, f) as (rt, run_id, driving):
+        rt.drain()
+        ends.set()
+        run = await asyncio.wait_for(driving, 10)
+        assert run.condition == "queued" and act.done == ["first"]
+        assert (await kinds(rt, run_id))[-1] == "run.handed_back"
+        async with Runtime(rt.store, skills=[f]) as again:
+            assert (await again.resume(run_id)).result == ["first", "second", "third"]
+        assert act.done == ["first", "second", "third"]
+
+
+async def test_siblings_are_drained_together() -> None:
+    """§10.13, §4.6: one stands at its next call, the other is let come to its end, a third is not begun."""
+    act = Act()
+    ends = asyncio.Event()
+    graph = Graph("g", Trail)
+    calls: list[str] = []
+
+    async def call(word: str) -> str:
+        calls.append(word)
+        return word
+
+    @graph.node(start=True)
+    async def steps(state: Trail, ctx: Context) -> dict[str, Any]:
+        await ctx.step(call, "a")
+        await act.begun.wait()
+        await asyncio.sleep(0)
+        return {"said": [await ctx.step(call, "b")]}
+
+    @graph.node(start=True)
+    async def plain(state: Trail) -> dict[str, Any]:
+        act.begun.set()
+        await ends.wait()
+        calls.append("plain")
+        return {"said": ["plain"]}
+
+    @graph.node(start=True)
+    async def third(state: Trail) -> dict[str, Any]:
+        calls.append("third")
+        return {"said": ["third"]}
+
+    async with Runtime(MemoryStore(), skills=[graph]) as rt:
+        rt._services.parallel = 2
+        driving = asyncio.ensure_future(rt.invoke(graph, thread_id="t"))
+        await asyncio.wait_for(act.begun.wait(), 10)
+        rt.drain()
+        await asyncio.sleep(0)
+        ends.set()
+        run = await asyncio.wait_for(driving, 10)
+        assert run.condition == "queued" and calls == ["a", "plain"]
+        async with Runtime(rt.store, skills=[graph]) as again:
+            assert (await again.resume(run.run_id)).state.said == ["b", "plain", "third"]
+        assert sorted(calls) == ["a", "b", "plain", "third"]
