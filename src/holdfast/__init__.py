@@ -2,65 +2,23 @@
 
 from __future__ import annotations
 
-from holdfast.authoring import Flow, Graph, State, Tool, flow
-from holdfast.core.canon import register
-from holdfast.core.channels import append, last, merge, override, thread, topic, window
-from holdfast.core.effects import Absent, Happened, Unknown
-from holdfast.core.errors import (
-    Conflict,
-    HoldfastError,
-    PermanentError,
-    Rejected,
-    RunFailed,
-    RunWaiting,
-    StepFailure,
-    StoreError,
-    UsageError,
-)
-from holdfast.core.graph import END, START, Goto, Send, any_of
-from holdfast.core.retry import Retry
-from holdfast.engine.context import Context
-from holdfast.handle import Decision, Run, Wait
-from holdfast.runtime import Runtime, run
+from holdfast.lazily import lazily
 
 __version__ = "0.1.0"
 
-__all__ = [
-    "END",
-    "START",
-    "Absent",
-    "Conflict",
-    "Context",
-    "Decision",
-    "Flow",
-    "Goto",
-    "Graph",
-    "Happened",
-    "HoldfastError",
-    "PermanentError",
-    "Rejected",
-    "Retry",
-    "Run",
-    "RunFailed",
-    "RunWaiting",
-    "Runtime",
-    "Send",
-    "State",
-    "StepFailure",
-    "StoreError",
-    "Tool",
-    "Unknown",
-    "UsageError",
-    "Wait",
-    "any_of",
-    "append",
-    "flow",
-    "last",
-    "merge",
-    "override",
-    "register",
-    "run",
-    "thread",
-    "topic",
-    "window",
-]
+HOMES = {
+    "holdfast.authoring": ("Flow", "Graph", "State", "Tool", "flow"),
+    "holdfast.core.canon": ("register",),
+    "holdfast.core.channels": ("append", "last", "merge", "override", "thread", "topic", "window"),
+    "holdfast.core.effects": ("Absent", "Happened", "Unknown"),
+    "holdfast.core.errors": (
+        "Conflict", "HoldfastError", "PermanentError", "Rejected", "RunFailed", "RunWaiting", "StepFailure", "StoreError", "UsageError",
+    ),
+    "holdfast.core.graph": ("END", "START", "Goto", "Send", "any_of"),
+    "holdfast.core.retry": ("Retry",),
+    "holdfast.engine.context": ("Context",),
+    "holdfast.handle": ("Decision", "Run", "Wait"),
+    "holdfast.runtime": ("Runtime", "run"),
+}  # fmt: skip
+__all__ = sorted(name for names in HOMES.values() for name in names)  # noqa: PLE0605
+__getattr__, __dir__ = lazily(__name__, HOMES)

@@ -9,6 +9,7 @@ import pathlib
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
+from holdfast import stores
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.clock import SystemClock
 from holdfast.core import policy as policies
@@ -39,7 +40,7 @@ from holdfast.engine.services import Services, Skills
 from holdfast.engine.streams import Chunk
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Clock, Copies, Pruned, Resolver, Store
-from holdfast.stores import WorkspaceStore, open_url
+from holdfast.stores import open_url
 from holdfast.tools import LocalRunner
 from holdfast.workers.worker import Report, Worker
 
@@ -525,7 +526,7 @@ class Runtime:
 
     async def export(self, run_id: str, folder: str | os.PathLike[str]) -> str:
         """Writes a run into a workspace below ``folder``, its events byte for byte; gives the run's directory (§12.5)."""
-        target = WorkspaceStore(folder, now=self._clock.now)
+        target = stores.WorkspaceStore(folder, now=self._clock.now)
         await target.open()
         try:
             await archive.copy(self._store, target, run_id)
@@ -537,7 +538,7 @@ class Runtime:
         """Takes over the runs of a workspace, or the one whose directory this is; gives those taken, and those here already."""
         folder = os.path.abspath(folder)
         only = os.path.basename(folder) if os.path.isfile(os.path.join(folder, "events.jsonl")) else None
-        source = WorkspaceStore(os.path.dirname(folder) if only else folder, now=self._clock.now)
+        source = stores.WorkspaceStore(os.path.dirname(folder) if only else folder, now=self._clock.now)
         await source.open()
         taken: list[str] = []
         there: list[str] = []

@@ -1,45 +1,15 @@
-"""Stores, and how a URL names one."""
+"""Stores, and how a URL names one. Each is imported when it is first used."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable
-from urllib.parse import unquote
+from holdfast.lazily import lazily
 
-from holdfast.core.errors import UsageError
-from holdfast.ports import Store
-from holdfast.stores.memory import MemoryStore
-from holdfast.stores.sqlite import SqliteStore
-from holdfast.stores.sqlite.connection import schema_version as sqlite_schema
-from holdfast.stores.workspace import WorkspaceStore
-
-SUPPORTED = "sqlite:///relative.db, sqlite:////absolute.db, workspace:DIR, memory:"
-
-
-def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
-    """The store a URL names; nothing is opened or created yet. ``now`` replaces its clock.
-
-    Raises:
-        UsageError: another scheme, or a URL without a path; it names what is supported.
-    """
-    if url in ("memory:", "memory://"):
-        return MemoryStore(now=now)
-    scheme, colon, rest = url.partition(":")
-    if scheme == "workspace" and rest and "\0" not in rest:
-        return WorkspaceStore(rest, now=now)
-    if scheme == "sqlite" and colon and rest.startswith("///"):
-        path = unquote(rest[3:])
-        if path == ":memory:":
-            raise UsageError("SQLite in memory cannot be shared by its connections", hint="use memory:")
-        if path and "\0" not in path and "?" not in path:
-            return SqliteStore(path, now=now)
-    raise UsageError(f"{url!r} names no store", hint=f"supported: {SUPPORTED}")
-
-
-def schema_version(url: str) -> int | None:
-    """The schema of the store a URL names, as it stands, without changing it; None if there is no store yet, or none with a schema."""
-    path = unquote(url.removeprefix("sqlite:///"))
-    return sqlite_schema(path) if url.startswith("sqlite:///") and os.path.isfile(path) else None
-
-
-__all__ = ["SUPPORTED", "MemoryStore", "SqliteStore", "WorkspaceStore", "open_url", "schema_version"]
+HOMES = {
+    "holdfast.stores.memory": ("MemoryStore",),
+    "holdfast.stores.sqlite.connection": ("schema_number",),
+    "holdfast.stores.sqlite.store": ("SqliteStore",),
+    "holdfast.stores.urls": ("SUPPORTED", "open_url", "schema_version"),
+    "holdfast.stores.workspace": ("WorkspaceStore",),
+}
+__all__ = sorted(name for names in HOMES.values() for name in names)  # noqa: PLE0605
+__getattr__, __dir__ = lazily(__name__, HOMES)

@@ -203,7 +203,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
             raise
 
 
-def schema_version(path: str) -> int:
+def schema_number(path: str) -> int:
     """The schema's number in a file, read without changing it; 0 if it has none."""
     with mapped(path), contextlib.closing(connect(path, readonly=True)) as db:
         return int(db.pragma("user_version"))

@@ -1,0 +1,42 @@
+"""How a URL names a store. What is behind it is imported with the first that names it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from urllib.parse import unquote
+
+from holdfast import stores
+from holdfast.core.errors import UsageError
+from holdfast.ports import Store
+
+SUPPORTED = "sqlite:///relative.db, sqlite:////absolute.db, workspace:DIR, memory:"
+
+
+def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
+    """The store a URL names; nothing is opened or created yet. ``now`` replaces its clock.
+
+    Raises:
+        UsageError: another scheme, or a URL without a path; it names what is supported.
+    """
+    if url in ("memory:", "memory://"):
+        return stores.MemoryStore(now=now)
+    scheme, colon, rest = url.partition(":")
+    if scheme == "workspace" and rest and "\0" not in rest:
+        return stores.WorkspaceStore(rest, now=now)
+    if scheme == "sqlite" and colon and rest.startswith("///"):
+        path = unquote(rest[3:])
+        if path == ":memory:":
+            raise UsageError("SQLite in memory cannot be shared by its connections", hint="use memory:")
+        if path and "\0" not in path and "?" not in path:
+            return stores.SqliteStore(path, now=now)
+    raise UsageError(f"{url!r} names no store", hint=f"supported: {SUPPORTED}")
+
+
+def schema_version(url: str) -> int | None:
+    """The schema of the store a URL names, as it stands, without changing it; None if there is no store yet, or none with a schema."""
+    path = unquote(url.removeprefix("sqlite:///"))
+    return stores.schema_number(path) if url.startswith("sqlite:///") and os.path.isfile(path) else None
+
+
+__all__ = ["SUPPORTED", "open_url", "schema_version"]
