@@ -37,6 +37,7 @@ from holdfast.core.graph import (
     refused,
     unwritten,
 )
+from holdfast.core.policy import OnFail
 from holdfast.core.retry import Retry, coerce
 
 P = ParamSpec("P")
@@ -186,6 +187,9 @@ NodeRef = str | Callable[..., Any]
 After = NodeRef | AnyOf | list[NodeRef] | tuple[NodeRef, ...]
 
 
+_ON_FAIL = tuple(o.value for o in OnFail)
+
+
 class Graph(Generic[S]):
     """A skill drawn as nodes over the channels of a ``State`` (§4).
 
@@ -248,11 +252,17 @@ class Graph(Generic[S]):
         verify: Callable[..., Any] | None = None,
         capabilities: tuple[str, ...] = (),
         delivers: bool = False,
-        gate: Any = None,
+        gate: Callable[[Any], Any] | None = None,
+        check: Callable[[Any], Any] | None = None,
+        on_fail: str = "block",
     ) -> Callable[[F], F]: ...
 
     def node(self, name: Any = None, **options: Any) -> Any:
-        """Declares a node: bare ``@graph.node``, or with options; see interfaces in the docs."""
+        """Declares a node: bare ``@graph.node``, or with options.
+
+        ``gate`` is asked before the step and ``check`` after it, with a request that holds the state and, after it, the step's writes. They
+        answer True, or False or why not; ``on_fail`` says what follows then: block, warn, degrade or require_human (§8.2).
+        """
         if callable(name):
             self._add(name, None, {})
             return name
@@ -279,6 +289,11 @@ class Graph(Generic[S]):
             raise InvalidGraph(f"the node {label!r} is declared twice in {self.id!r}", hint="give one of them another name: @graph.node('other')")
         if inspect.iscoroutinefunction(options.get("when")):
             raise InvalidGraph(f"the when= of {label!r} is async; a condition is a plain function of the state")
+        for name in ("gate", "check"):
+            if inspect.iscoroutinefunction(options.get(name)):
+                raise InvalidGraph(f"the {name}= of {label!r} is async; a gate is a plain function of the request")
+        if (on_fail := options.get("on_fail", "block")) not in _ON_FAIL:
+            raise InvalidGraph(f"on_fail={on_fail!r} of {label!r} is not known", hint="one of " + ", ".join(_ON_FAIL))
         if label in (START, END):
             raise InvalidGraph(f"{label!r} is taken: START and END are places, not nodes")
         triggers = []
@@ -307,6 +322,8 @@ class Graph(Generic[S]):
             capabilities=tuple(options.get("capabilities", ())),
             delivers=bool(options.get("delivers", False)),
             gate=options.get("gate"),
+            check=options.get("check"),
+            on_fail=on_fail,
             **more,
         )
         self._program = None

@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.core import policy as ps
 from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidInput
-from holdfast.core.policy import ALLOW, Kind, Policy, Request, Verdict, allow, degrade, deny, judge, require_human
+from holdfast.core.policy import ALLOW, Kind, Policy, Request, Verdict, allow, checked, degrade, deny, judge, require_human, warn
 from tests.core.build import decided, folded, node
 
 WAIVER = decided("continue_with_waiver", feedback="known")
@@ -27,7 +28,8 @@ def test_the_four_verdicts_and_what_they_carry() -> None:
     assert degrade("no key") == Verdict(Kind.DEGRADE, reason="no key")
     assert require_human("May it?", ["approve", "deny"]) == Verdict(Kind.REQUIRE_HUMAN, "May it?", "May it?", ("approve", "deny"))
     assert require_human("May it?", reason="first time") == Verdict(Kind.REQUIRE_HUMAN, "first time", "May it?", ())
-    assert [k.value for k in Kind] == ["allow", "deny", "require_human", "degrade"]
+    assert warn("no key") == Verdict(Kind.WARN, reason="no key")
+    assert [k.value for k in Kind] == ["allow", "deny", "require_human", "degrade", "warn"]
 
 
 @pytest.mark.parametrize(
@@ -46,6 +48,26 @@ def test_an_answer_that_nobody_knows_never_allows(answer: Any) -> None:
         ps.verdict(answer)
 
 
+ON_FAIL = {"block": deny, "warn": warn, "degrade": degrade, "require_human": require_human}
+
+
+@pytest.mark.parametrize(("on_fail", "made"), ON_FAIL.items())
+def test_what_follows_where_a_gate_does_not_pass(on_fail: str, made: Any) -> None:
+    """§8.2: block, warn, degrade, require_human; before the step and after it. What passes passes, and a verdict says for itself."""
+    assert [o.value for o in ps.OnFail] == list(ON_FAIL)
+    for answer in (None, True):
+        assert ps.verdict(answer, on_fail) is ALLOW
+    assert ps.verdict(False, on_fail) == made("the gate refused")
+    assert ps.verdict("too dear", on_fail) == made("too dear")
+    assert ps.verdict(degrade("x"), on_fail) == degrade("x")
+    own = node("pay", gate=lambda r: "before", check=lambda r: f"after {r.writes}", on_fail=on_fail)
+    assert judge(None, own, REQUEST) == made("before")
+    assert judge(Policy(gate=lambda r: "never"), own, REQUEST) == deny("before" if on_fail == "block" else "never")
+    assert checked(own, replace(REQUEST, writes={"a": 1})) == made("after {'a': 1}")
+    with pytest.raises(ValueError, match="sometimes"):
+        ps.verdict(False, "sometimes")
+
+
 def test_a_gate_is_asked_with_all_that_is_known() -> None:
     """§8.1, §5.5: the waivers given so far are visible to every later gate."""
     asked: list[Request] = []
@@ -56,7 +78,7 @@ def test_a_gate_is_asked_with_all_that_is_known() -> None:
     assert Policy().ask(REQUEST) is ALLOW, "a policy without a gate has nothing against it"
 
 
-ORDER = [allow(), degrade("d"), require_human("h"), deny("n")]
+ORDER = [allow(), warn("w"), degrade("d"), require_human("h"), deny("n")]
 
 
 @given(st.sampled_from(ORDER), st.sampled_from(ORDER))

@@ -65,6 +65,7 @@ class Trigger(msgspec.Struct, frozen=True):
 class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A declared node. ``call`` takes (state), (state, ctx) or, for a flow, (ctx, **inputs): ``shape`` says which.
 
+    ``gate`` is asked before the step and ``check`` after it, ``on_fail`` says what follows if one does not pass (§8.2).
     ``child`` is a sub-graph's Program; ``routes`` is False where the code plainly never returns Goto or Send.
     """
 
@@ -85,6 +86,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     verify: Callable[..., Any] | None = None
     delivers: bool = False
     gate: Any = None
+    check: Any = None
+    on_fail: str = "block"
     child: Any = None
     pass_in: tuple[str, ...] | None = None
     pass_out: tuple[str, ...] | None = None

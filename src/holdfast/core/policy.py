@@ -6,7 +6,7 @@ decision made under it, so that an approval given under one policy is not taken 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -23,6 +23,16 @@ class Kind(StrEnum):
     DENY = "deny"
     REQUIRE_HUMAN = "require_human"
     DEGRADE = "degrade"
+    WARN = "warn"
+
+
+class OnFail(StrEnum):
+    """What a node's own gate that does not pass leads to (§8.2)."""
+
+    BLOCK = "block"
+    WARN = "warn"
+    DEGRADE = "degrade"
+    REQUIRE_HUMAN = "require_human"
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -56,8 +66,16 @@ def degrade(reason: str) -> Verdict:
     return Verdict(Kind.DEGRADE, reason)
 
 
+def warn(reason: str) -> Verdict:
+    """The step runs, or its result stands, and the log says what was wrong with it."""
+    return Verdict(Kind.WARN, reason)
+
+
 class Request(msgspec.Struct, frozen=True):
-    """What a gate is asked about: a step of a run, before it runs. ``waivers`` are those given in this run so far (§5.5)."""
+    """What a gate is asked about: a step of a run. ``waivers`` are those given in this run so far (§5.5); ``state`` is what the step sees.
+
+    ``writes`` is what it wrote, for a gate after the step; None before it.
+    """
 
     run: Run
     node: str
@@ -65,6 +83,8 @@ class Request(msgspec.Struct, frozen=True):
     side_effects: str
     environment: str
     waivers: tuple[Any, ...] = ()
+    state: Any = None
+    writes: Mapping[str, Any] | None = None
 
 
 Gate = Callable[[Request], Any]
@@ -98,8 +118,8 @@ def coerce(value: Any) -> Policy | None:
     raise InvalidInput(f"policy= takes a Policy or a function of a request, not {type(value).__name__}")
 
 
-def verdict(answer: Any) -> Verdict:
-    """A gate's answer as a verdict: True and None allow, False and a text deny.
+def verdict(answer: Any, on_fail: str = OnFail.BLOCK) -> Verdict:
+    """A gate's answer as a verdict: True and None allow, False and a text do not pass, which denies unless ``on_fail`` says else.
 
     Raises:
         InvalidInput: for anything else; an unknown answer never allows.
@@ -110,10 +130,21 @@ def verdict(answer: Any) -> Verdict:
         case None | True:
             return ALLOW
         case False:
-            return deny("the gate refused")
+            return _failed("the gate refused", on_fail)
         case str():
-            return deny(answer)
+            return _failed(answer, on_fail)
     raise InvalidInput(f"a gate answers with a Verdict, a bool or a reason, not {type(answer).__name__}")
+
+
+def _failed(reason: str, on_fail: str) -> Verdict:
+    match OnFail(on_fail):
+        case OnFail.BLOCK:
+            return deny(reason)
+        case OnFail.WARN:
+            return warn(reason)
+        case OnFail.DEGRADE:
+            return degrade(reason)
+    return require_human(reason)
 
 
 def gated(node: Node) -> bool:
@@ -128,10 +159,15 @@ def asks(policy: Policy | None, node: Node) -> bool:
 
 def judge(policy: Policy | None, node: Node, request: Request) -> Verdict:
     """The stricter of the policy's verdict and the node's own."""
-    found = [verdict(node.gate(request))] if node.gate is not None else []
+    found = [verdict(node.gate(request), node.on_fail)] if node.gate is not None else []
     if policy is not None:
         found.append(policy.ask(request))
     return max(found, key=lambda v: _STRICT.index(v.kind), default=ALLOW)
 
 
-_STRICT = (Kind.ALLOW, Kind.DEGRADE, Kind.REQUIRE_HUMAN, Kind.DENY)
+def checked(node: Node, request: Request) -> Verdict:
+    """What the node's own gate says of its result, after it ran (§8.2)."""
+    return verdict(node.check(request), node.on_fail)
+
+
+_STRICT = (Kind.ALLOW, Kind.WARN, Kind.DEGRADE, Kind.REQUIRE_HUMAN, Kind.DENY)

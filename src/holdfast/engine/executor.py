@@ -122,18 +122,30 @@ async def _attempt(
             if journal.run.budgets:
                 await ctx._afford(f"{prefix}@budget")
             if gated(node):
-                await gates.before(ctx, node)
-            if node.shape == "subgraph":
-                return await _subflow(services, journal, program, node, task, values, place, ctx)
-            if node.side_effects in LEDGERED:
-                return await _as_effect(program, node, task, values, snapshot, ctx)
-            return await _whole(program, node, task, values, snapshot, ctx)
+                await gates.before(ctx, node, snapshot)
+            if node.check is None:
+                return await _run(services, journal, program, node, task, values, place, snapshot, ctx)
+            made = gates.held(ctx)
+            finished = Finished(made, written(made)) if made else await _run(services, journal, program, node, task, values, place, snapshot, ctx)
+            ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program)
+            return Finished(await gates.after(ctx, node, snapshot, finished.result, finished.writes), finished.writes)
         except Redo as r:
             if r.target is None:
                 send_back(ctx, r.feedback)
                 continue
             told = canon.pack(r.feedback, "feedback")[1]
             return Finished(TaskResult(task.key, goto=(r.target,), feedback=told, attempt=attempt, ledger=tuple(ctx._ledger)), NOTHING)
+
+
+async def _run(
+    services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, snapshot: State, ctx: Context
+) -> Finished:
+    """The step itself, as what it is: a sub-flow, an effect, or plain code."""
+    if node.shape == "subgraph":
+        return await _subflow(services, journal, program, node, task, values, place, ctx)
+    if node.side_effects in LEDGERED:
+        return await _as_effect(program, node, task, values, snapshot, ctx)
+    return await _whole(program, node, task, values, snapshot, ctx)
 
 
 async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, ctx: Context) -> Finished:

@@ -1,22 +1,31 @@
-"""Policy gates before a step (§8.1): asked once under a snapshot, answered by a verdict or a person, and on record."""
+"""Gates before and after a step (§8.1, §8.2): asked once, answered by a verdict or a person, and on record.
+
+A step whose result a person must see first has run: the result is kept beside the question, so that what is approved is what was
+shown (§5.8), and the step does not run again for it.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
+
+import msgspec
 
 from holdfast.core import canon
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import StepRecord
+from holdfast.core.checkpoint import StepRecord, TaskResult
 from holdfast.core.errors import Denied
 from holdfast.core.graph import Node
-from holdfast.core.outcomes import DEGRADED
-from holdfast.core.policy import Kind, Policy, Request, judge
+from holdfast.core.outcomes import DEGRADED, OK
+from holdfast.core.policy import Kind, Policy, Request, checked, judge
 from holdfast.core.run import Run
-from holdfast.core.waits import ACTIONS, WaitKind
+from holdfast.core.waits import ACTIONS, APPROVE, DENY, RETRY, WaitKind
 from holdfast.engine.journal import Draft
-from holdfast.engine.waiting import Ask, request
+from holdfast.engine.waiting import Ask, Redo, request
 
 PLACE = "@gate"
+AFTER = "@check"
+ASKED_AFTER = (APPROVE, RETRY, DENY)
 
 
 class Halted(BaseException):
@@ -27,13 +36,14 @@ class Halted(BaseException):
         self.reason = reason
 
 
-def about(run: Run, node: Node, environment: str) -> Request:
+def about(run: Run, node: Node, environment: str, state: Any = None, writes: Mapping[str, Any] | None = None) -> Request:
     return Request(
-        run=run, node=node.name, capabilities=node.capabilities, side_effects=node.side_effects.value, environment=environment, waivers=run.waivers
-    )
+        run=run, node=node.name, capabilities=node.capabilities, side_effects=node.side_effects.value, environment=environment, waivers=run.waivers,
+        state=state, writes=writes,
+    )  # fmt: skip
 
 
-async def before(ctx: Any, node: Node) -> None:
+async def before(ctx: Any, node: Node, state: Any) -> None:
     """Asks whether this step may run. An answer on record under the policy in force is honoured (T-31).
 
     Raises:
@@ -48,7 +58,7 @@ async def before(ctx: Any, node: Node) -> None:
     known = journal.record(ctx._key, place)
     passed = canon.decode(known.value) if known is not None and known.kind == "gate" else None
     if passed is None or passed[1] != snapshot:
-        verdict = judge(policy, node, about(journal.run, node, ctx._services.environment))
+        verdict = judge(policy, node, about(journal.run, node, ctx._services.environment, state))
         fact = ev.PolicyEvaluated(node.name, verdict.kind.value, verdict.reason, snapshot or None)
         passed = (verdict.kind.value, snapshot, verdict.prompt or verdict.reason, list(verdict.actions))
         record = StepRecord(ctx._key, place, PLACE, value=canon.pack(list(passed), "verdict")[1], kind="gate")
@@ -61,6 +71,58 @@ async def before(ctx: Any, node: Node) -> None:
     elif kind == Kind.REQUIRE_HUMAN:
         offered = tuple(actions) or ACTIONS[WaitKind.GATE]
         await request(ctx, Ask(kind=WaitKind.GATE, prompt=prompt or f"may {node.name} run?", actions=offered, path=f"{place}/0"))
+
+
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """A result that a person is asked about, and the question."""
+
+    prompt: str
+    actions: tuple[str, ...]
+    reason: str
+    result: TaskResult
+
+
+_held = msgspec.msgpack.Decoder(Held)
+
+
+def _kept(ctx: Any) -> Held | None:
+    record = ctx._journal.record(ctx._key, f"{ctx._root.prefix}{AFTER}")
+    return None if record is None or record.value is None else _held.decode(record.value)
+
+
+def held(ctx: Any) -> TaskResult | None:
+    """The result of this step that a person is asked about, or was: the step does not run again."""
+    kept = _kept(ctx)
+    return None if kept is None else kept.result
+
+
+async def after(ctx: Any, node: Node, state: Any, result: TaskResult, writes: Mapping[str, Any]) -> TaskResult:
+    """Asks whether what this step made may stand; gives it as it then counts.
+
+    Raises:
+        Halted: it may not. Suspend: a person is asked. Redo: a person wants it done again, with their words.
+    """
+    place = f"{ctx._root.prefix}{AFTER}"
+    kept = _kept(ctx)
+    if kept is None:
+        verdict = checked(node, about(ctx._journal.run, node, ctx._services.environment, state, writes))
+        draft = Draft(facts=[ev.PolicyEvaluated(f"{node.name}:after", verdict.kind.value, verdict.reason)])
+        if verdict.kind is Kind.REQUIRE_HUMAN:
+            kept = Held(verdict.prompt or f"may the result of {node.name} stand?", verdict.actions or ASKED_AFTER, verdict.reason, result)
+            draft.results.append(StepRecord(ctx._key, place, AFTER, value=msgspec.msgpack.encode(kept), kind="task"))
+        ctx._journal.hold(draft)
+        if verdict.kind is Kind.DENY:
+            raise Halted(verdict.reason)
+        if verdict.kind is Kind.DEGRADE and result.outcome == OK:
+            return msgspec.structs.replace(result, outcome=DEGRADED)
+    if kept is None:
+        return result
+    given = await request(
+        ctx, Ask(kind=WaitKind.GATE, prompt=kept.prompt, verdict=kept.reason, show=dict(writes) or None, actions=kept.actions, path=f"{place}/0")
+    )
+    if given.action == RETRY:
+        raise Redo(None, given.feedback or "")
+    return result
 
 
 def reevaluate(policy: Policy | None, nodes: list[Node], run: Run, environment: str) -> tuple[list[ev.Fact], Denied | None]:
