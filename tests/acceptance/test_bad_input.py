@@ -483,10 +483,11 @@ async def test_somebody_elses_database(tmp_path: pathlib.Path) -> None:
 async def test_a_newer_releases_store(file: Place) -> None:
     """§1.8: never a guess; the file is as it was, for the release that wrote it."""
     with contextlib.closing(apsw.Connection(str(path_of(file)))) as db:
+        ours = db.pragma("user_version")
         db.pragma("user_version", 99)
     await opening(file, UnsupportedFormat, "99", "release")
     with contextlib.closing(apsw.Connection(str(path_of(file)))) as db:
-        db.pragma("user_version", 1)
+        db.pragma("user_version", ours)
     async with file.open() as rt:
         await file.sound(rt)
 
