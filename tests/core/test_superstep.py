@@ -360,8 +360,13 @@ def test_what_a_thread_carries_by_reference_is_not_stored_again() -> None:
     assert delta.carries == (Carry("before", 7, b"h", ("log", "own")), Carry("long before", 5, b"g", ("far",)))
     assert canon.decode(delta.values or b"") == {"new": [], "c": 7}, "a custom reducer's value is stored, the rest is not"
     start = cps.empty(RUN, canon.admit({"log": ["old"], "own": [1], "far": {"k": 1}}))
-    again = cps.advance(start, codec.decode_delta(codec.encode_delta(delta)), {cps.INPUT_TASK: given_}, seq=0, at=0, hash=b"")
+    assert delta.done == (cps.INPUT_TASK, cps.CARRY_TASK), "a release that knows nothing of it finds a result missing"
+    results = {cps.INPUT_TASK: given_, cps.CARRY_TASK: TaskResult(cps.CARRY_TASK)}
+    again = cps.advance(start, codec.decode_delta(codec.encode_delta(delta)), results, seq=0, at=0, hash=b"")
     assert (again.values, again.parent, again.pending) == (cp.values, None, cp.pending)
+    assert (again.versions, again.seen, again.skipped) == (cp.versions, cp.seen, cp.skipped)
+    with pytest.raises(EventUnreadable, match="@carried, which is not on record"):
+        cps.advance(start, delta, {cps.INPUT_TASK: given_}, seq=0, at=0, hash=b"")
     plainly, same = ss.first(prog, cps.empty(RUN), given_, {**near, **far})
     assert (plainly.carries, dict(same.values)) == ((), wanted)
 

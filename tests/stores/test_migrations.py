@@ -21,6 +21,8 @@ from holdfast.stores.sqlite.connection import MIGRATIONS
 from holdfast.testing.conformance import TTL, Script, refused
 from holdfast.testing.conformance_blobs import bulk, recording
 
+LATEST = len(MIGRATIONS)
+NEW: dict[str, list[Any]] = {"blob_use": [], "carry": []}
 OLD = Path(__file__).resolve().parents[1] / "histories" / "0.1.0" / "store.db"
 
 # Opens copies of the store, each in a process of its own that is killed before its n-th statement, until one comes through.
@@ -99,7 +101,7 @@ async def test_no_row_changes_and_new_ones_fit(old: Path) -> None:
     store = SqliteStore(old)
     await store.open()
     assert isinstance(store.suspect, LogRolledBack), "the file came without its anchor"
-    assert tables(old) == {**before, "blob_use": []}
+    assert tables(old) == {**before, **NEW}
     await store.acknowledge()
     await store.register("w", TTL)
     script = await Script(store, "r1").begin("w")
@@ -107,7 +109,7 @@ async def test_no_row_changes_and_new_ones_fit(old: Path) -> None:
     assert await store.blob(bulk().digest) == bulk().data
     assert await store.verify() == []
     await store.close()
-    assert version(old) == len(MIGRATIONS) == 2
+    assert version(old) == LATEST == 3
 
 
 async def test_a_crash_at_any_statement_of_the_migration(old: Path, tmp_path: Path) -> None:
@@ -123,13 +125,13 @@ async def test_a_crash_at_any_statement_of_the_migration(old: Path, tmp_path: Pa
         path = tmp_path / f"{number}.db"
         left = version(path)
         seen.add(left)
-        assert tables(path, ("blob_use",)) == before, number
-        assert ("blob_use" in tables(path)) is (left == 2)
+        assert tables(path, tuple(NEW)) == before, number
+        assert (NEW.keys() & tables(path).keys() == NEW.keys()) is (left == LATEST)
         store = SqliteStore(path)
         await store.open()
         await store.close()
-        assert (version(path), tables(path)) == (2, {**before, "blob_use": []})
-    assert seen == {1, 2}, "killed on either side"
+        assert (version(path), tables(path)) == (LATEST, {**before, **NEW})
+    assert seen == {1, LATEST}, "killed on either side"
 
 
 def test_processes_that_come_at_once_migrate_once(old: Path) -> None:
@@ -137,7 +139,7 @@ def test_processes_that_come_at_once_migrate_once(old: Path) -> None:
     before = tables(old)
     children = [child(OPEN, old) for _ in range(4)]
     assert [c.communicate(timeout=60) and c.returncode for c in children] == [0] * 4
-    assert (version(old), tables(old)) == (2, {**before, "blob_use": []})
+    assert (version(old), tables(old)) == (LATEST, {**before, **NEW})
 
 
 async def test_a_file_that_cannot_be_written(old: Path) -> None:
@@ -152,7 +154,7 @@ async def test_a_file_that_cannot_be_written(old: Path) -> None:
         error = await refused(StoreReadOnly, SqliteStore(old).open())
     finally:
         apsw.connection_hooks.remove(readonly)
-    assert "has schema 1, this release needs 2" in error.message
+    assert f"has schema 1, this release needs {LATEST}" in error.message
     assert "holdfast migrate" in error.hint
     assert old.read_bytes() == before
 
@@ -165,8 +167,8 @@ async def test_a_past_release_refuses_the_new_schema(old: Path, monkeypatch: pyt
     before = tables(old)
     monkeypatch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
     error = await refused(UnsupportedFormat, SqliteStore(old).open())
-    assert ("has schema 2, this release knows 1" in error.message, error.hint) == (True, "use the release that wrote it")
-    assert (version(old), tables(old)) == (2, before)
+    assert (f"has schema {LATEST}, this release knows 1" in error.message, error.hint) == (True, "use the release that wrote it")
+    assert (version(old), tables(old)) == (LATEST, before)
 
 
 async def test_a_past_release_that_is_at_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -180,7 +182,7 @@ async def test_a_past_release_that_is_at_work_goes_on(tmp_path: Path, monkeypatc
     script = await (await Script(before, "r1").begin("old")).steps(2)
     after = SqliteStore(path)
     await after.open()
-    assert version(path) == 2
+    assert version(path) == LATEST
     await script.steps(2)
     await after.register("new", TTL)
     other = await Script(after, "r2").begin("new")
@@ -189,6 +191,27 @@ async def test_a_past_release_that_is_at_work_goes_on(tmp_path: Path, monkeypatc
     assert [len(await after.rows(r)) for r in ("r1", "r2")] == [6, 2]
     assert await after.verify() == []
     await before.close()
+    await after.close()
+
+
+async def test_whole_checkpoints_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§4.5: they move to a table with a rowid; each is found by its run as before, by its bytes."""
+    path = tmp_path / "s.db"
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
+        before = SqliteStore(path)
+        await before.open()
+        await before.register("old", TTL)
+        for name in ("r1", "r2"):
+            await (await Script(before, name).begin("old")).steps(3, size=60_000)
+        was = [await before.load(r) for r in ("r1", "r2")]
+        await before.close()
+    assert all(x is not None and x.whole is not None for x in was)
+    after = SqliteStore(path)
+    await after.open()
+    now = [await after.load(r) for r in ("r1", "r2")]
+    assert [(x.whole, x.rows, x.tip) for x in now if x] == [(x.whole, x.rows, x.tip) for x in was if x]
+    assert await after.verify() == []
     await after.close()
 
 
@@ -202,7 +225,7 @@ async def test_an_old_backup_is_restored_into_a_new_store(old: Path, tmp_path: P
         await rt.store.register("w", TTL)
         script = await Script(rt.store, "r1").begin("w")
         await script.write(recording(script, bulk()))
-    assert version(tmp_path / "new.db") == 2
+    assert version(tmp_path / "new.db") == LATEST
     assert version(old) == 1, "the backup stays as it was"
 
 
@@ -217,4 +240,4 @@ async def test_a_failed_migration_leaves_the_old_schema(old: Path, monkeypatch: 
     store = SqliteStore(old)
     await store.open()
     await store.close()
-    assert version(old) == 2
+    assert version(old) == LATEST

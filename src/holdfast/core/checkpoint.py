@@ -22,6 +22,7 @@ from holdfast.core.waits import Wait
 
 FORMAT = 100  # of everything this release writes: major x 100 + minor (§1.8)
 INPUT_TASK = "@input"
+CARRY_TASK = "@carried"
 PATCH_TASK = "@patch"
 RESULT = "@result"
 NONE_SEEN: Mapping[str, int] = {}

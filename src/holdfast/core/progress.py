@@ -129,6 +129,8 @@ class Progress:
             voucher = ev.voucher(record.events)
             if voucher is None or getattr(voucher.fact, "hash", b"") != hash:
                 raise ChainBroken(f"no event up to {record.seq} vouches for the checkpoint saved with it", hint="holdfast check names what is damaged")
+            if record.delta.carries:
+                self.results[cps.CARRY_TASK] = TaskResult(cps.CARRY_TASK)
             lacking = [n for c in record.delta.carries for n in c.channels if n not in self.checkpoint.values]
             if lacking:
                 raise StoreCorrupt(

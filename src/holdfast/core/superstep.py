@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core import canon
 from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, Reducer, last
 from holdfast.core.checkpoint import (
+    CARRY_TASK,
     INPUT_TASK,
     NONE_SEEN,
     Carry,
@@ -255,10 +256,12 @@ def first(
     lent = {n: v for n, v in lent.items() if n not in explicit}
     left = [msgspec.structs.replace(c, channels=tuple([n for n in c.channels if n in lent])) for c in carries]
     carries = tuple([c for c in left if c.channels])
-    delta = Delta(step=0, source=source, done=(given if inline else INPUT_TASK,), kinds=kinds, values=values, carries=carries)
+    # Whoever does not know of ``carries``, a release before it, finds a result missing, and never takes a part for the whole.
+    done = (given if inline else INPUT_TASK, *([CARRY_TASK] if carries else []))
+    delta = Delta(step=0, source=source, done=done, kinds=kinds, values=values, carries=carries)
     if lent:
         start = msgspec.structs.replace(start, values=canon.FrozenDict({**start.values, **lent}))
-    moved = advance(start, delta, {INPUT_TASK: given}, seq=0, at=0, hash=b"")
+    moved = advance(start, delta, {INPUT_TASK: given, CARRY_TASK: TaskResult(CARRY_TASK)}, seq=0, at=0, hash=b"")
     tasks = plan(program, moved, [START, *moved.values])
     return _with_pending(delta, moved, tasks)
 
