@@ -408,11 +408,13 @@ class Runtime:
     async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> Run[Any]:
         """Asks a run to end. At rest it ends at once; a live one at its next safe boundary (§10.12).
 
+        What it did and can be taken back is taken back first, here if this process has the skill (§6.11).
+
         Raises:
             AlreadyTerminal: it has ended already.
         """
         await self._desk.cancel(run_id, actor=actor, reason=reason)
-        return await self._reader.get(run_id)
+        return await self._conductor.wound_up(run_id)
 
     async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> Run[Any]:
         """Gives a run an outside input; the same key is delivered once (§5.11)."""

@@ -59,6 +59,7 @@ CASES: list[tuple[str, list[Effect], dict[str, Any], Alive, str]] = [
     ("abandoned", [effect("abandoned")], {}, Alive.UNKNOWN, "Act"),
     ("a reuse is no attempt", [effect("recorded", run_id="old"), effect("reused")], {}, Alive.UNKNOWN, "Reuse"),
     ("blocked is no attempt", [effect("blocked")], {}, Alive.UNKNOWN, "Act"),
+    ("§6.11 recorded and taken back", [effect("recorded", undone="u")], {}, Alive.UNKNOWN, "Act"),
     ("the newest counts", [effect("failed"), effect("recorded")], {}, Alive.UNKNOWN, "Reuse"),
 ]
 

@@ -13,6 +13,7 @@ from holdfast.cli.session import Call
 from holdfast.core import canon, views
 from holdfast.core import waits as ws
 from holdfast.core.codec import open_row
+from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EventUnreadable, HoldfastError, StoreCorrupt
@@ -98,7 +99,7 @@ def effect_view(effect: Effect) -> dict[str, Any]:
         match name:
             case "attempted_at" | "settled_at":
                 shown[name] = views.iso(value)
-            case "result":
+            case "result" | "args":
                 shown[name] = None if value is None else canon.reveal(value)
             case "error":
                 shown[name] = None if value is None else views.error_view(value)
@@ -287,12 +288,15 @@ _OUTCOMES = {"recorded": "green", "reused": "green", "failed": "red", "unknown":
 
 
 def effect_table(effects: list[Effect]) -> None:
+    """One line an effect. What was taken back says so, and what was to be and was not (§6.11)."""
+    of = {e.effect_id: e for e in effects}
+    tried = {e.source_effect_id for e in effects if e.task == UNDO_TASK}
     o.table(
         ["status", "what", "step", "attempted", "took", "effect"],
         [
             [
-                o.paint(str(e.status), _OUTCOMES.get(str(e.status))),
-                o.inline(e.capability, 32),
+                o.paint(_standing(e, e.effect_id in tried), "red" if e.effect_id in tried and not e.undone else _OUTCOMES.get(str(e.status))),
+                o.inline(f"{e.capability}, undoes {of[e.source_effect_id].capability}" if e.task == UNDO_TASK and e.source_effect_id in of else e.capability, 32),
                 f"{e.task}.{e.path}",
                 o.clock(views.iso(e.attempted_at)),
                 _took(e),
@@ -301,6 +305,12 @@ def effect_table(effects: list[Effect]) -> None:
             for e in effects
         ],
     )
+
+
+def _standing(effect: Effect, tried: bool) -> str:
+    if effect.undone:
+        return f"{effect.status}, undone"
+    return f"{effect.status}, not undone" if tried else str(effect.status)
 
 
 def _took(effect: Effect) -> str:

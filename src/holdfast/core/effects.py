@@ -51,7 +51,8 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     """One attempt at an effect (§6.4). Times are microseconds since 1970; ``result`` is encoded.
 
     ``key`` is the full key with its scope; at most one record of a key is open (attempted or unknown) at a time.
-    ``closed``: nobody can still be doing it (§6.5); ``blob``: where a large result is kept; ``undo``: what takes it back.
+    ``closed``: nobody can still be doing it (§6.5); ``blob``: where a large result is kept; ``undo``: what takes it back,
+    ``args`` what that is given beside the result, encoded, and ``undone`` the effect that has taken it back (§6.11).
     """
 
     effect_id: str
@@ -83,6 +84,8 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     blob: str = ""
     undo: str = ""
     detail: str = ""
+    args: bytes | None = None
+    undone: str = ""
 
     @property
     def open(self) -> bool:
@@ -98,6 +101,24 @@ def effect_key(tenant: str, kind: str, scope: str, key: str) -> str:
     return ":".join(quote(part, safe="/.=~@,+-_#") for part in (tenant, kind, scope, key))
 
 
+def undo_key(key: str) -> str:
+    """The key of the effect that takes back the one under ``key``. No part of a full key holds a colon."""
+    return f"{key}:undo"
+
+
+def standing(key: str, records: Sequence[Effect]) -> str | None:
+    """The key that stands in place of one whose effect was taken back; None while it stands itself (§6.11).
+
+    Done again it is another effect, also for a receiver that dedupes by the key.
+    """
+    last = next((e for e in reversed(records) if e.status is EffectStatus.RECORDED), None)
+    if last is None or not last.undone:
+        return None
+    head, _, number = key.rpartition(":")
+    return f"{head}:{int(number) + 1}" if key.count(":") > _PARTS - 1 else f"{key}:2"
+
+
+_PARTS = 4
 _STRICTNESS = {ReplayPolicy.REEXECUTE: 0, ReplayPolicy.USE_RECORDED: 1, ReplayPolicy.REQUIRE_HUMAN: 2}
 
 
@@ -210,6 +231,8 @@ def judge(records: Sequence[Effect], asked: Asked, alive: Alive) -> Verdict:
         return Mismatch(last)
     own = (last.run_id, last.step, last.task, last.path) == (asked.run_id, *asked.place)
     match last.status:
+        case EffectStatus.RECORDED if last.undone:
+            return Act(last)
         case EffectStatus.RECORDED:
             return _on_record(last, asked, own)
         case EffectStatus.ATTEMPTED | EffectStatus.UNKNOWN:

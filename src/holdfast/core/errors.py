@@ -181,6 +181,12 @@ class AttemptMayLive(Rejected):
     code = "attempt_may_live"
 
 
+class EffectsUndone(Rejected):
+    """What earlier steps of a run did was taken back, so it cannot go on from where it stood (§6.11)."""
+
+    code = "effects_undone"
+
+
 class RestrictedOption(Rejected):
     code = "restricted_option"
 

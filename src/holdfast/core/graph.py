@@ -84,6 +84,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     capabilities: tuple[str, ...] = ()
     idempotent: bool = False
     verify: Callable[..., Any] | None = None
+    undo: Callable[..., Any] | None = None
     delivers: bool = False
     gate: Any = None
     check: Any = None

@@ -74,7 +74,8 @@ def warn(reason: str) -> Verdict:
 class Request(msgspec.Struct, frozen=True):
     """What a gate is asked about: a step of a run. ``waivers`` are those given in this run so far (§5.5); ``state`` is what the step sees.
 
-    ``writes`` is what it wrote, for a gate after the step; None before it.
+    ``writes`` is what it wrote, for a gate after the step; None before it. ``undo`` is what is to take back an effect of that step,
+    empty for the step itself (§6.11).
     """
 
     run: Run
@@ -85,6 +86,7 @@ class Request(msgspec.Struct, frozen=True):
     waivers: tuple[Any, ...] = ()
     state: Any = None
     writes: Mapping[str, Any] | None = None
+    undo: str = ""
 
 
 Gate = Callable[[Request], Any]

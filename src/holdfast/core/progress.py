@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.core import canon, views
+from holdfast.core import canon, compensation, views
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, StepRecord, TaskResult
@@ -87,12 +87,26 @@ class Progress:
         self.attempts[task, path] = (attempt, due)
 
     def forgive(self) -> None:
-        """An operator goes on with a failed run: its failures no longer count, its finished work does."""
+        """An operator goes on with a failed run: its failures no longer count, its finished work does, but for what was taken back."""
         self.attempts.clear()
         self.takeovers = 0
+        self._take_back()
         for task in {task for task, _ in self.records}:
             self._forget(task, "", self.failed.get(task))
         self.failed.clear()
+
+    def _take_back(self) -> None:
+        """Forgets the results of effects that were taken back, and of what they were part of: these are done again (§6.11)."""
+        for place in [p for p in self.records if p[0] == compensation.TASK]:
+            record = self.records.pop(place)
+            if record.kind != "effect" or record.error is not None:
+                continue
+            step, task, path = compensation.undone_at(record.path)
+            if step == self.checkpoint.step + 1:
+                self.results.pop(task, None)
+                while path:
+                    self.records.pop((task, path), None)
+                    path = path.rpartition("/")[0]
 
     def _forget(self, task: str, beneath: str, ended: ErrorValue | None) -> None:
         """Forgets recorded failures, but for those that the code caught and went on from: it must find these again.

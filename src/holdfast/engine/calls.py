@@ -22,6 +22,14 @@ def name_of(function: Callable[..., Any]) -> str:
     return str(name)
 
 
+def accepts_key(function: Callable[..., Any]) -> bool:
+    """Whether a function asks for its effect's key (§6.3)."""
+    try:
+        return "idempotency_key" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False
+
+
 def asynchronous(function: Callable[..., Any]) -> bool:
     while isinstance(function, functools.partial):
         function = function.func

@@ -13,6 +13,7 @@ from typing import Any, cast
 import msgspec
 
 from holdfast.core import commands as cmd
+from holdfast.core import compensation as undone
 from holdfast.core import decisions, superstep, views
 from holdfast.core import events as ev
 from holdfast.core import policy as policies
@@ -25,7 +26,7 @@ from holdfast.core.lease import COUNTER_BITS, TOUCH, Alive, Lease
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
-from holdfast.engine import gates, lanes, lineage
+from holdfast.engine import compensation, gates, lanes, lineage
 from holdfast.engine.desk import Desk
 from holdfast.engine.driver import Driver, loaded_driver
 from holdfast.engine.intake import Birth
@@ -245,7 +246,10 @@ class Conductor:
         if run.status is Status.PENDING or not any(map(policies.gated, program.nodes.values())):
             return []
         loaded = await self._reader.loaded(run.run_id)
-        checkpoint = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint
+        progress = Progress(run.run_id, loaded.whole).walk(loaded.rows)
+        if compensation.begun(progress) is not None:
+            return []  # no step is still to come: it takes back, and each time asks for itself
+        checkpoint = progress.checkpoint
         pending = {t.node for t in checkpoint.pending}
         todo = [n for n in program.nodes.values() if policies.asks(policy, n) and (n.name in pending or n.name not in checkpoint.seen)]
         facts, refusal = gates.reevaluate(policy, todo, run, self._services.environment)
@@ -294,6 +298,7 @@ class Conductor:
         source = await self._reader.loaded(run_id)
         if source.run.skill_id in self._skills.ids:
             self._skills.for_run(source.run, upgrade=wish.upgrade)
+        wish = msgspec.structs.replace(wish, missing=undone.first_missing(await self._store.effects(run_id), run_id))
         try:
             made = await lineage.born(self._services, source, wish)
         except Conflict as e:
@@ -316,6 +321,11 @@ class Conductor:
             return run
         return await self.drive_on(run.run_id)
 
+    async def wound_up(self, run_id: str) -> Run[Any]:
+        """A run that was asked to end; driven to it where something is to be taken back first and nobody else drives it (§6.11)."""
+        run = await self._reader.get(run_id)
+        return await self.if_able(run) if run.status in LIVE and not run.lease.live(self._store.now()) else run
+
     async def resume(
         self, run_id: str, *, payload: Any = ..., actor: str, acknowledge: str | None, force: bool, wait: bool, upgrade: bool, step_limit: int | None
     ) -> Run[Any]:
@@ -336,6 +346,8 @@ class Conductor:
         program = await self._fitting(run, upgrade)
         if run.status not in LIVE and run.status is not Status.PENDING:
             decisions.refuse_resume(run, acknowledge)
+        if run.status in TERMINAL:
+            compensation.refuse_to_go_on(run, await self._store.effects(run_id))
         judged = await self._permitted(run, program, actor, force)
         if run.status in TERMINAL:
             command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)

@@ -7,6 +7,7 @@ events at once, in one commit that takes the next fence and gives it back; if it
 from __future__ import annotations
 
 import base64
+from collections.abc import Iterable
 from typing import Any
 
 from holdfast.core import canon, decisions
@@ -26,15 +27,16 @@ from holdfast.core.errors import (
     TokenRefused,
     UsageError,
 )
-from holdfast.core.lease import TOUCH
+from holdfast.core.lease import TOUCH, Alive
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import REEXECUTE, WaitKind, answering, decidable
-from holdfast.engine.effects import forced, refuse_to_repeat
+from holdfast.engine import compensation
+from holdfast.engine.effects import forced, refuse_to_repeat, surfaced
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.reader import Reader
 from holdfast.engine.services import Services
-from holdfast.ports import RunFilter
+from holdfast.ports import Loaded, RunFilter
 
 
 class Desk:
@@ -145,6 +147,10 @@ class Desk:
                 facts = list(decisions.decide(loaded.run, item.command, self._store.now()))
             except (Rejected, UsageError) as e:
                 facts = [ev.NoteAdded(f"{item.key} was refused: {e.message}")]
+            if (left := await self._left(loaded, facts, item)) is not None:
+                if left:
+                    await self._children(loaded.run)
+                continue
             ends = any(isinstance(f, ev.RunCanceled | ev.RunFailed) for f in facts)
             goes_on = any(isinstance(f, ev.WaitDecided | ev.WaitTimedOut) and f.decision.resume for f in facts)
             draft = Draft(facts=facts or [ev.NoteAdded(f"{item.key} changed nothing")], took=[item.key])
@@ -160,6 +166,18 @@ class Desk:
         for wait in run.waits if run.status in WAITING else ():
             if wait.deadline is not None and wait.deadline <= now:
                 await self._put(run_id, cmd.FireTimeout(wait.wait_id, wait.deadline))
+
+    async def _left(self, loaded: Loaded, facts: Iterable[ev.Fact], item: InboxItem | None = None, actor: str = ev.SYSTEM, lost: Draft | None = None) -> bool | None:
+        """Leaves an end that takes something back to whoever drives the run next, for that takes its code (§6.11).
+
+        None if there is nothing to take back; False if somebody came first.
+        """
+        run = loaded.run
+        draft = await compensation.left(self._store, run, tuple(facts), Journal.load(self._store, loaded, 0), item)
+        if draft is None:
+            return None
+        by = actor if item is None else getattr(item.command, "actor", ev.SYSTEM)
+        return await self.at_rest(run.run_id, draft.joined(lost or Draft()), actor=by, due=self._store.now())
 
     async def note(self, run_id: str, text: str, actor: str) -> None:
         """Puts an operator's doing on record, if the run rests."""
@@ -184,9 +202,21 @@ class Desk:
             if lease.live(self._store.now()):
                 await self._put(run_id, command)
                 return
-            if not any(isinstance(f, ev.RunCanceled) for f in facts):
-                facts += decisions.mark_run_canceled(run)  # its owner is gone, and has not been able to say so
-            if await self.at_rest(run_id, Draft(facts=list(facts)), actor=actor, source=cps.Source.CANCEL):
+            lost = Draft()
+            if run.status in LIVE:  # its owner is gone, and has not been able to say so
+                if not any(isinstance(f, ev.RunCanceled) for f in facts):
+                    facts += decisions.mark_run_canceled(run)
+                if lease.owner is not None:
+                    lost = await surfaced(self._services, run_id, lease.owner, "owner_dead" if lease.owner_alive is Alive.NO else "expired")
+            loaded = await self._reader.loaded(run_id)
+            if loaded.run.version != run.version:
+                continue
+            if (left := await self._left(loaded, facts, actor=actor, lost=lost)) is not None:
+                if left:
+                    await self._children(run)
+                    return
+                continue
+            if await self.at_rest(run_id, Draft(facts=list(facts)).joined(lost), actor=actor, source=cps.Source.CANCEL):
                 await self._children(run)
                 return
         raise Conflict(f"others keep writing {run_id}", hint="try again")

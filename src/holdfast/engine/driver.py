@@ -28,7 +28,7 @@ from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
-from holdfast.engine import ending, lineage
+from holdfast.engine import compensation, ending, lineage
 from holdfast.engine.boundaries import Boundaries
 from holdfast.engine.context import Restart, Suspend
 from holdfast.engine.effects import LOOK_SECONDS, surfaced
@@ -186,9 +186,11 @@ class Driver:
         if self._end is None:
             return await self._hand_back()
         await self._threads_end()
+        back = await compensation.take_back(self._services, self._journal, self._program, self._end())
         async with self._lock:
             self._over = True
-            await self._journal.rest(self._end(), Source.CANCEL)
+            draft, source = back or (self._end(), Source.CANCEL)
+            await self._journal.rest(draft, source)
         return True
 
     async def _hand_back(self) -> bool:
@@ -238,6 +240,10 @@ class Driver:
             await journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=early)  # something was put, but its time has not come
             return journal.run
         if journal.run.status in AT_REST - {Status.PENDING} and not await self._reenter():
+            return journal.run
+        if compensation.begun(journal.progress) is not None:
+            self._end = Draft  # it goes by what is written down about its end
+            await self._ended()
             return journal.run
         journal.echo = await lineage.echo(self._services, journal.run)
         if journal.run.current_step_id is None:
@@ -544,10 +550,12 @@ class Driver:
         """Ends the run failed; what is finished stays, and so do its open questions (§4.8, §5.14)."""
         if not isinstance(cause, Exception) or isinstance(cause, LeaseLost):
             raise cause
+        draft.facts += decisions.mark_run_failed(self._journal.run, decisions.stop_reason(cause), error)
+        back = await compensation.take_back(self._services, self._journal, self._program, draft)
         async with self._lock:
             self._over = True
-            draft.facts += decisions.mark_run_failed(self._journal.run, decisions.stop_reason(cause), error)
-            await self._journal.rest(draft, Source.FAILURE)
+            draft, source = back or (draft, Source.FAILURE)
+            await self._journal.rest(draft, source)
         return True
 
     async def _restart(self, task: Task, restart: Restart) -> bool:

@@ -12,14 +12,13 @@ from __future__ import annotations
 
 import asyncio
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, NoReturn
 
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import canon, commands, ids
+from holdfast.core import canon, commands, compensation, ids
 from holdfast.core import effects as fx
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
@@ -33,6 +32,7 @@ from holdfast.core.errors import (
     EffectInProgress,
     ErrorValue,
     LeaseLost,
+    StepFailure,
     StepTimeout,
     TooLarge,
     Unserializable,
@@ -40,7 +40,8 @@ from holdfast.core.errors import (
 from holdfast.core.lease import Alive
 from holdfast.core.retry import ONCE, Retry, backoff
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
-from holdfast.engine.calls import asynchronous, call, name_of
+from holdfast.engine import undos
+from holdfast.engine.calls import accepts_key, asynchronous, call, name_of
 from holdfast.engine.journal import Act, Draft
 from holdfast.engine.scopes import Restart, Suspend
 from holdfast.engine.services import Services
@@ -61,7 +62,7 @@ closed_owners: set[str] = set()
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What the author said about one effect."""
+    """What the author said about one effect; ``undoes`` is the one that this takes back (§6.11)."""
 
     key: str | None = None
     side_effects: str = "external_action"
@@ -73,6 +74,7 @@ class Options(msgspec.Struct, frozen=True):
     retry: Retry = ONCE
     name: str = ""
     cooperative: bool = True
+    undoes: Effect | None = None
 
 
 class NotBegun(Exception):
@@ -91,15 +93,15 @@ async def perform(ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], optio
     if EffectClass(options.side_effects) not in LEDGERED:
         return await ctx._do_step(fn, args, options.key, options.retry, options.timeout_us)
     with ctx._place(name, options.key) as path:
-        return await _Performance(ctx, fn, args, options, name, path).run()
+        return await Performance(ctx, fn, args, options, name, path).run()
 
 
 async def perform_at(ctx: Any, path: str, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
     """An effect at a given path: a node that declares itself one."""
-    return await _Performance(ctx, fn, args, options, options.name, path).run()
+    return await Performance(ctx, fn, args, options, options.name, path).run()
 
 
-class _Performance:
+class Performance:
     """One call of ``ctx.effect`` at its place."""
 
     def __init__(self, ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> None:
@@ -122,7 +124,11 @@ class _Performance:
         if self.policy is ReplayPolicy.REEXECUTE:
             self.key = self.apart
         self.request = canon.fingerprint([name, list(args)], "" if self.shared else run.run_id)
+        if options.undoes is not None:
+            self.key = self.apart = fx.undo_key(options.undoes.key)
+            self.request = canon.fingerprint([name, options.undoes.effect_id])
         self.records: list[Effect] = []
+        self.passed: dict[str, int] = {}
 
     def _key(self, scope: str) -> str:
         own = f"{self.ctx._step}.{self.ctx._key}.{self.path}"
@@ -131,6 +137,8 @@ class _Performance:
     # -- deciding -----------------------------------------------------------------------------------
 
     async def run(self) -> Any:
+        if self.options.undo is not None:
+            undos.keep(self.services.undos, ids.step_id(self.journal.run.run_id, self.ctx._step, self.ctx._key, self.path), self.options.undo)
         record = self.ctx._lookup(self.path, self.name, "effect", args=self.args)  # other arguments than on record are no matter: the act is done
         if record is not None:
             if record.error is None or self.ctx.attempt <= record.attempt:
@@ -172,16 +180,31 @@ class _Performance:
     def _echoed(self) -> StepRecord | None:
         """What the source of a replay has on record here, if it is this very call."""
         echoed = self.journal.echoed(self.ctx._key, self.path)
-        if echoed is not None and (echoed.kind, echoed.name) != ("effect", self.name):
+        if echoed is None:
+            return None
+        if (echoed.kind, echoed.name) != ("effect", self.name):
             raise self.ctx._mismatch(self.path, f"effect {self.name}")
-        return echoed if echoed is not None and echoed.digest in ("", self.request) else None
+        return echoed if echoed.digest in ("", self.request) else None
+
+    def _of_source(self) -> Effect | None:
+        """The source's effect at this place."""
+        here = (self.ctx._step, self.ctx._key, self.path)
+        return next((e for e in reversed(self.journal.echo.effects) if (e.step, e.task, e.path) == here), None)
+
+    async def _on_record(self, key: str) -> tuple[str, list[Effect]]:
+        """The records under a key; under the one that stands in its place, where its effect was taken back."""
+        records = await self.store.effects(key=key)
+        while (later := fx.standing(key, records)) is not None:
+            self.passed[key] = len(records)
+            key, records = later, await self.store.effects(key=later)
+        return key, records
 
     async def _judged(self) -> fx.Verdict:
-        self.records = await self.store.effects(key=self.key)
+        self.key, self.records = await self._on_record(self.key)
         echo = self.journal.echo
-        if echo is not None and not self.shared:
-            if self.apart != self.key and (mine := await self.store.effects(key=self.apart)):
-                self.key, self.records = self.apart, mine
+        if echo is not None and not self.shared and self.options.undoes is None:
+            if self.apart != self.key and await self.store.effects(key=self.apart):
+                self.key, self.records = await self._on_record(self.apart)
             elif not self.records and self.policy is not ReplayPolicy.REEXECUTE:
                 # A fork has keys of its own; what its forebears did here with the same arguments is not done again.
                 here = (self.ctx._step, self.ctx._key, self.path)
@@ -297,7 +320,10 @@ class _Performance:
         """Attempt, gate, act, result. (False, None): somebody came first, or it is to be tried again."""
         if over is not None and over.run_id != self.journal.run.run_id and not self.shared:
             self.key, self.records, over, same = self.apart, [], None, False  # a forebear's row is not ours to write
+        if self.options.undoes is not None:  # who is over its budget, or is to stop soon, must clean up all the same
+            return await self._attempted(over, same)
         await self.ctx._afford(self.path)
+        self._stands()
         await self.ctx._begin()
         try:
             return await self._attempted(over, same)
@@ -344,6 +370,22 @@ class _Performance:
             act.cancel()  # by force, if we were cancelled ourselves
             del acts[effect.effect_id]
         return await self._after(effect, act)
+
+    def _stands(self) -> None:
+        """A replay tells what was done, also what was taken back afterwards; it does not go on from that (§6.11).
+
+        Raises:
+            StepFailure: it would.
+        """
+        run, echo = self.journal.run, self.journal.echo
+        if echo is None or run.origin != "replay" or self.policy is ReplayPolicy.REEXECUTE:
+            return
+        gone = [e.capability for r in echo.forebears for e in compensation.missing(echo.effects, r)]
+        if gone:
+            raise StepFailure(
+                f"{', '.join(gone)} of the run {run.source_run_id} was taken back: its replay cannot act on from there; a fork does it again",
+                code="effects_undone",
+            )
 
     async def _after(self, effect: Effect, act: asyncio.Task[Any]) -> tuple[bool, Any]:
         """Writes down what came of an act that has ended."""
@@ -419,7 +461,7 @@ class _Performance:
     def _attempt(self, same: Effect | None) -> Effect:
         ctx, run = self.ctx, self.journal.run
         if same is None:
-            effect_id = f"{ids.step_id(run.run_id, ctx._step, ctx._key, self.path)}#{len(self.records) + 1}"
+            effect_id = f"{ids.step_id(run.run_id, ctx._step, ctx._key, self.path)}#{sum(self.passed.values()) + len(self.records) + 1}"
         else:
             effect_id = same.effect_id
         return Effect(
@@ -442,7 +484,9 @@ class _Performance:
             fence=self.journal.fence,
             attempted_at=self.services.clock.now(),
             tenant_id=run.tenant_id,
-            undo=name_of(self.options.undo) if self.options.undo is not None else "",
+            undo=undos.label(self.options.undo) if self.options.undo is not None else "",
+            args=canon.pack(list(self.args), f"what {self.name} is given")[1] if self.options.undo is not None else None,
+            source_effect_id=None if self.options.undoes is None else self.options.undoes.effect_id,
         )
 
     def _gated(self, effect: Effect) -> Callable[..., Any]:
@@ -453,7 +497,7 @@ class _Performance:
         def gate() -> None:
             if self.journal.dead is not None:
                 raise NotBegun(f"nothing can be recorded any more: {self.journal.dead}")
-            if self.journal.run.cancel_requested_at is not None:
+            if self.journal.run.cancel_requested_at is not None and self.options.undoes is None:
                 raise NotBegun("the run is being cancelled")
             if not self.services.alive():
                 raise NotBegun("the lease may have been lost")
@@ -486,7 +530,10 @@ class _Performance:
             self._fact(ev.SideEffectRecorded, effect),
             ev.StepCompleted(self.ctx._step, self.ctx._key, attempt=self.ctx.attempt, path=self.path),
         ]
-        await self._save(effect, Draft(facts=facts, results=[done], effects=[recorded]), f"it gave {value!r}")
+        draft = Draft(facts=facts, results=[done], effects=[recorded])
+        if self.options.undoes is not None:
+            draft.effects.append(replace(self.options.undoes, undone=effect.effect_id))
+        await self._save(effect, draft, f"it gave {value!r}")
         return value
 
     async def _settled(self, effect: Effect, value: Any, data: bytes) -> Any:
@@ -500,6 +547,30 @@ class _Performance:
             await self.store.settle_effect(settled, effect.status)
             return await self._reuse(settled)
         return await self._recorded(replace(effect, closed=True), value, data)
+
+    async def by_hand(self, decision: Decision) -> Any:
+        """What a person did in place of a function that this process has not.
+
+        Raises:
+            EffectFailed: nothing, and it shall not be done.
+        """
+        self.key, self.records = await self._on_record(self.key)
+        effect = self._attempt(None)
+        if decision.action != RECORD_RESULT:
+            return await self._given_up(effect)
+        data = decision.payload if decision.payload is not None else canon.encode(None)
+        return await self._recorded(replace(effect, closed=True), canon.decode(data), data)
+
+    async def blocked(self, why: str) -> EffectFailed:
+        """Puts on record that it may not be done; gives the failure that says so."""
+        self.key, self.records = await self._on_record(self.key)
+        failure = EffectFailed(f"{self.name} was not allowed: {why}", code="effect_blocked")
+        error = ErrorValue.of(failure, where=self.path)
+        effect = self._attempt(None)
+        row = replace(effect, status=EffectStatus.BLOCKED, closed=True, detail=why, settled_at=effect.attempted_at, error=error)
+        done = StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt, digest=self.request)
+        await self.journal.save(Draft(facts=[self._fact(ev.SideEffectBlocked, effect, why)], results=[done], effects=[row]))
+        return failure
 
     async def _given_up(self, effect: Effect) -> NoReturn:
         failure = EffectFailed(f"{self.name} was abandoned by decision", code="effect_abandoned")
@@ -532,8 +603,7 @@ class _Performance:
 
     async def _replay(self, echoed: StepRecord) -> Any:
         """The source's record, given in a replay: a result or a failure, and nothing is done."""
-        here = (self.ctx._step, self.ctx._key, self.path)
-        of = next((e for e in reversed(self.journal.echo.effects) if (e.step, e.task, e.path) == here), None)
+        of = self._of_source()
         draft = Draft(results=[replace(echoed, attempt=self.ctx.attempt)])
         if of is not None:
             self.records = await self.store.effects(key=self.key)
@@ -642,11 +712,7 @@ def forced(decision: Decision | commands.Decide) -> bool:
 
 def keyed(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
     """Hands the key to a function that asks for it by a parameter named ``idempotency_key`` (§6.3)."""
-    try:
-        wants = "idempotency_key" in inspect.signature(fn).parameters
-    except (TypeError, ValueError):
-        return fn
-    return functools.partial(fn, idempotency_key=key) if wants else fn
+    return functools.partial(fn, idempotency_key=key) if accepts_key(fn) else fn
 
 
-__all__ = ["NotBegun", "Options", "alive_now", "closed_owners", "forced", "keyed", "perform", "perform_at", "refuse_to_repeat", "surfaced"]
+__all__ = ["NotBegun", "Options", "Performance", "alive_now", "closed_owners", "forced", "keyed", "perform", "perform_at", "refuse_to_repeat", "surfaced"]

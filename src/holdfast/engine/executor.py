@@ -167,7 +167,7 @@ async def _as_effect(program: Program, node: Node, task: Task, values: Mapping[s
         return msgspec.msgpack.encode((await _whole(program, node, task, values, snapshot, ctx)).result)
 
     options = performing.Options(
-        side_effects=node.side_effects.value, idempotent=node.idempotent, verify=node.verify, timeout_us=0, name=f"node:{node.name}",
+        side_effects=node.side_effects.value, idempotent=node.idempotent, verify=node.verify, undo=node.undo, timeout_us=0, name=f"node:{node.name}",
         cooperative=node.asynchronous,
     )  # fmt: skip
     data = await performing.perform_at(ctx, f"{ctx._root.prefix}@node", act, (dict(snapshot), ctx.payload), options)

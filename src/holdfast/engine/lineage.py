@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, ids
+from holdfast.core import canon, compensation, ids
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Source, StepRecord
@@ -72,7 +72,7 @@ def recorded(rows: list[Row], progress: Progress) -> dict[tuple[int, str, str], 
         record = open_row(row, progress.hash)
         step = progress.checkpoint.step + 1
         for result in record.results:
-            if isinstance(result, StepRecord) and result.kind not in _OPENED and not _of_people(result):
+            if isinstance(result, StepRecord) and result.kind not in _OPENED and result.task != compensation.TASK and not _of_people(result):
                 out[step, result.task, result.path] = result
         progress.step(record)
     return out
@@ -91,7 +91,8 @@ def _place(intent: Intent) -> str:
 
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants out of a source run; None means as the source had it."""
+    """What somebody wants out of a source run; None means as the source had it. ``missing``: the first step of the source whose
+    effects were taken back."""
 
     kind: str
     checkpoint_id: str | None = None
@@ -104,6 +105,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     key: str | None = None
     upgrade: bool = False
     not_before: int | None = None
+    missing: int | None = None
     fields: Mapping[str, Any] = {}
 
 
@@ -193,7 +195,7 @@ async def point(services: Services, run: Run, wish: Wish) -> tuple[ev.RunSubmitt
 
     A replay begins at the start. A fork with edits begins where the edited channels were last written, so that the edit
     takes that write's place and all that came of it is done anew, approvals included; a fork without any at the last checkpoint with
-    something left to do.
+    something left to do. Neither begins after a step whose effects were taken back: that is done again (§6.11).
     """
     rows = await services.store.rows(run.run_id)
     progress = Progress(run.run_id, await services.threads.origin(run.run_id, rows))
@@ -225,10 +227,10 @@ def _chosen(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
         raise CheckpointNotFound(f"{run.run_id} never came to the step {wish.step}", hint=f"holdfast checkpoints {run.run_id} shows its steps")
     if wish.kind == REPLAY or wish.inputs:
         return found[0]
-    able = [cp for cp in found if cp.pending]
+    able = [cp for cp in found if cp.pending and (wish.missing is None or cp.step < wish.missing)]
     if wish.edits:
         written = max((found[-1].versions.get(name, 0) for name in wish.edits), default=0)
-        return next((cp for cp in able if cp.step >= written), found[-1])
+        return next((cp for cp in able if cp.step >= written), able[-1] if wish.missing is not None else found[-1])
     return able[-1] if able else found[-1]
 
 

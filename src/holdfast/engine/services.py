@@ -104,7 +104,7 @@ class Services:
     ``alive()`` is False once the lease may have been lost (§10.3), ``renew`` confirms it now, out of turn, and ``failed()`` is
     the error of a renewal that does not succeed. ``driving``: the runs that some task of this process has claimed and drives;
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
-    which they may be taken up again.
+    which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told.
     """
 
     store: Store
@@ -131,6 +131,7 @@ class Services:
     entropy: Callable[[], int] = lambda: uuid.uuid4().int
     grace: float = 10.0
     recording: Recording | None = None
+    undos: dict[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     attendant: Attendant = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
 

@@ -1,0 +1,94 @@
+"""Compensation: what is taken back when a run fails or is cancelled, in which order, and how the run then ends (§6.11).
+
+Taking back is done under a task of its own in the super-step that the run has come to. First it is written down how
+the run is to end, so that whoever comes after a crash goes on taking back and runs nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.core import decisions
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import StepRecord
+from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.run import Run
+from holdfast.core.status import LIVE
+from holdfast.core.waits import TIMEOUT
+
+TASK = "@undo"
+END = "@end"
+ENDING = "ending"
+CANCEL, CANCELED = "cancel", "canceled"
+
+
+def stack(effects: Iterable[Effect], run_id: str, recorded: Sequence[str]) -> tuple[Effect, ...]:
+    """The effects of a run that stand and can be taken back, the last one done first.
+
+    ``recorded`` names effects in the order in which their results came into the log: what a person recorded elsewhere
+    is not among them, and counts as the earliest.
+    """
+    order = {effect_id: n for n, effect_id in enumerate(recorded)}
+    mine = [e for e in effects if e.run_id == run_id and e.undo and e.status is EffectStatus.RECORDED and not e.undone]
+    return tuple(sorted(mine, key=lambda e: (order.get(e.effect_id, -1), e.effect_id), reverse=True))
+
+
+def place(effect: Effect) -> str:
+    """Where an effect is taken back: its own id without the run's, which is unique however often it was done again."""
+    return effect.effect_id.partition(".")[2]
+
+
+def undone_at(path: str) -> tuple[int, str, str]:
+    """The (step, task, path) of the effect that is taken back at a place."""
+    step, task, rest = path.split(".", 2)
+    return int(step), task, rest.rpartition("#")[0]
+
+
+def ending(facts: Iterable[ev.Fact]) -> StepRecord | None:
+    """How a run is to end by these facts, to be written down first; None if such an end takes nothing back.
+
+    A failure does, and a cancel on request. A halt, a denial or a policy says that nothing more is to be done.
+    """
+    for fact in facts:
+        match fact:
+            case ev.RunFailed(stop_reason=reason, error=error):
+                return StepRecord(TASK, END, reason, error=error, kind=ENDING)
+            case ev.RunCanceled(stop_reason="canceled", settled=False):
+                return StepRecord(TASK, END, CANCELED, kind=ENDING)
+            case _:
+                pass
+    return None
+
+
+def before(facts: Iterable[ev.Fact]) -> list[ev.Fact]:
+    """Of the facts that would end a run, those that hold already while it takes back: what a cancel closes is closed at once."""
+    return [f for f in facts if not isinstance(f, ev.RunFailed | ev.RunCanceled)]
+
+
+def ended(run: Run, record: StepRecord) -> decisions.Facts:
+    """The facts that end a run as was written down."""
+    if record.error is None:
+        return decisions.mark_run_canceled(run)
+    return decisions.mark_run_failed(run, record.name, record.error)
+
+
+def woken(run: Run, facts: Iterable[ev.Fact], record: StepRecord) -> list[ev.Fact]:
+    """What leaves a run that nobody drives to whoever does next, who takes back and ends it: a run at rest goes on first (§2.2)."""
+    kept = before(facts)
+    if run.status in LIVE:
+        return kept or [ev.RunCancelRequested()]
+    return [ev.RunResumed(cause=CANCEL if record.error is None else TIMEOUT), *kept]
+
+
+def first_missing(effects: Iterable[Effect], run_id: str) -> int | None:
+    """The first super-step whose effects were taken back and not done again; None if all stand."""
+    return min((e.step for e in missing(effects, run_id)), default=None)
+
+
+def missing(effects: Iterable[Effect], run_id: str) -> list[Effect]:
+    """What was taken back and not done again: a run that went on after its step would go on without it."""
+    latest: dict[tuple[int, str, str], Effect] = {}
+    for e in effects:
+        if e.run_id == run_id and e.status is EffectStatus.RECORDED:
+            latest[e.step, e.task, e.path] = e
+    return [e for e in latest.values() if e.undone]

@@ -1,0 +1,216 @@
+"""Taking back what a run did, when it fails or is cancelled, before it ends (§6.11).
+
+Theory of operation. How the run is to end is written down with the first attempt to take something back; from then on whoever
+drives it goes on with that, and no node runs. Each undo is an effect of its own at a place of its own: on record before
+it acts and after, under a key made of the undone effect's, asked about if nobody knows its outcome. One that fails is on record as failed
+and the rest goes on; one that only a person can settle is waited for, for the order is kept.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.core import canon, decisions, ids
+from holdfast.core import compensation as core
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Source, StepRecord, Task
+from holdfast.core.codec import open_row
+from holdfast.core.commit import InboxItem
+from holdfast.core.effects import Effect
+from holdfast.core.errors import EffectFailed, EffectsUndone, ErrorValue, LeaseLost, StoreError
+from holdfast.core.graph import Node, Program
+from holdfast.core.policy import Kind, Request
+from holdfast.core.progress import Progress
+from holdfast.core.run import Run
+from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, Decision, WaitKind
+from holdfast.engine import undos
+from holdfast.engine.blobs import whole
+from holdfast.engine.calls import accepts_key
+from holdfast.engine.context import Context, Suspend
+from holdfast.engine.effects import Options, Performance
+from holdfast.engine.journal import Draft, Journal
+from holdfast.engine.services import Services
+from holdfast.engine.waiting import Ask, request
+from holdfast.ports import Store
+
+
+async def standing(store: Store, run_id: str) -> tuple[Effect, ...]:
+    """What a run did that can be taken back and has not been, the last one first."""
+    effects = await store.effects(run_id)
+    if not any(e.undo for e in effects):
+        return ()
+    recorded = [e.fact.effect_id for row in await store.rows(run_id) for e in open_row(row).events if isinstance(e.fact, ev.SideEffectRecorded)]
+    return core.stack(effects, run_id, recorded)
+
+
+def begun(progress: Progress) -> StepRecord | None:
+    """How the run is to end, if it has begun to take back."""
+    return progress.records.get((core.TASK, core.END))
+
+
+async def left(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal: Journal, item: InboxItem | None = None) -> Draft | None:
+    """What is written in place of an end that nobody is there to carry out: whoever drives the run next takes back and ends it.
+
+    None if there is nothing to take back, or taking back has begun and rests: then the run ends as it stands.
+    """
+    record = core.ending(facts)
+    if record is None or begun(journal.progress) is not None or not await standing(store, run.run_id):
+        return None
+    results = [*decisions.answers(run), *decisions.answered(list(facts)), record]
+    return Draft(facts=core.woken(run, facts, record), results=list(results), took=[] if item is None else [item.key])
+
+
+def refuse_to_go_on(run: Run, effects: list[Effect]) -> None:
+    """Refuses to resume a run after what its earlier steps did was taken back.
+
+    Raises:
+        EffectsUndone: naming it, and the way out.
+    """
+    step = int(run.current_step_id.split(".")[1]) if run.current_step_id is not None else 0
+    gone = [e for e in core.missing(effects, run.run_id) if e.step < step]
+    if gone:
+        raise EffectsUndone(
+            f"what its earlier steps did was taken back: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; it would go on as if that stood",
+            hint=f"holdfast fork {run.run_id} does it again, from the step that did it",
+        )
+
+
+async def take_back(services: Services, journal: Journal, program: Program, end: Draft) -> tuple[Draft, Source] | None:
+    """Takes back what can be, before the run ends by ``end``; gives what it rests with then, None if nothing was to be done.
+
+    Raises:
+        LeaseLost, StoreError: the run is left as the last commit made it.
+    """
+    record = begun(journal.progress)
+    if record is None:
+        if journal.tip is None or (record := core.ending(end.facts)) is None:
+            return None
+        if not await standing(services.store, journal.run.run_id):
+            return None
+        first = Draft(facts=core.before(end.facts), results=[record]).joined(Draft(results=end.results, took=end.took))
+        journal.hold(first)
+    for effect in await standing(services.store, journal.run.run_id):
+        try:
+            await _Undoing(services, journal, program, effect).run()
+        except Suspend as s:
+            known = {w.wait_id for w in journal.run.waits}
+            asked = [ev.WaitRequested(w) for w in s.waits if w.wait_id not in known]
+            return Draft(facts=[*asked, ev.RunWaitingForHuman()]), Source.WAIT
+    return Draft(facts=list(core.ended(journal.run, record))), Source.CANCEL if record.error is None else Source.FAILURE
+
+
+async def _nothing(state: Any) -> None:
+    """The call of the node in whose name effects are taken back: it is never made."""
+
+
+NODE = Node(name=core.TASK, call=_nothing)
+
+
+class _Undoing:
+    """One effect being taken back."""
+
+    def __init__(self, services: Services, journal: Journal, program: Program, effect: Effect) -> None:
+        self._services = services
+        self._journal = journal
+        self._program = program
+        self._effect = effect
+        self._path = core.place(effect)
+        self._ctx = Context(services, journal, NODE, Task(core.TASK))
+        self._name = effect.undo.rpartition(":")[2].rpartition(".")[2]
+
+    async def run(self) -> None:
+        """Once in this ending of the run; a failure is on record and no reason to leave the rest.
+
+        Raises:
+            Suspend: a person is asked.
+        """
+        if self._journal.record(core.TASK, self._path) is not None:
+            return
+        try:
+            await self._permitted()
+            await self._take_back()
+        except (LeaseLost, StoreError):
+            raise
+        except Exception as e:  # the author's function, which may raise anything
+            if self._journal.dead is not None:
+                raise self._journal.dead from None
+            if self._journal.record(core.TASK, self._path) is None:
+                self._failed(e)
+
+    async def _take_back(self) -> None:
+        effect = self._effect
+        undo = undos.find(self._services.undos, self._program, effect)
+        options = Options(
+            undoes=effect,
+            side_effects=effect.effect_class.value,
+            idempotent=effect.idempotent and undo is not None and accepts_key(undo),
+            name=self._name,
+        )
+        if undo is None:
+            await self._performance(_nothing, (), options).by_hand(await self._asked())
+        else:
+            await self._performance(undo, undos.fitting(undo, undos.given(await whole(self._services.store, effect))), options).run()
+
+    def _performance(self, undo: Any, args: tuple[Any, ...], options: Options) -> Performance:
+        return Performance(self._ctx, undo, args, options, self._name, self._path)
+
+    async def _asked(self) -> Decision:
+        """What a person did, where this process cannot tell which function it is."""
+        prompt = (
+            f"{self._effect.capability} is to be taken back by {self._name}, which the process that drives the run cannot find. "
+            "Take it back by hand and record that, or abandon it."
+        )
+        show = {"effect": self._effect.capability, "key": self._effect.key, "undo": self._effect.undo, "step": self._effect.step}
+        place = f"{self._path}?code"
+        return await self._ctx._wait_at(
+            place, WaitKind.EFFECT, prompt, name=self._name, show=show, actions=(RECORD_RESULT, ABANDON, HALT), effect_id=self._effect.effect_id
+        )
+
+    async def _permitted(self) -> None:
+        """Asks the policy in force whether this may be taken back (§6.11). An answer on record under it is honoured.
+
+        Raises:
+            EffectFailed: it may not.
+            Suspend: a person is asked.
+        """
+        policy = self._services.policy
+        if policy is None:
+            return
+        place = f"{self._path}?gate"
+        known = self._journal.record(core.TASK, place)
+        passed = None if known is None or known.kind != "gate" else canon.decode(known.value or b"")
+        if passed is None or passed[1] != policy.snapshot_id:
+            verdict = policy.ask(self._request())
+            passed = [verdict.kind.value, policy.snapshot_id, verdict.prompt or verdict.reason]
+            fact = ev.PolicyEvaluated(self._name, verdict.kind.value, verdict.reason, policy.snapshot_id)
+            self._journal.hold(Draft(facts=[fact], results=[StepRecord(core.TASK, place, core.TASK, value=canon.pack(passed)[1], kind="gate")]))
+        kind, _, why = passed
+        if kind == Kind.REQUIRE_HUMAN:
+            prompt = why or f"may {self._name} take back {self._effect.capability}?"
+            asked = await request(self._ctx, Ask(kind=WaitKind.GATE, prompt=prompt, path=f"{place}/0", actions=(APPROVE, DENY), on_deny="deliver"))
+            if asked.action != APPROVE:
+                raise await self._blocked(f"{asked.actor} denied it")
+        elif kind == Kind.DENY:
+            raise await self._blocked(why)
+
+    def _request(self) -> Request:
+        node = next((n for n in self._program.nodes.values() if n.name == ids.node_of(self._effect.task)), NODE)
+        run = self._journal.run
+        return Request(
+            run=run, node=node.name, capabilities=node.capabilities, side_effects=self._effect.effect_class.value,
+            environment=self._services.environment, waivers=run.waivers, undo=self._name,
+        )  # fmt: skip
+
+    async def _blocked(self, why: str) -> EffectFailed:
+        """What a policy or a person forbids stays done, and the ledger says so."""
+        options = Options(undoes=self._effect, side_effects=self._effect.effect_class.value)
+        return await self._performance(_nothing, (), options).blocked(why)
+
+    def _failed(self, error: Exception) -> None:
+        """A failure that left no record of its own."""
+        value = ErrorValue.of(error, where=self._path)
+        fact = ev.StepFailed(self._journal.checkpoint.step + 1, core.TASK, value, path=self._path)
+        self._journal.hold(Draft(facts=[fact], results=[StepRecord(core.TASK, self._path, self._name, error=value, kind="effect")]))
+
+
+__all__ = ["begun", "left", "refuse_to_go_on", "standing", "take_back"]

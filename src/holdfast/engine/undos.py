@@ -1,0 +1,149 @@
+"""The functions that take effects back: under which name they are on record, and how another process finds them (§6.11).
+
+A process knows those that its own calls have given it. Another one, after a crash or a wait, looks for the recorded name
+among the functions that the skill's own code names behind ``undo=``, and nowhere else: what is stored never chooses
+what is imported (§14.3). What it cannot find so is for a person.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import textwrap
+from collections.abc import Callable, Iterator, Mapping
+from types import FunctionType
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon
+from holdfast.core.checkpoint import TaskResult, written
+from holdfast.core.effects import Effect
+from holdfast.core.graph import Program
+
+KEPT = 10_000
+NODE_PATH = "@node"
+Undo = Callable[..., Any]
+_result = msgspec.msgpack.Decoder(TaskResult)
+
+
+def label(undo: Undo) -> str:
+    """``module:qualified name``; a function made on the spot has one that nothing else has."""
+    if isinstance(undo, functools.partial):
+        return f"partial {label(undo.func)}"
+    named = undo if hasattr(undo, "__qualname__") else type(undo)
+    return f"{getattr(named, '__module__', '')}:{named.__qualname__}"
+
+
+def keep(known: dict[str, Undo], effect_place: str, undo: Undo) -> None:
+    """Remembers the function for as long as this process has room for it, the newest first."""
+    known.pop(effect_place, None)
+    known[effect_place] = undo
+    if len(known) > KEPT:
+        del known[next(iter(known))]
+
+
+def find(known: Mapping[str, Undo], program: Program, effect: Effect) -> Undo | None:
+    """The function that takes an effect back; None if this process has it not, or cannot tell which of several it is."""
+    if _declared(effect):
+        return next((n.undo for p in _programs(program) for n in p.nodes.values() if n.undo is not None and label(n.undo) == effect.undo), None)
+    here = known.get(effect.effect_id.rpartition("#")[0])
+    if here is not None and label(here) == effect.undo:
+        return here
+    found: list[Undo] = []
+    module, _, name = effect.undo.partition(":")
+    for undo in _named(program):
+        if label(undo).partition(":")[2] == name and undo not in found:
+            found.append(undo)
+    same = [u for u in found if label(u) == effect.undo]  # a script run by itself is another module than the same file imported
+    sure = same or found
+    return sure[0] if len(sure) == 1 and "<lambda>" not in name and not module.startswith("partial ") else None
+
+
+def given(effect: Effect) -> tuple[Any, ...]:
+    """What the function is given: what the effect gave, then what it was given; a declared node's writes, then the state it saw."""
+    result = None if effect.result is None else canon.decode(effect.result)
+    if _declared(effect) and isinstance(result, bytes):
+        result = written(_result.decode(result))
+    return (result, *(() if effect.args is None else canon.decode(effect.args)))
+
+
+def _declared(effect: Effect) -> bool:
+    return effect.path.rpartition("/")[2] == NODE_PATH
+
+
+def fitting(undo: Undo, values: tuple[Any, ...]) -> tuple[Any, ...]:
+    """As many of the arguments as the function takes: an ``undo(receipt)`` need not name what it has no use for."""
+    try:
+        parameters = inspect.signature(undo).parameters.values()
+    except (TypeError, ValueError):
+        return values
+    if any(p.kind is p.VAR_POSITIONAL for p in parameters):
+        return values
+    room = sum(1 for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.name != "idempotency_key")
+    return values[:room]
+
+
+# -- names in the skill's own code ------------------------------------------------------------------
+
+
+def _programs(program: Program) -> Iterator[Program]:
+    yield program
+    for node in program.nodes.values():
+        if isinstance(node.child, Program):
+            yield from _programs(node.child)
+
+
+def _named(program: Program) -> Iterator[Undo]:
+    """What stands behind ``undo=`` in the code of a skill's nodes and of the functions of the same package that they call."""
+    todo = [n.call for p in _programs(program) for n in p.nodes.values()]
+    seen: set[Any] = set()
+    while todo:
+        function = inspect.unwrap(todo.pop())
+        if not isinstance(function, FunctionType) or function in seen:
+            continue
+        seen.add(function)
+        try:
+            tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        except (OSError, TypeError, SyntaxError):
+            continue  # no source to look into, as under an interactive prompt
+        names = _visible(function)
+        for call in (c for c in ast.walk(tree) if isinstance(c, ast.Call)):
+            for keyword in call.keywords:
+                if keyword.arg == "undo" and callable(undo := _value(keyword.value, names)):
+                    yield undo
+            helper = _value(call.func, names)
+            if isinstance(helper, FunctionType) and _package(helper) == _package(function):
+                todo.append(helper)
+
+
+def _visible(function: FunctionType) -> dict[str, Any]:
+    """The names that mean the same inside and outside of a function: its globals and what it closes over, less its own."""
+    code = function.__code__
+    names = dict(function.__globals__)
+    for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+        try:
+            names[name] = cell.cell_contents
+        except ValueError:
+            names.pop(name, None)
+    for name in (*code.co_varnames, *code.co_cellvars):
+        names.pop(name, None)
+    return names
+
+
+def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
+    match node:
+        case ast.Name(id=name):
+            return names.get(name)
+        case ast.Attribute(value=inner, attr=name):
+            base = _value(inner, names)
+            return None if base is None else getattr(base, name, None)
+    return None
+
+
+def _package(function: FunctionType) -> str:
+    return function.__module__.partition(".")[0]
+
+
+__all__ = ["find", "fitting", "given", "keep", "label"]

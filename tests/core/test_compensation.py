@@ -1,0 +1,146 @@
+"""What is taken back, in which order, and how a run then ends (§6.11)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from holdfast.core import compensation as comp
+from holdfast.core import effects as fx
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import StepRecord, TaskResult
+from holdfast.core.effects import Effect, EffectClass, EffectStatus
+from holdfast.core.errors import ErrorValue
+from holdfast.core.progress import Progress
+from holdfast.core.run import fold_all
+from holdfast.core.status import Status
+from tests.core.build import RUN, folded, numbered, submitted, wait
+
+ERROR = ErrorValue(type="builtins.ValueError", message="no")
+
+
+def effect(path: str, number: int = 1, *, step: int = 1, **changes: Any) -> Effect:
+    made = Effect(
+        effect_id=f"{RUN}.{step}.pay.{path}#{number}", run_id=RUN, lineage_root=RUN, step=step, task="pay", path=path, attempt=1, capability="pay",
+        effect_class=EffectClass.EXTERNAL, key=f"t:effect:{RUN}:{step}.pay.{path}", status=EffectStatus.RECORDED, undo="m:refund",
+    )  # fmt: skip
+    return replace(made, **changes)
+
+
+# -- keys ---------------------------------------------------------------------------------------------
+
+
+def test_the_key_of_an_undo_and_of_what_is_done_after_it() -> None:
+    """§6.3: neither can be any other effect's, for no part of a full key holds a colon."""
+    key = fx.effect_key("t", "effect", "r", "1.pay:0")
+    assert fx.undo_key(key) == "t:effect:r:1.pay%3A0:undo"
+    gone = [effect("0", undone="x")]
+    assert fx.standing(key, []) is None and fx.standing(key, [effect("0")]) is None
+    assert fx.standing(key, gone) == f"{key}:2" and fx.standing(f"{key}:2", gone) == f"{key}:3" and fx.standing(f"{key}:9", gone) == f"{key}:10"
+
+
+def test_the_newest_recorded_one_says_whether_a_key_stands() -> None:
+    failed = effect("0", status=EffectStatus.FAILED)
+    assert fx.standing("a:b:c:d", [effect("0", undone="x"), failed]) == "a:b:c:d:2"
+    assert fx.standing("a:b:c:d", [effect("0", undone="x"), effect("0")]) is None
+    assert fx.standing("a:b:c:d", [failed]) is None
+
+
+# -- the stack ----------------------------------------------------------------------------------------
+
+
+def test_the_last_one_recorded_is_the_first_taken_back() -> None:
+    """By the order of the log, not of the attempts nor of any clock; what the log does not tell of is the earliest."""
+    a, b, c, d = effect("0"), effect("1"), effect("2"), effect("3")
+    order = [c.effect_id, a.effect_id, "another", b.effect_id]
+    assert comp.stack([a, b, c, d], RUN, order) == (b, a, c, d)
+    assert comp.stack([d, a], RUN, []) == (d, a) == comp.stack([a, d], RUN, []), "repeatable all the same"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [{"run_id": "other"}, {"undo": ""}, {"undone": "x"}, *({"status": s} for s in EffectStatus if s is not EffectStatus.RECORDED)],
+    ids=str,
+)
+def test_what_is_not_taken_back(changes: dict[str, Any]) -> None:
+    """Another run's, what has no undo, what was taken back, and what is not known to have happened: unknown stays unknown (§10.12)."""
+    assert comp.stack([effect("0", **changes), effect("1")], RUN, []) == (effect("1"),)
+
+
+def test_the_place_names_the_effect() -> None:
+    for path in ("0", "1.child/0/=k#1", "@node"):
+        e = effect(path, 3, step=12)
+        assert comp.place(e) == f"12.pay.{path}#3"
+        assert comp.undone_at(comp.place(e)) == (12, "pay", path)
+
+
+# -- the end ------------------------------------------------------------------------------------------
+
+
+def test_which_ends_take_back() -> None:
+    """A failure and a cancel on request; no halt, denial, policy, and nobody's absence (§5.17)."""
+    failed, canceled = ev.RunFailed("step_failed", ERROR), ev.RunCanceled("canceled")
+    assert comp.ending([ev.NoteAdded("x"), failed]) == StepRecord("@undo", "@end", "step_failed", error=ERROR, kind="ending")
+    assert comp.ending([canceled]) == StepRecord("@undo", "@end", "canceled", kind="ending")
+    for other in (ev.RunCanceled("halted", settled=True), ev.RunCanceled("canceled", settled=True), ev.RunCanceled("unattended_handoff"), ev.RunCompleted()):
+        assert comp.ending([other]) is None
+    assert comp.ending([]) is None
+
+
+def test_a_run_ends_as_was_written_down() -> None:
+    run = folded(ev.RunStarted(), ev.WaitRequested(wait()))
+    for fact in (ev.RunFailed("step_failed", ERROR), ev.RunCanceled("canceled")):
+        record = comp.ending([fact])
+        assert record is not None
+        facts = comp.ended(run, record)
+        assert facts[-1] == fact
+        assert (ev.WaitClosed("w1", "canceled") in facts) is isinstance(fact, ev.RunCanceled)
+        assert comp.before(facts) == list(facts[:-1])
+
+
+def test_what_rests_is_woken_for_it() -> None:
+    """§2.2: waiting→running is the edge there is; a run that is live already needs none."""
+    failed, canceled = comp.ending([ev.RunFailed("x", ERROR)]), comp.ending([ev.RunCanceled("canceled")])
+    assert failed is not None and canceled is not None
+    resting = [submitted(), ev.RunStarted(), ev.WaitRequested(wait()), ev.RunWaitingForHuman()]
+    run = fold_all(None, numbered(resting))
+    facts = comp.woken(run, [ev.RunCancelRequested("r"), ev.WaitClosed("w1"), ev.RunCanceled("canceled")], canceled)
+    assert facts == [ev.RunResumed(cause="cancel"), ev.RunCancelRequested("r"), ev.WaitClosed("w1")]
+    after = fold_all(run, numbered(facts, first=run.version + 1))
+    assert (after.status, after.waits) == (Status.RUNNING, ()) and after.cancel_requested_at is not None
+    assert comp.woken(run, [ev.NoteAdded("n")], failed) == [ev.RunResumed(cause="timeout"), ev.NoteAdded("n")]
+    live = folded(ev.RunStarted())
+    assert comp.woken(live, [ev.RunCancelRequested("r"), ev.RunCanceled("canceled")], canceled) == [ev.RunCancelRequested("r")]
+    assert comp.woken(live, [ev.RunCanceled("canceled")], canceled) == [ev.RunCancelRequested()], "a commit has an event"
+
+
+# -- going on afterwards --------------------------------------------------------------------------------
+
+
+def test_what_is_missing_is_what_was_not_done_again() -> None:
+    gone, again = effect("0", undone="x"), effect("0", 2)
+    assert comp.missing([gone], RUN) == [gone] and comp.first_missing([gone], RUN) == 1
+    assert comp.missing([gone, again], RUN) == [] and comp.first_missing([gone, again], RUN) is None
+    assert comp.missing([gone, replace(again, status=EffectStatus.FAILED)], RUN) == [gone]
+    assert comp.missing([replace(gone, run_id="other")], RUN) == []
+    later = effect("0", step=3, undone="y")
+    assert comp.missing([later, gone], RUN) == [later, gone] and comp.first_missing([later, gone], RUN) == 1
+
+
+def test_an_undone_effect_has_no_record_any_more() -> None:
+    """When an operator goes on: neither it, nor what it was part of, nor the task's result; failed undos took nothing back."""
+    p = Progress(RUN)
+    p.checkpoint = replace(p.checkpoint, step=0)
+    for task, path, kind in [("pay", "0", "effect"), ("pay", "1/0", "effect"), ("pay", "1", "scope"), ("pay", "2", "step"), ("ship", "0", "effect")]:
+        p.records[task, path] = StepRecord(task, path, "f", kind=kind)
+    for task in ("pay", "ship"):
+        p.results[task] = TaskResult(task)
+    undone = [(1, "pay", "1/0", None, "effect"), (1, "ship", "0", ERROR, "effect"), (9, "pay", "2", None, "effect"), (1, "pay", "2", None, "wait")]
+    for step, task, path, error, kind in undone:
+        place = f"{step}.{task}.{path}#1" + ("?1" if kind == "wait" else "")
+        p.records[comp.TASK, place] = StepRecord(comp.TASK, place, "refund", error=error, kind=kind)
+    p.records[comp.TASK, comp.END] = StepRecord(comp.TASK, comp.END, "step_failed", error=ERROR, kind="ending")
+    p.forgive()
+    assert set(p.records) == {("pay", "0"), ("pay", "2"), ("ship", "0")} and set(p.results) == {"ship"}

@@ -1,0 +1,620 @@
+"""What a run did is taken back when it fails or is cancelled (§6.11)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from holdfast import Context, Graph, Runtime, State, append, flow
+from holdfast.core.errors import EffectsUndone
+from holdfast.core.policy import allow, deny, require_human
+from tests.engine.outside import Crash, House
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def house(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[House]:
+    h = House(request.param, tmp_path)
+    yield h
+    await h.close()
+
+
+class Shop:
+    """Bookings outside, and what was taken back of them; ``log`` is all that happened, in order."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+        self.crash_at = ""
+        self.broken: set[str] = set()
+        self.keys: list[str] = []
+
+    def _do(self, what: str) -> None:
+        if what in self.broken:
+            raise ConnectionError(f"{what} is down")
+        self.log.append(what)
+        if what == self.crash_at:
+            self.crash_at = ""
+            raise Crash
+
+    async def book(self, what: str) -> str:
+        self._do(f"book {what}")
+        return f"receipt {what}"
+
+    async def cancel(self, receipt: str, what: str) -> str:
+        assert receipt == f"receipt {what}"
+        self._do(f"cancel {what}")
+        return f"cancelled {what}"
+
+    def release(self, receipt: str, *, idempotency_key: str) -> None:
+        """A plain function, of one argument and the key."""
+        self.keys.append(idempotency_key)
+        self._do(f"release {receipt.partition(' ')[2]}")
+
+    @property
+    def undone(self) -> list[str]:
+        return [x for x in self.log if not x.startswith("book")]
+
+
+async def kinds(rt: Runtime, run_id: str) -> list[str]:
+    return [e.type for e in await rt.events(run_id)]
+
+
+def trip(shop: Shop, fails: bool = True) -> Any:
+    """A flow that books three things and then fails, for as long as ``pay`` is broken."""
+
+    @flow("trip")
+    async def travel(ctx: Context) -> str:
+        await ctx.effect(shop.book, "flight", undo=shop.cancel)
+        await ctx.effect(shop.book, "hotel", undo=shop.cancel)
+        await ctx.effect(shop.book, "guide")
+        await ctx.gather(ctx.effect(shop.book, "car", undo=shop.release), ctx.step(len, "x"))
+        if fails:
+            await ctx.effect(shop.book, "payment")
+        else:
+            await ctx.approve("Go?")
+        return "done"
+
+    return travel
+
+
+async def test_a_failed_run_takes_back_what_it_did(house: House) -> None:
+    """§6.11: the last one first, each as an effect of its own, before the run has ended."""
+    shop = Shop()
+    shop.broken.add("book payment")
+    skill = trip(shop)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+    assert (run.status, run.stop_reason, run.error.message) == ("failed", "step_failed", "book payment is down")
+    assert shop.log == ["book flight", "book hotel", "book guide", "book car", "release car", "cancel hotel", "cancel flight"]
+    effects = await rt.effects(run.run_id)
+    flight, hotel, guide, car, payment, *undos = effects
+    assert [e.status.value for e in effects] == ["recorded"] * 4 + ["failed"] + ["recorded"] * 3
+    assert [u.source_effect_id for u in undos] == [car.effect_id, hotel.effect_id, flight.effect_id]
+    assert [u.effect_id for u in undos] == [car.undone, hotel.undone, flight.undone] and guide.undone == ""
+    assert [u.key for u in undos] == [f"{e.key}:undo" for e in (car, hotel, flight)] and shop.keys == [f"{car.key}:undo"]
+    told = await kinds(rt, run.run_id)
+    assert told[-1] == "checkpoint.saved" and told[-2] == "run.failed"
+    assert told.count("side_effect.attempted") == told.count("side_effect.recorded") + 1 == 8
+
+
+async def test_a_completed_run_takes_nothing_back(house: House) -> None:
+    shop = Shop()
+    skill = trip(shop)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+    assert run.status == "completed" and shop.undone == []
+
+
+# -- cancel -------------------------------------------------------------------------------------------
+
+
+async def test_a_cancel_at_rest_takes_back_first(house: House) -> None:
+    """§10.12: asked for, taken back, canceled; the run leaves its rest for it, and its question is closed in the end."""
+    shop = Shop()
+    skill = trip(shop, fails=False)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+    assert (run.status, shop.undone) == ("waiting_for_human", [])
+    run = await rt.cancel(run.run_id, actor="ada", reason="changed my mind")
+    assert (run.status, run.stop_reason, run.condition, run.waits) == ("canceled", "canceled", "cancelled", ())
+    assert shop.undone == ["release car", "cancel hotel", "cancel flight"]
+    told = await kinds(rt, run.run_id)
+    asked = told.index("run.cancel_requested")
+    assert asked < told.index("side_effect.attempted", asked) < told.index("run.canceled")
+    [resumed] = [e for e in await rt.events(run.run_id) if e.type == "run.resumed"]
+    assert (resumed.payload["cause"], resumed.actor) == ("cancel", "ada")
+
+
+async def test_a_cancel_without_the_code_leaves_it_to_a_worker(house: House) -> None:
+    """A process that has not the skill asks; whoever has it takes back and ends the run."""
+    shop = Shop()
+    skill = trip(shop, fails=False)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+    desk = await house.process()
+    run = await desk.cancel(run.run_id)
+    assert (run.status, run.condition, shop.undone) == ("running", "queued", [])
+    other = await house.process(trip(shop, fails=False))
+    await other.worker(until_idle=True)
+    run = await other.get(run.run_id)
+    assert (run.status, shop.undone) == ("canceled", ["release car", "cancel hotel", "cancel flight"])
+
+
+async def test_a_cancelled_run_that_had_been_left_behind(house: House) -> None:
+    """T-90: the owner is dead; the run is still canceled only after it has taken back. The unknown effect stays listed."""
+    shop = Shop()
+    shop.crash_at = "book guide"
+    skill = trip(shop)
+    rt = await house.process(skill)
+    with pytest.raises(Crash):
+        await rt.invoke(skill)
+    house.kill(rt)
+    other = await house.process(trip(shop))
+    [run] = await other.runs()
+    run = await other.cancel(run.run_id)
+    assert (run.status, shop.undone) == ("canceled", ["cancel hotel", "cancel flight"])
+    assert [e.status.value for e in await other.effects(run.run_id)] == ["recorded", "recorded", "unknown", "recorded", "recorded"]
+
+
+async def test_a_live_run_takes_back_at_its_boundary(house: House) -> None:
+    """T-89: the cancel comes in mid-step; what finished is taken back in the same drive."""
+    shop, at_work = Shop(), asyncio.Event()
+
+    @flow("long")
+    async def long(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=shop.cancel)
+        at_work.set()
+        await asyncio.Event().wait()
+
+    rt = await house.process(long)
+    drive = asyncio.ensure_future(rt.invoke(long))
+    await at_work.wait()
+    await rt.cancel((await rt.runs())[0].run_id)
+    run = await drive
+    assert (run.status, shop.undone) == ("canceled", ["cancel flight"])
+
+
+@pytest.mark.parametrize("how", ["deny", "halt"])
+async def test_a_halt_takes_nothing_back(house: House, how: str) -> None:
+    """A person who denies or halts says that nothing more is done (decision 58)."""
+    shop = Shop()
+
+    @flow("careful")
+    async def careful(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=shop.cancel)
+        await (ctx.approve("Go?") if how == "deny" else ctx.handoff("Good?"))
+
+    rt = await house.process(careful)
+    run = await rt.invoke(careful)
+    run = await (rt.deny(run.run_id, reason="no") if how == "deny" else rt.decide(run.run_id, "halt"))
+    assert (run.status, run.condition, shop.undone) == ("canceled", "halted", [])
+
+
+async def test_a_question_that_nobody_answered_in_time_may_fail_the_run(house: House) -> None:
+    """§5.10 with on_timeout="fail": the run at rest fails, so it takes back."""
+    shop = Shop()
+
+    @flow("waits")
+    async def waits(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=shop.cancel)
+        await ctx.approve("Go?", timeout=60, on_timeout="fail")
+
+    rt = await house.process(waits)
+    run = await rt.invoke(waits)
+    house.clock.forward(61)
+    await rt.worker(until_idle=True)
+    run = await rt.get(run.run_id)
+    assert (run.status, run.stop_reason, shop.undone) == ("failed", "wait_timed_out", ["cancel flight"])
+    assert (await kinds(rt, run.run_id)).count("wait.timed_out") == 1
+
+
+# -- crashes, failures, people --------------------------------------------------------------------------
+
+
+async def test_a_crash_while_taking_back_goes_on_with_that(house: House) -> None:
+    """Killed after an undo acted and before its result: it is not done again, a person says; no node runs meanwhile."""
+    shop = Shop()
+    shop.broken.add("book payment")
+    shop.crash_at = "cancel hotel"
+    skill = trip(shop)
+    rt = await house.process(skill)
+    with pytest.raises(Crash):
+        await rt.invoke(skill)
+    house.kill(rt)
+    shop.broken.clear()  # the node would succeed now, and must not be asked
+    other = await house.process(trip(shop))
+    [run] = await other.runs()
+    run = await other.resume(run.run_id)
+    assert (run.status, shop.undone) == ("waiting_for_human", ["release car", "cancel hotel"])
+    [wait] = run.waits
+    assert wait.kind == "effect" and wait.show["effect"] == "cancel" and wait.show["closed"] is True
+    await other.decide(run.run_id, "record_result", payload="I looked: cancelled", actor="ada")
+    run = await other.resume(run.run_id)
+    assert (run.status, run.error.message) == ("failed", "book payment is down"), "it ends as it was to end"
+    assert shop.undone == ["release car", "cancel hotel", "cancel flight"] and "book payment" not in shop.log
+    assert all(e.undone for e in await other.effects(run.run_id) if e.undo)
+
+
+async def test_an_undo_that_hands_on_its_key_goes_again(house: House) -> None:
+    """§6.5: the effect's receiver dedupes by the key, and so it does for its undo, which asks for one."""
+    shop = Shop()
+
+    async def book(what: str, idempotency_key: str) -> str:
+        return await shop.book(what)
+
+    @flow("keyed")
+    async def keyed(ctx: Context) -> None:
+        await ctx.effect(book, "car", idempotent=True, undo=shop.release)
+        raise RuntimeError("no")
+
+    shop.crash_at = "release car"
+    rt = await house.process(keyed)
+    with pytest.raises(Crash):
+        await rt.invoke(keyed)
+    house.kill(rt)
+    other = await house.process(keyed)
+    [run] = await other.runs()
+    run = await other.resume(run.run_id)
+    assert (run.status, shop.log) == ("failed", ["book car", "release car", "release car"])
+    assert shop.keys[0] == shop.keys[1]
+
+
+async def test_an_undo_that_fails_is_on_record_and_the_rest_goes_on(house: House) -> None:
+    shop = Shop()
+    shop.broken |= {"book payment", "cancel hotel"}
+    skill = trip(shop)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+    assert (run.status, run.error.message) == ("failed", "book payment is down"), "the run's own failure stays what it is"
+    assert shop.undone == ["release car", "cancel flight"]
+    found = {e.source_effect_id or e.effect_id: e for e in await rt.effects(run.run_id)}
+    [hotel] = [e for e in await rt.effects(run.run_id) if e.path == "1" and e.undo]
+    assert (hotel.undone, found[hotel.effect_id].status, found[hotel.effect_id].error.message) == ("", "failed", "cancel hotel is down")
+
+
+async def test_abandon_leaves_it_standing(house: House) -> None:
+    shop = Shop()
+    shop.broken.add("book payment")
+    shop.crash_at = "cancel hotel"
+    skill = trip(shop)
+    rt = await house.process(skill)
+    with pytest.raises(Crash):
+        await rt.invoke(skill)
+    house.kill(rt)
+    other = await house.process(trip(shop))
+    [run] = await other.runs()
+    await other.resume(run.run_id)
+    await other.decide(run.run_id, "abandon", actor="ada")
+    run = await other.resume(run.run_id)
+    assert (run.status, shop.undone) == ("failed", ["release car", "cancel hotel", "cancel flight"])
+    assert [e.undone != "" for e in await other.effects(run.run_id) if e.undo] == [True, False, True]
+
+
+async def test_a_second_cancel_ends_it_as_it_stands(house: House) -> None:
+    """A run never hangs in what it takes back: cancelled again while a person is asked, it ends and says what is left."""
+    shop = Shop()
+    skill = trip(shop, fails=False)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+    shop.crash_at = "cancel hotel"
+    with pytest.raises(Crash):
+        await rt.cancel(run.run_id)
+    house.kill(rt)
+    other = await house.process(trip(shop, fails=False))
+    run = await other.resume(run.run_id)
+    assert run.waits[0].kind == "effect" and run.status == "waiting_for_human"
+    run = await other.cancel(run.run_id)
+    assert (run.status, shop.undone) == ("canceled", ["release car", "cancel hotel"])
+
+
+async def test_a_function_nobody_can_find_is_for_a_person(house: House) -> None:
+    """Made inside the node, it dies with its process; another one asks rather than guess. Nothing hangs, nothing is imported."""
+    shop = Shop()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        await ctx.effect(shop.book, "flight", undo=lambda receipt: shop.log.append(f"undid {receipt}"))
+        await ctx.approve("Go?")
+
+    rt = await house.process(closed)
+    run = await rt.invoke(closed)
+    other = await house.process(closed)
+    run = await other.cancel(run.run_id)
+    [wait] = run.waits
+    assert (run.status, wait.kind, wait.available_actions) == ("waiting_for_human", "effect", ("record_result", "abandon", "halt"))
+    assert "cannot find" in wait.prompt and shop.undone == []
+    await other.decide(run.run_id, "record_result", payload="by hand", actor="ada")
+    run = await other.resume(run.run_id)
+    flight, undo = await other.effects(run.run_id)
+    assert (run.status, flight.undone, undo.status) == ("canceled", undo.effect_id, "recorded")
+
+
+async def test_the_process_that_made_it_knows_a_function_without_a_name(house: House) -> None:
+    shop = Shop()
+
+    @flow("closed")
+    async def closed(ctx: Context) -> None:
+        for what in ("flight", "hotel"):
+            await ctx.effect(shop.book, what, undo=lambda receipt, what=what: shop.log.append(f"undid {what}"))
+        raise RuntimeError("no")
+
+    rt = await house.process(closed)
+    await rt.invoke(closed)
+    assert shop.undone == ["undid hotel", "undid flight"]
+
+
+# -- policy -------------------------------------------------------------------------------------------
+
+
+async def test_a_policy_is_asked_about_each(house: House) -> None:
+    """§6.11: gated by policy: one is denied and stays done, one is asked about, one is allowed."""
+    shop, asked = Shop(), []
+    shop.broken.add("book payment")
+
+    def gate(request: Any) -> Any:
+        if not request.undo:
+            return allow()
+        asked.append((request.node, request.undo, request.side_effects))
+        if request.undo == "release":
+            return deny("cars stay")
+        return require_human("Cancel the booking?") if len(asked) == 2 else allow()
+
+    skill = trip(shop)
+    rt = await house.process(skill, policy=gate)
+    run = await rt.invoke(skill)
+    [wait] = run.waits
+    assert (run.status, wait.kind, wait.prompt, shop.undone) == ("waiting_for_human", "gate", "Cancel the booking?", [])
+    run = await rt.approve(run.run_id, actor="ada")
+    assert (run.status, shop.undone) == ("failed", ["cancel hotel", "cancel flight"])
+    assert asked == [("trip", "release", "external_action"), ("trip", "cancel", "external_action"), ("trip", "cancel", "external_action")]
+    blocked = [e for e in await rt.effects(run.run_id) if e.status == "blocked"]
+    assert [(e.capability, e.detail) for e in blocked] == [("release", "cars stay")]
+    assert "side_effect.blocked" in await kinds(rt, run.run_id)
+
+
+async def test_a_denied_undo_leaves_the_rest(house: House) -> None:
+    shop = Shop()
+    shop.broken.add("book payment")
+    skill = trip(shop)
+    rt = await house.process(skill, policy=lambda r: require_human("Sure?") if r.undo == "release" else allow())
+    run = await rt.invoke(skill)
+    run = await rt.deny(run.run_id, reason="keep the car")
+    assert (run.status, run.stop_reason, shop.undone) == ("failed", "step_failed", ["cancel hotel", "cancel flight"])
+
+
+# -- going on afterwards ------------------------------------------------------------------------------
+
+
+async def test_a_resumed_flow_does_again_what_was_taken_back(house: House) -> None:
+    """§7.3: not reused, for it stands no more; under another key, so that a receiver that dedupes does it; all else is served."""
+    shop = Shop()
+    shop.broken.add("book payment")
+    skill = trip(shop)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+    shop.broken.clear()
+    shop.log.clear()
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    assert (run.status, run.result) == ("completed", "done")
+    assert shop.log == ["book flight", "book hotel", "book car", "book payment"], "the guide was never taken back"
+    keys = [e.key for e in await rt.effects(run.run_id) if e.path == "0"]
+    assert keys[1] == f"{keys[0]}:2"
+
+
+async def test_it_fails_again_and_takes_back_again(house: House) -> None:
+    shop = Shop()
+    shop.broken |= {"book payment", "cancel hotel"}
+    skill = trip(shop)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+    shop.broken.remove("cancel hotel")
+    shop.log.clear()
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    assert run.status == "failed"
+    assert shop.log == ["book flight", "book car", "release car", "cancel flight", "cancel hotel"], "the hotel had stood all the time"
+    shop.broken.clear()
+    shop.log.clear()
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    assert run.status == "completed" and shop.log == ["book flight", "book hotel", "book car", "book payment"]
+    keys = [e.key for e in await rt.effects(run.run_id) if e.path == "0" and e.undo]
+    assert keys[1:] == [f"{keys[0]}:2", f"{keys[0]}:3"]
+
+
+class Trip(State):
+    log: Annotated[list[str], append]
+
+
+def steps(shop: Shop) -> Graph[Trip]:
+    graph = Graph("steps", Trip)
+
+    @graph.node(start=True)
+    async def fly(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"log": await ctx.effect(shop.book, "flight", undo=shop.cancel)}
+
+    @graph.node(after="fly")
+    async def sleep(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"log": await ctx.effect(shop.book, "hotel", undo=shop.cancel)}
+
+    @graph.node(after="fly")
+    async def drive(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"log": await ctx.effect(shop.book, "car", undo=shop.cancel)}
+
+    @graph.node(after=["sleep", "drive"])
+    async def pay(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"log": await ctx.effect(shop.book, "payment")}
+
+    return graph
+
+
+async def test_parallel_steps_and_earlier_ones(house: House) -> None:
+    """In the order in which they were recorded, over all super-steps."""
+    shop = Shop()
+    shop.broken.add("book payment")
+    graph = steps(shop)
+    rt = await house.process(graph)
+    await rt.invoke(graph)
+    done = [x.partition(" ")[2] for x in shop.log if x.startswith("book")]
+    assert shop.undone == [f"cancel {x}" for x in reversed(done)] and len(done) == 3
+
+
+async def test_a_graph_does_not_go_on_without_what_its_earlier_steps_did(house: House) -> None:
+    """Resumed, it would pay for a flight that is cancelled; a fork does it all again, from the first of them."""
+    shop = Shop()
+    shop.broken.add("book payment")
+    graph = steps(shop)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    shop.broken.clear()
+    with pytest.raises(EffectsUndone, match=r"book \(step 1\).*as if that stood") as refused:
+        await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    assert "holdfast fork" in refused.value.hint
+    shop.log.clear()
+    fork = await rt.fork(run.run_id)
+    assert fork.status == "completed" and sorted(shop.log) == ["book car", "book flight", "book hotel", "book payment"]
+    shop.log.clear()
+
+
+async def test_a_replay_tells_what_was_taken_back_and_does_not_act_on_from_there(house: House) -> None:
+    """T-46, T-47: zero outside calls, as of any replay; but what comes after the records would build on what stands no more."""
+    shop = Shop()
+    skill = trip(shop, fails=False)
+    rt = await house.process(skill)
+    run = await rt.cancel((await rt.invoke(skill)).run_id)
+    shop.log.clear()
+    again = await rt.replay(run.run_id)
+    assert again.status == "waiting_for_human" and shop.log == []
+    acts = trip(shop)
+    rt.add(acts)
+    again = await rt.replay(run.run_id)
+    assert (again.status, again.stop_reason, shop.log) == ("failed", "effects_undone", [])
+    assert "a fork does it again" in again.error.message
+    again = await rt.replay(run.run_id, effects="reexecute")
+    assert again.status == "completed" and sorted(shop.log) == ["book car", "book flight", "book guide", "book hotel", "book payment"]
+
+
+async def test_a_sibling_that_had_finished_is_done_again(house: House) -> None:
+    """In the super-step that failed, a finished task whose effect was taken back has to act again."""
+    shop = Shop()
+    shop.broken.add("book hotel")
+    graph = steps(shop)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    assert run.status == "failed" and "cancel car" in shop.log
+    shop.broken.clear()
+    with pytest.raises(EffectsUndone):
+        await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    run = await rt.fork(run.run_id)
+    assert run.status == "completed" and list(run.state.log) == ["receipt flight", "receipt hotel", "receipt car", "receipt payment"]
+
+
+async def test_a_sibling_is_done_again_in_the_same_run(house: House) -> None:
+    shop = Shop()
+    shop.broken.add("book hotel")
+    graph = Graph("two", Trip)
+    for name in ("car", "hotel"):
+
+        async def book(state: Trip, ctx: Context, name: str = name) -> dict[str, Any]:
+            return {"log": await ctx.effect(shop.book, name, undo=shop.cancel)}
+
+        graph.node(name, start=True)(book)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    assert (run.status, shop.log) == ("failed", ["book car", "cancel car"])
+    shop.broken.clear()
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    assert (run.status, shop.log) == ("completed", ["book car", "cancel car", "book car", "book hotel"])
+    assert list(run.state.log) == ["receipt car", "receipt hotel"]
+
+
+# -- declared nodes, sub-flows, tools -----------------------------------------------------------------
+
+
+async def test_a_declared_node_has_an_undo_of_its_own(house: House) -> None:
+    """It is given what the node wrote, and the state that it saw."""
+    shop, seen = Shop(), []
+
+    def unbook(writes: Any, state: Any) -> None:
+        seen.append((dict(writes), list(state["log"])))
+
+    graph = Graph("declared", Trip)
+
+    @graph.node(start=True, side_effects="external_action", undo=unbook)
+    async def fly(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"log": [await shop.book("flight")]}
+
+    @graph.node(after="fly")
+    async def ask(state: Trip, ctx: Context) -> None:
+        await ctx.approve("Go?")
+
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {"log": ["start"]})
+    other = await house.process(graph)
+    run = await other.cancel(run.run_id)
+    assert run.status == "canceled" and seen == [({"log": ["receipt flight"]}, ["start"])]
+
+
+async def test_what_a_sub_flow_did_is_taken_back_too(house: House) -> None:
+    shop = Shop()
+    child = Graph("child", Trip)
+
+    @child.node(start=True)
+    async def fly(state: Trip, ctx: Context) -> dict[str, Any]:
+        return {"log": await ctx.effect(shop.book, "flight", undo=shop.cancel)}
+
+    @child.node(after="fly")
+    async def fail(state: Trip, ctx: Context) -> None:
+        if "book payment" in shop.broken:
+            raise RuntimeError("no")
+
+    graph = Graph("parent", Trip)
+    graph.subgraph("trip", child, start=True)
+    shop.broken.add("book payment")
+    rt = await house.process(graph)
+    run = await rt.invoke(graph)
+    assert (run.status, shop.log) == ("failed", ["book flight", "cancel flight"])
+    shop.broken.clear()
+    run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+    assert (run.status, shop.log) == ("completed", ["book flight", "cancel flight", "book flight"])
+
+
+async def test_a_tool_is_taken_back_by_its_outcome(house: House) -> None:
+    seen: list[Any] = []
+
+    def undo(outcome: Any, argv: Any) -> None:
+        seen.append((outcome.stdout.strip(), list(argv)))
+
+    @flow("tool")
+    async def tool(ctx: Context) -> None:
+        await ctx.tool("echo", ["made"], undo=undo)
+        raise RuntimeError("no")
+
+    rt = await house.process(tool)
+    run = await rt.invoke(tool)
+    assert run.status == "failed" and seen == [("made", ["made"])]
+
+
+async def test_a_shared_effect_is_taken_back_by_the_run_that_did_it(house: House) -> None:
+    """§6.3: whoever asks for the key afterwards does it anew; whoever had only been given its result takes nothing back."""
+    shop = Shop()
+
+    @flow("order")
+    async def order(ctx: Context, ends: str) -> str:
+        receipt: str = await ctx.effect(shop.book, "flight", key="order-7", undo=shop.cancel)
+        if ends == "badly":
+            raise RuntimeError("no")
+        if ends == "late":
+            await ctx.approve("Go?")
+        return receipt
+
+    rt = await house.process(order)
+    first = await rt.invoke(order, {"ends": "late"})
+    second = await rt.invoke(order, {"ends": "badly"})
+    assert second.status == "failed" and shop.undone == []
+    await rt.cancel(first.run_id)
+    assert shop.undone == ["cancel flight"]
+    third = await rt.invoke(order, {"ends": "well"})
+    fourth = await rt.invoke(order, {"ends": "well"})
+    assert third.status == fourth.status == "completed" and shop.log == ["book flight", "cancel flight", "book flight"]
