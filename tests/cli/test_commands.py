@@ -499,3 +499,44 @@ def test_a_workspace_is_a_store(holdfast: Type) -> None:
     assert set(states.values()) == {"done"}
     assert holdfast("migrate", "--workspace", "w").code == 0
     assert "copy its folder" in holdfast("backup", "x", "--workspace", "w").err
+
+
+TRIP = """
+from holdfast import Context, flow
+
+
+def book(what: str) -> str:
+    return f"receipt {what}"
+
+
+def cancel(receipt: str) -> None:
+    if "hotel" in receipt:
+        raise ConnectionError("the hotel does not answer")
+    with open("calls.txt", "a") as file:
+        file.write(receipt.replace(" ", "-") + "\\n")
+
+
+@flow("trip")
+async def trip(ctx: Context) -> None:
+    await ctx.effect(book, "flight", undo=cancel)
+    await ctx.effect(book, "hotel", undo=cancel)
+    await ctx.approve("Go?")
+"""
+
+
+def test_a_cancel_is_carried_out_by_whoever_has_the_code(holdfast: Type, process: Type) -> None:
+    """§6.11: ``cancel`` needs no code and says who will take back; ``effects`` and ``show`` say what was, and what was not."""
+    Path("trip.py").write_text(TRIP, "utf-8")
+    run_id = process("run", "trip.py", "--json").json["run_id"]
+    asked = process("cancel", run_id, "--json").json
+    assert (asked["accepted"], asked["status"], asked["condition"], asked["waits"]) == (True, "running", "queued", [])
+    assert f"resume {run_id}" in process("show", run_id).out
+    said = process("resume", run_id, "trip.py", "--json")
+    assert (said.code, said.json["status"], calls()) == (5, "canceled", ["receipt-flight"])
+    for words in (["effects", run_id], ["show", run_id]):
+        out = holdfast(*words).out
+        assert "recorded, undone" in out and "recorded, not undone" in out and "cancel, undoes book" in out, out
+    flight, hotel, *undos = holdfast("effects", run_id, "--json").json["effects"]
+    assert (flight["args"], flight["undone"], hotel["undone"]) == (["flight"], undos[1]["effect_id"], "")
+    assert [(u["status"], u["source_effect_id"]) for u in undos] == [("failed", hotel["effect_id"]), ("recorded", flight["effect_id"])]
+    assert holdfast("resume", run_id, "trip.py", "--json").code == 4, "in one step: what was taken back is done again"

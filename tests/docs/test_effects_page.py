@@ -16,7 +16,7 @@ from holdfast.stores import MemoryStore
 from tests.engine.outside import Clock, Crash
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "effects.md"
-AGENT, TEST = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
+AGENT, TEST, TRIP = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
 
 
 class Moved(Clock):
@@ -81,3 +81,25 @@ async def test_the_page_runs() -> None:
     exec(compile(AGENT, "docs/effects.md", "exec"), world)
     exec(compile(TEST, "docs/effects.md", "exec"), world)
     await world["test_nobody_is_written_to_twice"]()
+
+
+async def test_the_trip_is_taken_back() -> None:
+    """§6.11: as the page says, with bookings that are on a list."""
+    world: dict[str, Any] = {}
+    exec(compile(TRIP, "docs/effects.md", "exec"), world)
+    log: list[str] = []
+
+    async def book(what: str) -> str:
+        log.append(f"book {what}")
+        return f"receipt {what}"
+
+    async def cancel(receipt: str, what: str) -> None:
+        assert receipt == f"receipt {what}"
+        log.append(f"cancel {what}")
+
+    world |= {"book": book, "cancel": cancel}
+    async with Runtime(MemoryStore(), skills=[world["trip"]]) as rt:
+        run = await rt.invoke(world["trip"])
+        run = await rt.approve(run.run_id)
+        assert (run.status, run.error.message) == ("failed", "sold out")
+    assert log == ["book flight", "book hotel", "cancel hotel", "cancel flight"]
