@@ -202,16 +202,25 @@ def _snapshot(view: CheckpointView) -> dict[str, Any]:
 
 
 class KernelExecutor(_Port):
-    """The kernel of §4.16: ``invoke(thread_id, input)`` and ``resume(thread_id, payload)``."""
+    """The kernel of §4.16 by this package's own engine: ``invoke(thread_id, input)`` and ``resume(thread_id, payload)``."""
 
-    def __init__(self, rt: Runtime, skill: Skill | str) -> None:
+    def __init__(self, rt: Runtime, skill: Skill | str | None) -> None:
         super().__init__(rt)
         self._skill = skill
 
     async def invoke(self, thread_id: str, input: Mapping[str, Any] | None = None) -> Run[Any]:
-        """Runs the skill on a thread to its rest. A run left behind there is driven first; without input it only recovers."""
-        run: Run[Any] = await self._rt.invoke(self._skill, input, thread_id=thread_id)
-        return run
+        """Runs the skill on a thread to its rest. A run left behind there is driven first; without input it only recovers.
+
+        Raises:
+            NotFound: without input, on a thread that has no run.
+        """
+        if input is not None:
+            return await self._rt.kernel_invoke(self._skill, input, thread_id=thread_id)
+        left = await self._rt._conductor.left_behind(None, thread_id)
+        newest = left or next(iter(await self._rt.runs(thread_id=thread_id, limit=1)), None)
+        if newest is None:
+            raise NotFound(f"no run in the thread {thread_id!r}", hint="give it an input to begin with")
+        return await self._rt.get(newest.run_id)
 
     async def resume(self, thread_id: str, payload: Any = None) -> Run[Any]:
         """Answers the one open wait of the thread's newest live run, and drives on (§5.11).
@@ -220,7 +229,7 @@ class KernelExecutor(_Port):
             AmbiguousWait: several are open; names them.
             NotDecidable: nothing waits.
         """
-        return await self._rt.resume(thread_id, payload=payload)
+        return await self._rt.kernel_resume(thread_id, payload=payload)
 
 
 __all__ = ["CheckpointSaver", "CheckpointStore", "EventStore", "KernelExecutor", "Page", "RunStore", "SideEffectLedger"]

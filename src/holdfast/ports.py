@@ -315,6 +315,42 @@ class Copies(Protocol):
         """An operator accepts the log as it is: a new incarnation, every fence given out before is void."""
 
 
+class Rested(Protocol):
+    """What an executor gives back: a thread's run as it rests. ``status`` is one of the words of §2.1, or equals it."""
+
+    @property
+    def status(self) -> str: ...
+
+    @property
+    def values(self) -> Mapping[str, Any]: ...
+
+
+class Executor(Protocol):
+    """The kernel of §4.16: drives one program on a thread. Another engine stands in by having these two (``Runtime(executor=…)``).
+
+    ``holdfast.testing.kernels`` holds what each must do.
+    """
+
+    async def invoke(self, thread_id: str, input: Mapping[str, Any] | None = None) -> Rested:
+        """Runs to the next rest. What was left behind on the thread is driven first; with None that is all, nothing new begins."""
+
+    async def resume(self, thread_id: str, payload: Any = None) -> Rested:
+        """Answers what the thread waits for, and drives on; refuses where nothing waits, and where it could mean several."""
+
+
+class Saver(Protocol):
+    """The saver of §4.16. A snapshot is ``{values, metadata{source, step, writes}, createdAt, nextTasks}``."""
+
+    async def put(self, thread_id: str, snapshot: Mapping[str, Any], *, actor: str) -> Mapping[str, Any]:
+        """Gives channels of the thread other values, on record under that name; gives the snapshot as it is then."""
+
+    async def get(self, thread_id: str) -> Mapping[str, Any] | None:
+        """The newest snapshot; None for a thread that is not known."""
+
+    async def get_history(self, thread_id: str) -> Sequence[Mapping[str, Any]]:
+        """All snapshots, oldest first."""
+
+
 class Clock(Protocol):
     def now(self) -> int:
         """Microseconds since 1970, UTC."""
@@ -390,6 +426,6 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Loaded", "Problem", "Pruned", "Resolver", "RunFilter", "Store", "ToolOutcome", "ToolRequest",
+    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "Loaded", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Store", "ToolOutcome", "ToolRequest",
     "ToolRunner", "Transport", "Upkeep", "Worker",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ import asyncio
 import datetime as dt
 import os
 import pathlib
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, ParamSpec, Self, TypeVar, overload
 
@@ -39,7 +40,7 @@ from holdfast.engine.repairing import Repair, Repairer
 from holdfast.engine.services import Services, Skills
 from holdfast.engine.streams import Chunk
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
-from holdfast.ports import Clock, Copies, Pruned, Resolver, Store
+from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Store
 from holdfast.stores import open_url
 from holdfast.tools import LocalRunner
 from holdfast.workers.worker import Report, Worker
@@ -62,6 +63,8 @@ class Runtime:
         store_url: ``sqlite:///file.db``, ``memory:``; by default ``$HOLDFAST_STORE`` or ``sqlite:///.holdfast/runs.db``.
         skills: graphs and flows this process can run.
         lease: how long a run stays with a silent owner before another may take it over.
+        executor: another engine to invoke and resume threads through (§4.16): one that is bound to its program, or a function of this
+            runtime and the skill, such as a wrapper around ``named.KernelExecutor``. By default this package's own.
     """
 
     def __init__(
@@ -78,7 +81,9 @@ class Runtime:
         workspace: str | os.PathLike[str] | None = None,
         lease: dt.timedelta | float | None = None,
         clock: Clock | None = None,
+        executor: Executor | Callable[[Any, Any], Executor] | None = None,
     ) -> None:
+        self._executor = executor
         self._clock: Clock = clock or SystemClock()
         # A store judges leases by the clock since boot (X-13), unless the caller's own clock stands in for it.
         now = None if clock is None else clock.now
@@ -220,6 +225,22 @@ class Runtime:
         ``inputs=None`` on such a thread nothing new begins. A run whose lane is held by a waiting run is returned queued.
         Timers and children are waited for, unless ``detach``: then a worker, or a later call, goes on after the first rest.
         """
+        if self._executor is not None:
+            if key is not None or step_limit is not None or detach or options:
+                raise UsageError("another engine drives here, by a thread and an input: it takes no options", hint="configure the executor itself")
+            given = None if inputs is None and thread_id is not None else _mapping(inputs)
+            return await self._stand_in(skill).invoke(thread_id or uuid.uuid4().hex, given)  # type: ignore[no-any-return]
+        return await self.kernel_invoke(skill, inputs, thread_id=thread_id, key=key, step_limit=step_limit, detach=detach, **options)
+
+    def _stand_in(self, skill: Any) -> Any:
+        """The executor given, or the one that the function given makes for a skill."""
+        made: Any = self._executor
+        return made if hasattr(made, "invoke") and not isinstance(made, type) else made(self, skill)
+
+    async def kernel_invoke(
+        self, skill: Any, inputs: Any, *, thread_id: str | None, key: str | None = None, step_limit: int | None = None, detach: bool = False, **options: Any
+    ) -> Run[Any]:
+        """``invoke`` by this package's own engine, whatever the executor: what an executor that wraps it calls."""
         program = self._program(skill)
         if thread_id is not None:
             left = await self._conductor.left_behind(options.get("tenant_id"), thread_id)
@@ -461,6 +482,25 @@ class Runtime:
             SettledTerminal: it ended for good.
             RunIsLive: somebody drives it now; names the owner and the expiry.
         """
+        if self._executor is not None and payload is not ...:
+            return await self._stand_in(None).resume(run_id, payload)  # type: ignore[no-any-return]
+        return await self.kernel_resume(
+            run_id, payload=payload, actor=actor, acknowledge=acknowledge, force=force, wait=wait, upgrade=upgrade, step_limit=step_limit
+        )
+
+    async def kernel_resume(
+        self,
+        run_id: str,
+        *,
+        payload: Any = ...,
+        actor: str = "operator",
+        acknowledge: str | None = None,
+        force: bool = False,
+        wait: bool = True,
+        upgrade: bool = False,
+        step_limit: int | None = None,
+    ) -> Run[Any]:
+        """``resume`` by this package's own engine, whatever the executor."""
         return await self._conductor.resume(
             run_id, payload=payload, actor=actor, acknowledge=acknowledge, force=force, wait=wait, upgrade=upgrade, step_limit=step_limit
         )

@@ -116,7 +116,7 @@ async def test_the_first_answer_does_not_approve_the_second_question() -> None:
 
     async with World().runtime(two) as rt:
         kernel = KernelExecutor(rt, two)
-        run = await kernel.invoke("t")
+        run = await kernel.invoke("t", {})
         run = await kernel.resume("t", {"n": 1})
         assert {w.prompt for w in run.waits} == {"two?", "three?"}
         with pytest.raises(UndecidedWait):
