@@ -17,7 +17,7 @@ HOMES = {
     "holdfast.core.graph": ("END", "START", "Goto", "Send", "any_of"),
     "holdfast.core.retry": ("Retry",),
     "holdfast.engine.context": ("Context",),
-    "holdfast.handle": ("Decision", "Run", "Wait"),
+    "holdfast.handle": ("Decision", "Run", "Schedule", "Wait"),
     "holdfast.runtime": ("Runtime", "run"),
 }  # fmt: skip
 __all__ = sorted(name for names in HOMES.values() for name in names)  # noqa: PLE0605

@@ -20,7 +20,7 @@ from holdfast.core.errors import (
 from holdfast.core.graph import END, START, Goto, Send, any_of
 from holdfast.core.retry import Retry
 from holdfast.engine.context import Context
-from holdfast.handle import Decision, Run, Wait
+from holdfast.handle import Decision, Run, Schedule, Wait
 from holdfast.runtime import Runtime, run
 
 __version__: str
@@ -45,6 +45,7 @@ __all__ = [
     "RunFailed",
     "RunWaiting",
     "Runtime",
+    "Schedule",
     "Send",
     "State",
     "StepFailure",

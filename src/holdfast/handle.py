@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from holdfast.core import canon
+from holdfast.core import canon, schedules
 from holdfast.core import run as records
 from holdfast.core import waits as ws
 from holdfast.core.errors import ErrorValue
@@ -167,6 +167,11 @@ class Run(Generic[S]):
         return optional_when(self._record.not_before)
 
     @property
+    def scheduled_at(self) -> dt.datetime | None:
+        """The slot of its schedule (``schedule_id``) for which it runs, however late it began (§10.15)."""
+        return optional_when(self._record.slot)
+
+    @property
     def wake_at(self) -> dt.datetime | None:
         return optional_when(self._record.wake_at)
 
@@ -176,6 +181,73 @@ class Run(Generic[S]):
 
     def __repr__(self) -> str:
         return f"<Run {self._record.run_id} {self._record.skill_id} {self.status.value} ({self.condition.value})>"
+
+
+class ScheduleChange(msgspec.Struct, frozen=True):
+    """Who did what to a schedule, and when."""
+
+    at: dt.datetime
+    actor: str
+    what: str
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """A schedule at one moment (§10.15). ``next_at`` is None while it is paused; ``overdue``: its slot has passed by more than its
+    grace and no worker has fired it; ``error``: why one could not."""
+
+    id: str
+    skill_id: str
+    inputs: Any
+    cron: str | None
+    every: dt.timedelta | None
+    zone: str
+    overlap: str
+    missed: str
+    catch_up: int
+    grace: dt.timedelta
+    queue: str
+    tenant_id: str
+    options: Mapping[str, Any]
+    paused: bool
+    overdue: bool
+    next_at: dt.datetime | None
+    last_at: dt.datetime | None
+    last_run: str | None
+    fired: int
+    skipped_missed: int
+    skipped_overlap: int
+    error: str | None
+    created_at: dt.datetime
+    changes: tuple[ScheduleChange, ...]
+
+    @classmethod
+    def of(cls, raw: schedules.Schedule, now: int) -> Schedule:
+        return cls(
+            id=raw.schedule_id,
+            skill_id=raw.skill_id,
+            inputs=canon.decode(raw.input),
+            cron=raw.cron or None,
+            every=dt.timedelta(microseconds=raw.every_us) if raw.every_us else None,
+            zone=raw.zone,
+            overlap="allow" if raw.overlap else "skip",
+            missed=raw.missed.value,
+            catch_up=raw.catch_up,
+            grace=dt.timedelta(microseconds=raw.grace_us),
+            queue=raw.queue,
+            tenant_id=raw.tenant_id,
+            options=raw.options,
+            paused=raw.paused,
+            overdue=raw.due is not None and now - raw.due > raw.grace_us,
+            next_at=optional_when(raw.due),
+            last_at=optional_when(raw.last_slot),
+            last_run=raw.last_run,
+            fired=raw.fired,
+            skipped_missed=raw.skipped_missed,
+            skipped_overlap=raw.skipped_overlap,
+            error=raw.error or None,
+            created_at=when(raw.created_at),
+            changes=tuple(ScheduleChange(when(c.at), c.actor, c.what) for c in raw.changes),
+        )
 
 
 class EventView(msgspec.Struct, frozen=True):

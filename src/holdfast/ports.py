@@ -103,7 +103,7 @@ class Store(Protocol):
             RunNotFound: the run, or one whose inbox it puts into, is not there.
             StoreCorrupt: a blob is named that is not there.
             Conflict: ``claim_taken`` (a claim's key), ``lane_busy`` (it begins to execute and its lane is held or awaited:
-                submit it as pending), ``inbox_taken``.
+                submit it as pending), ``inbox_taken``, ``schedule_moved`` (a schedule does not stand where the commit found it).
         """
 
     async def put(self, item: InboxItem) -> InboxItem:
@@ -166,13 +166,15 @@ class Store(Protocol):
             TokenRefused: unknown, used or expired.
         """
 
-    async def put_schedule(self, schedule: Schedule, expected: int | None = None, *, new: bool = False) -> bool:
-        """Adds a schedule if ``new``, else moves one on that still stands at ``expected``; False if it does not (§10.15)."""
+    async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
+        """Adds a schedule, or puts it in the place of ``before``; False if there is one already, or another than that (§10.15)."""
 
     async def drop_schedule(self, schedule_id: str) -> bool: ...
 
+    async def schedule(self, schedule_id: str) -> Schedule | None: ...
+
     async def schedules(self, due: int | None = None) -> list[Schedule]:
-        """Schedules, soonest first; with ``due`` those whose slot has come by then."""
+        """Schedules, soonest first, those that are not due at any time last; with ``due`` those whose slot has come by then."""
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None: ...
 

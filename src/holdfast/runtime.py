@@ -14,6 +14,7 @@ from holdfast import stores
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.clock import SystemClock
 from holdfast.core import policy as policies
+from holdfast.core import schedules as sch
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
@@ -37,9 +38,10 @@ from holdfast.engine.heartbeat import Heartbeat
 from holdfast.engine.intake import Request, birth, owner_id
 from holdfast.engine.reader import POLL_SECONDS, Reader
 from holdfast.engine.repairing import Repair, Repairer
+from holdfast.engine.scheduling import Rule, Scheduler, birth_of
 from holdfast.engine.services import Services, Skills
 from holdfast.engine.streams import Chunk
-from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
+from holdfast.handle import CheckpointView, EventView, Feed, Run, Schedule, Wait
 from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Store
 from holdfast.stores import open_url
 from holdfast.tools import LocalRunner
@@ -110,6 +112,7 @@ class Runtime:
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
         self._reader = Reader(self._services)
         self._desk = Desk(self._services, self._reader)
+        self._scheduler = Scheduler(self._services)
         self._conductor = Conductor(self._services, self._reader, self._desk, self._own)
         self._registered = False
         self._open = False
@@ -190,7 +193,8 @@ class Runtime:
     ) -> Run[Any]:
         """Creates a run that a worker will drive; answers once it is durable (§1.7).
 
-        The same ``key`` with the same input gives the run already there, with ``deduplicated`` set (§3.5).
+        The same ``key`` with the same input gives the run already there, with ``deduplicated`` set (§3.5). It begins ``at`` a time or after
+        a ``delay``, and at once if that has passed (§10.15).
 
         Raises:
             RequestConflict: the key is taken by another input.
@@ -287,7 +291,7 @@ class Runtime:
         """Takes over runs whose owners are gone and drives them to their rest; gives those it drove (§10.6)."""
         await self._own()
         done: list[Report] = []
-        worker = Worker(self._services, queues=(), concurrency=100, on_report=done.append, until_idle=True)
+        worker = Worker(self._services, queues=(), concurrency=100, on_report=done.append, until_idle=True, schedules=False)
         await worker.run()
         for report in done:
             if isinstance(report.error, StoreError):
@@ -319,6 +323,72 @@ class Runtime:
             await worker.run()
         finally:
             watcher.cancel()
+
+    # -- schedules ----------------------------------------------------------------------------------
+
+    async def schedule(
+        self,
+        skill: Skill | str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        id: str | None = None,
+        cron: str | None = None,
+        every: dt.timedelta | float | None = None,
+        zone: str | None = None,
+        overlap: str = "skip",
+        missed: str = "skip",
+        catch_up: int = 1,
+        grace: dt.timedelta | float | None = None,
+        actor: str = "operator",
+        **options: Any,
+    ) -> Schedule:
+        """Starts a skill again and again, from now on and whoever is up: workers that have it fire it (§10.15).
+
+        The same schedule again changes nothing; another one under the same ``id`` changes it.
+
+        Args:
+            id: its name; by default made of the skill and of all that is said here.
+            cron: five fields, read in ``zone`` (an IANA name, UTC by default): ``0 9 * * MON-FRI``.
+            every: instead of ``cron``: an interval, counted from now.
+            overlap: ``skip`` a slot while the run of the one before has not ended, or ``allow`` both.
+            missed: what becomes of slots that passed while no worker was up: ``skip``, or ``catch_up`` with the newest ``catch_up`` of them.
+            grace: how late a slot may begin without counting as missed; a minute by default.
+            options: of its runs: thread_id, queue, priority, tags, budgets …
+
+        Raises:
+            InvalidInput, Unserializable: the input, by field; the cron line, the zone or the interval.
+            UsageError: cron lines need the extra ``cron``.
+        """
+        late = {} if grace is None else {"grace_us": _length(grace, "grace")}
+        rule = Rule(cron=cron, every_us=None if every is None else _length(every, "every"), zone=zone, overlap=overlap, missed=missed, catch_up=catch_up, **late)
+        return self._shown(await self._scheduler.put(self._program(skill), _mapping(inputs), rule, id, actor, options))
+
+    async def schedules(self) -> list[Schedule]:
+        """All schedules, the soonest first."""
+        return [self._shown(s) for s in await self._store.schedules()]
+
+    async def unschedule(self, schedule_id: str) -> None:
+        """Removes a schedule. Its runs stay as they are.
+
+        Raises:
+            ScheduleNotFound: there is none of that id.
+        """
+        await self._scheduler.drop(schedule_id)
+
+    async def pause_schedule(self, schedule_id: str, *, actor: str = "operator") -> Schedule:
+        """Fires it no more until it is unpaused."""
+        return self._shown(await self._scheduler.pause(schedule_id, actor))
+
+    async def unpause_schedule(self, schedule_id: str, *, actor: str = "operator") -> Schedule:
+        """Goes on with its next slot; those that passed while it was paused are not made up for."""
+        return self._shown(await self._scheduler.unpause(schedule_id, actor))
+
+    async def trigger(self, schedule_id: str, *, key: str | None = None) -> Run[Any]:
+        """Submits a run as the schedule would, now and besides its slots."""
+        return await self._conductor.submit(birth_of(self._services, await self._scheduler.found(schedule_id), key=key))
+
+    def _shown(self, schedule: sch.Schedule) -> Schedule:
+        return Schedule.of(schedule, self._store.now())
 
     # -- replay and fork ----------------------------------------------------------------------------
 
@@ -676,11 +746,23 @@ def _mapping(inputs: Any) -> Mapping[str, Any]:
 
 
 def _due(at: dt.datetime | None, delay: dt.timedelta | float | None, now: int) -> int | None:
+    if at is not None and delay is not None:
+        raise InvalidInput("a run begins at= a time or after a delay=, not both", hint="give one of them")
     if at is not None:
         if at.tzinfo is None:
             raise InvalidInput("at= needs a timezone", hint="datetime(…, tzinfo=UTC)")
         return int(at.timestamp() * 1_000_000)
-    return None if delay is None else now + microseconds(delay, 0)
+    return None if delay is None else now + _length(delay, "delay")
+
+
+def _length(value: dt.timedelta | float, name: str) -> int:
+    try:
+        us = microseconds(value, 0)
+    except (ValueError, OverflowError):  # not a number, or infinite
+        us = -1
+    if not 0 <= us <= sch.LONGEST_US:
+        raise InvalidInput(f"{name}= is a length of time from nothing to a hundred years, not {value}", hint="timedelta(minutes=5), or seconds")
+    return us
 
 
 def _request(thread_id: str | None, key: str | None, due: int | None, options: Mapping[str, Any]) -> Request:

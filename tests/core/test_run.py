@@ -24,6 +24,13 @@ def test_a_run_begins_pending_with_what_was_submitted() -> None:
     assert (run.status, run.version, run.created_at, run.blocked_by) == (Status.PENDING, 2, 1_000_000, "other")
     assert run.lineage_root == RUN
     assert run.versions == Versions()
+    assert (run.schedule_id, run.slot) == (None, None)
+
+
+def test_a_run_of_a_schedule_knows_its_slot() -> None:
+    """§10.15."""
+    run = fold_all(None, numbered([submitted(schedule_id="nightly", slot=7)]))
+    assert (run.schedule_id, run.slot) == ("nightly", 7)
 
 
 def test_a_fork_starts_from_its_source_checkpoint() -> None:

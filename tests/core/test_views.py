@@ -114,7 +114,7 @@ def test_the_legacy_view() -> None:
 
 
 SPEC = ["run_id", "thread_id", "skill_id", "skill_version", "queue", "not_before", "blocked_by", "wake_at", "status", "condition", "created_at", "started_at", "finished_at", "current_step_id", "checkpoint_head", "resume_from_checkpoint_id", "trace_id", "tenant_id", "environment", "versions", "policy_snapshot_id", "session_key", "lane", "priority", "job_id", "source_run_id", "source_checkpoint_id", "lineage_root", "parent_run_id", "stop_reason", "settled", "result", "error", "tags", "waits", "active_handoff", "cancel_requested_at", "version"]
-BESIDE = ["condition_class", "decisions", "fingerprint", "target", "lease"]
+BESIDE = ["condition_class", "decisions", "fingerprint", "target", "schedule_id", "scheduled_at", "lease"]
 
 
 def test_the_record_has_every_field_of_the_specification() -> None:
@@ -128,11 +128,12 @@ def test_the_record_has_every_field_of_the_specification() -> None:
 def test_a_record_in_full() -> None:
     """§3.1: times in ISO-8601, encoded values decoded, the lease beside it (§13.3)."""
     run = folded(ev.RunStarted(), ev.WaitRequested(wait(deadline=7_000_000)), ev.WaitDecided(decided("answer", "w0", payload=raw({"x": b"\xff"}))))
-    run = msgspec.structs.replace(run, result=raw({"a": (1, 2)}), error=BOOM, tags=("x",), decisions=(decided("answer", "w0", payload=raw({"x": b"\xff"})),))
+    run = msgspec.structs.replace(run, result=raw({"a": (1, 2)}), error=BOOM, tags=("x",), decisions=(decided("answer", "w0", payload=raw({"x": b"\xff"})),), schedule_id="nightly", slot=5_000_000)
     record = views.record(run, HELD, NOW)
     assert record["created_at"] == "1970-01-01T00:00:01.000000Z"
     assert record["wake_at"] == "1970-01-01T00:00:07.000000Z"
     assert record["finished_at"] is None
+    assert (record["schedule_id"], record["scheduled_at"]) == ("nightly", "1970-01-01T00:00:05.000000Z")
     assert (record["status"], record["condition"], record["condition_class"]) == ("running", "running", "live")
     assert record["result"] == {"a": [1, 2]}
     assert record["error"] == {"type": "ValueError", "message": "boom", "code": "step_failed", "where": "a"}

@@ -11,6 +11,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.events import Event, voucher
 from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch, counter
 from holdfast.core.run import Run
+from holdfast.core.schedules import Move
 
 
 class Tip(msgspec.Struct, frozen=True, gc=False):
@@ -38,9 +39,9 @@ class InboxItem(msgspec.Struct, frozen=True):
 
 
 class DedupClaim(msgspec.Struct, frozen=True):
-    """A key that may be taken once: a request, an inbound message, a shared effect (§3.5, §9.8).
+    """A key that may be taken once: a request, an inbound message, a shared effect, a slot (§3.5, §9.8, §10.15).
 
-    ``kind`` is request, inbound or effect; ``digest`` is the fingerprint of what was asked under it.
+    ``kind`` is request, inbound, effect or slot; ``digest`` is the fingerprint of what was asked under it.
     """
 
     kind: str
@@ -116,11 +117,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     due: int | None = None
     blobs: tuple[Blob, ...] = ()
     behind: Behind | None = None
+    moves: tuple[Move, ...] = ()
 
     @property
     def plain(self) -> bool:
         """Whether it writes nothing beside its log row and the run's hot columns."""
-        return not (self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger or self.blobs or self.behind)
+        if self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger:
+            return False
+        return not (self.blobs or self.behind or self.moves)
 
     def check(self) -> None:
         """Asserts what must hold of every commit, whichever store it goes to."""

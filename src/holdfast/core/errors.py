@@ -108,6 +108,10 @@ class SkillUnknown(NotFound):
     code = "skill_unknown"
 
 
+class ScheduleNotFound(NotFound):
+    code = "schedule_not_found"
+
+
 # -- the state machine or a policy says no ----------------------------------------------------------
 
 

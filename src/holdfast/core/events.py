@@ -88,6 +88,8 @@ class RunSubmitted(Fact, frozen=True, tag=1):
     kind: str | None = None
     unattended: bool = False
     budgets: dict[str, float] = {}
+    schedule_id: str | None = None
+    slot: int | None = None
 
 
 class RunQueued(Fact, frozen=True, tag=2):

@@ -101,6 +101,8 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     spent: dict[str, float] = {}
     active_us: int = 0
     active_since: int | None = None
+    schedule_id: str | None = None
+    slot: int | None = None
 
     @property
     def terminal(self) -> bool:
@@ -152,6 +154,8 @@ def _submitted(e: ev.Event, f: ev.RunSubmitted) -> Run:
         unattended=f.unattended,
         budgets=f.budgets,
         extensions=f.budgets,
+        schedule_id=f.schedule_id,
+        slot=f.slot,
     )
 
 

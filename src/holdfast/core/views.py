@@ -166,6 +166,8 @@ def record(run: Run, lease: Lease | None, now: int) -> dict[str, Any]:
         "version": run.version,
         "fingerprint": run.fingerprint,
         "target": run.target,
+        "schedule_id": run.schedule_id,
+        "scheduled_at": iso(run.slot),
         "lease": lease_view(lease),
     }
 

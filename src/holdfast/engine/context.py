@@ -129,6 +129,11 @@ class Context:
         return when(self._services.clock.now() + self._node.timeout_us) if self._node.timeout_us else None
 
     @property
+    def scheduled_at(self) -> dt.datetime | None:
+        """The slot of the schedule for which this run runs, however late it began; None if somebody else started it (§10.15)."""
+        return None if self._journal.run.slot is None else when(self._journal.run.slot)
+
+    @property
     def feedback(self) -> str | None:
         """What a person asked to be changed, in a step that is done again after ``retry_feedback`` (§5.5)."""
         return self._feedback

@@ -64,6 +64,8 @@ class Request(msgspec.Struct, frozen=True, kw_only=True):
     unattended: bool = False
     budgets: dict[str, float] = {}
     on_busy: str = "queue"
+    schedule_id: str | None = None
+    slot: int | None = None
 
 
 class Birth(msgspec.Struct, frozen=True):
@@ -132,6 +134,8 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         kind=program.kind,
         unattended=request.unattended,
         budgets=_budgets(services, request),
+        schedule_id=request.schedule_id,
+        slot=request.slot,
     )
     claims: tuple[DedupClaim, ...] = ()
     if request.key is not None:

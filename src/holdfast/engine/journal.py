@@ -301,9 +301,9 @@ class Journal:
                 if not self.acting:
                     self.quiet.set()
 
-    def unsent(self, draft: Draft, lease: LeaseAction) -> Commit:
-        """A commit made but not applied: a run's birth that travels in another run's commit."""
-        return self._number(draft, None, None, lease, None, ev.SYSTEM)
+    def unsent(self, draft: Draft, lease: LeaseAction, actor: str = ev.SYSTEM) -> Commit:
+        """A commit made but not applied: a run's birth that travels in another run's commit, or moves a schedule on."""
+        return self._number(draft, None, None, lease, None, actor)
 
     def _number(
         self,

@@ -226,6 +226,10 @@ class MemoryStore:
             self._apply(child)
         for item in c.puts:
             self._put(item, now)
+        for move in c.moves:
+            if self._schedules.get(move.after.schedule_id) != move.before:
+                raise rules.schedule_moved(move.after.schedule_id)
+            self._set(self._schedules, move.after.schedule_id, move.after)
 
     def _keep(self, run_id: str, blob: Blob) -> None:
         """Notes who names a blob, and keeps its bytes if they are new."""
@@ -410,9 +414,8 @@ class MemoryStore:
         self._changes.tell()
         return kept
 
-    async def put_schedule(self, schedule: Schedule, expected: int | None = None, *, new: bool = False) -> bool:
-        there = self._schedules.get(schedule.schedule_id)
-        if (there is None) is not new or (there is not None and there.due != expected):
+    async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
+        if self._schedules.get(schedule.schedule_id) != before:
             return False
         self._schedules[schedule.schedule_id] = schedule
         self._changes.tell()
@@ -421,9 +424,12 @@ class MemoryStore:
     async def drop_schedule(self, schedule_id: str) -> bool:
         return self._schedules.pop(schedule_id, None) is not None
 
+    async def schedule(self, schedule_id: str) -> Schedule | None:
+        return self._schedules.get(schedule_id)
+
     async def schedules(self, due: int | None = None) -> list[Schedule]:
         found = [s for s in self._schedules.values() if due is None or (s.due is not None and s.due <= due)]
-        return sorted(found, key=lambda s: (s.due is not None, s.due or 0))
+        return sorted(found, key=lambda s: (s.due is None, s.due or 0))
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         claim = self._claims.get((kind, scope, key))

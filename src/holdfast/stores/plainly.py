@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import datetime as dt
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -11,16 +12,18 @@ import msgspec
 from holdfast.core import views
 from holdfast.core.errors import ErrorValue, EventUnreadable, UnknownStatus
 from holdfast.core.run import Run, Versions
+from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
 
 _TIMES = frozenset(
     {
-        "created_at", "started_at", "finished_at", "not_before", "cancel_requested_at", "interrupted_at", "deadline", "requested_at",
+        "created_at", "started_at", "finished_at", "not_before", "slot", "cancel_requested_at", "interrupted_at", "deadline", "requested_at",
         "decided_at",
     }
 )  # fmt: skip
 _INNER: dict[str, type[msgspec.Struct]] = {"versions": Versions, "error": ErrorValue, "waits": Wait, "decisions": Decision, "waivers": Decision}
+_schedules = msgspec.json.Decoder(list[Schedule])
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -72,4 +75,21 @@ def _positions(kind: type[msgspec.Struct], fields: Any) -> list[Any]:
     return out
 
 
-__all__ = ["plainly", "revived"]
+def agenda(schedules: Iterable[Schedule]) -> bytes:
+    """Schedules as the text of a file."""
+    return msgspec.json.format(msgspec.json.encode(list(schedules)), indent=2) + b"\n"
+
+
+def scheduled(text: bytes) -> dict[str, Schedule]:
+    """The schedules of such a text, by id.
+
+    Raises:
+        EventUnreadable: it is damaged.
+    """
+    try:
+        return {s.schedule_id: s for s in _schedules.decode(text)}
+    except (msgspec.MsgspecError, UnicodeError) as e:
+        raise EventUnreadable(f"schedules.json cannot be read: {e}", hint="restore it from a backup, or remove it and schedule anew") from e
+
+
+__all__ = ["agenda", "plainly", "revived", "scheduled"]

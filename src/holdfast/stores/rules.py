@@ -197,11 +197,15 @@ def lender_gone(run_id: str, lender: str) -> VersionConflict:
     return VersionConflict(f"{run_id} carries its thread on from {lender}, which was pruned meanwhile", hint="load it again")
 
 
+def schedule_moved(schedule_id: str) -> Conflict:
+    return Conflict(f"somebody else has moved the schedule {schedule_id} on, or changed it", hint="read it again", code="schedule_moved")
+
+
 def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
     return Conflict(f"the {kind} key {key!r} is taken by {run_id}", hint="read it with claimed()", code="claim_taken")
 
 
 __all__ = [
     "LAST_TURN", "OPEN_INTENTS", "RECLAIMED", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "due_at_rest", "first_fence", "holds_after",
-    "lane_busy", "lender_gone", "overlay", "owner_after", "prepare", "prunable", "refusal", "wants_lane",
+    "lane_busy", "lender_gone", "overlay", "owner_after", "prepare", "prunable", "refusal", "schedule_moved", "wants_lane",
 ]  # fmt: skip

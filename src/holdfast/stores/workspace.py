@@ -49,14 +49,15 @@ from holdfast.core.errors import (
 )
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
 from holdfast.core.run import Run, fold
+from holdfast.core.schedules import Schedule
 from holdfast.ports import Claim, Dossier, Evidence, Pruned
 from holdfast.stores import rules
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.plainly import plainly, revived
+from holdfast.stores.plainly import agenda, plainly, revived, scheduled
 from holdfast.stores.rules import Prepared
 
 FORMAT = 1
-EVENTS, META, HOUSE, TOMBSTONES, BLOBS = "events.jsonl", "meta.json", "workspace.json", "tombstones.jsonl", "blobs"
+EVENTS, META, HOUSE, TOMBSTONES, SCHEDULES, BLOBS = "events.jsonl", "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "blobs"
 ORIGIN = "origin.json"
 TOP = ""
 _SUM = re.compile(rb', "sum": "([0-9a-f]{16})"}$')
@@ -296,6 +297,7 @@ class WorkspaceStore(MemoryStore):
                 effect = codec.decode_effect(base64.b64decode(fields["data"]))
                 self._effects.setdefault(effect.effect_id, (effect, codec.encode_effect(effect)))
                 self._named(TOP, blobs.named((), [effect]))
+        self._schedules = scheduled(_read(os.path.join(self.folder, SCHEDULES)) or b"[]")
 
     def _named(self, run_id: str, digests: Iterable[str]) -> None:
         """Notes whose directory holds a large result; ``TOP`` is the folder itself, for what outlives its run."""
@@ -392,6 +394,9 @@ class WorkspaceStore(MemoryStore):
             self._persist(prepared)
         self._meta([commit.run.run_id, *(c.run.run_id for c in commit.creates)])
         self._decisions(commit)
+        if commit.moves:
+            with contextlib.suppress(StoreError):  # left behind it fires its slot again, and finds that the slot has its run
+                self._agenda(self._schedules)
         self._changes.tell()
         return tip
 
@@ -534,6 +539,26 @@ class WorkspaceStore(MemoryStore):
                 self._lines(item.run_id, "inbox", [item], {"of": "", "by": ""})
         self._changes.tell()
         return kept
+
+    async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
+        self._writable()
+        if self._schedules.get(schedule.schedule_id) != before:
+            return False
+        self._agenda({**self._schedules, schedule.schedule_id: schedule})
+        self._changes.tell()
+        return True
+
+    async def drop_schedule(self, schedule_id: str) -> bool:
+        self._writable()
+        if schedule_id not in self._schedules:
+            return False
+        self._agenda({i: s for i, s in self._schedules.items() if i != schedule_id})
+        return True
+
+    def _agenda(self, schedules: dict[str, Schedule]) -> None:
+        with self._disk():
+            self._replace(os.path.join(self.folder, SCHEDULES), agenda(schedules.values()), sync=True)
+        self._schedules = schedules
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
         self._usable(effect.run_id)

@@ -13,6 +13,7 @@ from holdfast.engine.driver import loaded_driver
 from holdfast.engine.leaving import driven, let_go
 from holdfast.engine.services import Services, broke_off
 from holdfast.ports import Claim
+from holdfast.workers.sweeper import Sweeper
 
 IDLE_SECONDS = 0.5
 STALL_SECONDS = 1.0
@@ -20,17 +21,21 @@ REFUSED_US = 60_000_000  # a run whose code is not here is left to others for so
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What came of one claim: the run as it rests, or the error that stopped the driving."""
+    """What came of one claim: the run as it rests, or the error that stopped the driving.
+
+    With ``schedule_id`` there is no run: this schedule's slot has come and could not be fired.
+    """
 
     run_id: str
     run: Run | None
     error: BaseException | None = None
+    schedule_id: str | None = None
 
 
 class Worker:
     """Claims and drives. A wake-up only shortens the wait: what is claimable is found by query (§10.16).
 
-    ``on_report`` is called after each claim's end. An error of the store ends the worker, it never goes on half-dead (X-14).
+    It fires schedules too, unless told not to. ``on_report`` is called after each claim's end. An error of the store ends the worker, it never goes on half-dead (X-14).
     """
 
     def __init__(
@@ -41,12 +46,14 @@ class Worker:
         concurrency: int = 10,
         on_report: Callable[[Report], Awaitable[None] | None] | None = None,
         until_idle: bool = False,
+        schedules: bool = True,
     ) -> None:
         self._services = services
         self._queues = tuple(queues)
         self._concurrency = concurrency
         self._on_report = on_report
         self._until_idle = until_idle
+        self._sweeper = Sweeper(services, self._queues, self._unfired) if schedules else None
         self._running: set[asyncio.Task[Report]] = set()
         self._draining = asyncio.Event()
         self._news = asyncio.Event()
@@ -73,6 +80,7 @@ class Worker:
         watch.add_done_callback(lambda _: self._news.set())
         try:
             while not self._draining.is_set():
+                more = await self._sweeper.sweep() if self._sweeper is not None else False
                 room = await self._room()
                 skills = services.skills
                 claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=skills.shapes) if room > 0 else []
@@ -82,9 +90,9 @@ class Worker:
                     task = asyncio.ensure_future(self._one(claim))
                     task.add_done_callback(lambda _: self._news.set())
                     self._running.add(task)
-                if not claims and not self._running and self._until_idle and room > 0:
+                if not claims and not more and not self._running and self._until_idle and room > 0:
                     return
-                await self._pause(bool(claims))
+                await self._pause(bool(claims) or more)
                 if watch.done():
                     watch.result()  # the store fails: it says so here, and the worker ends (X-14)
         except asyncio.CancelledError:
@@ -147,13 +155,18 @@ class Worker:
             if (error := task.exception()) is not None:
                 failed = failed or error
                 continue
-            report = task.result()
-            if self._on_report is not None:
-                told = self._on_report(report)
-                if told is not None:
-                    await told
+            await self._tell(task.result())
         if failed is not None:
             raise failed
+
+    async def _tell(self, report: Report) -> None:
+        if self._on_report is not None:
+            told = self._on_report(report)
+            if told is not None:
+                await told
+
+    async def _unfired(self, schedule_id: str, error: Exception) -> None:
+        await self._tell(Report("", None, error, schedule_id))
 
     async def _one(self, claim: Claim) -> Report:
         """Drives one claim. What concerns the run alone is a report; what concerns the store ends the worker."""

@@ -20,6 +20,7 @@ from holdfast.core.commit import InboxItem, Intent, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, EventUnreadable, LeaseLost, RunNotFound, VersionConflict
 from holdfast.core.lease import Keep, Take
+from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
 from holdfast.stores import rules
 from holdfast.stores.rules import LAST_TURN, Prepared
@@ -29,6 +30,7 @@ from holdfast.stores.sqlite.owners import Owners
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 _encoder = msgspec.msgpack.Encoder()
 _intent = msgspec.msgpack.Decoder(Intent)
+_schedule = msgspec.msgpack.Decoder(Schedule)
 
 
 class Refused(Exception):
@@ -230,6 +232,17 @@ class Committer:
             self._apply(child, now)
         for item in c.puts:
             self.put(item, now)
+        for move in c.moves:
+            if not self.put_schedule(move.after, move.before):
+                raise rules.schedule_moved(move.after.schedule_id)
+
+    def put_schedule(self, s: Schedule, before: Schedule | None) -> bool:
+        """Inside a transaction: writes a schedule if it still stands as whoever moves it has seen it."""
+        there = row(self.db, Q.schedule_get, (s.schedule_id,))
+        if (None if there is None else decode_schedule(there[0])) != before:
+            return False
+        self._cursor.execute(Q.schedule_put, (s.schedule_id, s.tenant_id, s.due, _encoder.encode(s)))
+        return True
 
     # -- inbox --------------------------------------------------------------------------------------
 
@@ -272,6 +285,18 @@ def effect_row(e: Effect) -> tuple[object, ...]:
 
 def intent_row(i: Intent) -> tuple[object, ...]:
     return (i.intent_id, i.run_id, i.order_key, i.state, i.due, i.owner, i.lease_until, i.settled_at, encode_intent(i))
+
+
+def decode_schedule(data: bytes) -> Schedule:
+    """A schedule as kept.
+
+    Raises:
+        EventUnreadable: damaged bytes.
+    """
+    try:
+        return _schedule.decode(data)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+        raise EventUnreadable(f"a schedule cannot be decoded: {e}") from e
 
 
 def encode_intent(i: Intent) -> bytes:

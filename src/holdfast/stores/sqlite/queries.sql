@@ -314,12 +314,14 @@ UPDATE token SET used_at = ?1 WHERE hash = ?2 AND used_at IS NULL AND expires_at
 
 -- Schedules -----------------------------------------------------------------------------------------
 
--- name: schedule_insert
-INSERT INTO schedule (schedule_id, tenant_id, due, data) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
--- name: schedule_update
--- Whoever moves a schedule on must have seen where it stood.
-UPDATE schedule SET due = ?, data = ? WHERE schedule_id = ? AND due IS ?;
+-- name: schedule_get
+SELECT data FROM schedule WHERE schedule_id = ?;
+-- name: schedule_put
+INSERT INTO schedule (schedule_id, tenant_id, due, data) VALUES (?, ?, ?, ?)
+ON CONFLICT (schedule_id) DO UPDATE SET tenant_id = excluded.tenant_id, due = excluded.due, data = excluded.data;
 -- name: schedule_delete
 DELETE FROM schedule WHERE schedule_id = ?;
 -- name: schedules
-SELECT data FROM schedule WHERE ?1 IS NULL OR due <= ?1 ORDER BY due, id LIMIT 10000;
+SELECT data FROM schedule ORDER BY due NULLS LAST, id LIMIT 10000;
+-- name: schedules_due
+SELECT data FROM schedule WHERE due IS NOT NULL AND due <= ? ORDER BY due, id LIMIT 10000;

@@ -53,7 +53,7 @@ from holdfast.stores.changes import Changes
 from holdfast.stores.rules import RECLAIMED, SENDER_LOST
 from holdfast.stores.sqlite import upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
-from holdfast.stores.sqlite.commits import Committer, decode_intent, effect_row, encode_intent, inbox_item, lane_blocker
+from holdfast.stores.sqlite.commits import Committer, decode_intent, decode_schedule, effect_row, encode_intent, inbox_item, lane_blocker
 from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, writing
 from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.owners import Owners
@@ -61,8 +61,6 @@ from holdfast.stores.sqlite.writer import Writer
 
 MAX_LIST = 10_000
 MAX_PROBLEMS = 100
-_schedule_encoder = msgspec.msgpack.Encoder()
-_schedule_decoder = msgspec.msgpack.Decoder(Schedule)
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 _FILTERS = {
     "tenant_id": "tenant_id = ?",
@@ -478,16 +476,10 @@ class SqliteStore:
         self._changes.tell()
         return kept
 
-    async def put_schedule(self, schedule: Schedule, expected: int | None = None, *, new: bool = False) -> bool:
-        s, data = schedule, _schedule_encoder.encode(schedule)
-
+    async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
         def work(committer: Committer) -> bool:
             with writing(committer.db):
-                if new:
-                    committer.db.execute(Q.schedule_insert, (s.schedule_id, s.tenant_id, s.due, data))
-                else:
-                    committer.db.execute(Q.schedule_update, (s.due, data, s.schedule_id, expected))
-                return committer.db.changes() == 1
+                return committer.put_schedule(schedule, before)
 
         done = await self._write().run(work)
         self._changes.tell()
@@ -501,9 +493,15 @@ class SqliteStore:
 
         return await self._write().run(work)
 
+    async def schedule(self, schedule_id: str) -> Schedule | None:
+        with mapped(self.path):
+            found = row(self._read(), Q.schedule_get, (schedule_id,))
+        return None if found is None else decode_schedule(found[0])
+
     async def schedules(self, due: int | None = None) -> list[Schedule]:
         with mapped(self.path):
-            return [_schedule_decoder.decode(data) for (data,) in rows(self._read(), Q.schedules, (due,))]
+            sql, values = (Q.schedules, ()) if due is None else (Q.schedules_due, (due,))
+            return [decode_schedule(data) for (data,) in rows(self._read(), sql, values)]
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         with mapped(self.path):

@@ -1,0 +1,126 @@
+"""Schedules as people keep them: checked, added, changed, paused, dropped (§10.15). Firing them is the sweeper's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.calendar import CALENDAR
+from holdfast.core import canon, superstep
+from holdfast.core import schedules as sch
+from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound, UsageError
+from holdfast.core.graph import Program
+from holdfast.core.schedules import Schedule
+from holdfast.engine.intake import Birth, Request, birth
+from holdfast.engine.services import Services
+
+OPTIONS = ("thread_id", "session_key", "lane", "priority", "job_id", "trace_id", "tags", "target", "paused_lane", "recovery", "unattended", "budgets")
+OVERLAP = {"skip": False, "allow": True}
+PATIENCE = 100
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True):
+    """When, as a caller says it. Durations in microseconds."""
+
+    cron: str | None = None
+    every_us: int | None = None
+    zone: str | None = None
+    overlap: str = "skip"
+    missed: str = "skip"
+    catch_up: int = 1
+    grace_us: int = sch.GRACE_US
+
+
+class Scheduler:
+    """The schedules of a store, for one runtime."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._store = services.store
+
+    async def put(self, program: Program, given: Mapping[str, Any], rule: Rule, schedule_id: str | None, actor: str, options: Mapping[str, Any]) -> Schedule:
+        """Adds a schedule, or changes the one of that id; the same again changes nothing.
+
+        Raises:
+            InvalidInput: the input, by field; the cron line, zone or interval. UsageError: cronsim is missing, or an unknown option.
+        """
+        new = self._drafted(program, given, rule, schedule_id, options)
+        return await self._change(new.schedule_id, lambda old, now: sch.revised(old, new, now, actor, CALENDAR))
+
+    def _drafted(self, program: Program, given: Mapping[str, Any], rule: Rule, schedule_id: str | None, options: Mapping[str, Any]) -> Schedule:
+        unknown = [name for name in options if name not in (*OPTIONS, "queue", "tenant_id")]
+        if unknown:
+            raise UsageError(f"a schedule has no option {', '.join(unknown)}", hint="options: queue, tenant_id, " + ", ".join(OPTIONS))
+        if rule.overlap not in OVERLAP:
+            raise InvalidInput(f"overlap is skip or allow, not {rule.overlap!r}")
+        missed = rule.missed.replace("-", "_")
+        if missed not in set(sch.Missed):
+            raise InvalidInput(f"missed is skip or catch_up, not {rule.missed!r}")
+        said = msgspec.to_builtins({name: options[name] for name in sorted(options) if name in OPTIONS and options[name] is not None})
+        _request(said)
+        data = canon.encode(superstep.check_input(program, given))
+        every_us = 0 if rule.every_us is None else rule.every_us or -1  # no time at all is too short, not an interval left out
+        more = {name: options[name] for name in ("queue", "tenant_id") if options.get(name) is not None}
+        parts = (program.id, rule.cron or "", str(rule.every_us), rule.zone or "", data.hex(), repr(said), repr(more))
+        return Schedule(
+            schedule_id=schedule_id if schedule_id is not None else f"{'-'.join(program.id.split())}-{canon.digest(parts)[:8]}",
+            skill_id=program.id, input=data, cron=rule.cron or "", every_us=every_us, zone=rule.zone or "UTC",
+            overlap=OVERLAP[rule.overlap], missed=sch.Missed(missed), catch_up=rule.catch_up, grace_us=rule.grace_us, options=said,
+            created_at=self._store.now(), **more,
+        )  # fmt: skip
+
+    async def _change(self, schedule_id: str, become: Callable[[Schedule | None, int], Schedule]) -> Schedule:
+        """Decides on the schedule as it stands, again if a worker has moved it on meanwhile."""
+        for _ in range(PATIENCE):
+            old = await self._store.schedule(schedule_id)
+            new = become(old, self._store.now())
+            if new == old or await self._store.put_schedule(new, old):
+                return new
+        raise Conflict(f"others keep changing the schedule {schedule_id}", hint="try again")
+
+    async def found(self, schedule_id: str) -> Schedule:
+        """A schedule by its id.
+
+        Raises:
+            ScheduleNotFound: there is none.
+        """
+        return _there(schedule_id, await self._store.schedule(schedule_id))
+
+    async def pause(self, schedule_id: str, actor: str) -> Schedule:
+        return await self._change(schedule_id, lambda old, now: sch.paused(_there(schedule_id, old), now, actor))
+
+    async def unpause(self, schedule_id: str, actor: str) -> Schedule:
+        return await self._change(schedule_id, lambda old, now: sch.unpaused(_there(schedule_id, old), now, actor, CALENDAR))
+
+    async def drop(self, schedule_id: str) -> None:
+        if not await self._store.drop_schedule(schedule_id):
+            _there(schedule_id, None)
+
+
+def _there(schedule_id: str, found: Schedule | None) -> Schedule:
+    if found is None:
+        raise ScheduleNotFound(f"there is no schedule {schedule_id!r}", hint="holdfast schedule list shows them")
+    return found
+
+
+def _request(options: Mapping[str, Any], **more: Any) -> Request:
+    try:
+        return msgspec.convert({**options, **more}, Request)
+    except msgspec.ValidationError as e:
+        raise InvalidInput(f"an option of the schedule does not fit: {e}") from None
+
+
+def birth_of(services: Services, s: Schedule, *, slot: int | None = None, key: str | None = None) -> Birth:
+    """A run of a schedule about to be created: of one of its slots, or, without one, of somebody's wish.
+
+    Raises:
+        SkillUnknown: the skill is not registered here. InvalidInput: it does not take this input any more.
+    """
+    request = _request(s.options, tenant_id=s.tenant_id, queue=s.queue, schedule_id=s.schedule_id, slot=slot, key=key)
+    return birth(services, services.skills.find(s.skill_id), canon.decode(s.input), request)
+
+
+
+__all__ = ["OPTIONS", "Rule", "Scheduler", "birth_of"]

@@ -1,0 +1,209 @@
+"""The part of the store suite that is about links, schedules and news for owners (§5.9, §10.12, §10.15): once this is imported its
+cases are in ``conformance.CASES``."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core import canon
+from holdfast.core import events as ev
+from holdfast.core.commands import Decide
+from holdfast.core.commit import DedupClaim, InboxItem
+from holdfast.core.errors import Conflict, RunNotFound, TokenRefused
+from holdfast.core.schedules import Change, Missed, Move, Schedule
+from holdfast.core.tokens import Token, hashed
+from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused, signal
+
+# -- news for owners --------------------------------------------------------------------------------
+
+
+@case
+async def case_marked(h: Harness) -> None:
+    """§10.12: an owner is told which of its runs have something that nobody has taken, each once; nobody else's, and none at rest."""
+    for owner in ("w", "v"):
+        await h.store.register(owner, TTL)
+    mine, other = await Script(h.store, "r1").begin("w"), await Script(h.store, "r2").begin("w")
+    await Script(h.store, "r3").begin("v")
+    await Script(h.store, "r4").submit()
+    assert await h.store.marked("w") == []
+    for run_id, key in (("r1", "a"), ("r1", "b"), ("r3", "a"), ("r4", "a")):
+        await h.store.put(signal(run_id, key, h.store.now()))
+    assert await h.store.marked("w") == ["r1"]
+    assert await h.store.marked("v") == ["r3"]
+    assert await h.store.marked("nobody") == []
+    await h.store.put(signal("r2", "a", h.store.now()))
+    assert sorted(await h.store.marked("w")) == ["r1", "r2"]
+    await mine.write(mine.commit(ev.NoteAdded("taken"), took=("signal:go:a",)))
+    assert sorted(await h.store.marked("w")) == ["r1", "r2"], "one of two is left"
+    await mine.write(mine.commit(ev.NoteAdded("taken"), took=("signal:go:b",)))
+    await other.complete()
+    assert await h.store.marked("w") == []
+
+
+# -- links ------------------------------------------------------------------------------------------
+
+
+def link(h: Harness, name: str = "secret", **more: Any) -> Token:
+    now = h.store.now()
+    fields: dict[str, Any] = {"run_id": "r1", "wait_id": "r1.w", "tenant_id": "default", "actor": "ada", "created_at": now, "expires_at": now + SECOND}
+    return Token(hash=hashed(name), **{**fields, **more})
+
+
+def answer(h: Harness, key: str = "decide:r1.w", actor: str = "ada") -> InboxItem:
+    return InboxItem("r1", key, Decide("r1.w", "approve", actor), h.store.now())
+
+
+@case
+async def case_token_answers_once(h: Harness) -> None:
+    """§5.9: kept by its hash, used with the answer in one transaction, and then no more."""
+    await h.store.register("w", TTL)
+    await (await Script(h.store, "r1").begin("w")).wait()
+    token = link(h)
+    await refused(RunNotFound, h.store.issue_token(link(h, run_id="nobody")))
+    assert await h.store.token(token.hash) is None
+    await h.store.issue_token(token)
+    assert await h.store.token(token.hash) == token
+    await refused(TokenRefused, h.store.redeem_token(hashed("another"), answer(h)))
+    assert await h.store.inbox("r1") == []
+    h.clock.forward(1)
+    assert await h.store.redeem_token(token.hash, answer(h)) == answer(h)
+    assert await h.store.token(token.hash) == replace(token, used_at=h.store.now())
+    assert await h.store.inbox("r1") == [answer(h)]
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=1)] == ["r1"], "the answer makes the run due"
+    await refused(TokenRefused, h.store.redeem_token(token.hash, answer(h, "other")))
+
+
+@case
+async def case_token_expires(h: Harness) -> None:
+    """§5.9: at its last microsecond it answers, at the next one it does not, and nothing is put."""
+    await Script(h.store, "r1").submit()
+    for name in ("early", "late"):
+        await h.store.issue_token(link(h, name))
+    h.clock.forward(SECOND - 1)
+    await h.store.redeem_token(hashed("early"), answer(h))
+    h.clock.forward(1)
+    await refused(TokenRefused, h.store.redeem_token(hashed("late"), answer(h, "other")))
+    assert [i.key for i in await h.store.inbox("r1")] == ["decide:r1.w"]
+    found = await h.store.token(hashed("late"))
+    assert found is not None and found.used_at is None
+
+
+@case
+async def case_token_of_a_lost_race(h: Harness) -> None:
+    """§5.9: who comes second is given the first answer, and has not used the link up; nor has one whose run is not there."""
+    await Script(h.store, "r1").submit()
+    await h.store.issue_token(link(h))
+    first = answer(h, actor="bob")
+    await h.store.put(first)
+    assert await h.store.redeem_token(hashed("secret"), answer(h)) == first
+    found = await h.store.token(hashed("secret"))
+    assert found is not None and found.used_at is None
+    await refused(RunNotFound, h.store.redeem_token(hashed("secret"), replace(answer(h), run_id="nobody")))
+    found = await h.store.token(hashed("secret"))
+    assert found is not None and found.used_at is None
+
+
+@case
+async def case_token_race(h: Harness) -> None:
+    """§5.9: of many who use one link at once, one does."""
+    await Script(h.store, "r1").submit()
+    await h.store.issue_token(link(h))
+    ends = await asyncio.gather(*(h.store.redeem_token(hashed("secret"), answer(h, f"k{n}")) for n in range(8)), return_exceptions=True)
+    assert sum(isinstance(e, InboxItem) for e in ends) == 1
+    assert sum(isinstance(e, TokenRefused) for e in ends) == 7
+    assert len(await h.store.inbox("r1")) == 1
+
+
+# -- schedules --------------------------------------------------------------------------------------
+
+
+def plan(name: str, due: int | None, **more: Any) -> Schedule:
+    """A schedule with something in each kind of field."""
+    return Schedule(
+        schedule_id=name, skill_id="skill", input=canon.encode({"x": 1}), every_us=SECOND, missed=Missed.CATCH_UP, due=due,
+        options={"tags": ["a"], "priority": 3}, changes=(Change(1, "ada", "added"),), **more,
+    )  # fmt: skip
+
+
+@case
+async def case_schedules(h: Harness) -> None:
+    """§10.15: kept as they are, listed soonest first, found by what is due; a paused one is due at no time."""
+    now = h.store.now()
+    late, soon, paused, next_ = plan("late", now - 5), plan("soon", now), plan("paused", None, paused=True), plan("next", now + 1)
+    assert await h.store.schedules() == [] and await h.store.schedule("late") is None
+    for s in (next_, paused, soon, late):
+        assert await h.store.put_schedule(s, None)
+    assert await h.store.schedules() == [late, soon, next_, paused]
+    assert await h.store.schedules(due=now) == [late, soon]
+    assert await h.store.schedules(due=now - 6) == []
+    assert await h.store.schedule("late") == late
+    assert await h.store.drop_schedule("late")
+    assert not await h.store.drop_schedule("late")
+    assert await h.store.schedules() == [soon, next_, paused] and await h.store.schedule("late") is None
+
+
+@case
+async def case_schedule_is_moved_by_who_has_seen_it(h: Harness) -> None:
+    """§10.15, §10.14: compare-and-set of the whole: also a change that leaves the due time alone is not lost to a move."""
+    now = h.store.now()
+    s = plan("s", now)
+    assert not await h.store.put_schedule(replace(s, due=now + 1), s), "there is none yet"
+    assert await h.store.put_schedule(s, None)
+    assert not await h.store.put_schedule(s, None), "there is one already"
+    changed = replace(s, input=canon.encode({"x": 2}))
+    assert await h.store.put_schedule(changed, s)
+    assert not await h.store.put_schedule(replace(s, due=now + 1), s)
+    assert await h.store.schedule("s") == changed
+    ends = await asyncio.gather(*(h.store.put_schedule(replace(changed, due=now + n), changed) for n in range(1, 9)))
+    assert sum(ends) == 1
+
+
+@case
+async def case_slot_fires_in_one_commit(h: Harness) -> None:
+    """§10.15: the slot's run and the schedule's move are one commit: both, or neither."""
+    now = h.store.now()
+    s = plan("s", now)
+    await h.store.put_schedule(s, None)
+    moved = replace(s, due=now + SECOND, last_slot=now, last_run="r1", fired=1)
+    slot = DedupClaim("slot", "default/s", str(now), "r1", "")
+    await Script(h.store, "r1").submit(moves=(Move(s, moved),), claims=(slot,))
+    assert await h.store.schedule("s") == moved and await h.store.get("r1") is not None
+    assert await h.store.schedules(due=now) == []
+    h.clock.forward(SECOND * 3600 * 24 * 400)
+    assert await h.store.claimed("slot", "default/s", str(now)) == slot, "a slot's key does not expire"
+
+    await refused(Conflict, h.store.commit(Script(h.store, "r2").first(moves=(Move(s, moved),))), "schedule_moved")
+    assert await h.store.get("r2") is None, "another worker was first"
+    again = Script(h.store, "r3").first(moves=(Move(moved, replace(moved, due=None)),), claims=(replace(slot, run_id="r3"),))
+    await refused(Conflict, h.store.commit(again), "claim_taken")
+    assert await h.store.schedule("s") == moved and await h.store.get("r3") is None, "the slot has its run"
+    await h.store.drop_schedule("s")
+    await refused(Conflict, h.store.commit(Script(h.store, "r4").first(moves=(Move(moved, replace(moved, due=None)),))), "schedule_moved")
+    assert await h.store.schedules() == []
+
+
+@case
+async def case_slot_race(h: Harness) -> None:
+    """§10.15: of three workers that fire one slot at once, one does; slots of other schedules are not held up."""
+    now = h.store.now()
+    s = plan("s", now)
+    await h.store.put_schedule(s, None)
+    others = [plan(f"o{n}", now) for n in range(5)]
+    for o in others:
+        await h.store.put_schedule(o, None)
+
+    def firing(run_id: str, s: Schedule) -> Any:
+        return h.store.commit(Script(h.store, run_id).first(moves=(Move(s, replace(s, due=now + SECOND, last_run=run_id)),)))
+
+    rivals = [firing(f"r{n}", s) for n in range(3)]
+    ends = await asyncio.gather(*rivals, *(firing(f"p{n}", o) for n, o in enumerate(others)), return_exceptions=True)
+    assert sum(isinstance(e, Conflict) for e in ends[:3]) == 2 and not any(isinstance(e, BaseException) for e in ends[3:])
+    found = await h.store.schedule("s")
+    assert found is not None
+    assert [r for r in ("r0", "r1", "r2") if await h.store.get(r) is not None] == [found.last_run]
+
+
+__all__ = ["answer", "link", "plan"]
