@@ -69,7 +69,7 @@ class World:
         other.store = MemoryStore(now=lambda: other.at[0])
         other.store.incarnation = self.store.incarnation
         for table in TABLES:
-            setattr(other.store, table, dict(getattr(self.store, table)))
+            setattr(other.store, table, copy.copy(getattr(self.store, table)))
         other.store._dead, other.store._count = set(self.store._dead), self.store._count
         other.minds = {}
         for name, mind in self.minds.items():

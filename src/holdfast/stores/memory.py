@@ -40,6 +40,7 @@ from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, Ru
 from holdfast.stores import rules
 from holdfast.stores.changes import Changes
 from holdfast.stores.rules import LAST_TURN, OPEN_INTENTS, RECLAIMED, SENDER_LOST, Prepared
+from holdfast.stores.tables import Indexed
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -91,9 +92,9 @@ class MemoryStore:
         self._wholes: dict[str, tuple[int, bytes]] = {}
         self._origins: dict[str, bytes] = {}
         self._carries: dict[str, tuple[str, ...]] = {}
-        self._inbox: dict[tuple[str, str], _Item] = {}
+        self._inbox = Indexed[tuple[str, str], _Item](run=lambda item: item.run_id)
         self._claims: dict[tuple[str, str, str], DedupClaim] = {}
-        self._effects: dict[str, tuple[Effect, bytes]] = {}
+        self._effects = Indexed[str, tuple[Effect, bytes]](key=lambda e: e[0].key, run=lambda e: e[0].run_id, lineage=lambda e: e[0].lineage_root)
         self._intents: dict[str, Intent] = {}
         self._ledger: dict[int, LedgerRow] = {}
         self._blobs: dict[str, bytes] = {}
@@ -182,7 +183,7 @@ class MemoryStore:
                 raise Conflict(f"the inbox item {key!r} of {run_id} is not there to be taken", code="inbox_taken")
             self._set(self._inbox, (run_id, key), msgspec.structs.replace(item, taken_seq=tip.seq))
         owner = rules.owner_after(c, old.owner if old else None)
-        unread = any(i.run_id == run_id and i.taken_seq is None for i in self._inbox.values())
+        unread = self._unread(run_id)
         doc = p.sealed.doc if p.sealed.doc is not None or old is None else old.doc
         self._set(
             self._runs,
@@ -204,6 +205,9 @@ class MemoryStore:
         self._beside(p, now)
         return tip
 
+    def _unread(self, run_id: str) -> bool:
+        return any(i.taken_seq is None for i in self._inbox.of("run", run_id))
+
     def _beside(self, p: Prepared, now: int) -> None:
         """What a commit writes beside its log row."""
         c = p.commit
@@ -213,7 +217,7 @@ class MemoryStore:
                 raise rules.claim_taken(claim.kind, claim.key, taken.run_id)
             self._set(self._claims, (claim.kind, claim.scope, claim.key), claim)
         for effect in c.effects:
-            if effect.open and any(e.open and e.key == effect.key and e.effect_id != effect.effect_id for e, _ in self._effects.values()):
+            if effect.open and any(e.open and e.effect_id != effect.effect_id for e, _ in self._effects.of("key", effect.key)):
                 raise EffectInProgress(f"another attempt under the key {effect.key!r} is not settled")
             self._set(self._effects, effect.effect_id, (effect, codec.encode_effect(effect)))
         for intent in c.intents:
@@ -387,7 +391,7 @@ class MemoryStore:
         return [self._log[run_id, s] for s in self._order.get(run_id, ()) if s > after][:limit]
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
-        return [_item(i) for i in self._inbox.values() if i.run_id == run_id and (taken or i.taken_seq is None)]
+        return [_item(i) for i in self._inbox.of("run", run_id) if taken or i.taken_seq is None]
 
     async def marked(self, owner: str) -> list[str]:
         owned = {r.run.run_id for r in self._runs.values() if r.owner == owner}
@@ -436,10 +440,9 @@ class MemoryStore:
         return None if claim is None or (claim.expires_at is not None and claim.expires_at <= self.now()) else claim
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
-        def wanted(e: Effect) -> bool:
-            return run_id in (None, e.run_id) and key in (None, e.key) and lineage_root in (None, e.lineage_root)
-
-        return [codec.decode_effect(data) for e, data in self._effects.values() if wanted(e)]
+        choices = (("key", key), ("run", run_id), ("lineage", lineage_root))
+        found = next((self._effects.of(name, value) for name, value in choices if value is not None), self._effects.values())
+        return [codec.decode_effect(data) for e, data in found if run_id in (None, e.run_id) and lineage_root in (None, e.lineage_root)]
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
         there = self._effects.get(effect.effect_id)
@@ -546,7 +549,7 @@ class MemoryStore:
         owner = None if old is None or run.terminal else old.owner
         due = old.due if old is not None else None
         if old is None or old.status != run.status.value:
-            unread = any(i.run_id == run_id and i.taken_seq is None for i in self._inbox.values())
+            unread = self._unread(run_id)
             due = rules.due_after(commits[-1], owner, now, unread)
         self._set(
             self._runs,

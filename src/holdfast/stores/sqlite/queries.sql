@@ -98,7 +98,7 @@ SELECT min(queue) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue > ?
 -- Priorities are walked from the highest down, so that what is due within each is one range of the index.
 SELECT max(priority) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority < ?;
 -- name: claim_due
-SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due
+SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due, r.holds
 FROM run r
 WHERE r.queue = ?1 AND r.priority = ?2 AND r.due <= ?3 AND r.due IS NOT NULL AND r.owner IS NULL
   AND (?4 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?4)))
@@ -112,7 +112,7 @@ WHERE r.queue = ?1 AND r.priority = ?2 AND r.due <= ?3 AND r.due IS NOT NULL AND
 ORDER BY r.due, r.turn LIMIT ?5;
 -- name: claim_orphans
 -- Runs of an owner that is proven dead or whose lease has expired.
-SELECT r.id, r.run_id, r.fence, r.owner, r.priority, ifnull(r.due, 0)
+SELECT r.id, r.run_id, r.fence, r.owner, r.priority, ifnull(r.due, 0), NULL
 FROM run r
 WHERE r.owner = ?1 AND (?2 IS NULL OR r.queue IN (SELECT value FROM json_each(?2)))
   AND (?3 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?3)))
@@ -125,6 +125,11 @@ SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND 
 -- name: lane_before
 SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND turn < ? AND due IS NOT NULL AND due <= ? AND id <> ?
 ORDER BY turn LIMIT 1;
+-- name: take_due
+-- Due runs at rest are taken a hundred at a time, so no column is set that an index would be written for in vain.
+UPDATE run SET owner = ?, fence = fence + 1, holds = 1 WHERE id = ? AND fence = ?;
+-- name: take_due_holder
+UPDATE run SET owner = ?, fence = fence + 1 WHERE id = ? AND fence = ?;
 -- name: take
 UPDATE run SET owner = ?, fence = fence + 1, holds = 1, due = min(ifnull(due, ?2), ?2) WHERE id = ?3 AND fence = ?4;
 

@@ -19,7 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import apsw
 import msgspec
@@ -73,6 +73,16 @@ _FILTERS = {
 }
 _OPEN = "status NOT IN ('completed', 'failed', 'canceled')"  # in the words of an index
 _LIST = "SELECT run_id, doc, status, version, step, head, fence, owner, due FROM run"
+
+
+class _Candidate(NamedTuple):
+    """A run that may be claimed. ``holds``: of a run at rest that is due, whether it holds its lane; None for any other."""
+
+    key: int
+    run_id: str
+    fence: int
+    previous: str | None
+    holds: int | None
 
 
 class SqliteStore:
@@ -258,17 +268,23 @@ class SqliteStore:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         now = self._now()
         found = self._candidates(db, owner, queues, skills, shapes, limit) if run_id is None else self._candidate(db, owner, run_id, now)
-        out = []
-        for key, run, fence, previous in found:
-            cause = "" if previous is None else self._owners.lost(self._owners.find(db, previous)) or ("expired" if previous != owner else RECLAIMED)
-            db.execute(Q.take, (owner, now, key, fence))
-            if db.changes() == 1:
-                out.append((key, Claim(run, fence + 1, previous, cause)))
+        for holds, statement in ((0, Q.take_due), (1, Q.take_due_holder)):
+            if due := [(owner, c.key, c.fence) for c in found if c.holds == holds]:
+                db.executemany(statement, due)
+        out = [(c.key, Claim(c.run_id, c.fence + 1) if c.holds is not None else self._take(db, c, owner, now)) for c in found]
         for gone in self._litter(db, owner):
             db.execute(Q.worker_delete_idle, (gone,))
             if db.changes():
                 self._liveness.forget(gone)
         return out
+
+    def _take(self, db: apsw.Connection, c: _Candidate, owner: str, now: int) -> Claim:
+        """Takes a run that was asked for by name, or that a lost owner had."""
+        db.execute(Q.take, (owner, now, c.key, c.fence))
+        if c.previous is None:
+            return Claim(c.run_id, c.fence + 1)
+        lost = self._owners.lost(self._owners.find(db, c.previous))
+        return Claim(c.run_id, c.fence + 1, c.previous, lost or ("expired" if c.previous != owner else RECLAIMED))
 
     def _litter(self, db: apsw.Connection, owner: str) -> list[str]:
         """Owners that are gone for good and hold nothing."""
@@ -277,7 +293,7 @@ class SqliteStore:
 
     def _candidates(
         self, db: apsw.Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limit: int
-    ) -> list[tuple[int, str, int, str | None]]:
+    ) -> list[_Candidate]:
         """What may be claimed, most urgent first: due runs at rest, and the runs of lost owners."""
         now = self._now()
         wanted = None if skills is None else json.dumps(list(skills))
@@ -294,7 +310,7 @@ class SqliteStore:
                 here += rows(db, Q.claim_due, (queue, priority, now, wanted, limit - len(here), fitting))
             found += here
         found.sort(key=lambda r: (-r[4], r[5]))
-        return [(key, run, fence, previous) for key, run, fence, previous, _, _ in found[:limit]]
+        return [_Candidate(key, run, fence, previous, holds) for key, run, fence, previous, _, _, holds in found[:limit]]
 
     def _queues(self, db: apsw.Connection) -> Iterator[str]:
         queue = ""
@@ -302,7 +318,7 @@ class SqliteStore:
             queue = found
             yield queue
 
-    def _candidate(self, db: apsw.Connection, claimer: str, run_id: str, now: int) -> list[tuple[int, str, int, str | None]]:
+    def _candidate(self, db: apsw.Connection, claimer: str, run_id: str, now: int) -> list[_Candidate]:
         found = row(db, Q.claim_one, (run_id,))
         if found is None:
             raise RunNotFound(f"there is no run {run_id}")
@@ -311,7 +327,7 @@ class SqliteStore:
             return []
         if not holds and lane_blocker(db, (tenant, session, lane), key, turn, now) is not None:
             return []
-        return [(key, run_id, fence, owner)]
+        return [_Candidate(key, run_id, fence, owner, None)]
 
     async def register(self, owner: str, ttl_us: int) -> None:
         writer = self._write()
