@@ -18,6 +18,7 @@ from holdfast.core import schedules as sch
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
+from holdfast.core.environments import fields as option_fields
 from holdfast.core.errors import (
     InvalidInput,
     RunFailed,
@@ -417,8 +418,9 @@ class Runtime:
         """
         policy = None if effects is None else as_policy(effects)
         wish = lineage.Wish(
-            kind=lineage.REPLAY, checkpoint_id=from_checkpoint, step=from_step, effects=policy, actor=actor, reason=reason, key=key, upgrade=upgrade
-        )
+            kind=lineage.REPLAY, checkpoint_id=from_checkpoint, step=from_step, effects=policy, actor=actor, reason=reason, key=key, upgrade=upgrade,
+            inherits=self._services.place.inherit_approvals,
+        )  # fmt: skip
         return await self._conductor.reborn(run_id, wish, drive)
 
     async def fork(
@@ -434,6 +436,9 @@ class Runtime:
         effects: ReplayPolicy | str | None = None,
         key: str | None = None,
         upgrade: bool = False,
+        at: dt.datetime | None = None,
+        delay: dt.timedelta | float | None = None,
+        inherit_approvals: bool | None = None,
         drive: bool = True,
         **options: Any,
     ) -> Run[Any]:
@@ -445,18 +450,21 @@ class Runtime:
         Args:
             set: channels and their new values, recorded as a patch with ``actor`` and ``reason``.
             inputs: another input; it then begins at the start.
+            at, delay: when it is due; a worker begins it then.
+            inherit_approvals: what was approved in the source answers the same questions here; by default as the environment says.
             options: tags, priority, queue, lane, job_id, trace_id …
 
         Raises:
             RestrictedOption: the environment does not allow one, by name; those that raise privileges are never allowed by default.
         """
-        given = {"set": set, "inputs": inputs, "reason": reason, "effects": effects, "key": key, "upgrade": upgrade}
-        self._services.place.check_options([*(n for n, v in given.items() if v), *options])
-        if "tags" in options:
-            options["tags"] = tuple(options["tags"])
+        given = {"set": set, "inputs": inputs, "reason": reason, "effects": effects, "key": key, "upgrade": upgrade, "at": at, "delay": delay}
+        given["inherit_approvals"] = inherit_approvals
+        place = self._services.place
+        place.check_options([*(n for n, v in given.items() if v), *options])
         wish = lineage.Wish(
             kind=lineage.FORK, checkpoint_id=from_checkpoint, step=from_step, edits=set or {}, inputs=inputs or {}, reason=reason, actor=actor,
-            effects=None if effects is None else as_policy(effects), key=key, upgrade=upgrade, fields=options,
+            effects=None if effects is None else as_policy(effects), key=key, upgrade=upgrade, not_before=_due(at, delay, self._store.now()),
+            inherits=place.inherit_approvals if inherit_approvals is None else inherit_approvals, fields=option_fields(options),
         )  # fmt: skip
         return await self._conductor.reborn(run_id, wish, drive)
 
@@ -473,6 +481,7 @@ class Runtime:
         note: str | None = None,
         payload: Any = ...,
         resume: bool = True,
+        force: bool = False,
     ) -> Run[Any]:
         """Records a decision about a wait (§5.4). It needs no code: a worker or ``resume`` goes on with the run.
 
@@ -480,8 +489,9 @@ class Runtime:
             AmbiguousWait: several are open and ``wait_id`` names none.
             DecisionConflict: it was decided otherwise before.
             NotDecidable, ActionUnavailable, Denied: the state machine or the resolver says no.
+            AttemptMayLive: an effect done again may happen twice; ``force`` accepts that, where the environment lets it (§6.5).
         """
-        await self._desk.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload, resume=resume)
+        await self._desk.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload, resume=resume, force=force)
         return await self._reader.get(run_id)
 
     async def approve(

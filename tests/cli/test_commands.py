@@ -540,3 +540,19 @@ def test_a_cancel_is_carried_out_by_whoever_has_the_code(holdfast: Type, process
     assert (flight["args"], flight["undone"], hotel["undone"]) == (["flight"], undos[1]["effect_id"], "")
     assert [(u["status"], u["source_effect_id"]) for u in undos] == [("failed", hotel["effect_id"]), ("recorded", flight["effect_id"])]
     assert holdfast("resume", run_id, "trip.py", "--json").code == 4, "in one step: what was taken back is done again"
+
+
+def test_force_is_for_doing_an_effect_again(holdfast: Type) -> None:
+    """§6.5: anywhere else it is a mistake, and says what it is for."""
+    run_id = begun(holdfast)
+    said = holdfast("decide", run_id, "--action", "approve", "--force")
+    assert said.code == 2 and "reexecute" in said.err and "may happen twice" in said.err
+    assert holdfast("show", run_id, "--json").json["status"] == "waiting_for_human"
+
+
+def test_a_fork_at_a_time(holdfast: Type) -> None:
+    """§7.7: an option by name; what is no time is said so."""
+    run_id = holdfast("run", "work.py", "--input", '{"name": "quick"}', "--json").json["run_id"]
+    made = holdfast("fork", run_id, "work.py", "--option", "at=2999-01-01T00:00:00+00:00", "--option", "tags=[\"late\"]", "--json").json
+    assert (made["status"], made["not_before"], made["tags"]) == ("pending", "2999-01-01T00:00:00.000000Z", ["late"])
+    assert holdfast("fork", run_id, "work.py", "--option", "at=soon").code == 2

@@ -536,3 +536,12 @@ def test_a_failure_leaves_a_stable_code() -> None:
     assert decisions.stop_reason(ValueError("anything")) == "step_failed"
     assert decisions.stop_reason(Denied("no")) == "denied"
     assert decisions.stop_reason(HoldfastError("x", code="mine")) == "mine"
+
+
+def test_a_forced_decision_says_so() -> None:
+    """§6.5: on record with the decision, and another decision than the same without force (§5.6)."""
+    run = resting(wait(WaitKind.EFFECT, available_actions=("reexecute",)))
+    plain, forced = (decisions.decide(run, cmd.Decide("w1", "reexecute", "ada", force=f), NOW)[0] for f in (False, True))
+    assert isinstance(plain, ev.WaitDecided) and isinstance(forced, ev.WaitDecided)
+    assert (plain.decision.forced, forced.decision.forced) == (False, True)
+    assert not plain.decision.same(forced.decision) and forced.decision.same(forced.decision)

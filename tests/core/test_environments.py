@@ -7,7 +7,7 @@ import pytest
 from holdfast.core import environments as es
 from holdfast.core.effects import ReplayPolicy
 from holdfast.core.environments import DEVELOPMENT, OPTIONS, PRIVILEGED, PRODUCTION, STAGING, Environment, environment
-from holdfast.core.errors import RestrictedOption, UsageError
+from holdfast.core.errors import InvalidInput, RestrictedOption, UsageError
 
 # What each place lets a fork be given: as the documents promise it, not as the code has it.
 HARMLESS = {"set", "inputs", "reason", "effects", "upgrade", "tags", "priority", "queue", "lane", "job_id", "trace_id", "key"}
@@ -64,3 +64,30 @@ def test_an_environment_by_value_by_name_and_a_name_of_ones_own() -> None:
     assert environment(LISTED) is LISTED
     assert environment("production") is PRODUCTION
     assert environment("lab") == Environment(name="lab", replay=ReplayPolicy.REEXECUTE, options=None, allow_force=True, budgets={})
+
+
+def test_inherited_approvals_are_an_option_where_the_place_inherits_them() -> None:
+    """§5.8, §8.3."""
+    trusting = Environment(name="trusting", inherit_approvals=True)
+    trusting.check_options(["inherit_approvals", "tags"])
+    with pytest.raises(RestrictedOption, match="'tenant_id'"):
+        trusting.check_options(["inherit_approvals", "tenant_id"])
+    assert not any(p.inherit_approvals for p in es.KNOWN.values())
+
+
+def test_force_is_refused_where_there_is_none() -> None:
+    DEVELOPMENT.check_force("anything")
+    with pytest.raises(RestrictedOption, match="^production does not let anybody force an effect$") as e:
+        PRODUCTION.check_force("an effect")
+    assert e.value.hint == "allow_force in the Environment"
+
+
+def test_the_options_that_become_fields_are_held_against_what_they_may_be() -> None:
+    """§7.7: with the option's name in the refusal; the others are none of these."""
+    good = {"tags": ["a"], "priority": 3, "queue": "q", "unattended": True, "recovery": "hold", "tenant_id": "t"}
+    assert es.fields({**good, "set": {"x": 1}, "inherit_approvals": True}) == {**good, "tags": ("a",)}
+    assert es.fields({}) == {}
+    for name, value in {"tags": "a", "priority": "3", "queue": 3, "unattended": 1, "recovery": "never", "lane": None}.items():
+        with pytest.raises(InvalidInput, match=f"^the option '{name}' of a fork: "):
+            es.fields({name: value})
+    assert set(es.FIELDS) == OPTIONS - {"set", "inputs", "reason", "effects", "upgrade", "key", "at", "delay", "inherit_approvals"}

@@ -287,3 +287,11 @@ def test_a_decision_takes_the_signal_it_names_and_no_other() -> None:
     taken = fold_all(run, numbered([ev.WaitDecided(decided("signal", key="k1", asked="signal:go"))], run.version + 1))
     assert [(s.name, s.key) for s in taken.signals] == [("go", "k2"), ("stop", "k1")]
     assert fold_all(run, numbered([ev.WaitDecided(decided("approve", asked="signal:go"))], run.version + 1)).signals == run.signals
+
+
+def test_a_run_knows_what_it_was_made_of_and_whether_it_inherits_approvals() -> None:
+    """§5.8, §7.6, §7.7."""
+    for fact, origin in ((ev.RunForked("a", effects="reexecute", approvals=True), "fork"), (ev.RunReplayed("a", effects="reexecute", approvals=True), "replay")):
+        run = folded(fact)
+        assert (run.origin, run.replay_effects, run.inherits) == (origin, "reexecute", True)
+    assert not folded(ev.RunForked("a")).inherits

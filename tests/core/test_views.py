@@ -253,6 +253,7 @@ def test_a_story() -> None:
         (ev.StepRetryScheduled(1, "a", 1, 0, BOOM), "again at 00:00:00Z: attempt 1 failed (boom)"),
         (ev.WaitRequested(wait(WaitKind.SIGNAL, name="go")), "signal: go"),
         (ev.WaitTimedOut(decided("timeout")), "timeout by ada"),
+        (ev.WaitDecided(decided("reexecute", forced=True)), "reexecute by ada, forced"),
         (ev.WaitDenied("w", "approve", "eve", "not hers"), "approve by eve refused: not hers"),
         (ev.SideEffectAttempted("e", "k"), "e"),
         (ev.IntentDispatched("i", "webhook"), "webhook"),

@@ -278,7 +278,7 @@ async def test_force_says_what_may_happen(house: House) -> None:
     _, drive, run_id = await frozen(house, skill, world)
     rt = await house.process(skill)
     await rt.resume(run_id)
-    await rt.decide(run_id, "reexecute", payload={"force": True}, actor="ada")
+    await rt.decide(run_id, "reexecute", force=True, actor="ada")
     run = await rt.resume(run_id)
     assert (run.status, world.done) == ("completed", ["a"])
     world.thaw.set()

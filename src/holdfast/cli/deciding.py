@@ -110,17 +110,18 @@ def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) 
 @click.option("--note", metavar="N", help="Why; kept with the decision.")
 @click.option("--payload", metavar="JSON|@FILE|-", help="The answer.")
 @click.option("--no-resume", is_flag=True, help="Record the decision and leave the run where it is.")
+@click.option("--force", is_flag=True, help="With reexecute: do it again although the first attempt may still act, and it may happen twice.")
 @actor_option
 @options()
 def decide(
-    call: Call, run_id: str, wait_id: str | None, action: str, feedback: str | None, note: str | None, payload: str | None, no_resume: bool, actor: str
+    call: Call, run_id: str, wait_id: str | None, action: str, feedback: str | None, note: str | None, payload: str | None, no_resume: bool, force: bool, actor: str
 ) -> int:
     """Decide about a wait by any action that it offers."""
     given = ... if payload is None else parsed(payload, "--payload")
     return _answer(
         call,
         run_id,
-        lambda rt: rt.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=given, resume=not no_resume),
+        lambda rt: rt.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=given, resume=not no_resume, force=force),
     )
 
 
@@ -155,7 +156,8 @@ def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: s
     async def act(rt: Runtime) -> dict[str, Any]:
         before = (await rt.get(run_id)).version
         await rt.cancel(run_id, actor=actor, reason=reason)
-        if limit and (await rt.get(run_id)).status not in TERMINAL:
+        run = await rt.get(run_id)
+        if limit and run.status not in TERMINAL and run.lease.owner is not None:  # what nobody drives is not looked on at
             await watched(rt, run_id, _ended(rt, run_id, before, limit), progress, before)
         return {"accepted": True, **await pages.run_object(rt, run_id)}
 

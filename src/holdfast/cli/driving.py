@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 import sys
 from collections.abc import Awaitable, Callable
@@ -17,7 +18,7 @@ from holdfast.cli.session import Call, actor_option, handling, options, over, pa
 from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, SkillUnknown, StoreError
 from holdfast.core.status import TERMINAL, Condition
 from holdfast.engine.intake import OnBusy
-from holdfast.handle import Run
+from holdfast.handle import Run, when
 from holdfast.runtime import Runtime
 from holdfast.workers.worker import Report
 
@@ -249,7 +250,7 @@ def fork(
     """
     values = {n: _value(n, v) for n, v in (_pair(e, "--set CH=JSON") for e in edits)}
     other = inputs(given) if given is not None else None
-    extra = {n: _json_or_text(v) for n, v in (_pair(e, "--option K=V") for e in more)}
+    extra: dict[str, Any] = {n: _when(v) if n == "at" else _json_or_text(v) for n, v in (_pair(e, "--option K=V") for e in more)}
 
     async def make(rt: Runtime) -> Run[Any]:
         place = _full(run_id, checkpoint), _number(step)
@@ -258,6 +259,13 @@ def fork(
         )
 
     return _reborn(call, run_id, target, "fork", make)
+
+
+def _when(text: str) -> dt.datetime:
+    try:
+        return dt.datetime.fromisoformat(text)
+    except ValueError:
+        raise InvalidInput(f"at={text} is no time", hint="at=2026-01-31T09:00:00+00:00") from None
 
 
 def _reborn(call: Call, run_id: str, target: str | None, verb: str, make: Callable[[Runtime], Awaitable[Run[Any]]]) -> int:
@@ -273,7 +281,8 @@ def _reborn(call: Call, run_id: str, target: str | None, verb: str, make: Callab
         made = await make(rt)
         if progress is not None and not made.deduplicated:
             click.echo(f"{made.skill_id} {made.run_id}, a {verb} of {run_id}", err=True)
-        if made.status not in TERMINAL and not made.waits:
+        later = made.not_before is not None and made.not_before > when(rt.store.now())
+        if made.status not in TERMINAL and not made.waits and not later:
             await watched(rt, made.run_id, rt.resume(made.run_id, actor="system"), progress)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 

@@ -19,7 +19,8 @@ class Command(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Decide(Command, frozen=True, tag=1):
-    """``payload`` is encoded; None means that none was given, which is not an answer of None."""
+    """``payload`` is encoded; None means that none was given, which is not an answer of None. ``force``: do an effect again
+    although it may then happen twice (§6.5)."""
 
     wait_id: str
     action: str
@@ -29,6 +30,7 @@ class Decide(Command, frozen=True, tag=1):
     payload: bytes | None = None
     at: int = 0
     resume: bool = True
+    force: bool = False
 
     @property
     def key(self) -> str:

@@ -72,7 +72,7 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
         forms.check(reveal(wait.schema), reveal(payload))
     decision = Decision(
         wait_id=c.wait_id, action=c.action, actor=c.actor, feedback=c.feedback, note=c.note, payload=payload, decided_at=now,
-        resume=c.resume, asked=wait.asked, policy=wait.policy_snapshot_id,
+        resume=c.resume, asked=wait.asked, policy=wait.policy_snapshot_id, forced=c.force,
     )  # fmt: skip
     match c.action:
         case ws.CONTINUE:

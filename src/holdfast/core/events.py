@@ -173,11 +173,14 @@ class RunInterrupted(Fact, frozen=True, tag=14):
 
 
 class RunForked(Fact, frozen=True, tag=15):
+    """``approvals``: what people approved in the source answers the same questions here (§5.8)."""
+
     wire: ClassVar[str] = "run.forked"
     source_run_id: str
     source_checkpoint_id: str | None = None
     reason: str = ""
     effects: str = ""
+    approvals: bool = False
 
 
 class RunReplayed(Fact, frozen=True, tag=16):
@@ -185,6 +188,7 @@ class RunReplayed(Fact, frozen=True, tag=16):
     source_run_id: str
     source_checkpoint_id: str | None = None
     effects: str = ""
+    approvals: bool = False
 
 
 class RunPatched(Fact, frozen=True, tag=17):

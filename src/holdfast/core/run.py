@@ -103,6 +103,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     active_since: int | None = None
     schedule_id: str | None = None
     slot: int | None = None
+    inherits: bool = False
 
     @property
     def terminal(self) -> bool:
@@ -317,8 +318,8 @@ _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.RunCancelRequested: lambda run, e, f: replace(run, cancel_requested_at=e.at),
     ev.RunPatched: _patched,
     ev.BudgetSpent: _spent,
-    ev.RunForked: lambda run, e, f: replace(run, origin="fork", replay_effects=f.effects),
-    ev.RunReplayed: lambda run, e, f: replace(run, origin="replay", replay_effects=f.effects),
+    ev.RunForked: lambda run, e, f: replace(run, origin="fork", replay_effects=f.effects, inherits=f.approvals),
+    ev.RunReplayed: lambda run, e, f: replace(run, origin="replay", replay_effects=f.effects, inherits=f.approvals),
     ev.StepStarted: _step_started,
     ev.StepCompleted: _step_ended,
     ev.StepDegraded: _step_ended,

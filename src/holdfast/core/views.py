@@ -238,6 +238,7 @@ def decision_view(decision: Decision) -> dict[str, Any]:
         "resume": decision.resume,
         "key": decision.key,
         "policy": decision.policy,
+        "forced": decision.forced,
     }
 
 
@@ -379,7 +380,7 @@ def _detail(event: ev.Event) -> str:
         case ev.WaitRequested() as f:
             return f"{f.wait.kind}: {f.wait.prompt or f.wait.name}"
         case ev.WaitDecided() | ev.WaitTimedOut() as f:
-            return f"{f.decision.action} by {f.decision.actor}" + (f": {f.decision.feedback}" if f.decision.feedback else "")
+            return f"{f.decision.action} by {f.decision.actor}" + (", forced" if f.decision.forced else "") + (f": {f.decision.feedback}" if f.decision.feedback else "")
         case ev.WaitDenied() as f:
             return f"{f.action} by {f.actor} refused: {f.reason}"
         case ev.EffectFact() as f:

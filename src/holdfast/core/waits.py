@@ -134,11 +134,12 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     asked: str = ""
     key: str = ""
     policy: str | None = None
+    forced: bool = False
 
     def same(self, other: Decision) -> bool:
         """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""
-        mine = (self.wait_id, self.action, self.feedback, self.note, self.payload)
-        return mine == (other.wait_id, other.action, other.feedback, other.note, other.payload)
+        mine = (self.wait_id, self.action, self.feedback, self.note, self.payload, self.forced)
+        return mine == (other.wait_id, other.action, other.feedback, other.note, other.payload, other.forced)
 
 
 def decidable(status: Status, waits: tuple[Wait, ...], wait_id: str) -> bool:

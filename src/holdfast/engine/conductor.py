@@ -240,7 +240,8 @@ class Conductor:
         """
         policy = self._services.policy
         if force:
-            if not self._services.place.allow_force or not (policy is None or policy.allow_force):
+            self._services.place.check_force("a run past its policy")
+            if not (policy is None or policy.allow_force):
                 raise RestrictedOption("the policy in force does not let itself be waived", hint="resume without --force")
             return [ev.NoteAdded(f"{actor} waived the policy's re-evaluation")]
         if run.status is Status.PENDING or not any(map(policies.gated, program.nodes.values())):
@@ -313,7 +314,8 @@ class Conductor:
             again.deduplicated = True
             return again
         run = await self._reader.get(made)
-        return await self.if_able(run) if drive else run
+        early = wish.not_before is not None and wish.not_before > self._store.now()
+        return await self.if_able(run) if drive and not early else run
 
     async def if_able(self, run: Run[Any]) -> Run[Any]:
         """Drives a run on if this process has its skill; otherwise a worker will."""

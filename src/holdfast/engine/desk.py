@@ -32,7 +32,7 @@ from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import REEXECUTE, WaitKind, answering, decidable
 from holdfast.engine import compensation
-from holdfast.engine.effects import forced, refuse_to_repeat, surfaced
+from holdfast.engine.effects import refuse_to_repeat, surfaced
 from holdfast.engine.journal import Draft, Journal
 from holdfast.engine.reader import Reader
 from holdfast.engine.services import Services
@@ -58,6 +58,7 @@ class Desk:
         note: str | None = None,
         payload: Any = ...,
         resume: bool = True,
+        force: bool = False,
     ) -> None:
         """Records a decision about a wait (§5.4). It needs no code: a worker or ``resume`` goes on with the run.
 
@@ -65,11 +66,12 @@ class Desk:
             AmbiguousWait: several are open and ``wait_id`` names none.
             DecisionConflict: it was decided otherwise before.
             NotDecidable, ActionUnavailable, Denied: the state machine or the resolver says no.
+            AttemptMayLive: the effect may happen twice; ``force`` accepts that, where the environment lets it.
         """
         run, _ = await self._reader.found(run_id)
         wait_id = wait_id or _only_wait(run, action)
         raw = None if payload is ... else canon.pack(payload, "payload")[1]
-        command = cmd.Decide(wait_id=wait_id, action=action, actor=actor, feedback=feedback, note=note, payload=raw, at=self._store.now(), resume=resume)
+        command = cmd.Decide(wait_id=wait_id, action=action, actor=actor, feedback=feedback, note=note, payload=raw, at=self._store.now(), resume=resume, force=force)
         wait = next((w for w in run.waits if w.wait_id == wait_id), None)
         if wait is not None:
             await self._may(run, wait, command)
@@ -94,7 +96,11 @@ class Desk:
         """Refuses a decision before anything is written: by who asks, by what the wait offers, by what may still be acting (§5.5, §5.7, §6.5)."""
         await self._authorise(run, wait, command)
         decisions.decide(run, command, self._store.now())
-        if command.action == REEXECUTE and wait.effect_id is not None and not forced(command):
+        if command.force:
+            if command.action != REEXECUTE:
+                raise UsageError(f"there is nothing to force in {command.action}", hint="--force is for --action reexecute, where an effect may happen twice")
+            self._services.place.check_force("an effect that may happen twice")
+        elif command.action == REEXECUTE and wait.effect_id is not None:
             await refuse_to_repeat(self._services, wait.effect_id)
 
     async def _authorise(self, run: records.Run, wait: Any, command: cmd.Decide) -> None:
@@ -337,4 +343,4 @@ def _only_wait(run: records.Run, action: str) -> str:
 
 
 def _saying(d: cmd.Decide) -> tuple[Any, ...]:
-    return (d.wait_id, d.action, d.feedback, d.note, None if d.payload is None else bytes(d.payload))
+    return (d.wait_id, d.action, d.feedback, d.note, None if d.payload is None else bytes(d.payload), d.force)

@@ -244,7 +244,7 @@ class Performance:
                 place = f"{place}!"
                 continue
             decision = await self._decision(place, ask)
-            if decision.action != REEXECUTE or ask.closed or forced(decision):
+            if decision.action != REEXECUTE or ask.closed or decision.forced:
                 break
             # Acting again while the first attempt may still act could do it twice: asked again, saying so (X-04).
             place, ask = f"{place}!", replace(ask, reason=fx.MAY_LIVE)
@@ -700,14 +700,8 @@ async def refuse_to_repeat(services: Services, effect_id: str) -> None:
         if effect.effect_id == effect_id and effect.open and not effect.closed and await alive_now(services, effect) is not Alive.NO:
             raise AttemptMayLive(
                 f"{effect.capability} was attempted by {effect.owner}, which may still be alive: done again, it could happen twice",
-                hint='wait until that process is proven dead, or force it: payload {"force": true}',
+                hint="wait until that process is proven dead; --force accepts that it may happen twice",
             )
-
-
-def forced(decision: Decision | commands.Decide) -> bool:
-    """Whether a person said that an effect is to be done again although its first attempt may still be under way."""
-    given = None if decision.payload is None else canon.decode(decision.payload)
-    return isinstance(given, dict) and given.get("force") is True
 
 
 def keyed(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
@@ -715,4 +709,4 @@ def keyed(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
     return functools.partial(fn, idempotency_key=key) if accepts_key(fn) else fn
 
 
-__all__ = ["NotBegun", "Options", "Performance", "alive_now", "closed_owners", "forced", "keyed", "perform", "perform_at", "refuse_to_repeat", "surfaced"]
+__all__ = ["NotBegun", "Options", "Performance", "alive_now", "closed_owners", "keyed", "perform", "perform_at", "refuse_to_repeat", "surfaced"]

@@ -24,6 +24,7 @@ from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
 from holdfast.core.status import Status
+from holdfast.core.waits import Decision, Wait
 from holdfast.engine import family
 from holdfast.engine.blobs import whole
 from holdfast.engine.boundaries import Boundaries
@@ -76,13 +77,15 @@ class Act(msgspec.Struct, frozen=True):
 
 class Echo(msgspec.Struct):
     """What a run with a source goes by (§7.6): the records it is answered from, by (step, task, path); what its forebears did and
-    sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first."""
+    sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first;
+    ``consents``: what people approved there, if it is inherited, with the questions (§5.8)."""
 
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
     forebears: list[str] = []
     effects: list[Effect] = []
     intents: dict[str, Intent] = {}
+    consents: dict[tuple[int, str, str], tuple[Wait, Decision]] = {}
 
     @property
     def last(self) -> int:

@@ -4,7 +4,8 @@ Theory of operation. Both begin at a checkpoint of the source, copied whole into
 source is written. A replay is a run whose recorded calls are answered from an *echo*: the records of its source and, as far as that
 was a replay itself, of the source's source. What it is given it writes into its own log, so that a replay can be
 replayed. A fork has no echo: it runs its code afresh, under effect keys of its own, and finds in the ledger what its
-forebears did at the same place with the same arguments. Approvals are asked again in both.
+forebears did at the same place with the same arguments. Approvals are asked again in both, unless they are inherited: then a
+consent to the very same question, shown the same under the same policy, is taken over and on record as that.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from holdfast.core.errors import CheckpointNotFound, InvalidInput
 from holdfast.core.lease import COUNTER_BITS, TOUCH
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
-from holdfast.core.waits import HUMAN
+from holdfast.core.waits import APPROVE, HUMAN, Decision, Wait, WaitKind
 from holdfast.engine.intake import KEY_RETENTION_US
 from holdfast.engine.journal import Draft, Echo, Journal
 from holdfast.engine.services import Services
@@ -58,6 +59,9 @@ async def echo(services: Services, run: Run) -> Echo | None:
             for place, record in recorded(rows, Progress(source, await services.threads.origin(source, rows))).items():
                 found.records.setdefault(place, record)
             serving = forebear.origin == REPLAY
+        if run.inherits:
+            for place, given in consents(await store.rows(source)).items():
+                found.consents.setdefault(place, given)
         if not scoped and forebear.origin != REPLAY:
             found.scope, scoped = source, True
         source = forebear.source_run_id
@@ -78,6 +82,22 @@ def recorded(rows: list[Row], progress: Progress) -> dict[tuple[int, str, str], 
     return out
 
 
+def consents(rows: list[Row]) -> dict[tuple[int, str, str], tuple[Wait, Decision]]:
+    """What people approved in a run, by (step, task, path), with the question as it was asked."""
+    asked: dict[str, Wait] = {}
+    out: dict[tuple[int, str, str], tuple[Wait, Decision]] = {}
+    for event in (e for row in rows for e in open_row(row).events):
+        match event.fact:
+            case ev.WaitRequested(wait=wait) if wait.kind in (WaitKind.APPROVAL, WaitKind.GATE):
+                asked[wait.wait_id] = wait
+            case ev.WaitDecided(decision=given) if given.action == APPROVE and given.wait_id in asked:
+                wait = asked[given.wait_id]
+                out[wait.step, wait.task, wait.path] = wait, given
+            case _:
+                pass
+    return out
+
+
 def _of_people(record: StepRecord) -> bool:
     return record.kind == "wait" and record.name.partition(":")[0] + ":" in _OF_PEOPLE
 
@@ -92,7 +112,7 @@ def _place(intent: Intent) -> str:
 
 class Wish(msgspec.Struct, frozen=True, kw_only=True):
     """What somebody wants out of a source run; None means as the source had it. ``missing``: the first step of the source whose
-    effects were taken back."""
+    effects were taken back; ``inherits``: what was approved there counts here (§5.8)."""
 
     kind: str
     checkpoint_id: str | None = None
@@ -106,6 +126,7 @@ class Wish(msgspec.Struct, frozen=True, kw_only=True):
     upgrade: bool = False
     not_before: int | None = None
     missing: int | None = None
+    inherits: bool = False
     fields: Mapping[str, Any] = {}
 
 
@@ -128,6 +149,7 @@ async def born(services: Services, source: Loaded, wish: Wish) -> str:
     run_id = ids.run_id(now, services.entropy(), run.tenant_id, run.session_key)
     program = services.skills.find(run.skill_id, run.skill_version) if run.skill_id in services.skills.ids else None
     given = canon.encode(canon.admit({**canon.decode(first.input), **wish.inputs}, "inputs")) if wish.inputs else first.input
+    anew = {"environment": services.environment, **wish.fields}
     submitted = msgspec.structs.replace(
         first,
         run_id=run_id,
@@ -136,20 +158,19 @@ async def born(services: Services, source: Loaded, wish: Wish) -> str:
         thread_id=f"{run.thread_id}~{run_id}",
         session_key=f"{run.session_key}~{run_id}",
         not_before=wish.not_before,
-        environment=services.environment,
         parent_run_id=None,
         parent_wait_id=None,
         source_run_id=run.run_id,
         source_checkpoint_id=found.checkpoint_id,
         lineage_root=run.lineage_root,
         request_key=wish.key,
-        **wish.fields,
+        **anew,
     )
     facts: list[ev.Fact] = [submitted]
     if wish.kind == REPLAY:
-        facts.append(ev.RunReplayed(run.run_id, found.checkpoint_id, wish.effects.value if wish.effects else ""))
+        facts.append(ev.RunReplayed(run.run_id, found.checkpoint_id, wish.effects.value if wish.effects else "", wish.inherits))
     else:
-        facts.append(ev.RunForked(run.run_id, found.checkpoint_id, wish.reason, wish.effects.value if wish.effects else ""))
+        facts.append(ev.RunForked(run.run_id, found.checkpoint_id, wish.reason, wish.effects.value if wish.effects else "", wish.inherits))
     if edits:
         facts.append(ev.StatePatched(tuple(edits), wish.reason))
     claims = []
@@ -181,7 +202,7 @@ async def digest(services: Services, run: Run, wish: Wish) -> str:
 
 def _digest(found: Checkpoint, wish: Wish) -> str:
     edits = {**wish.inputs, **wish.edits}
-    return canon.fingerprint([found.checkpoint_id, wish.kind, wish.effects.value if wish.effects else "", edits, dict(wish.fields)])
+    return canon.fingerprint([found.checkpoint_id, wish.kind, wish.effects.value if wish.effects else "", edits, dict(wish.fields), wish.inherits])
 
 
 def _channels(services: Services, run: Run) -> Mapping[str, Any]:

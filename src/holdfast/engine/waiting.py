@@ -111,6 +111,8 @@ async def request(ctx: Any, ask: Ask) -> RawDecision:
         wait = _wait(ctx, ask, path, verdict)
         if ask.kind is WaitKind.SIGNAL and (came := await _arrived(ctx, wait)) is not None:
             return came
+        if (inherited := await _inherited(ctx, wait)) is not None:
+            return inherited
         ctx._suspended[wait.wait_id] = wait
         if ask.creates is not None:
             draft = ask.creates(wait)
@@ -180,6 +182,20 @@ async def _arrived(ctx: Any, wait: Wait) -> RawDecision | None:
     given = decisions.signalled(wait, found.key, found.payload, found.actor, ctx._services.clock.now())
     opened = [] if any(w.wait_id == wait.wait_id for w in journal.run.waits) else [ev.WaitRequested(wait)]
     await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
+    return given
+
+
+async def _inherited(ctx: Any, wait: Wait) -> RawDecision | None:
+    """A consent given in a forebear to the very same question, where such are inherited; on record here as asked and answered (§5.8)."""
+    echo = ctx._journal.echo
+    if echo is None or (found := echo.consents.get((wait.step, wait.task, wait.path))) is None:
+        return None
+    before, consent = found
+    covers = ("kind", "prompt", "name", "show", "schema", "who", "available_actions", "policy_snapshot_id", "effect_id", "verdict")
+    if wait.round or any(getattr(before, f) != getattr(wait, f) for f in covers):
+        return None
+    given: RawDecision = msgspec.structs.replace(consent, wait_id=wait.wait_id, note=f"inherited from {before.wait_id}")
+    await ctx._save(Draft(facts=[ev.WaitRequested(wait), ev.WaitDecided(given)], results=[decisions.answer(given)]))
     return given
 
 

@@ -272,7 +272,7 @@ async def approve_all(host: Host, run: Run[Any]) -> None:
         elif wait.kind == "effect" and wait.show["key"] in known:
             await host.rt.decide(run.run_id, "record_result", wait_id=wait.wait_id, actor="tester", payload=known[wait.show["key"]])
         elif wait.kind == "effect" and await _over(host, wait.show):
-            await host.rt.decide(run.run_id, "reexecute", wait_id=wait.wait_id, actor="tester", payload={"force": True})
+            await host.rt.decide(run.run_id, "reexecute", wait_id=wait.wait_id, actor="tester", force=True)
 
 
 async def _over(host: Host, shown: Mapping[str, Any]) -> bool:
