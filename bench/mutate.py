@@ -4,9 +4,9 @@
     python bench/mutate.py --modules run,waits --sample 0    # every mutant of two modules
 
 A mutant is made in memory, in a forked child, and never touches the source. The tests run once under coverage first, so
-that each mutant of a function is shown only to the tests that enter this function, its module's own tests first; what a
-module does at its import is shown to all. What counts as caught: a failing test, an error at import, or no end within the
-time limit. Left alone is what no caller could see: prose (texts with a blank in them, hints), ``__all__``, assertions, and
+that each mutant of a function is shown only to the tests that enter this function, its module's own tests first, then the
+quick ones; what a module does at its import is shown to all. What counts as caught: a failing test, an error at import, or
+no end within five times what all tests need. Left alone is what no caller could see: prose (texts with a blank in them, hints), ``__all__``, assertions, and
 whether the garbage collector tracks a value. Prints what nobody noticed, then the score by module; exit 1 below
 ``--at-least``.
 """
@@ -21,6 +21,7 @@ import importlib.abc
 import importlib.machinery
 import importlib.util
 import itertools
+import json
 import os
 import pathlib
 import random
@@ -40,7 +41,8 @@ import pytest
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 CORE = ROOT / "src" / "holdfast" / "core"
 TESTS = ROOT / "tests" / "core"
-LIMIT_SECONDS = 60
+LIMIT_SECONDS = 1_000
+TIMES = 5
 UNSEEN = ("hint", "gc")  # keywords whose values no caller can tell apart
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -178,50 +180,62 @@ class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(self._tree, self._path, "exec"), module.__dict__)
 
 
+class Durations:
+    """A pytest plugin: how long the tests of each file take."""
+
+    def __init__(self) -> None:
+        self.by_file: dict[str, float] = {}
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        file = str(ROOT / report.nodeid.partition("::")[0])
+        self.by_file[file] = self.by_file.get(file, 0.0) + report.duration
+
+
 class Reach:
-    """Which tests enter which lines of the core, and what ran at import."""
+    """Which tests enter which lines of the core, what ran at import, and how long it all takes."""
 
     def __init__(self) -> None:
         with tempfile.TemporaryDirectory() as folder:
-            file = os.path.join(folder, "coverage")
+            file, times = os.path.join(folder, "coverage"), pathlib.Path(folder, "durations")
 
             def watched() -> int:
                 watch = coverage.Coverage(data_file=file, source=["holdfast.core"], config_file=False)
                 watch.set_option("run:dynamic_context", "test_function")
+                durations = Durations()
                 watch.start()
-                code = run_tests([str(TESTS)])
+                code = run_tests([str(TESTS)], durations)
                 watch.stop()
                 watch.save()
+                times.write_text(json.dumps(durations.by_file))
                 return code
 
-            self.whole = in_child(watched, 10 * LIMIT_SECONDS) == 0
-            self._data = coverage.CoverageData(file)
-            self._data.read()
-            self._by_module = {p.stem: self._data.contexts_by_lineno(str(p)) for p in CORE.glob("*.py")}
+            began = time.monotonic()
+            self.whole = in_child(watched, LIMIT_SECONDS) == 0
+            self.limit = TIMES * (time.monotonic() - began)
+            self._durations: dict[str, float] = json.loads(times.read_text()) if self.whole else {}
+            data = coverage.CoverageData(file)
+            data.read()
+            self._by_module = {p.stem: data.contexts_by_lineno(str(p)) for p in CORE.glob("*.py")}
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The tests to show it to, its module's own first; an empty list if none would notice."""
-        if mutant.within is None:
-            return sorted(map(str, TESTS.glob("test_*.py")), key=lambda t: (t != self._own(mutant), t))
+        """The tests to show it to; an empty list if none would notice."""
+        own = str(TESTS / f"test_{mutant.module}.py")
         by_line = self._by_module[mutant.module]
-        names = {name for line in mutant.within for name in by_line.get(line, ())}
+        names = {""} if mutant.within is None else {name for line in mutant.within for name in by_line.get(line, ())}
         if "" in names:  # a test file needs it when it is imported
-            return self.tests(mutant._replace(within=None))
-        found = {name: f"{TESTS / name.split('.')[2]}.py::{name.split('.')[3]}" for name in names}
-        return sorted(found.values(), key=lambda t: (not t.startswith(self._own(mutant)), t))
-
-    @staticmethod
-    def _own(mutant: Mutant) -> str:
-        return str(TESTS / f"test_{mutant.module}.py")
+            found = {str(p) for p in TESTS.glob("test_*.py")}
+        else:
+            found = {f"{TESTS / name.split('.')[2]}.py::{name.split('.')[3]}" for name in names}
+        return sorted(found, key=lambda t: (t.partition("::")[0] != own, self._durations.get(t.partition("::")[0], 0.0), t))
 
 
-def run_tests(which: list[str]) -> int:
+def run_tests(which: list[str], *plugins: object) -> int:
     """Quietly, to the first failure, which is not made smaller."""
     phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
     hypothesis.settings.register_profile("mutants", max_examples=50, derandomize=True, deadline=None, database=None, phases=phases)
     options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-profile=mutants"]
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        return int(pytest.main([*options, *which]))
+        return int(pytest.main([*options, *which], plugins=plugins))
 
 
 def in_child(work: Callable[[], int], limit: float) -> int | None:
@@ -249,14 +263,14 @@ def in_child(work: Callable[[], int], limit: float) -> int | None:
         os.waitpid(child, 0)
 
 
-def caught(mutant: Mutant, tests: list[str]) -> bool:
+def caught(mutant: Mutant, tests: list[str], limit: float) -> bool:
     """Whether these tests notice."""
 
     def work() -> int:
         sys.meta_path.insert(0, _Loader(mutant))
         return run_tests(tests)
 
-    return bool(tests) and in_child(work, LIMIT_SECONDS) != 0
+    return bool(tests) and in_child(work, limit) != 0
 
 
 def main() -> int:
@@ -279,7 +293,7 @@ def main() -> int:
     score: dict[str, list[int]] = {name: [0, 0] for name in names}
     left: list[Mutant] = []
     for mutant in sorted(chosen, key=lambda m: (m.module, m.number)):
-        found = caught(mutant, reach.tests(mutant))
+        found = caught(mutant, reach.tests(mutant), reach.limit)
         score[mutant.module][0] += found
         score[mutant.module][1] += 1
         if not found:

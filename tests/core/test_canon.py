@@ -8,6 +8,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import hashlib
 import math
 import pathlib
 import pickle
@@ -515,3 +516,58 @@ def test_a_fingerprint_takes_one_run_id_for_any_other() -> None:
     assert canon.fingerprint(request(one, 2), one) != canon.fingerprint(request(one), one)
     assert canon.fingerprint(request(one), two) == canon.fingerprint(request(one))
     assert len(canon.fingerprint(request(one), one)) == 32
+
+
+WIRE: list[tuple[typing.Any, str, typing.Any]] = [
+    ((1, "a"), "tuple", [1, "a"]),
+    ({2, 1}, "set", [1, 2]),
+    (frozenset({"b", "a"}), "set", ["a", "b"]),
+    (dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC), "datetime", "2026-01-02T03:04:05.000006+00:00"),
+    (dt.date(2026, 1, 2), "date", "2026-01-02"),
+    (dt.time(3, 4), "time", "03:04:00"),
+    (dt.timedelta(1, 2, 3), "timedelta", [1, 2, 3]),
+    (decimal.Decimal("1.50"), "decimal", "1.50"),
+    (uuid.UUID(int=1), "uuid", "0" * 31 + "1"),
+    (pathlib.Path("/a"), "path", "/a"),
+    (2**64, "int", "0x10000000000000000"),
+    (-(2**63) - 1, "int", "-0x8000000000000001"),
+]
+
+
+@pytest.mark.parametrize(("value", "tag", "fields"), WIRE)
+def test_how_values_lie_in_a_store(value: typing.Any, tag: str, fields: typing.Any) -> None:
+    """§1.8, §1.10: bytes of an older release mean what they meant; these words never change."""
+    data = pack(value)[1]
+    assert bytes(data) == _ext(1, [tag, fields])
+    assert decode(_ext(1, [tag, fields])) == value
+
+
+@pytest.mark.parametrize("value", [2**64 - 1, -(2**63), True, None, "a", b"a", 1.5, [1], {"a": 1}])
+def test_what_every_reader_of_the_format_knows_is_stored_as_it_is(value: typing.Any) -> None:
+    """§1.10: no word of ours around it."""
+    assert bytes(pack(value)[1]) == msgspec.msgpack.encode(value)
+
+
+def test_hashes_that_stores_hold_never_change() -> None:
+    """§1.8, §1.9, §6.3: chains, request fingerprints and digests of an older release are those of this one."""
+    assert canon.chain(b"", b"row").hex() == hashlib.sha256(b"row").hexdigest()[:32]
+    assert canon.chain(b"before", b"row").hex() == hashlib.sha256(b"beforerow").hexdigest()[:32]
+    assert canon.fingerprint({"b": [1], "a": 2}) == hashlib.sha256(msgspec.msgpack.encode({"a": 2, "b": [1]})).hexdigest()[:32]
+    assert canon.fingerprint("run/x", "run") == hashlib.sha256(b"\xa5\0\0\0/x").hexdigest()[:32]
+    assert canon.digest(["a", "bc"]) == hashlib.sha256(b"\0\0\0\1a\0\0\0\2bc").hexdigest()[:32]
+    assert canon.digest(["ab", "c"]) != canon.digest(["a", "bc"])
+
+
+def test_how_deep_and_how_large_a_value_may_be() -> None:
+    """§1.10: the last that fits, and the first that does not."""
+
+    def nested(depth: int) -> typing.Any:
+        value: typing.Any = 1
+        for _ in range(depth):
+            value = [value]
+        return value
+
+    assert admit(nested(canon.MAX_DEPTH + 1))
+    with pytest.raises(Unserializable, match=f"nested deeper than {canon.MAX_DEPTH}"):
+        admit(nested(canon.MAX_DEPTH + 2))
+    assert (canon.MAX_DEPTH, canon.MAX_VALUE_BYTES, canon.HASH_BYTES) == (100, 64 * 1024 * 1024, 16)

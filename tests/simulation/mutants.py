@@ -246,8 +246,8 @@ def recorded_effect_done_again(patch: Patch) -> None:
     """A result on record is not looked for (§6.3, T-45)."""
     real = Context._lookup
 
-    def lookup(self: Any, path: str, name: str, kind: str) -> Any:
-        found = real(self, path, name, kind)
+    def lookup(self: Any, path: str, name: str, kind: str, *more: Any, **named: Any) -> Any:
+        found = real(self, path, name, kind, *more, **named)
         return None if kind == "effect" else found
 
     patch.setattr(Context, "_lookup", lookup)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import sys
+from typing import NamedTuple
 
 import pytest
 from tests.simulation.mutants import MUTANTS
 
 from holdfast.core.errors import StoreError
 from holdfast.engine.journal import Journal
-from holdfast.testing import World
+from holdfast.testing import Violation, World
 from holdfast.testing.plays import PLAYS, STAGE
 from holdfast.testing.simulate import simulate
 
@@ -17,29 +19,36 @@ SEEDS = 400
 NEEDED = 22
 
 
-def caught_by(name: str) -> str:
-    """The seed that a mutant breaks, with the first broken promise; empty if it lives."""
+class Catch(NamedTuple):
+    """What caught a seeded bug: the seed, or where it needs none, what was done; and the broken promise with its story."""
+
+    by: str
+    story: str
+
+
+def caught_by(name: str) -> Catch | None:
+    """The first seed that a mutant breaks; None if it lives.
+
+    A mistake in the mutant itself is no catch: it raises what no engine raises.
+    """
     with pytest.MonkeyPatch.context() as patch:
         MUTANTS[name].plant(patch)
         if damage := _damage_unseen():
             return damage
         for seed in range(SEEDS):
-            try:
-                story = simulate(seed)
-            except Exception as e:
-                return f"seed {seed}: the world stops: {type(e).__name__}: {e}"
+            story = simulate(seed)
             if not story.ok:
-                return f"seed {seed}: {story.violations[0].code}: {story.violations[0].message}"
-    return ""
+                return Catch(f"seed {seed}", story.told)
+    return None
 
 
-def _damage_unseen() -> str:
+def _damage_unseen() -> Catch | None:
     """A flipped bit in a log must be named when it is read; the simulator's store does not rot by itself."""
     world = World()
     STAGE.world = world
     skill = PLAYS["line"].skill
 
-    async def story() -> str:
+    async def story() -> Catch | None:
         host = await world.host(skill)
         run = await host.do(host.rt.submit(skill, {"name": "Ada"}))
         store = world.store
@@ -53,23 +62,35 @@ def _damage_unseen() -> str:
         try:
             Journal.load(store, damaged, 1)
         except StoreError:
-            return ""
-        return "damage: a changed row is read as if it were whole"
+            return None
+        world.diary.note(f"event {row.seq} is changed in the store", run=run.run_id, bad=True)
+        return Catch("a changed row", await world.story([Violation("damage_unseen", run.run_id, f"event {row.seq} is read as if it were whole")]))
 
     return world.run(story())
 
 
+def told(name: str, catch: Catch) -> str:
+    """A seeded bug for people: what it is, what caught it, the promise that broke, and who did what when."""
+    return f"{name}: {MUTANTS[name].says}\n{catch.by} breaks\n{catch.story}\n"
+
+
 @pytest.mark.parametrize("name", MUTANTS)
 def test_a_seeded_bug_is_caught(name: str) -> None:
-    found = caught_by(name)
-    print(f"{name}: {found}")
-    assert found, f"{name} lives: {MUTANTS[name].says}"
+    """Issue 3, must show 3: with the story of the seed that it breaks, which is printed."""
+    catch = caught_by(name)
+    assert catch is not None, f"{name} lives: {MUTANTS[name].says}"
+    text = told(name, catch)
+    print(text)
+    assert "TypeError" not in text and "AttributeError" not in text, f"the mutant itself is broken:\n{text}"
+    assert re.search(r"^!? +\+\d+\.\d{3}s  host-\d+ +writes to R1 under fence \d+: \d+ run\.", text, re.MULTILINE), "no worker, moment and event in it"
+    assert len(text.splitlines()) < 150, "nobody reads that"
 
 
 if __name__ == "__main__":
     lived = []
     for name in sys.argv[1:] or MUTANTS:
-        found = caught_by(name)
-        lived += [] if found else [name]
-        print(f"{name:36} {found[:150] or '-- lives --'}", flush=True)
+        catch = caught_by(name)
+        if catch is None:
+            lived.append(name)
+        print("=" * 100, told(name, catch) if catch is not None else f"{name}: -- lives --\n", sep="\n", flush=True)
     print(f"{len(MUTANTS) - len(lived)} of {len(MUTANTS)} caught; {NEEDED} of 24 are needed")

@@ -37,7 +37,7 @@ class Violation(msgspec.Struct, frozen=True):
     message: str
 
     def __str__(self) -> str:
-        return f"{self.code}: {self.run_id}: {self.message}"
+        return ": ".join(part for part in (self.code, self.run_id, self.message) if part)
 
 
 async def violations(store: Store) -> list[Violation]:

@@ -27,13 +27,18 @@ from holdfast.handle import Run
 from holdfast.testing.crash import Fault, SimulatedCrash
 from holdfast.testing.invariants import Violation
 from holdfast.testing.plays import PLAYS, STAGE, Play
-from holdfast.testing.transcript import transcript
 from holdfast.testing.world import Host, World, approve_all
 
 LEASE = 3.0
 CHAOS = 15.0
 PATIENCE = 600.0
 MOST_TURNS = 1_000_000
+SAID = {
+    Fault.BEFORE: "{verb}: its process dies before it is done",
+    Fault.AFTER: "{verb}: its process dies once it is done",
+    Fault.LOST: "{verb}: the store fails, and it is not done",
+    Fault.APPLIED: "{verb}: the store fails, though it is done",
+}
 SKILLS = [p.skill for p in PLAYS.values()]
 
 
@@ -71,12 +76,11 @@ class Odds(msgspec.Struct, frozen=True):
 
 
 class Story(msgspec.Struct, frozen=True):
-    """What a seed came to: what is broken, what went wrong on the way, and the runs as text."""
+    """What a seed came to: what is broken, how often what happened, and who did what when to the runs that are broken."""
 
     seed: int
     violations: tuple[Violation, ...]
     happened: Mapping[str, int]
-    lines: tuple[str, ...]
     told: str
 
     @property
@@ -84,8 +88,7 @@ class Story(msgspec.Struct, frozen=True):
         return not self.violations
 
     def __str__(self) -> str:
-        verdict = "whole" if self.ok else "BROKEN\n" + "\n".join(f"  {v}" for v in self.violations)
-        return "\n".join([f"seed {self.seed}: {verdict}", "", *self.lines, "", self.told])
+        return f"seed {self.seed}: {'whole' if self.ok else 'BROKEN'}\n{self.told}"
 
 
 class Simulation:
@@ -97,7 +100,6 @@ class Simulation:
         self.draw = self.world.rng
         self.odds = Odds.of(self.draw)
         self.calm = False
-        self.lines: list[str] = []
         self.happened: Counter[str] = Counter()
         self.workers: dict[int, Host] = {}
         self.submitted: dict[str, tuple[Play, str]] = {}
@@ -105,9 +107,9 @@ class Simulation:
         self.cancelled: set[str] = set()
         self.tasks: list[asyncio.Task[Any]] = []
 
-    def say(self, kind: str, text: str) -> None:
+    def say(self, kind: str, text: str, who: str = "") -> None:
         self.happened[kind] += 1
-        self.lines.append(f"  +{self.world.clock.elapsed:8.3f}s  {text}")
+        self.world.diary.note(text, who=who)
 
     # -- the way to the store -----------------------------------------------------------------------
 
@@ -121,7 +123,7 @@ class Simulation:
             fault = Fault.LOST if fate > 1 - self.odds.lost / 2 else Fault.APPLIED
         else:
             return None
-        self.say(fault.value, f"{verb}: {fault.value}")
+        self.say(fault.value, SAID[fault].format(verb=verb))
         return fault
 
     async def pause(self) -> None:
@@ -142,7 +144,7 @@ class Simulation:
                 host = self.workers[slot] = await self.host()
                 await host.do(host.rt.worker(concurrency=self.draw.randint(1, 3)))
             except (SimulatedCrash, StoreError, HoldfastError) as e:
-                self.say("ended", f"worker {slot} ended: {type(e).__name__}")
+                self.say("ended", f"its worker ends: {type(e).__name__}", self.workers[slot].name)
                 self.workers[slot].kill(proven=self.draw.random() < 0.5)
             await self.world.clock.sleep(self.draw.random() * 2)
 
@@ -155,11 +157,11 @@ class Simulation:
                 continue
             fate = self.draw.random()
             if fate < self.odds.kills:
-                self.say("killed", f"{host.name} is killed")
+                self.say("killed", "is killed", host.name)
                 host.kill(proven=self.draw.random() < 0.5)
             elif fate < self.odds.kills + self.odds.freezes and not host.process.frozen:
                 seconds = self.draw.random() * LEASE * 3
-                self.say("frozen", f"{host.name} freezes for {seconds:.1f} s")
+                self.say("frozen", f"freezes for {seconds:.1f} s", host.name)
                 host.process.freeze()
                 self.tasks.append(asyncio.ensure_future(self._thaw(host, seconds)))
             elif fate > 1 - self.odds.jumps:
@@ -173,7 +175,7 @@ class Simulation:
     async def _thaw(self, host: Host, seconds: float) -> None:
         await self.world.clock.sleep(seconds)
         if not host.dead:
-            self.say("thawed", f"{host.name} thaws")
+            self.say("thawed", "thaws", host.name)
             host.process.thaw()
 
     # -- those who ask ------------------------------------------------------------------------------
@@ -207,7 +209,7 @@ class Simulation:
                 client.kill()
             self.answered.setdefault(number, set()).add(run.run_id)
             if run.run_id not in self.submitted:
-                self.say("submitted", f"{play} is submitted as {run.run_id} in {session}")
+                self.say("submitted", f"submitted {play} as {run.run_id} in {session}", client.name)
             self.submitted[run.run_id] = (PLAYS[play], name)
             return
 
@@ -307,7 +309,7 @@ class Simulation:
         broken = await self.world.check()
         for number, ids in self.answered.items():
             if len(ids) > 1:
-                broken.append(Violation("submitted_twice", "", f"request-{number} became {len(ids)} runs"))
+                broken.append(Violation("submitted_twice", "", f"request-{number} became {' and '.join(sorted(ids))}"))
         for run_id, (play, name) in self.submitted.items():
             reader = await self.world.host(*SKILLS)
             run = await reader.rt.get(run_id)
@@ -330,15 +332,18 @@ def _differs(expected: Any, run: Run[Any]) -> str:
     return "" if values == expected else f"the values are {values!r}, not {expected!r}"
 
 
-def simulate(seed: int) -> Story:
-    """Plays one seed and judges it."""
+def simulate(seed: int, *, tell: bool = False) -> Story:
+    """Plays one seed and judges it. A broken one tells its story; ``tell``: a whole one too."""
     simulation = Simulation(seed)
 
     async def whole() -> Story:
-        await simulation.play()
-        broken = await simulation.judge()
-        told = "" if not broken else await transcript(simulation.world.store, since=simulation.world.clock.start_us)
-        return Story(seed, tuple(broken), dict(simulation.happened), tuple(simulation.lines), told)
+        try:
+            await simulation.play()
+            broken = await simulation.judge()
+        except HoldfastError as e:
+            broken = [Violation("world_stopped", "", f"{type(e).__name__}: {e.message}")]
+        told = await simulation.world.story(broken) if broken or tell else ""
+        return Story(seed, tuple(broken), dict(simulation.happened), told)
 
     return simulation.world.run(whole(), seed=seed, most_turns=MOST_TURNS)
 
@@ -352,7 +357,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--keep-going", action="store_true", help="go on after a broken seed")
     options = parser.parse_args(arguments)
     if options.seed is not None:
-        story = simulate(options.seed)
+        story = simulate(options.seed, tell=True)
         sys.stdout.write(f"{story}\n")
         return 0 if story.ok else 1
     began = time.perf_counter()

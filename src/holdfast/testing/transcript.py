@@ -28,42 +28,54 @@ async def transcript(store: Store, run_ids: Iterable[str] | None = None, *, sinc
     """
     if run_ids is None:
         run_ids = [run.run_id for run, _ in reversed(await store.runs(RunFilter(limit=1000)))]
-    names: dict[str, str] = {}
-    for number, run_id in enumerate(run_ids, 1):
-        names[run_id] = f"R{number}"
-    parts = [await _told(store, run_id, names, since) for run_id in names]
-    return "\n\n".join(parts) + "\n"
+    ids = list(run_ids)
+    parts = ["\n".join([*await _log(store, run_id, since), *await ending(store, run_id)]) for run_id in ids]
+    return named("\n\n".join(parts), ids) + "\n"
 
 
-async def _told(store: Store, run_id: str, names: dict[str, str], since: int | None) -> str:
-    found = await store.get(run_id)
-    if found is None:
-        return f"{names[run_id]}: not in the store"
-    run, _ = found
-    lines = [f"{names[run_id]}  {run.skill_id}  lane {run.lane}"]
-    rows, progress = await store.rows(run_id), Progress(run_id)
-    try:
-        progress = Progress(run_id, await Threads(store).origin(run_id, rows))
-        for row in rows:
-            record = open_row(row)
-            since = record.at if since is None else since
-            progress.step(record)
-            at = f"+{(record.at - since) / 1_000_000:.3f}s"
-            lines.append(f"  {at:>10}  fence {record.fence}")
-            lines += [f"{'':>14}{e.seq:>3} {_line(e.fact)}" for e in record.events]
-    except HoldfastError as e:
-        lines.append(f"  unreadable from here on: {e.message}")
-    reason = f" ({run.stop_reason})" if run.stop_reason else ""
-    lines.append(f"  = {run.status}{reason}  {dict(progress.checkpoint.values)!r}")
-    for effect in await store.effects(run_id):
-        lines.append(f"    effect {effect.effect_id} {effect.capability}: {effect.status}")
-    text = "\n".join(lines)
-    for long, short in names.items():
-        text = text.replace(long, short)
+def named(text: str, run_ids: Iterable[str]) -> str:
+    """A text with short names in place of ids that are new each time."""
+    for number, run_id in enumerate(dict.fromkeys(run_ids), 1):
+        text = text.replace(run_id, f"R{number}")
     return text
 
 
-def _line(fact: ev.Fact | ev.Unknown) -> str:
+async def ending(store: Store, run_id: str) -> list[str]:
+    """How a run stands, its values, and what became of its effects."""
+    found = await store.get(run_id)
+    if found is None:
+        return []
+    run, progress, damage = found[0], Progress(run_id), []
+    try:
+        rows = await store.rows(run_id)
+        progress = Progress(run_id, await Threads(store).origin(run_id, rows))
+        progress.walk(rows)
+    except HoldfastError as e:
+        damage = [f"  cannot be gone on with: {e.message}"]
+    reason = f" ({run.stop_reason})" if run.stop_reason else ""
+    effects = [f"    effect {e.effect_id} {e.capability}: {e.status}" for e in await store.effects(run_id)]
+    return [*damage, f"  = {run.status}{reason}  {dict(progress.checkpoint.values)!r}", *effects]
+
+
+async def _log(store: Store, run_id: str, since: int | None) -> list[str]:
+    found = await store.get(run_id)
+    if found is None:
+        return [f"{run_id}: not in the store"]
+    run, _ = found
+    lines = [f"{run_id}  {run.skill_id}  lane {run.lane}"]
+    try:
+        for row in await store.rows(run_id):
+            record = open_row(row)
+            since = record.at if since is None else since
+            at = f"+{(record.at - since) / 1_000_000:.3f}s"
+            lines.append(f"  {at:>10}  fence {record.fence}")
+            lines += [f"{'':>14}{e.seq:>3} {line(e.fact)}" for e in record.events]
+    except HoldfastError as e:
+        lines.append(f"  unreadable from here on: {e.message}")
+    return lines
+
+
+def line(fact: ev.Fact | ev.Unknown) -> str:
     """One event: its name and the fields that say something."""
     if isinstance(fact, ev.Unknown):
         return f"unknown kind {fact.tag}"
@@ -101,4 +113,4 @@ def _decoded(value: bytes) -> str:
         return value.hex()
 
 
-__all__ = ["transcript"]
+__all__ = ["ending", "line", "named", "transcript"]

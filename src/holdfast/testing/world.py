@@ -12,7 +12,7 @@ import asyncio
 import datetime as dt
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.authoring import Skill
@@ -31,12 +31,14 @@ from holdfast.runtime import Runtime
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.clock import Process, VirtualClock, VirtualLoop, run_virtual
 from holdfast.testing.crash import CrashingStore, Fault, Plan, SimulatedCrash, at_write, never
+from holdfast.testing.diary import Diary
 from holdfast.testing.invariants import Violation, lane_violations, violations
-from holdfast.testing.transcript import transcript
+from holdfast.testing.transcript import ending, named
 
 T = TypeVar("T")
 Place = tuple[str, int, str, str]
 LEASE_SECONDS = 30.0
+MOST = 5  # broken promises that a story begins with
 
 
 class TaskHeartbeat(Heartbeat):
@@ -101,6 +103,7 @@ class Host:
         """Ends it without a word, as SIGKILL does. ``proven``: its liveness file can be locked by others (§2.9)."""
         if self.dead:
             return
+        self.world.diary.note("dies", who=self.name)
         self.connection.cut()
         self.process.kill()
         if proven:
@@ -118,9 +121,10 @@ class Host:
 class Outside:
     """What effects reach. It outlives every process; ``acts`` counts by key what was done there for good."""
 
-    def __init__(self) -> None:
+    def __init__(self, seen: Callable[[str, bool], None] = lambda what, again: None) -> None:
         self.acts: Counter[str] = Counter()
         self.known: dict[str, Any] = {}
+        self._seen = seen
 
     def act(self, what: str, key: str | None = None, result: Any = None) -> int:
         """Something happens out there that cannot be taken back. Gives how often it has happened.
@@ -128,6 +132,8 @@ class Outside:
         ``key`` is the one the engine handed over: under it a person who looks finds ``result``.
         """
         self.acts[what] += 1
+        again = self.acts[what] > 1
+        self._seen(f"acts outside: {what}" + (", and had done so before" if again else ""), again)
         if key is not None:
             self.known[key] = result
         return self.acts[what]
@@ -147,7 +153,8 @@ class World:
         self.rng = random.Random(seed)
         self.store: Store = store or MemoryStore(now=self.clock.now)
         self.lease = dt.timedelta(seconds=lease)
-        self.outside = Outside()
+        self.diary = Diary(self.clock)
+        self.outside = Outside(lambda what, again: self.diary.note(what, bad=again))
         self.hosts: list[Host] = []
         self.order: list[tuple[str, Commit]] = []
         self.fences: dict[str, int] = {}
@@ -195,21 +202,26 @@ class World:
             case "claim":
                 for claim in answer:
                     self._claimed(args[0], claim)
+            case "put":
+                self.diary.note(f"asks {args[0].run_id}: {type(args[0].command).__name__}", run=args[0].run_id)
             case "commit":
                 self._applied(args[0])
 
     def _claimed(self, owner: str, claim: Claim) -> None:
         """A claim takes nothing from an owner that lives (§10.1)."""
         before = claim.previous_owner
+        said = f"claims {claim.run_id}, fence {counter(claim.fence)}" + (f", from {before}: {claim.cause}" if before else "")
+        self.diary.note(said, who=owner, run=claim.run_id)
         alive = any(h.name == before and not h.dead for h in self.hosts)
         if before not in (None, owner) and alive and self.leases.get(before or "", 0) > self.clock.now():
-            self._broken.append(Violation("claimed_from_the_living", claim.run_id, f"{owner} took it from {before}"))
+            self._break("claimed_from_the_living", claim.run_id, f"{owner} took it from {before}")
         self.fences[claim.run_id] = claim.fence
 
     def _applied(self, commit: Commit) -> None:
         run = commit.run
+        self.diary.note("", run=run.run_id, commit=commit)
         if commit.fence < self.fences.get(run.run_id, 0):
-            self._broken.append(Violation("written_late", run.run_id, f"event {commit.events[-1].seq} was written under an old fence"))
+            self._break("written_late", run.run_id, f"event {commit.events[-1].seq} was written under an old fence")
         self.order.append((f"{run.tenant_id}/{run.session_key}/{run.lane}", commit))
         self.fences[run.run_id] = commit.fence
         names = {(r.task, r.path): r.name for r in commit.results if isinstance(r, StepRecord)}
@@ -226,7 +238,11 @@ class World:
         place = (ctx.run_id, ctx._step, ctx._key, name)
         self.begun[place] += 1
         if place in self._done and ctx.fence == counter(self.fences[ctx.run_id]):
-            self._broken.append(Violation("ran_again", ctx.run_id, f"step {ctx._step} {ctx._key} {name} was completed before"))
+            self._break("ran_again", ctx.run_id, f"step {ctx._step} {ctx._key} {name} was completed before")
+
+    def _break(self, code: str, run_id: str, message: str) -> None:
+        self._broken.append(Violation(code, run_id, message))
+        self.diary.note(f"{code}: {message}", run=run_id, bad=True)
 
     # -- judging ------------------------------------------------------------------------------------
 
@@ -238,7 +254,15 @@ class World:
     async def assert_whole(self) -> None:
         """Raises AssertionError with the violations and the whole story, if anything is broken."""
         broken = await self.check()
-        assert not broken, "\n".join(["", *map(str, broken), "", await transcript(self.store)])
+        assert not broken, "\n" + await self.story(broken)
+
+    async def story(self, broken: Sequence[Violation] = ()) -> str:
+        """How it came to this: the diary of the runs that are broken, or of all, and how they stand."""
+        runs = self.diary.concerned(broken)
+        lines = [*map(str, broken[:MOST]), *([f"and {len(broken) - MOST} more"] if len(broken) > MOST else []), "", *self.diary.tell(runs), ""]
+        for run_id in runs:
+            lines += [run_id, *await ending(self.store, run_id)]
+        return named("\n".join(lines), [*runs, *self.diary.runs])
 
     # -- the short way ------------------------------------------------------------------------------
 
