@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Mapping
 from typing import Any
@@ -237,15 +238,16 @@ def test_two_senders_count_together() -> None:
 # -- folding what was recorded ----------------------------------------------------------------------
 
 NAMES = ["a", "b", "c", "d", "e"]
-CHANNELS = {"o": override, "l": append, "w": window(3), "m": merge, "t": topic, "c": Reducer(CUSTOM, add)}
+CHANNELS = {"p": last, "q": last, "o": override, "l": append, "w": window(3), "m": merge, "t": topic, "c": Reducer(CUSTOM, add)}
 
 
 @st.composite
-def graphs(draw: st.DrawFn) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+def graphs(draw: st.DrawFn, *, lean: bool = False) -> tuple[Any, dict[str, Any], dict[str, Any]]:
+    """``lean``: mostly lines of nodes that replace values."""
     nodes, calls = [], {}
     for i, name in enumerate(NAMES[: draw(st.integers(1, 5))]):
         before = NAMES[:i]
-        kind = draw(st.sampled_from(["start", "after", "any", "on"])) if before else "start"
+        kind = draw(st.sampled_from(["after", "after", "any", "on"] if lean else ["start", "after", "any", "on"])) if before else "start"
         sources = draw(st.lists(st.sampled_from(before), min_size=1, max_size=3, unique=True)) if before else []
         skips = draw(st.sampled_from([None, None, lambda s: False]))
         nodes.append(
@@ -257,14 +259,16 @@ def graphs(draw: st.DrawFn) -> tuple[Any, dict[str, Any], dict[str, Any]]:
         writes = draw(
             st.fixed_dictionaries(
                 {},
-                optional={
+                optional={"p": st.integers(0, 2), "q": st.integers(0, 2)}
+                if lean and draw(st.booleans())
+                else {
                     "o": st.integers(0, 5), "l": st.lists(st.integers(0, 9), max_size=2), "w": st.integers(0, 9), "t": st.integers(0, 9),
                     "m": st.dictionaries(st.sampled_from("xyz"), st.integers(0, 3), max_size=2), "c": st.integers(0, 9),
                 },
             )
         )  # fmt: skip
         back: Any = writes
-        match draw(st.integers(0, 5)):
+        match draw(st.integers(0, 15 if lean else 5)):
             case 0:
                 back = Goto(draw(st.sampled_from([*before, name, END])), writes)
             case 1:
@@ -284,6 +288,43 @@ def test_folding_what_was_recorded_gives_every_checkpoint(made: Any, rng: random
     assert again == world.live
     for live, loaded in zip(world.live, again, strict=True):
         assert canon.encode(canon.FrozenDict(live.values)) == canon.encode(canon.FrozenDict(loaded.values))
+
+
+@settings(deadline=None)
+@given(graphs(lean=True), st.booleans(), st.booleans())
+def test_the_shorter_way_of_a_line_is_the_long_one(made: Any, inline: bool, known: bool) -> None:
+    """§4.3: a barrier that takes the shorter way gives what the general one gives, and most steps of a line do take it."""
+    prog, given_, calls = made
+    real = ss.barrier
+    took: list[bool] = []
+
+    def both(program: Any, parent: Any, results: Any, *, inline: Any, decoded: Any) -> Any:
+        seen = {k: cps.written(r) for k, r in results.items()} if known else decoded
+        short = real(program, parent, results, inline=inline, decoded=seen)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(ss, "_line", lambda *_: took.append(True))
+            long = real(program, parent, results, inline=inline, decoded=seen)
+        assert short == long
+        assert list(short[1].versions) == list(long[1].versions)
+        assert canon.encode(canon.FrozenDict(short[1].values)) == canon.encode(canon.FrozenDict(long[1].values))
+        return short
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ss, "barrier", both)
+        world = World(prog, given_, **calls)
+        with contextlib.suppress(TwoWriters):  # a Send beside the node's own turn: no line any more
+            world.drive(8, inline=inline)
+    assert world.replayed() == world.live
+
+
+def test_a_plain_line_takes_the_shorter_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One task, values that replace values, no target named: nothing else would be quicker for it."""
+    taken: list[bool] = []
+    real = ss._line
+    monkeypatch.setattr(ss, "_line", lambda *a: (found := real(*a), taken.append(found is not None))[0])
+    prog = program(node("a", start=True), node("b", after=["a"]), node("c", after=["b"]), channels={"x": last, "l": append})
+    World(prog, a=lambda s: {"x": 1}, b=lambda s: {"l": [1]}, c=lambda s: None).drive()
+    assert taken == [True, False, True]
 
 
 def test_errors_and_waits_do_not_advance() -> None:

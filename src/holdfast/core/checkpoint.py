@@ -7,7 +7,7 @@ A checkpoint's hash is H(parent's hash, delta's bytes); the event of its commit 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
@@ -202,24 +202,20 @@ def written(result: TaskResult) -> Mapping[str, Any]:
     return value
 
 
-def bumped(done: tuple[TaskResult, ...], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def bumped(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
     """The channels that have news after these tasks, in a repeatable order (§4.3)."""
     out: dict[str, None] = {}
-    if len(done) == 1 and (only := done[0]).goto is None and not only.chosen and only.task != INPUT_TASK:
-        # One task in a line, which most steps are, has its own end as news, and what it wrote.
-        if only.task[0] != "@":
-            out[f"done:{ids.node_of(only.task)}"] = None
-        out.update(dict.fromkeys(writes[only.task]))
-        return list(out)
     for result in done:
-        node = ids.node_of(result.task)
-        if result.task == INPUT_TASK:
+        task = result.task
+        if task == INPUT_TASK:
             out["@start"] = None
-        elif result.goto is None and not node.startswith("@"):
-            out[f"done:{node}"] = None
-        for target in (*(result.goto or ()), *result.chosen):
+        elif result.goto is None and task[0] != "@":
+            out[f"done:{ids.node_of(task)}"] = None
+        for target in result.goto or ():
             out[f"goto:{target}"] = None
-        for channel in writes[result.task]:
+        for target in result.chosen:
+            out[f"goto:{target}"] = None
+        for channel in writes[task]:
             out[channel] = None
     return list(out)
 
@@ -273,8 +269,13 @@ def advanced(
             parent, seq=seq, parent=parent_id, created_at=at, hash=hash, waits=waits, boundaries=boundaries, source=delta.source, writes={}
         )
         return still, []
-    done = tuple([_find(d, results) for d in delta.done])
-    writes = {r.task: (decoded[r.task] if decoded is not None and r.task in decoded else written(r)) for r in done}
+    done = []
+    writes = {}
+    for entry in delta.done:
+        result = entry if type(entry) is TaskResult else _find(entry, results)
+        done.append(result)
+        task = result.task
+        writes[task] = decoded[task] if decoded is not None and task in decoded else written(result)
     values = dict(parent.values)
     kinds, moves = delta.kinds, delta.step != parent.step
     topics = () if moves else parent.topics
@@ -303,16 +304,20 @@ def advanced(
     versions = parent.versions
     if news:
         versions = dict(versions)  # a clone, which is quicker than unpacking two into a third
-        versions.update(dict.fromkeys(news, delta.step))
+        for name in news:
+            versions[name] = delta.step
     seen, skipped = parent.seen, parent.skipped
     if done:
-        tasks = {t.key: t for t in parent.pending}
+        turns = {t.key: t for t in parent.pending}
         seen = dict(seen)
         had = parent.versions
         for result in done:
-            node = ids.node_of(result.task)
-            if (task := tasks.get(result.task)) is not None and task.seen:
-                seen[node] = {**seen.get(node, NONE_SEEN), **{c: had.get(c, 0) for c in task.seen}}
+            turn = turns.get(result.task)
+            node = ids.node_of(result.task) if turn is None else turn.node
+            if turn is not None and turn.seen:
+                seen[node] = upto = dict(seen.get(node, NONE_SEEN))
+                for channel in turn.seen:
+                    upto[channel] = had.get(channel, 0)
             if result.outcome != OK and result.outcome.strip().lower().startswith(SKIPPED):
                 skipped |= {node}
             elif node in skipped:

@@ -53,7 +53,7 @@ class _Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
     at: int
     fence: int
     actor: str
-    facts: tuple[Any, ...]
+    facts: list[Any]
     delta: bytes | None
     results: tuple[Result, ...]
 
@@ -77,17 +77,14 @@ class Sealed(msgspec.Struct, frozen=True, gc=False):
 
 def seal(commit: Commit, previous: bytes = b"") -> Sealed:
     """Encodes a commit before its transaction begins; ``previous`` is the hash at its tip."""
-    facts = tuple([e.fact for e in commit.events])
-    data = _encoder.encode(
-        _Outgoing(FORMAT, commit.at, commit.fence & 0xFFFFFFFF, commit.actor, facts, commit.delta, commit.results)
-    )
-    cold = False
-    for fact in facts:
-        if not fact.hot:
-            cold = True
-            break
-    row = Row(commit.events[-1].seq, data, canon.chain(previous, data))
-    return Sealed(row, _encoder.encode(commit.run) if cold else None)
+    facts, hot = [], True
+    for event in commit.events:
+        fact = event.fact
+        facts.append(fact)
+        hot = hot and fact.hot
+    data = _encoder.encode(_Outgoing(FORMAT, commit.at, commit.fence & 0xFFFFFFFF, commit.actor, facts, commit.delta, commit.results))
+    row = Row(event.seq, data, canon.chain(previous, data))
+    return Sealed(row, None if hot else _encoder.encode(commit.run))
 
 
 _row = msgspec.msgpack.Decoder(_Incoming)

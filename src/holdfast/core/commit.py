@@ -129,15 +129,15 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def check(self) -> None:
         """Asserts what must hold of every commit, whichever store it goes to."""
         first = self.after.seq + 1 if self.after is not None else 1
-        assert self.events, "a commit without events decides nothing"
-        assert (self.after is None) == (self.events[0].type == "run.submitted"), "a run begins with run.submitted"
+        events, at, actor, fence = self.events, self.at, self.actor, counter(self.fence)
+        assert events, "a commit without events decides nothing"
+        assert (self.after is None) == (events[0].type == "run.submitted"), "a run begins with run.submitted"
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint travels with its delta"
         assert self.behind is None or self.checkpoint is not None, "only a checkpoint carries anything"
-        fence = counter(self.fence)
-        for seq, e in enumerate(self.events, first):
+        for seq, e in enumerate(events, first):
             assert e.seq == seq, "event numbers have a gap"
-            assert e.at == self.at and e.actor == self.actor and e.fence == fence, "the log keeps one time, actor and fence a commit"
-        vouched = voucher(self.events)
+            assert e.at == at and e.actor == actor and e.fence == fence, "the log keeps one time, actor and fence a commit"
+        vouched = voucher(events)
         if self.checkpoint is None:
             assert vouched is None, "an event vouches for a checkpoint that is not there"
         else:

@@ -15,7 +15,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.channels import Channel
+from holdfast.core.channels import LAST, Channel
 from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidGraph
 from holdfast.core.retry import ONCE, Retry
@@ -96,7 +96,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
-    """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order."""
+    """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
+    ``lasting``: the channels whose writes replace their values."""
 
     id: str
     version: str
@@ -112,7 +113,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     state: Any = None
     migrates: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
-    joins: frozenset[str] = frozenset()
+    lasting: frozenset[str] = frozenset()
 
 
 def compile(
@@ -161,6 +162,7 @@ def compile(
         listeners={c: tuple(n) for c, n in listeners.items()},
         order={n: i for i, n in enumerate(nodes)},
         fingerprint=canon.fingerprint(shape),
+        lasting=frozenset(c.name for c in channels.values() if c.reducer.tag == LAST),
         flow=flow,
         redo=redo,
         **options,

@@ -11,13 +11,15 @@ import hashlib
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 ENTROPY_BITS = 70
 BUCKETS = 1024
+_PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 
 
 def _base32(number: int, length: int) -> str:
+    """``length`` is even: two digits are looked up at a time."""
     out = []
-    for _ in range(length):
-        number, digit = divmod(number, 32)
-        out.append(_ALPHABET[digit])
+    for _ in range(length // 2):
+        number, pair = divmod(number, BUCKETS)
+        out.append(_PAIRS[pair])
     return "".join(reversed(out))
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon
+from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Node
 from holdfast.core.run import Run
@@ -151,7 +152,7 @@ def _failed(reason: str, on_fail: str) -> Verdict:
 
 def gated(node: Node) -> bool:
     """Whether a step is asked about: it declares capabilities, effects or a gate of its own (§8.1)."""
-    return bool(node.capabilities) or node.side_effects.value != "none" or node.gate is not None
+    return bool(node.capabilities) or node.side_effects is not EffectClass.NONE or node.gate is not None
 
 
 def asks(policy: Policy | None, node: Node) -> bool:

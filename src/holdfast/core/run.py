@@ -357,13 +357,14 @@ def fold(run: Run | None, event: ev.Event) -> Run | None:
     return replace(changed, version=run.version + 1)
 
 
-def _stepped(run: Run, started: Any, head: ev.Event | None, count: int) -> Run:
-    """The run after ``count`` events of steps; ``started`` is the last that began, ``head`` the last that saved a checkpoint."""
+def stepped(run: Run, started: ev.StepStarted | None, head: int, count: int) -> Run:
+    """The run after ``count`` events of steps; ``started`` is the last that began, ``head`` the number of the last that saved a
+    checkpoint, 0 if none did."""
     return replace(
         run,
         version=run.version + count,
         current_step_id=run.current_step_id if started is None else ids.step_id(run.run_id, started.step, started.task),
-        checkpoint_head=run.checkpoint_head if head is None else ids.checkpoint_id(run.run_id, head.seq),
+        checkpoint_head=ids.checkpoint_id(run.run_id, head) if head else run.checkpoint_head,
     )
 
 
@@ -373,25 +374,25 @@ def fold_all(run: Run | None, events: Iterable[ev.Event]) -> Run:
     Steps that end and begin, which is nearly all that happens, touch three fields: a stretch of them makes one new
     record instead of two for each event. What comes out is what ``fold`` gives one by one.
     """
-    step = head = None
-    hot = 0
+    step: ev.StepStarted | None = None
+    head = hot = 0
     for event in events:
         fact = event.fact
         if run is not None:
             kind = type(fact)
             if kind is ev.StepStarted:
-                step, hot = fact, hot + 1
+                step, hot = fact, hot + 1  # type: ignore[assignment]
                 continue
             if kind is ev.StepCompleted:
                 if fact.hash:  # type: ignore[union-attr]
-                    head = event
+                    head = event.seq
                 hot += 1
                 continue
             if hot:
-                run, step, head, hot = _stepped(run, step, head, hot), None, None, 0
+                run, step, head, hot = stepped(run, step, head, hot), None, 0, 0
         run = fold(run, event)
     if hot and run is not None:
-        return _stepped(run, step, head, hot)
+        return stepped(run, step, head, hot)
     if run is None:
         raise EventUnreadable("no events, no run")
     return run

@@ -19,7 +19,7 @@ from holdfast.core.checkpoint import Boundary
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.lease import Alive, Lease, counter
-from holdfast.core.outcomes import completes
+from holdfast.core.outcomes import OK, completes
 from holdfast.core.run import Run
 from holdfast.core.status import CLASSES, LIVE, Class, Condition, Status
 from holdfast.core.waits import Decision, Wait, WaitKind, decidable
@@ -396,6 +396,7 @@ def _detail(event: ev.Event) -> str:
 
 # -- checkpoints ------------------------------------------------------------------------------------
 
+STEPPED = (Boundary.STEP_COMPLETED,)
 _BOUNDARIES: dict[type, Boundary] = {
     ev.RunStarted: Boundary.RUN_STARTED,
     ev.RunWaitingForHuman: Boundary.WAITING_FOR_HUMAN,
@@ -412,12 +413,14 @@ def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary,
     ``advanced``: the checkpoint is a barrier's, one super-step further than its parent. Its tasks may have ended in
     earlier commits; a task that ends in this one must have completed, by the one predicate (§4.11).
     """
-    completed, found = advanced, []
+    found = []
     for event in events:
         fact = event.fact
         if isinstance(fact, ev.StepEnded):
-            completed = completed and (fact.path != "" or completes(fact.outcome))
-        boundary = _BOUNDARIES.get(type(fact))
-        if boundary is not None and boundary not in found:
+            if advanced and not fact.path and fact.outcome != OK:
+                advanced = completes(fact.outcome)
+        elif (boundary := _BOUNDARIES.get(type(fact))) is not None and boundary not in found:
             found.append(boundary)
-    return (Boundary.STEP_COMPLETED, *found) if completed else tuple(found)
+    if not advanced:
+        return tuple(found)
+    return (Boundary.STEP_COMPLETED, *found) if found else STEPPED

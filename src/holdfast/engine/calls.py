@@ -52,11 +52,20 @@ async def call(function: Callable[..., Any], args: tuple[Any, ...], timeout_us: 
 async def bounded(work: Coroutine[Any, Any, T], timeout_us: int, what: str) -> T:
     """Awaits a coroutine of the user's for at most ``timeout_us`` from now; zero is for ever.
 
+    The first part, up to where it first waits, is run before a timer is set: no timer could end that part, and many a node
+    ends in it, for which a timer would cost more than the node.
+
     Raises:
         StepTimeout, StepFailure: as ``call``.
     """
     try:
-        return await _timed(work, timeout_us, what)
+        if type(work) is not CoroutineType:  # an awaitable of another make
+            return await _within(work, asyncio.get_running_loop().time(), timeout_us, what)
+        began = asyncio.get_running_loop().time()
+        rest: Begun[T] = Begun(work)
+        if rest.over:
+            return rest.value
+        return await _within(rest, began, timeout_us, what)
     except SystemExit as e:
         raise StepFailure(f"{what} called sys.exit({e.code!r})", code="system_exit") from e
     except asyncio.CancelledError as e:
@@ -66,17 +75,7 @@ async def bounded(work: Coroutine[Any, Any, T], timeout_us: int, what: str) -> T
         raise StepFailure(f"{what} let a CancelledError out that it had raised or awaited itself", code="cancelled_inside") from e
 
 
-async def _timed(work: Coroutine[Any, Any, T], timeout_us: int, what: str) -> T:
-    """The first part, up to where it first waits, is run before a timer is set: no timer could end that part, and many
-    a node ends in it, for which a timer would cost more than the node."""
-    rest: Awaitable[T] = work
-    began = asyncio.get_running_loop().time()
-    if type(work) is CoroutineType:  # and no awaitable of another make
-        try:
-            rest = _Rest(work, work.send(None))
-        except StopIteration as done:
-            value: T = done.value
-            return value
+async def _within(rest: Awaitable[T], began: float, timeout_us: int, what: str) -> T:
     if timeout_us <= 0:
         return await rest
     scope = asyncio.timeout_at(began + timeout_us / 1_000_000)
@@ -89,27 +88,36 @@ async def _timed(work: Coroutine[Any, Any, T], timeout_us: int, what: str) -> T:
         raise
 
 
-class _Rest(Awaitable[Any]):
-    """What is left of a coroutine whose first part has been run: it waits for ``waiting``."""
+class Begun(Awaitable[T]):
+    """A coroutine whose first part, up to where it first waits, has been run in the caller's task: it is ``over`` and left a
+    ``value``, or it is to be awaited further. What it raises in its first part is raised at once."""
 
-    __slots__ = ("_waiting", "_work")
+    __slots__ = ("_steps", "_waiting", "over", "value")
+    value: T
 
-    def __init__(self, work: Coroutine[Any, Any, Any], waiting: Any) -> None:
-        self._work = work
-        self._waiting = waiting
+    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
+        self.over = False
+        self._steps = self._kept(work).__await__()
+        self._waiting = next(self._steps, None)
 
-    def __await__(self) -> Generator[Any, Any, Any]:
-        work, waiting = self._work, self._waiting
-        while True:
+    async def _kept(self, work: Coroutine[Any, Any, T]) -> None:
+        """Keeps the value aside: a coroutine that returns nothing ends without an exception, which would cost more than all of this."""
+        self.value = await work
+        self.over = True
+
+    def __await__(self) -> Generator[Any, Any, T]:
+        steps, waiting = self._steps, self._waiting
+        while not self.over:
             try:
                 yield waiting
             except BaseException as e:  # a cancel or a timeout strikes where the coroutine waits, so it is thrown in there
                 try:
-                    waiting = work.throw(e)
-                except StopIteration as done:
-                    return done.value
+                    waiting = steps.throw(e)
+                except StopIteration:
+                    break
             else:
-                return (yield from work.__await__())
+                yield from steps
+        return self.value
 
 
 async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:

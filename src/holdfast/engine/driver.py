@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from holdfast.core import canon, decisions, ids, superstep
@@ -18,7 +18,7 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING
-from holdfast.core.checkpoint import Delta, Source, Task, TaskResult
+from holdfast.core.checkpoint import Checkpoint, Delta, Source, Task, TaskResult
 from holdfast.core.commit import InboxItem, Intent, LedgerRow
 from holdfast.core.effects import ReplayPolicy
 from holdfast.core.errors import ErrorValue, HoldfastError, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
@@ -35,13 +35,11 @@ from holdfast.engine.effects import LOOK_SECONDS, surfaced
 from holdfast.engine.executor import StepError, execute
 from holdfast.engine.gates import Halted
 from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.rounds import Round, answered
+from holdfast.engine.rounds import Outcome, Round, answered, failure
 from holdfast.engine.services import Services
 from holdfast.engine.threads import carries
 from holdfast.engine.waiting import Unattended
 from holdfast.ports import Claim, Loaded
-
-Leave = Callable[[], Awaitable[bool]]
 
 
 class Driver:
@@ -55,6 +53,7 @@ class Driver:
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
         self._parked: set[str] = set()
+        self._task: asyncio.Task[Any] | None = None
         self._scope: asyncio.Task[Any] | None = None
         self._attending: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
@@ -309,7 +308,7 @@ class Driver:
             return
         if born is not None or journal.run.status is Status.PENDING:
             draft.facts.append(ev.RunStarted())
-        draft.facts += self._started(checkpoint.pending, 1)
+        draft.facts += _started(checkpoint)
         behind = None if lent is None else lent.behind(delta.carries)
         await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner), behind=behind)
 
@@ -319,9 +318,10 @@ class Driver:
         facts: list[ev.Fact] = [ev.RunStarted()] if journal.run.status is Status.PENDING else []
         if journal.run.origin == lineage.REPLAY and journal.echo is not None and journal.echo.last > journal.checkpoint.step:
             facts.append(ev.RunReplaying())
-        checkpoint = journal.checkpoint
-        facts += self._started(checkpoint.pending, checkpoint.step + 1)
-        await journal.checkpointed(Draft(facts=facts), Delta(step=checkpoint.step, source=Source.FORK), checkpoint)
+        delta = Delta(journal.checkpoint.step, Source.FORK)
+        checkpoint = cps.advance(journal.checkpoint, delta, {}, seq=0, at=0, hash=b"")
+        facts += _started(checkpoint)
+        await journal.checkpointed(Draft(facts=facts), delta, checkpoint)
 
     async def _reenter(self) -> bool:
         """Leaves a wait if an answer has come (§2.7); otherwise gives the run back as it was."""
@@ -343,6 +343,7 @@ class Driver:
         steps = 0
         journal = self._journal
         self._going = True
+        self._task = asyncio.current_task()
         if self._again:
             self.nudge()
         while True:
@@ -351,11 +352,12 @@ class Driver:
                 if await self._finish(Draft()) or (self._end is not None and await self._ended()):
                     return journal.run
                 continue
-            try:
-                superstep.expect(self._program, checkpoint.pending)
-            except StepFailure as e:
-                await self._fail(Draft(), e, ErrorValue.of(e))
-                return journal.run
+            if steps == 0:  # a barrier plans only what the program has
+                try:
+                    superstep.expect(self._program, checkpoint.pending)
+                except StepFailure as e:
+                    await self._fail(Draft(), e, ErrorValue.of(e))
+                    return journal.run
             if steps >= self._limit:
                 limit = StepLimit(f"{steps} super-steps in one invocation; the limit is {self._limit}", hint="resume with a higher step_limit")
                 await self._fail(Draft(), limit, ErrorValue.of(limit))
@@ -373,12 +375,11 @@ class Driver:
 
     async def _superstep(self, pending: tuple[Task, ...]) -> bool:
         """Executes the pending tasks in a scope that a command may close (§10.12). True if the run rests now."""
-        me = asyncio.current_task()
+        me = self._scope = self._task
         assert me is not None
-        self._scope = me
         self._journal.boundaries.clear()
         try:
-            leave = await (self._single(pending[0]) if len(pending) == 1 else self._parallel(pending))
+            outcome = await (self._single(pending[0]) if len(pending) == 1 else self._parallel(pending))
         except asyncio.CancelledError:
             # Ours, unless somebody outside cancelled too; then the run stays where its last commit left it.
             if not self._cut or me.uncancel() > 0:
@@ -393,49 +394,48 @@ class Driver:
         if self._cut:
             me.uncancel()  # the step ended, or swallowed it, before the cancel could reach it
             return await self._ended()
-        return await leave()
+        return await self._conclude(outcome)
 
-    async def _single(self, task: Task) -> Leave:
+    async def _single(self, task: Task) -> Outcome:
         """A super-step of one task: its result and the barrier are one commit."""
-        known = self._journal.progress.results.get(task.key)
+        key = task.key
+        known = self._journal.progress.results.get(key)
         if known is not None:
-            return lambda: self._barrier({task.key: known}, set(), {})
-        self._journal.boundaries.begin(task.key)
+            return Outcome({key: known})
+        self._journal.boundaries.begin(key)
         while True:
             try:
                 finished = await execute(self._services, self._journal, self._program, task)
             except Suspend as s:
-                waits = s.waits
-                if any(answered(self._journal, w) for w in waits):
+                if any(answered(self._journal, w) for w in s.waits):
                     continue
-                return lambda: self._rest_in(waits)
+                return Outcome(waits=s.waits)
             except (Halted, Unattended) as h:
-                stopped = h
-                return lambda: self._stop(stopped)
+                return Outcome(stopped=h)
             except Restart as r:
-                restart = r
-                return lambda: self._restart(task, restart)
+                return Outcome(restart=(task, r))
             except StepError as e:
-                failed = e
-                return lambda: self._step_failed(Draft(facts=[self._failed(failed)]), failed)
-            result = finished.result
-            return lambda: self._barrier({task.key: result}, {task.key}, {task.key: finished.writes})
+                return Outcome(failed=e, left=Draft(facts=[failure(self._journal, e)]))
+            return Outcome({key: finished.result}, {key: finished.writes}, {key})
 
-    async def _parallel(self, pending: tuple[Task, ...]) -> Leave:
+    async def _parallel(self, pending: tuple[Task, ...]) -> Outcome:
         """Several tasks at once; what finishes is durable at once and never run again (§4.6)."""
         parked, self._parked = self._parked, set()
-        o = await Round(self._services, self._journal, self._program, pending, parked, self._news).run()
+        return await Round(self._services, self._journal, self._program, pending, parked, self._news).run()
+
+    async def _conclude(self, o: Outcome) -> bool:
+        """Does with the run what came of its super-step, in one commit with what of it is not durable yet. True if it rests now."""
         if o.failed is not None:
-            failed = o.failed
-            return lambda: self._step_failed(Draft(), failed)
+            return await self._step_failed(o.left or Draft(), o.failed)
         if o.stopped is not None:
-            stopped = o.stopped
-            return lambda: self._stop(stopped)
+            return await self._stop(o.left or Draft(), o.stopped)
+        if o.restart is not None:
+            return await self._restart(*o.restart)
         if not o.whole:
-            return self._hand_back
+            return await self._hand_back()
         if o.waits:
-            return lambda: self._rest_in(o.waits)
-        return lambda: self._barrier(o.results, o.inline, o.decoded)
+            return await self._rest_in(o.waits)
+        return await self._barrier(o.results, o.inline, o.decoded)
 
     # -- barriers and ends --------------------------------------------------------------------------
 
@@ -447,15 +447,17 @@ class Driver:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals())
         except Exception as e:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
             kept = [results[k] for k in inline]
-            return await self._fail(Draft(facts=[self._done(r) for r in kept], results=list(kept)), e, ErrorValue.of(e))
-        draft = Draft(facts=[self._done(results[t.key]) for t in parent.pending if t.key in inline])
-        if any(r.intents or r.ledger for r in results.values()):
-            self._outbox(draft, [results[t.key] for t in parent.pending])
+            return await self._fail(Draft(facts=[_completed(parent.step + 1, r) for r in kept], results=list(kept)), e, ErrorValue.of(e))
+        draft = Draft(facts=[_completed(moved.step, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
+        for done in results.values():
+            if done.intents or done.ledger:
+                self._outbox(draft, [results[t.key] for t in parent.pending])
+                break
         delivery = None if moved.pending and not moved.pending[0].skip else superstep.delivery(program, results.values())
         if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
             delta, moved = superstep.settled(delta, moved)
         if moved.pending or ending.outcome(self._services, program, journal, delivery) is not Terminal.DONE:
-            draft.facts += self._started(moved.pending, moved.step + 1)
+            draft.facts += _started(moved)
             await journal.checkpointed(draft, delta, moved)
             return False
         result = results[parent.pending[-1].key].result if program.flow else None
@@ -505,7 +507,7 @@ class Driver:
             feedback = ending.sent_back(journal)
             if feedback is not None:
                 delta, moved = superstep.again(program, journal.checkpoint, ending.redone(program, journal), feedback)
-                draft.facts += self._started(moved.pending, moved.step + 1)
+                draft.facts += _started(moved)
                 await journal.checkpointed(draft, delta, moved)
                 return False
             outcome = ending.outcome(self._services, program, journal, delivery)
@@ -537,13 +539,14 @@ class Driver:
             await journal.rest(draft, Source.WAIT)
         return True
 
-    async def _stop(self, why: Halted | Unattended) -> bool:
+    async def _stop(self, draft: Draft, why: Halted | Unattended) -> bool:
         """Ends the run because a policy said no (§8.1), or because nobody is there to be asked (§5.17)."""
         async with self._lock:
             self._over = True
             run = self._journal.run
             facts = decisions.mark_run_halted(run, "policy_denied") if isinstance(why, Halted) else decisions.mark_run_unattended(run, (why.wait,))
-            await self._journal.rest(Draft(facts=list(facts)), Source.CANCEL)
+            draft.facts += facts
+            await self._journal.rest(draft, Source.CANCEL)
         return True
 
     async def _fail(self, draft: Draft, cause: BaseException, error: ErrorValue) -> bool:
@@ -568,24 +571,20 @@ class Driver:
             writes = {c.name: c.initial for c in program.channels.values() if c.initial is not MISSING} | dict(given)
         except (StepFailure, UsageError) as e:
             failed = StepError(task.key, e, ErrorValue.of(e, where=task.key), 1)
-            await self._fail(Draft(facts=[self._failed(failed)]), e, failed.error)
-            return True
+            return await self._fail(Draft(facts=[failure(journal, failed)]), e, failed.error)
         if journal.run.waits:
             journal.hold(Draft(facts=list(decisions.close_waits(journal.run, "the flow began afresh"))))
         result = TaskResult(task.key, writes=canon.encode(canon.FrozenDict(writes)), goto=(task.node,))
         return await self._barrier({task.key: result}, {task.key}, {})
 
-    # -- facts --------------------------------------------------------------------------------------
 
-    def _started(self, pending: tuple[Task, ...], step: int) -> list[ev.Fact]:
-        return [ev.StepStarted(step, t.key) for t in pending]
+def _started(checkpoint: Checkpoint) -> list[ev.Fact]:
+    """The tasks that begin after a checkpoint."""
+    return [ev.StepStarted(checkpoint.step + 1, t.key) for t in checkpoint.pending]
 
-    def _done(self, result: TaskResult) -> ev.StepEnded:
-        kind = ev.step_ended(result.outcome)
-        return kind(self._journal.checkpoint.step + 1, result.task, result.outcome, attempt=result.attempt)
 
-    def _failed(self, e: StepError) -> ev.StepFailed:
-        return ev.StepFailed(self._journal.checkpoint.step + 1, e.task, e.error, e.outcome, e.attempt)
+def _completed(step: int, result: TaskResult) -> ev.StepEnded:
+    return ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt)
 
 
 def cause_of(decision: Any) -> str:

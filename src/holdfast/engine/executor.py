@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -41,7 +41,7 @@ class StepError(Exception):
         self.outcome = outcome
 
 
-class Finished(msgspec.Struct, frozen=True):
+class Finished(msgspec.Struct, frozen=True, gc=False):
     """A task's durable result, and its writes as the codec gives them back."""
 
     result: TaskResult
@@ -49,10 +49,11 @@ class Finished(msgspec.Struct, frozen=True):
 
 
 NOTHING: Mapping[str, Any] = canon.EMPTY_DICT
+FRESH = (0, 0)
 _result = msgspec.msgpack.Decoder(TaskResult)
 
 
-class Place(msgspec.Struct, frozen=True):
+class Place(msgspec.Struct, frozen=True, gc=False):
     """Where in a run a task stands: ``key`` is the run's own task; ``path`` leads to one of a sub-flow inside it (§4.14)."""
 
     key: str
@@ -75,11 +76,11 @@ async def execute(
     if task.skip:
         return Finished(TaskResult(task.key, outcome=task.skip), NOTHING)
     node = program.nodes[task.node]
-    values = journal.checkpoint.values if values is None else values
-    place = place or Place(task.key)
-    step = journal.checkpoint.step + 1
-    failures, due = journal.progress.attempts.get((place.key, place.path), (0, 0))
-    attempt = failures
+    if values is None:
+        values = journal.checkpoint.values
+    if place is None:
+        place = Place(task.key)
+    attempt, due = journal.progress.attempts.get((place.key, place.path), FRESH)
     while True:
         if due:
             await services.clock.sleep(max(0, due - services.clock.now()) / 1_000_000)
@@ -104,6 +105,7 @@ async def execute(
             raise journal.dead from None
         if not node.retry.retries(cause, attempt):
             raise StepError(place.key, cause, error, attempt, outcome) from cause
+        step = journal.checkpoint.step + 1
         due = services.clock.now() + backoff(f"{ids.step_id(journal.run.run_id, step, place.key, place.path)}@{attempt}", attempt, node.retry.base_us)
         journal.progress.again(place.key, place.path, attempt, due, error)
         await journal.save(Draft(facts=[ev.StepRetryScheduled(step, place.key, attempt, due, error, place.path)]))
@@ -115,6 +117,9 @@ async def _attempt(
     snapshot = program.state._view(values, node.reads)
     if node.when is not None and not node.when(snapshot):
         return Finished(TaskResult(task.key, outcome="skipped: when", attempt=attempt), NOTHING)
+    if node.shape == "state" and node.check is None and not gated(node) and not journal.run.budgets:
+        # It is given nothing but the state, and nobody is asked before it runs: it needs no context.
+        return _finish(program, node, task, values, attempt, await _called(node, (snapshot,)))
     while True:
         prefix = f"{place.path}/" if place.path else ""
         ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program)
@@ -157,7 +162,7 @@ async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, 
     finally:
         ctx._closed = True
         boundaries.leave(ctx._key, ctx)
-    return _finish(program, node, task, values, ctx, value)
+    return _finish(program, node, task, values, ctx.attempt, value, ctx)
 
 
 async def _as_effect(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, ctx: Context) -> Finished:
@@ -172,30 +177,34 @@ async def _as_effect(program: Program, node: Node, task: Task, values: Mapping[s
     )  # fmt: skip
     data = await performing.perform_at(ctx, f"{ctx._root.prefix}@node", act, (dict(snapshot), ctx.payload), options)
     if not isinstance(data, bytes):  # a hook or a person said what happened: that is what it wrote
-        return _finish(program, node, task, values, ctx, data)
+        return _finish(program, node, task, values, ctx.attempt, data, ctx)
     result = _result.decode(data)
     return Finished(result, written(result))
 
 
 async def _call(node: Node, snapshot: State, ctx: Context) -> Any:
-    """The node's own call. A coroutine is awaited directly: no task, no thread."""
+    """The node's own call, with what its signature asks for."""
     match node.shape:
         case "flow":
-            args: tuple[Any, ...] = ()
             inputs = dict(snapshot)
 
             async def whole() -> Any:
                 return await node.call(ctx, **inputs)
 
-            return await call(whole, args, node.timeout_us, node.name)
+            return await call(whole, (), node.timeout_us, node.name)
         case "state":
-            args = (snapshot,)
+            args: tuple[Any, ...] = (snapshot,)
         case _:
             args = (snapshot, ctx)
+    ctx._sync = not node.asynchronous
+    return await _called(node, args)
+
+
+def _called(node: Node, args: tuple[Any, ...]) -> Coroutine[Any, Any, Any]:
+    """A coroutine is awaited directly: no task, no thread."""
     if node.asynchronous:
-        return await bounded(node.call(*args), node.timeout_us, node.name)
-    ctx._sync = True
-    return await call(node.call, args, node.timeout_us, node.name)
+        return bounded(node.call(*args), node.timeout_us, node.name)
+    return call(node.call, args, node.timeout_us, node.name)
 
 
 async def _subflow(
@@ -211,24 +220,24 @@ async def _subflow(
     ended = await call(child.drive, (values, ctx.payload), node.timeout_us, node.name)
     ctx._intents += ended.intents
     ctx._ledger += ended.ledger
-    return _finish(program, node, task, values, ctx, ended.merged(program, node))
+    return _finish(program, node, task, values, ctx.attempt, ended.merged(program, node), ctx)
 
 
-def _finish(program: Program, node: Node, task: Task, values: Mapping[str, Any], ctx: Context, value: Any) -> Finished:
-    """What the node returned, as a result: checked, packed, routed."""
+def _finish(
+    program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, value: Any, ctx: Context | None = None
+) -> Finished:
+    """What the node returned, and what it did through its context, as a result: checked, packed, routed."""
+    intents, ledger = ((), ()) if ctx is None else (tuple(ctx._intents), tuple(ctx._ledger))
     if program.flow:
         _, data = canon.pack(value, f"{program.id}()")
-        result = TaskResult(task.key, outcome=_outcome(node, task, ctx), attempt=ctx.attempt, result=data)
-        return Finished(msgspec.structs.replace(result, intents=tuple(ctx._intents), ledger=tuple(ctx._ledger)), NOTHING)
+        return Finished(TaskResult(task.key, _outcome(node, task, ctx), attempt=attempt, result=data, intents=intents, ledger=ledger), NOTHING)
     raw, goto, sends = _interpret(node, value)
     if INTENTS in raw and INTENTS not in program.channels:
-        ctx._intents += _intents(raw.pop(INTENTS))
-    writes: Mapping[str, Any] = NOTHING
-    packed: bytes | None = None
+        intents += tuple(_intents(raw.pop(INTENTS)))
+    writes, packed = NOTHING, None
     if raw:
         check_writes(program, node, raw)
-        writes, data = canon.pack(raw, node.name)
-        packed = data
+        writes, packed = canon.pack(raw, node.name)
     chosen: tuple[str, ...] = ()
     if node.routers:
         chosen, routed = _route(program, node, values, writes)
@@ -236,15 +245,15 @@ def _finish(program: Program, node: Node, task: Task, values: Mapping[str, Any],
     if goto or chosen or sends:
         _expect(program, node, [*(goto or ()), *chosen, *(s.node for s in sends)])
     result = TaskResult(
-        task=task.key,
-        outcome=_outcome(node, task, ctx),
-        writes=packed,
-        goto=goto,
-        chosen=chosen,
-        sends=tuple([SendTo(s.node, canon.pack(s.payload, f"Send({s.node!r})")[1]) for s in sends]),
-        attempt=ctx.attempt,
-        intents=tuple(ctx._intents),
-        ledger=tuple(ctx._ledger),
+        task.key,
+        _outcome(node, task, ctx),
+        packed,
+        goto,
+        chosen,
+        tuple([SendTo(s.node, canon.pack(s.payload, f"Send({s.node!r})")[1]) for s in sends]) if sends else (),
+        attempt,
+        intents=intents,
+        ledger=ledger,
     )
     return Finished(result, writes)
 
@@ -255,7 +264,9 @@ def _expect(program: Program, node: Node, targets: list[str]) -> None:
             raise NodeMissing(f"{node.name} goes to {target!r}, which is not a node", hint="nodes: " + ", ".join(program.nodes))
 
 
-def _outcome(node: Node, task: Task, ctx: Context) -> str:
+def _outcome(node: Node, task: Task, ctx: Context | None) -> str:
+    if ctx is None:
+        return OK
     outcome = of_delivery(ctx._outcome) if node.delivers else ctx._outcome
     if outcome is OK or completes(outcome):
         return outcome

@@ -23,12 +23,12 @@ class Heartbeat:
         self._owner = owner
         self._ttl_us = ttl_us
         self._stop = threading.Event()
-        self._confirmed = clock.monotonic()
+        self._safe_until = self._since(clock.monotonic())
         self._thread: threading.Thread | None = None
         self.failed: BaseException | None = None
 
     def start(self) -> None:
-        self._confirmed = self._clock.monotonic()
+        self._safe_until = self._since(self._clock.monotonic())
         self._thread = threading.Thread(target=self._work, name="holdfast-heartbeat", daemon=True)
         self._thread.start()
 
@@ -39,7 +39,11 @@ class Heartbeat:
 
     def safe(self) -> bool:
         """Whether something new may begin under the lease."""
-        return (self._clock.monotonic() - self._confirmed) * 1_000_000 < self._ttl_us * SAFE_PART
+        return self._clock.monotonic() < self._safe_until
+
+    def _since(self, confirmed: float) -> float:
+        """Until when something may begin after a renewal that was confirmed then (§10.3)."""
+        return confirmed + self._ttl_us * SAFE_PART / 1_000_000
 
     async def beat(self) -> bool:
         """One renewal; False once the owner is no longer known, so that renewing is pointless."""
@@ -53,7 +57,7 @@ class Heartbeat:
             self.failed = LeaseLost(f"{self._owner} is no longer known as a worker", hint="its runs go on elsewhere; open the store again")
             return False
         self.failed = None
-        self._confirmed = asked
+        self._safe_until = self._since(asked)
         return True
 
     def _work(self) -> None:

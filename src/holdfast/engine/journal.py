@@ -67,6 +67,11 @@ class Draft(msgspec.Struct):
     def __bool__(self) -> bool:
         return bool(self.facts or self.results or self.ledger or self.intents)
 
+    @property
+    def told(self) -> bool:
+        """Whether its facts are all there is to it."""
+        return not any(msgspec.structs.astuple(self)[1:])
+
 
 class Act(msgspec.Struct, frozen=True):
     """An effect in the middle of its act. ``task`` is what a cancel can end; a thread has none."""
@@ -230,12 +235,7 @@ class Journal:
     ) -> None:
         """A commit with a checkpoint. Its hash goes into the last completed step's fact, else into ``checkpoint.saved`` (§13.2)."""
         async with self._lock:
-            data = codec.encode_delta(delta)
-            hash = canon.chain(self.checkpoint.hash, data)
-            parent = self.checkpoint.checkpoint_id if self.checkpoint.seq else None
-            checkpoint = msgspec.structs.replace(checkpoint, hash=hash, parent=parent, source=delta.source)
-            _vouch(draft.facts, hash, delta.source)
-            await self._write(draft, checkpoint=checkpoint, delta=data, lease=lease, due=due, actor=actor, behind=behind)
+            await self._write(draft, checkpoint, delta, lease, due, actor, behind)
 
     async def rest(self, draft: Draft, source: Source, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
         """Ends this claim in a wait or for good: a checkpoint with the parent's values (§4.8), and the lease goes back.
@@ -243,23 +243,20 @@ class Journal:
         A run that never started has no parent: its single checkpoint holds its input (§2.4).
         """
         parent = self.checkpoint
-        delta, checkpoint = Delta(step=parent.step, source=source), parent
-        if parent.seq == 0:
-            delta = Delta(step=0, source=source, done=(INPUT_TASK,))
-            checkpoint = advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
+        delta = Delta(parent.step, source) if parent.seq else Delta(0, source, (INPUT_TASK,))
+        checkpoint = advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
         await self.checkpointed(draft, delta, checkpoint, lease=lease, due=due, actor=actor)
 
     async def leave(self, draft: Draft, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
         """A commit that moves no checkpoint and leaves the run without an owner."""
         async with self._lock:
-            await self._write(draft, lease=lease, due=due, actor=actor)
+            await self._write(draft, None, None, lease, due, actor)
 
     async def _write(
         self,
         draft: Draft,
-        *,
         checkpoint: Checkpoint | None = None,
-        delta: bytes | None = None,
+        delta: Delta | None = None,
         lease: LeaseAction = KEEP,
         due: int | None = None,
         actor: str = ev.SYSTEM,
@@ -287,8 +284,7 @@ class Journal:
             if not event.fact.hot:
                 self._heard(event.fact)
         if commit.checkpoint is not None:
-            before = self.progress.checkpoint.step
-            self.progress.checkpoint = commit.checkpoint
+            before, self.progress.checkpoint = self.progress.checkpoint.step, commit.checkpoint
             if commit.checkpoint.step != before:
                 self.progress.barrier(first=before < 0)
 
@@ -312,49 +308,51 @@ class Journal:
         self,
         draft: Draft,
         checkpoint: Checkpoint | None,
-        delta: bytes | None,
+        delta: Delta | None,
         lease: LeaseAction,
         due: int | None,
         actor: str,
         behind: Behind | None = None,
     ) -> Commit:
-        """Numbers and folds the facts. A checkpoint is named after the fact that vouches for it."""
+        """Numbers and folds the facts. A checkpoint gets what only its commit knows, and is named after the fact that vouches for it."""
+        facts, before, parent = draft.facts, self._run, self.progress.checkpoint
         at = self.store.now()
-        seq = self.tip.seq if self.tip is not None else 0
+        seq = 0 if self.tip is None else self.tip.seq
         fence = counter(self.fence)
-        if self._run is not None and self._run.status is Status.REPLAYING:
-            _leave_replay(draft.facts)
-        events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(draft.facts, seq + 1)])
-        run = fold_all(self._run, events)
-        puts = tuple(draft.puts)
-        if run.parent_run_id is not None or (self._run is not None and self._run.waits):
-            puts += tuple(family.told(self._run, run, draft.facts, self.checkpoint if checkpoint is None else checkpoint, at))
-        vouched = ev.voucher(events)
-        if checkpoint is not None and vouched is not None:
-            kept = views.boundaries(events, advanced=checkpoint.step > max(self.checkpoint.step, 0))
-            checkpoint = msgspec.structs.replace(checkpoint, seq=vouched.seq, created_at=at, waits=run.waits, boundaries=kept)
+        if before is not None and before.status is Status.REPLAYING:
+            _leave_replay(facts)
+        data: bytes | None = None
+        hash, vouching = b"", 0
+        if delta is not None:
+            data = codec.encode_delta(delta)
+            hash = canon.chain(parent.hash, data)
+            vouching = seq + 1 + _vouch(facts, hash, delta.source)
+        events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(facts, seq + 1)])
+        run = fold_all(before, events)
+        if checkpoint is not None:
+            kept = views.boundaries(events, advanced=checkpoint.step > max(parent.step, 0))
+            checkpoint = msgspec.structs.replace(checkpoint, seq=vouching, created_at=at, hash=hash, waits=run.waits, boundaries=kept)
+        puts = draft.puts
+        if (run.parent_run_id is not None and run.terminal) or (before is not None and before.waits):
+            puts = puts + family.told(before, run, facts, parent if checkpoint is None else checkpoint, at)
+        commit = Commit(
+            run=run, events=events, after=self.tip, fence=self.fence, at=at, actor=actor, checkpoint=checkpoint, delta=data, lease=lease, due=due,
+            behind=behind,
+        )  # fmt: skip
+        if not puts and draft.told:
+            return commit
         results, effects, apart = blobs.set_apart(draft.results, draft.effects) if draft.results or draft.effects else ((), (), ())
-        return Commit(
-            run=run,
-            events=events,
-            after=self.tip,
-            fence=self.fence,
-            at=at,
-            actor=actor,
-            checkpoint=checkpoint,
-            delta=delta,
+        return msgspec.structs.replace(
+            commit,
             results=results,
             effects=effects,
+            blobs=apart,
             took=tuple(draft.took),
-            puts=puts,
+            puts=tuple(puts),
             creates=tuple(draft.creates),
             claims=tuple(draft.claims),
             intents=tuple(draft.intents),
             ledger=tuple(draft.ledger),
-            lease=lease,
-            due=due,
-            blobs=apart,
-            behind=behind,
         )
 
     def _note(self, draft: Draft) -> None:
@@ -375,13 +373,12 @@ def _leave_replay(facts: list[ev.Fact]) -> None:
             return
 
 
-def _vouch(facts: list[ev.Fact], hash: bytes, source: Source) -> None:
+def _vouch(facts: list[ev.Fact], hash: bytes, source: Source) -> int:
+    """Writes the checkpoint's hash into the last completed step's fact, else into ``checkpoint.saved`` (§13.2); gives its place."""
     for i in range(len(facts) - 1, -1, -1):
         fact = facts[i]
-        if isinstance(fact, ev.StatePatched) and source is Source.PATCH:
+        if (isinstance(fact, ev.StepEnded) and not fact.path) or (source is Source.PATCH and isinstance(fact, ev.StatePatched)):
             facts[i] = msgspec.structs.replace(fact, hash=hash)
-            return
-        if isinstance(fact, ev.StepEnded) and not fact.path:
-            facts[i] = msgspec.structs.replace(fact, hash=hash)
-            return
+            return i
     facts.append(ev.CheckpointSaved(hash=hash, source=source.value))
+    return len(facts) - 1

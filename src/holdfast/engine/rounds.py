@@ -20,7 +20,7 @@ from holdfast.core.waits import Wait
 from holdfast.engine.executor import Finished, StepError, execute
 from holdfast.engine.gates import Halted
 from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.scopes import Suspend
+from holdfast.engine.scopes import Restart, Suspend
 from holdfast.engine.services import Services
 from holdfast.engine.waiting import Unattended
 
@@ -28,8 +28,8 @@ from holdfast.engine.waiting import Unattended
 class Outcome(msgspec.Struct):
     """How the tasks of a super-step stand when none of them runs: all finished, or some failed or wait.
 
-    ``inline`` names the results that are not durable yet: they go into the barrier's commit. Not ``whole``: some were not entered,
-    because the run is to stop.
+    ``inline`` names the results that are not durable yet and go into the barrier's commit; ``left`` is what else is not: it
+    goes into the commit that ends the run. Not ``whole``: some were not entered, because the run is to stop.
     """
 
     results: dict[str, TaskResult] = {}
@@ -39,12 +39,19 @@ class Outcome(msgspec.Struct):
     whole: bool = True
     failed: StepError | None = None
     stopped: Halted | Unattended | None = None
+    restart: tuple[Task, Restart] | None = None
+    left: Draft | None = None
 
 
 def answered(journal: Journal, wait: Wait) -> bool:
     """Whether this asking of a wait has its answer on record."""
     record = journal.record(wait.task, wait.path)
     return record is not None and record.kind == "wait" and decisions.read_answer(record).wait_id == wait.wait_id
+
+
+def failure(journal: Journal, e: StepError) -> ev.StepFailed:
+    """The fact of a task that failed for good in the super-step under way."""
+    return ev.StepFailed(journal.checkpoint.step + 1, e.task, e.error, e.outcome, e.attempt)
 
 
 class Round:
@@ -156,9 +163,9 @@ class Round:
                 self._outcome.stopped = self._outcome.stopped or error
             case StepError():
                 self._outcome.failed = self._outcome.failed or error
-                batch.facts.append(ev.StepFailed(step, error.task, error.error, error.outcome, error.attempt))
+                batch.facts.append(failure(self._journal, error))
             case _:
                 raise error
 
 
-__all__ = ["Outcome", "Round", "answered"]
+__all__ = ["Outcome", "Round", "answered", "failure"]

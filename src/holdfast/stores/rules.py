@@ -20,6 +20,7 @@ from holdfast.ports import Pruned
 
 WHOLE_FLOOR = 64 * 1024
 LAST_TURN = 2**62
+_NOWHERE = Tip(0, b"", 0)
 OPEN_INTENTS = ("queued", "sending", "unknown")
 SENDER_LOST = "sender_lost"
 RECLAIMED = "reclaimed"
@@ -29,7 +30,7 @@ _delta = msgspec.msgpack.Decoder(Delta)
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
     """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if it is time for one; ``since`` and
-    ``whole_size`` go into the tip."""
+    ``whole_size`` go into the tip; ``step``: it changes nothing but the log and the hot columns of a run that its owner keeps."""
 
     commit: Commit
     sealed: codec.Sealed
@@ -37,6 +38,7 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
     since: int
     whole_size: int
     creates: tuple[Prepared, ...] = ()
+    step: bool = False
 
     def tip(self, row: int) -> Tip:
         """Where the log ends once this is durable as ``row``."""
@@ -46,15 +48,19 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
 def prepare(commit: Commit) -> Prepared:
     """Encodes a commit and all that it creates."""
     after = commit.after
-    sealed = codec.seal(commit, b"" if after is None else after.hash)
-    since, size = (len(sealed.row.data), 0) if after is None else (len(sealed.row.data) + after.since, after.whole)
+    if after is None:
+        after = _NOWHERE
+    sealed = codec.seal(commit, after.hash)
+    since, size = len(sealed.row.data) + after.since, after.whole
     if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
         since, size = since + commit.behind.since, size + commit.behind.whole
     whole = None
-    if commit.checkpoint is not None and since > WHOLE_FLOOR and since > size and _advanced(commit):
+    if since > WHOLE_FLOOR and since > size and commit.checkpoint is not None and _advanced(commit):
         whole = codec.encode_whole(commit.checkpoint, sealed.row.hash)
         since, size = 0, len(whole)
-    return Prepared(commit, sealed, whole, since, size, tuple([prepare(c) for c in commit.creates]) if commit.creates else ())
+    creates = tuple([prepare(c) for c in commit.creates]) if commit.creates else ()
+    step = sealed.doc is None and whole is None and type(commit.lease) is Keep and commit.due is None and commit.plain
+    return Prepared(commit, sealed, whole, since, size, creates, step)
 
 
 def _advanced(commit: Commit) -> bool:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple
 
 import apsw
 import msgspec
@@ -19,7 +18,7 @@ from holdfast.core.blobs import Blob
 from holdfast.core.commit import InboxItem, Intent, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, EventUnreadable, LeaseLost, RunNotFound, VersionConflict
-from holdfast.core.lease import Keep, Take
+from holdfast.core.lease import Take
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
 from holdfast.stores import rules
@@ -37,17 +36,12 @@ class Refused(Exception):
     """A compare-and-set of a step failed; which one, and why, the general way finds out."""
 
 
-class Applied(NamedTuple):
-    """What became of a commit: its tip, the run's key, and who holds it now."""
+class Applied(msgspec.Struct, frozen=True, gc=False):
+    """What became of a commit: its tip, the run's key, and whether somebody holds it now."""
 
     tip: Tip
     key: int
-    owner: bool
-
-
-def hot(p: Prepared, key: int | None) -> bool:
-    """Whether it is a plain step: nothing changes but the log and the hot columns of a run whose key is known."""
-    return key is not None and p.sealed.doc is None and p.whole is None and type(p.commit.lease) is Keep and p.commit.due is None and p.commit.plain
+    owned: bool
 
 
 class Committer:
@@ -90,7 +84,7 @@ class Committer:
 
     def one(self, p: Prepared, key: int | None) -> Applied:
         """One commit in a transaction of its own."""
-        if key is not None and hot(p, key):
+        if key is not None and p.step:
             try:
                 return self.step(p, key)
             except Refused:
@@ -105,40 +99,42 @@ class Committer:
         self._cursor.execute(Q.begin)
         try:
             self._log_id = row(self.db, Q.last_log)[0]
-            out: list[Applied | None] = [None] * len(batch)
-            steps = [(i, p, keys[p.commit.run.run_id]) for i, p in enumerate(batch) if hot(p, keys.get(p.commit.run.run_id))]
-            if steps:
-                self._steps(steps, out)
+            done: list[Applied | None] = [None] * len(batch)
+            self._steps(batch, keys, done)
             now = self._now()
-            done = [applied if applied is not None else self._apply(batch[i], now) for i, applied in enumerate(out)]
+            applied = [a if a is not None else self._apply(p, now) for p, a in zip(batch, done, strict=True)]
             self._commit()
         except BaseException:
             abort(self.db)
             raise
         self.last = (self._log_id, self._log_hash)
-        return done
+        return applied
 
     def _commit(self) -> None:
         began = time.perf_counter()
         self._cursor.execute(Q.commit)
         self.took = time.perf_counter() - began
 
-    def _steps(self, steps: Sequence[tuple[int, Prepared, int]], out: list[Applied | None]) -> None:
-        number, log, runs = self._log_id, [], []
-        for i, p, key in steps:
+    def _steps(self, batch: Sequence[Prepared], keys: Mapping[str, int], done: list[Applied | None]) -> None:
+        """The plain steps of a batch, two statements for all of them; ``done`` gets what became of each."""
+        number, digest, log, runs = self._log_id, b"", [], []
+        for i, p in enumerate(batch):
+            if not p.step or (key := keys.get(p.commit.run.run_id)) is None:
+                continue
             number += 1
             c, end = p.commit, p.sealed.row
-            run, after = c.run, c.after
-            assert after is not None
-            log.append((number, key, end.seq, after.row, end.hash, end.data))
-            runs.append((end.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, after.row))
-            out[i] = Applied(p.tip(number), key, True)
+            run, seq, digest, row = c.run, end.seq, end.hash, c.after.row  # type: ignore[union-attr]  # a step follows something
+            log.append((number, key, seq, row, digest, end.data))
+            runs.append((seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, row))
+            done[i] = Applied(p.tip(number), key, True)
+        if not runs:
+            return
         self._cursor.executemany(Q.steps_log, log)
         before = self.db.total_changes()
         self._cursor.executemany(Q.steps_run, runs)
         if self.db.total_changes() - before != len(runs):
             raise Refused
-        self._log_id, self._log_hash = number, log[-1][4]
+        self._log_id, self._log_hash = number, digest
 
     # -- the general way ----------------------------------------------------------------------------
 

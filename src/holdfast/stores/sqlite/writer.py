@@ -18,6 +18,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 import apsw
+import msgspec
 
 from holdfast.core.commit import Tip
 from holdfast.core.errors import StoreError
@@ -34,7 +35,7 @@ TURN = 0.002
 T = TypeVar("T")
 
 
-class _Waiting(NamedTuple):
+class _Waiting(msgspec.Struct, frozen=True):
     prepared: Prepared
     future: asyncio.Future[Tip]
 
@@ -126,9 +127,9 @@ class Writer:
         rest: list[_Waiting] = []
         runs: set[str] = set()
         for waiting in self._pending:
-            run_id = waiting.prepared.commit.run.run_id
             if waiting.future.done():
                 continue  # its task was cancelled before anything was written
+            run_id = waiting.prepared.commit.run.run_id
             if run_id in runs or len(batch) == GROUP:
                 rest.append(waiting)
             else:
@@ -178,9 +179,9 @@ class Writer:
         self._note(took)
         for waiting, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Applied):
-                tip = self._finish(waiting.prepared, outcome)
-                if not waiting.future.done():
-                    waiting.future.set_result(tip)
+                tip, future = self._finish(waiting.prepared, outcome), waiting.future
+                if not future.done():
+                    future.set_result(tip)
             elif isinstance(outcome, apsw.BusyError) and not final:
                 self._send_away([waiting])
             else:
@@ -192,7 +193,9 @@ class Writer:
     def _finish(self, p: Prepared, applied: Applied) -> Tip:
         """Remembers whose run is driven here, and lets others look if there is something for them."""
         run_id = p.commit.run.run_id
-        if applied.owner:
+        if p.step and run_id in self._keys:
+            return applied.tip  # it goes on as before, and that is nobody else's business
+        if applied.owned:
             self._keys[run_id] = applied.key
         else:
             self._keys.pop(run_id, None)
