@@ -83,6 +83,38 @@ def test_asked_from_another_process(process: Type, folder: Path) -> None:
     assert "## Added" in notes(folder)
 
 
+def test_sent_back_from_another_process(process: Type, folder: Path) -> None:
+    """T-28, §5.5: the words reach the redone draft; a new question is asked under a new id; every step by a process of its own."""
+    assert process("demo", "--ask").code == 4
+    run_id = process("runs", "--json", *STORE).json["runs"][0]["run_id"]
+    (wait,) = process("waits", "--json", *STORE).json["waits"]
+    typed = next(line.strip() for line in process("waits", *STORE).out.splitlines() if "retry_feedback" in line)
+    assert typed == f"python -m holdfast decide {run_id} --action retry_feedback --feedback TEXT {' '.join(STORE)}"
+    sent = process("decide", run_id, "--wait", wait["wait_id"], "--action", "retry_feedback", "--feedback", "shorter, please", "--actor", "ada", *STORE)
+    assert sent.code == 0, sent.err
+    again = process("resume", run_id, *STORE)
+    assert again.code == 4, again.err
+    (asked,) = process("waits", "--json", *STORE).json["waits"]
+    assert asked["wait_id"] != wait["wait_id"] and asked["show"] != wait["show"]
+    assert "> Reworked as asked: shorter, please" in asked["show"] and len(asked["show"]) < len(wait["show"]) and "more" in asked["show"]
+    assert not list((folder / ".holdfast" / "demo").glob("*.md"))
+    late = process("decide", run_id, "--wait", wait["wait_id"], "--action", "approve", *STORE)
+    assert late.code == 6, "the first question is answered; its answer does not count for the second"
+    assert process("approve", run_id, "--actor", "grace", *STORE).code == 0
+    assert process("resume", run_id, *STORE).code == 0
+    assert notes(folder) == asked["show"]
+    steps = [e["payload"]["task"] for e in process("events", run_id, "--json", *STORE).json["events"] if e["event_type"] == "step.completed" and not e["payload"]["path"]]
+    assert steps.count("draft") == 2 and steps.count("collect") == steps.count("publish") == 1
+
+
+def test_an_approval_offers_no_way_back_unless_its_node_does(process: Type) -> None:
+    """§5.5: only what the wait publishes is taken."""
+    assert process("run", "work.py", "--input", '{"name": "Ada"}').code == 4
+    run_id = process("runs", "--json").json["runs"][0]["run_id"]
+    said = process("decide", run_id, "--action", "retry_feedback", "--feedback", "shorter")
+    assert said.code == 6 and "it offers approve, deny" in said.err
+
+
 @pytest.mark.parametrize("points", [1, 2, 5, 8, 12, 14, 15, 16, 17, 18, 19, 20, 22, 60])
 def test_killed_at_a_boundary_it_goes_on(holdfast: Type, folder: Path, monkeypatch: pytest.MonkeyPatch, points: int) -> None:
     """A child is killed with SIGKILL before or after one of its commits; every step is on record once, the file is written once."""
@@ -197,7 +229,7 @@ def test_on_a_terminal_it_asks(folder: Path, answer: str, code: int, word: str) 
         if not part:
             break
         said += part
-        if b"Publish these notes? yes, no, or later" in said and not asked:
+        if b"Publish these notes? yes, no, again, or later" in said and not asked:
             asked = True
             os.write(near, f"{answer}\n".encode())
     os.close(near)

@@ -24,6 +24,7 @@ from holdfast.runtime import Runtime
 
 LOOK_ON = 15.0
 """Seconds: a little longer than an effect under way is given to end by itself (§10.12)."""
+SHOWN_LINES = 8
 
 
 def _answer(call: Call, run_id: str, act: Callable[[Runtime], Awaitable[Any]]) -> int:
@@ -64,7 +65,10 @@ def waits(call: Call, run_id: str | None) -> int:
     open_of = Counter(w["run_id"] for w in found if w["available_actions"])
     for wait in found:
         click.echo(f"{wait['run_id']}  {o.paint(wait['kind'], 'yellow')}  {o.paint(o.inline(wait['prompt'] or wait['name'], 200), bold=True)}")
-        click.echo(o.paint(f"    asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}", dim=True))
+        who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
+        until = f", until {o.clock(wait['deadline'])}" if wait["deadline"] else ""
+        click.echo(o.paint(f"    asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
+        pages.shown(wait, indent="    │ ", lines=SHOWN_LINES)
         for line in pages.answers(call, wait, alone=open_of[wait["run_id"]] == 1):
             click.echo(f"    {line}")
     if not found:

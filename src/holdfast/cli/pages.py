@@ -169,6 +169,12 @@ def asked(wait: Mapping[str, Any]) -> None:
     click.echo(f"  {o.mark('ask')} {wait['kind']}: {o.paint(what, bold=True)}")
 
 
+def shown(wait: Mapping[str, Any], *, indent: str, lines: int) -> None:
+    """What a wait shows to the person who is to answer."""
+    if wait["show"] is not None:
+        o.block(wait["show"] if isinstance(wait["show"], str) else o.value_line(wait["show"], 2000), indent=indent, lines=lines)
+
+
 def alone(run: Mapping[str, Any]) -> bool:
     """Whether an answer without a wait's id can mean one wait only (§5.11)."""
     return sum(bool(w["available_actions"]) for w in run["waits"]) == 1
@@ -327,8 +333,7 @@ def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime, alone: bool) ->
     click.echo(o.paint(f"      asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
     if wait["key"]:
         click.echo(f"      effect {o.inline(wait['effect_id'])}, arguments {wait['request_hash']}, attempted {o.clock(wait['attempted_at'])}")
-    if wait["show"] is not None:
-        o.block(wait["show"] if isinstance(wait["show"], str) else o.value_line(wait["show"], 2000), indent="      │ ", lines=24)
+    shown(wait, indent="      │ ", lines=24)
     for line in answers(call, wait, alone=alone):
         click.echo(f"      {o.mark('go')} {line}")
 

@@ -8,6 +8,7 @@ import random
 import signal
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, login, options, over
 from holdfast.core.errors import HoldfastError, RunFailed, UsageError
 from holdfast.core.status import TERMINAL, Status
+from holdfast.core.waits import APPROVE, DENY, RETRY
 from holdfast.demo import repository
 from holdfast.demo.notes import graph
 from holdfast.handle import EventView
@@ -50,6 +52,15 @@ class Story:
         return None if self.call.as_json else progress_for(self.call)
 
 
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    """What somebody said to the draft; ``feedback`` is what should change, if it is to be done again."""
+
+    action: str
+    actor: str
+    feedback: str | None = None
+
+
 @click.command()
 @click.option("--repo", type=click.Path(path_type=Path), metavar="PATH", help="The git repository. [default: the one you stand in, else a sample]")
 @click.option("--crash", is_flag=True, help="Kill the process with SIGKILL on the way, and show that the run goes on.")
@@ -76,14 +87,12 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
     story.say(o.paint(f"The run is kept in {call.store}", dim=True))
     story.run_id = _submit(story, source, place)
     _drive(story, crash)
-    run = over(call, lambda rt: pages.run_object(rt, story.run_id))
-    if run["status"] == Status.WAITING_FOR_HUMAN:
+    while (run := over(call, lambda rt: pages.run_object(rt, story.run_id)))["status"] == Status.WAITING_FOR_HUMAN:
         answer = _answered(story, run, ask, yes)
         if answer is None:
             return _rested(story, run)
-        approved, actor = answer
-        _decide(story, approved, actor)
-        if approved:
+        _decide(story, answer)
+        if answer.action != DENY:
             _drive(story, crash and story.killed_at is None)
     return _told(story)
 
@@ -166,17 +175,15 @@ def _version(story: Story) -> int:
     return over(story.call, act)
 
 
-def _decide(story: Story, approved: bool, actor: str) -> None:
+def _decide(story: Story, answer: Answer) -> None:
     async def act(rt: Runtime) -> None:
-        if approved:
-            await rt.approve(story.run_id, actor=actor, drive=False)
-        else:
-            await rt.deny(story.run_id, reason="not these notes", actor=actor, drive=False)
+        note = "not these notes" if answer.action == DENY else None
+        await rt.decide(story.run_id, answer.action, actor=answer.actor, feedback=answer.feedback, note=note)
 
     over(story.call, act)
 
 
-def _answered(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> tuple[bool, str] | None:
+def _answered(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> Answer | None:
     """The answer to the question, and whose it is; None if it stays open."""
     story.say()
     story.say(o.paint(f"The draft, by {o.inline(run['values']['author'])}:", dim=True))
@@ -186,16 +193,18 @@ def _answered(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> tuple[
     if ask:
         return None
     if yes:
-        return True, login()
+        return Answer(APPROVE, login())
     if story.call.as_json or not (sys.stdin.isatty() and sys.stdout.isatty()):
         story.say("Nobody is at a terminal: the demo approves as the actor `demo` (--ask leaves the question open)")
-        return True, "demo"
+        return Answer(APPROVE, "demo")
     try:
-        said = click.prompt("Publish these notes? yes, no, or later", type=click.Choice(["y", "n", "l"], case_sensitive=False), default="y")
+        said = click.prompt("Publish these notes? yes, no, again, or later", type=click.Choice(["y", "n", "a", "l"], case_sensitive=False), default="y")
+        if said == "a":
+            return Answer(RETRY, login(), click.prompt("What should change?", default="shorter"))
     except click.Abort:
         click.echo()
         said = "l"
-    return None if said == "l" else (said == "y", login())
+    return None if said == "l" else Answer(APPROVE if said == "y" else DENY, login())
 
 
 def _rested(story: Story, run: dict[str, Any]) -> int:
@@ -205,8 +214,10 @@ def _rested(story: Story, run: dict[str, Any]) -> int:
         return pages.finish(call, run)
     click.echo(f"{o.mark('ask')} {pages.heading(run)}: the run rests, and no process has to be up. From any shell, today or next week:")
     click.echo()
-    click.echo(f"  {call.line('approve', story.run_id)}")
-    click.echo(f"  {call.line('resume', story.run_id)}")
+    for wait in run["waits"]:
+        for line in pages.answers(call, wait, alone=pages.alone(run)):
+            click.echo(f"  {line}")
+    click.echo(f"  {call.line('resume', story.run_id)}    then goes on with it")
     return pages.EXITS[run["status"]]
 
 
@@ -237,10 +248,11 @@ def _killed(story: Story) -> str | None:
 
 def _not_again(events: list[EventView], killed_at: int) -> list[str]:
     """What the log proves about the kill: what was done before it was not done a second time."""
-    done = [(e.seq, e.payload["task"], e.payload.get("path", "")) for e in events if e.event_type in ("step.completed", "step.degraded")]
+    ended = [e for e in events if e.event_type in ("step.completed", "step.degraded")]
+    done = [(e.seq, e.payload["task"], e.payload.get("path", "")) for e in ended]
     steps = [task for seq, task, path in done if seq <= killed_at and not path]
     calls = [task for seq, task, path in done if seq <= killed_at and path and task not in steps]
-    twice = [place for place in {(t, p) for _, t, p in done} if sum((t, p) == place for _, t, p in done) > 1]
+    twice = [place for place, times in Counter(str(e.payload["step_id"]) for e in ended).items() if times > 1]
     lines = []
     if steps:
         lines.append(f"done before the kill and not run again: {', '.join(steps)}")

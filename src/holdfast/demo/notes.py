@@ -45,24 +45,24 @@ def group(state: Notes) -> dict[str, Any]:
 
 @graph.node(after="group", timeout=180)
 async def draft(state: Notes, ctx: Context) -> dict[str, Any]:
-    """Asks a model, if one is configured; else, or if it does not answer, writes them by rule."""
+    """Asks a model, if one is configured; else, or if it does not answer, writes them by rule. Sent back, it heeds the feedback."""
     author, text = "rules", ""
     if writing.model_named():
         try:
-            text = await ctx.step(writing.ask_model, state.name, dict(state.groups), retry=2, timeout=60)
+            text = await ctx.step(writing.ask_model, state.name, dict(state.groups), state.draft, ctx.feedback, retry=2, timeout=60)
             author = writing.model_named()
         except Exception as e:  # any failure of the model leaves the notes to the rules; it is on record as a failed step
             ctx.log.warning("the model did not answer: %s", e)
             ctx.report("degraded")
     if not text:
-        text = await ctx.step(writing.by_rule, state.name, dict(state.groups))
+        text = await ctx.step(writing.by_rule, state.name, dict(state.groups), ctx.feedback)
     return {"draft": text, "author": author}
 
 
 @graph.node(after="draft")
 async def ask(state: Notes, ctx: Context) -> None:
-    """Rests until somebody has approved."""
-    await ctx.approve("Publish these notes?", show=state.draft)
+    """Rests until somebody has approved, or sent the draft back with what should change."""
+    await ctx.approve("Publish these notes?", show=state.draft, redo="draft")
 
 
 @graph.node(after="ask")

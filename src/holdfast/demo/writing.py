@@ -38,6 +38,8 @@ _FIRST = [(section, re.compile(rf"^(?:{words})\b", re.I)) for section, words in 
 _ANYWHERE = [(section, re.compile(rf"\b(?:{words})\b", re.I)) for section, words in (_WORDS[4], _WORDS[5])]
 _CHEAPER = re.compile(r"\b(?:faster|cheaper|speed|cache)\b", re.I)
 ORDER = ("Breaking", "Added", "Fixed", "Faster", "Changed", "Removed", "Documentation", "Tests and tooling")
+_SHORTER = re.compile(r"\b(?:short(?:er)?|brief(?:er)?|less|fewer|concise)\b", re.I)
+SHORT = 1
 LIMIT_BYTES = 1_000_000
 
 
@@ -70,8 +72,12 @@ def grouped(commits: Sequence[Commit]) -> dict[str, list[dict[str, Any]]]:
     return {name: items for name, items in found.items() if items}
 
 
-def by_rule(name: str, groups: Groups) -> str:
-    """Notes made of the commits alone: the same commits give the same text."""
+def by_rule(name: str, groups: Groups, feedback: str | None = None) -> str:
+    """Notes made of the commits and of what a person asked for: the same of both give the same text.
+
+    Rules understand one wish: shorter notes name one change a section and count the rest. Any other is only shown.
+    """
+    most = SHORT if feedback and _SHORTER.search(feedback) else None
     every = [c for items in groups.values() for c in items]
     dates = sorted(c["date"][:10] for c in every if c["date"])
     people = Counter(c["author"] for c in every if c["author"])
@@ -85,8 +91,12 @@ def by_rule(name: str, groups: Groups) -> str:
         f"{len(every)} commit{'' if len(every) == 1 else 's'}{span} by {told}: {added:,} lines added, {removed:,} removed.",
         f"The largest change: {largest['text']} ({largest['hash']}, {largest['files']} file{'' if largest['files'] == 1 else 's'}).",
     ]
+    if feedback:
+        lines += ["", f"> Reworked as asked: {' '.join(feedback.split())}"]
     for heading, items in groups.items():
-        lines += ["", f"## {heading}", "", *(f"- {c['text']} ({c['hash']})" for c in items)]
+        lines += ["", f"## {heading}", "", *(f"- {c['text']} ({c['hash']})" for c in items[:most])]
+        if most is not None and len(items) > most:
+            lines.append(f"- and {len(items) - most} more")
     return "\n".join(lines) + "\n"
 
 
@@ -98,8 +108,8 @@ def model_named() -> str:
     return (os.environ.get("HOLDFAST_LLM_MODEL") or "default") if os.environ.get("HOLDFAST_LLM_URL") else ""
 
 
-def ask_model(name: str, groups: Groups) -> str:
-    """Asks an OpenAI-compatible endpoint for the notes.
+def ask_model(name: str, groups: Groups, draft: str = "", feedback: str | None = None) -> str:
+    """Asks an OpenAI-compatible endpoint for the notes; sent back, it sees its draft and what should change.
 
     Raises:
         PermanentError: it refuses, or answers something that is no text; asking again is no use.
@@ -110,6 +120,8 @@ def ask_model(name: str, groups: Groups) -> str:
         {"role": "system", "content": "You write short release notes in Markdown for the users of a project. Use only the commits given, keep their hashes, invent nothing."},
         {"role": "user", "content": f"Project: {name}\nCommits:\n{changes}"},
     ]
+    if feedback:
+        messages += [{"role": "assistant", "content": draft}, {"role": "user", "content": f"Write them again. What should change: {feedback}"}]
     body = json.dumps({"model": model_named(), "messages": messages, "temperature": 0}).encode()
     headers = {"Content-Type": "application/json"}
     if key := os.environ.get("HOLDFAST_LLM_KEY"):

@@ -420,16 +420,18 @@ class Context:
         on_timeout: str = "halt",
         default: Any = None,
         schema: Any = None,
+        redo: str | None = None,
     ) -> Coroutine[Any, Any, Decision]:
         """Asks a person to approve; the run rests until somebody has (§5).
 
         A denial or a timeout halts the run, unless ``on_deny="deliver"`` or ``on_timeout="deliver"`` hands it to the
         node. ``timeout`` is 7 days by default. The decision may carry edited arguments as ``payload``, which must fit
-        ``schema``, a type, if one is given.
+        ``schema``, a type, if one is given. With ``redo`` a person may also send it back (``retry_feedback``): the node named there,
+        or ``"node"`` for this very one, is done again and finds the words in ``ctx.feedback``.
         """
         self._waiting("approve")
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
-        return waiting.approve(self, prompt, schema, **options)
+        return waiting.approve(self, prompt, schema, redo=redo, **options)
 
     def ask(
         self,

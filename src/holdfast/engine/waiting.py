@@ -15,6 +15,7 @@ from contextlib import nullcontext
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.authoring import microseconds
 from holdfast.core import canon, decisions, ids
@@ -206,8 +207,21 @@ def _value(given: RawDecision) -> Any:
 # -- approvals and questions ------------------------------------------------------------------------
 
 
-async def approve(ctx: Any, prompt: str, schema: Any, **options: Any) -> Decision:
-    return Decision.of(await request(ctx, Ask(kind=WaitKind.APPROVAL, prompt=prompt, schema=schema_of(schema), **options)))
+async def approve(ctx: Any, prompt: str, schema: Any, *, redo: str | None, **options: Any) -> Decision:
+    """Approves, denies, or, where ``redo`` names what can be done again, sends it back with feedback (§5.5)."""
+    target = _target(ctx, redo)
+    question = Ask(kind=WaitKind.APPROVAL, prompt=prompt, schema=schema_of(schema), **options)
+    if redo is not None:
+        question = replace(question, actions=(*ws.ACTIONS[WaitKind.APPROVAL], ws.RETRY), redo=target or ctx._node.name)
+    given = await request(ctx, question)
+    if given.action == ws.RETRY:
+        raise Redo(target, given.feedback or "")
+    return Decision.of(given)
+
+
+def _target(ctx: Any, redo: str | None) -> str | None:
+    """The node that ``redo`` names; None if it is this very one."""
+    return None if redo in (None, HERE, ctx._node.name) and HERE not in ctx._nodes else redo
 
 
 async def ask(ctx: Any, prompt: str, schema: Any, **options: Any) -> Any:
@@ -267,7 +281,7 @@ async def handoff(ctx: Any, prompt: str, *, verdict: str, redo: str | None, auth
     unknown = [a for a in offered if a not in ws.ACTIONS[WaitKind.HANDOFF]]
     if unknown:
         raise InvalidInput(f"a handoff cannot offer {', '.join(unknown)}", hint="it offers " + ", ".join(ws.ACTIONS[WaitKind.HANDOFF]))
-    target = None if redo in (None, HERE, ctx._node.name) and HERE not in ctx._nodes else redo
+    target = _target(ctx, redo)
     question = Ask(
         kind=WaitKind.HANDOFF, prompt=prompt, verdict=verdict, redo=target or ctx._node.name, authoritative=authoritative, actions=offered, **options
     )
