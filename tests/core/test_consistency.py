@@ -14,7 +14,7 @@ from holdfast.core.blobs import blob_of
 from holdfast.core.checkpoint import Carry, Delta, StepRecord
 from holdfast.core.codec import Row
 from holdfast.core.commit import Intent
-from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, diagnose, drift, ok, problem
+from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, asleep, diagnose, drift, ok, problem
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, UnknownStatus
 from holdfast.core.lease import Alive, Lease, Release
@@ -279,7 +279,7 @@ def test_a_halt_that_was_decided_and_not_carried_out() -> None:
     denied = running().commit(ev.WaitRequested(wait()), ev.RunWaitingForHuman()).commit(ev.WaitDecided(decided("deny")))
     assert codes(denied) == ["halt_decision_without_halted_meta"]
     delivered = running().commit(ev.WaitRequested(wait(on_deny="deliver")), ev.RunWaitingForHuman()).commit(ev.WaitDecided(decided("deny")))
-    assert codes(delivered) == []
+    assert codes(delivered, lease=Lease(fence=1, due=NOW)) == []
     failed = running().commit(ev.WaitRequested(HANDOFF), ev.RunFailed("x", ErrorValue("E", "m"))).commit(ev.WaitDecided(decided("halt", "h1")))
     assert codes(failed) == [], "a failed run only records it (§5.4)"
 
@@ -359,3 +359,28 @@ def test_what_a_reader_has_met_is_told_among_the_rest() -> None:
     for _ in range(PER_CODE):
         found.add(told)
     assert [p.message for p in found.problems()][-1] == "and 1 more of these"
+
+
+def due(log: Log, at: int | None, **changes: Any) -> bool:
+    return asleep(row(log, **changes), Lease(fence=1, due=at))
+
+
+def test_a_forgotten_deadline_is_named() -> None:
+    """T-33, §5.10: the row's wake-up is a hint; a run at rest that nobody would ever look at again differs from its events."""
+    late = running().commit(
+        ev.WaitRequested(wait(WaitKind.APPROVAL, "a1", deadline=NOW)), ev.CheckpointSaved(b""), ev.RunWaitingForHuman(), delta=Delta(step=1), lease=Release()
+    )
+    assert codes(late, lease=Lease(fence=1, due=None)) == ["snapshot_field_drift"]
+    assert "in due" in diagnose(RUN, late.run, Lease(fence=1), NOW, late.rows)[0].message
+    assert codes(late, lease=Lease(fence=1, due=NOW)) == codes(late, lease=None) == []
+    assert due(late, None) and not due(late, 0)
+    assert not asleep(row(late), HELD) and not asleep(row(late), None)
+    assert not due(late, None, status=Status.RUNNING), "a run that goes on is somebody's"
+    assert not due(asking(), None), "nothing wakes it but a person"
+
+
+def test_a_forgotten_answer_is_named() -> None:
+    """§10.16: a decision has queued a resume; one that was not to be resumed has not."""
+    given = decided("continue", "h1")
+    assert due(asking(), None, decisions=(given,))
+    assert not due(asking(), None, decisions=(msgspec.structs.replace(given, resume=False),))

@@ -22,7 +22,7 @@ from holdfast.core.errors import HoldfastError, StoreError, UnknownStatus
 from holdfast.core.lease import Lease
 from holdfast.core.outcomes import completes
 from holdfast.core.run import Run, fold
-from holdfast.core.status import LIVE, TERMINAL, Condition, Status
+from holdfast.core.status import LIVE, TERMINAL, WAITING, Condition, Status
 from holdfast.core.views import condition
 from holdfast.core.waits import HALT, HALTING, Decision
 
@@ -312,6 +312,8 @@ class Diagnosis:
         names = drift(row, folded)
         if row.status in (Status.COMPLETED, Status.CANCELED) and row.active_handoff is not None:
             names = [n for n in names if n not in ("active_handoff", "waits")]  # told by a code of its own
+        if self._halt is None and asleep(folded, self.lease):
+            names.append("due")
         if not names:
             return []
         return [self._say("snapshot_field_drift", f"the row differs from the events in {', '.join(names)}", _REBUILD)]
@@ -332,6 +334,13 @@ class Diagnosis:
 def drift(row: Run, folded: Run) -> list[str]:
     """The fields in which a run row is not the fold of its events."""
     return [n for n in Run.__struct_fields__ if getattr(row, n) != getattr(folded, n)]
+
+
+def asleep(run: Run, lease: Lease | None) -> bool:
+    """Whether a run at rest has a deadline or an answer, and its row does not say when to look at it: a lost wake-up (§5.10, §10.16)."""
+    if lease is None or lease.owner is not None or lease.due is not None or run.status not in WAITING:
+        return False
+    return run.wake_at is not None or any(d.resume for d in run.decisions)
 
 
 def diagnose(
@@ -364,4 +373,4 @@ def diagnose(
     return diagnosis.problems()
 
 
-__all__ = ["SEVERITIES", "Diagnosis", "Problem", "Severity", "diagnose", "drift", "ok", "problem"]
+__all__ = ["SEVERITIES", "Diagnosis", "Problem", "Severity", "asleep", "diagnose", "drift", "ok", "problem"]

@@ -16,7 +16,7 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Delta, Source
 from holdfast.core.codec import open_row
 from holdfast.core.commit import Commit, Tip
-from holdfast.core.consistency import Diagnosis, Problem, drift
+from holdfast.core.consistency import Diagnosis, Problem, asleep, drift
 from holdfast.core.errors import InvalidInput, RepairRefused, RunNotFound
 from holdfast.core.lease import COUNTER_BITS, TOUCH, counter
 from holdfast.core.progress import Progress
@@ -165,7 +165,10 @@ class Repairer:
 
     async def _left(self, evidence: Evidence, told: _Folded, codes: set[str]) -> list[str]:
         """The errors that there would still be if the row were the fold."""
-        mended = await self._checker.examine(replace(evidence, run=told.run, problems=()))
+        lease = evidence.lease
+        if lease is not None and asleep(told.run, lease):
+            lease = replace(lease, due=told.run.wake_at or self._store.now())
+        mended = await self._checker.examine(replace(evidence, run=told.run, lease=lease, problems=()))
         return sorted({p.code for p in mended.problems() if p.severity == "error" and p.code in codes} - {HALT})
 
 
@@ -220,7 +223,11 @@ def _detail(code: str, evidence: Evidence, folded: Run) -> str:
     """What was wrong, for the audit record."""
     if code not in FOLDABLE or not isinstance(evidence.run, Run):
         return ""
-    return ", ".join(drift(evidence.run, folded))
+    return ", ".join(_differing(evidence, evidence.run, folded))
+
+
+def _differing(evidence: Evidence, row: Run, folded: Run) -> list[str]:
+    return drift(row, folded) + (["due"] if asleep(folded, evidence.lease) else [])
 
 
 def _actions(wanted: set[str], evidence: Evidence, told: _Folded, after: Run) -> tuple[Action, ...]:
@@ -231,7 +238,7 @@ def _actions(wanted: set[str], evidence: Evidence, told: _Folded, after: Run) ->
         elif code == PARTIAL:
             found.append(Action(code, "cuts the log to its last whole commit; the bytes stay in the backup"))
         elif isinstance(evidence.run, Run):
-            names = ", ".join(drift(evidence.run, told.run)) or "its copies"
+            names = ", ".join(_differing(evidence, evidence.run, told.run)) or "its copies"
             found.append(Action(code, f"writes the fold of {told.tip.seq} events over the row: {names}"))
         else:
             found.append(Action(code, f"writes the row anew from {told.tip.seq} events"))

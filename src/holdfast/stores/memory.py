@@ -548,9 +548,7 @@ class MemoryStore:
         tip = written[-1].tip(self._next())
         owner = None if old is None or run.terminal else old.owner
         due = old.due if old is not None else None
-        if old is None or old.status != run.status.value:
-            unread = self._unread(run_id)
-            due = rules.due_after(commits[-1], owner, now, unread)
+        due = rules.due_rebuilt(commits[-1], owner, due, old is None or old.status != run.status.value, now, self._unread(run_id))
         self._set(
             self._runs,
             run_id,

@@ -139,6 +139,16 @@ def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
     return now
 
 
+def due_rebuilt(commit: Commit, owner: str | None, due: int | None, moved: bool, now: int, unread: bool) -> int | None:
+    """When a run whose row is written anew next needs a worker. What the row said stands, for a repair resumes nothing, unless the
+    status ``moved``, or a wait's deadline or an answer was forgotten: those are found again from what the events tell (§5.10)."""
+    run = commit.run
+    forgotten = due is None and owner is None and run.status in WAITING
+    if not moved and not forgotten:
+        return due
+    return now if forgotten and any(d.resume for d in run.decisions) else due_after(commit, owner, now, unread)
+
+
 def prunable(
     members: Mapping[str, Sequence[tuple[str, int | None]]],
     links: Sequence[tuple[str, str]],
@@ -212,6 +222,6 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 
 __all__ = [
-    "LAST_TURN", "OPEN_INTENTS", "RECLAIMED", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "due_at_rest", "first_fence", "holds_after",
+    "LAST_TURN", "OPEN_INTENTS", "RECLAIMED", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "first_fence", "holds_after",
     "lane_busy", "lender_gone", "overlay", "owner_after", "prepare", "prunable", "refusal", "schedule_moved", "wants_lane",
 ]  # fmt: skip

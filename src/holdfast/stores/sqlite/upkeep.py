@@ -162,9 +162,8 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
         owner, due, holds = None, None, 0
     else:
         owner, due, holds = held["owner"], held["due"], held["holds"]
-        if held["status"] != run.status.value:
-            unread = bool(row(db, Q.inbox_unread, (key,))[0])
-            due = rules.due_after(commits[-1], owner, now, unread)
+        unread = bool(row(db, Q.inbox_unread, (key,))[0])
+        due = rules.due_rebuilt(commits[-1], owner, due, held["status"] != run.status.value, now, unread)
         if holds and row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, key)):
             holds = 0
     db.execute(Q.run_delete, (key,))
