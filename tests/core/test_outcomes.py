@@ -24,7 +24,7 @@ def test_these_complete(outcome: str) -> None:
 )
 def test_these_do_not(outcome: object) -> None:
     """T-11: a step that ended is not a step that completed."""
-    assert not completes(outcome)
+    assert completes(outcome) is False
 
 
 def test_each_success_has_its_kind() -> None:
@@ -101,6 +101,11 @@ def test_a_persons_word_ends_it(action: str, outcome: Terminal) -> None:
     for reviewed, handoff, delivery in itertools.product((False, True), (False, True), (None, "delivered", "no_change", "rejected")):
         found = resolve_terminal_outcome(Status.RUNNING, reviewed=reviewed, handoff=handoff, decision=action, delivery=delivery)
         assert found is outcome
+
+
+def test_without_a_reason_to_ask_it_is_done() -> None:
+    assert resolve_terminal_outcome(Status.RUNNING) is DONE
+    assert resolve_terminal_outcome(Status.RUNNING, delivery="rejected") is HALTED
 
 
 def test_a_decision_that_ends_nothing_leaves_the_question() -> None:

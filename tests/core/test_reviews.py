@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from holdfast.core import reviews, superstep
+from holdfast.core import canon, reviews, superstep
 from holdfast.core.checkpoint import TaskResult
 from holdfast.core.errors import InvalidGraph
 from holdfast.core.graph import Goto
@@ -41,6 +41,8 @@ def test_a_review_covers_the_checkpoint_it_is_about() -> None:
     assert again.wait_id == f"{one.wait_id}/!1" and again.round == 1 and again.verdict == "rejected"
     world.live[-1] = replace(world.head, hash=b"other")
     assert len({one.digest, asked(world).digest, asked(world, snapshot="p2").digest, asked(world, snapshot=None).digest}) == 4
+    step = f"{submitted().run_id}.{world.head.step + 1}.@review"
+    assert asked(world, snapshot=None).digest == canon.digest([step, one.prompt, world.head.hash.hex(), ""])
     kindless = World(program(node("a", start=True))).drive()
     assert asked(kindless).prompt == "Is g done?"
 
@@ -53,7 +55,8 @@ def test_the_makers_of_what_is_delivered_do_it_again() -> None:
 
 def test_without_a_delivery_the_last_do_it_again() -> None:
     prog = program(node("a", start=True), node("b", after=["a"]), node("c", after=["a"]), kind="planning")
-    assert reviews.redone(prog, World(prog).drive().head) == ("b", "c")
+    world = World(prog).drive()
+    assert reviews.redone(prog, world.head) == ("b", "c") and asked(world).redo == "b,c"
 
 
 def test_a_node_that_named_its_successor_ran_too() -> None:
@@ -78,6 +81,16 @@ def test_a_delivery_that_was_rejected_is_still_pending() -> None:
 def test_a_delivery_by_data_has_no_maker_but_itself() -> None:
     prog = program(node("out", on=["text"], delivers=True), channels={"text": superstep.last})
     assert reviews.redone(prog, World(prog, {"text": "x"}).drive().head) == ("out",)
+
+
+def test_who_delivers_makes_nothing() -> None:
+    """Neither another that delivers, nor whatever else it listens to, is who made the product."""
+    prog = program(node("announce", start=True, delivers=True), node("publish", after=["announce"], delivers=True))
+    assert reviews.redone(prog, World(prog).drive().head) == ("publish",)
+    prog = program(node("t", start=True), node("out", start=True, after=["t"], delivers=True))
+    assert reviews.redone(prog, World(prog).drive().head) == ("t",)
+    prog = program(node("x", start=True), node("out", start=True, after=["x"], delivers=True), node("t", after=["x"], when=lambda s: False))
+    assert reviews.redone(prog, World(prog).drive().head) == ("x",)
 
 
 def test_where_nothing_ran_the_first_node_begins() -> None:

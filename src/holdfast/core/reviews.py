@@ -60,7 +60,7 @@ def _ran_last(node: Node, cp: Checkpoint) -> bool:
 def _makers(node: Node, program: Program) -> tuple[str, ...]:
     """The nodes a delivering one comes after; itself, if none is declared."""
     names = [c[5:] for t in node.triggers for c in t.channels if c.startswith("done:")]
-    return tuple(n for n in names if n in program.nodes and not program.nodes[n].delivers) or (node.name,)
+    return tuple(n for n in names if not program.nodes[n].delivers) or (node.name,)
 
 
 __all__ = ["AT", "redone", "wait"]
