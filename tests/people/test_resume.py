@@ -20,6 +20,7 @@ from holdfast.core.errors import (
     NotDecidable,
     RestrictedOption,
     RunNotFound,
+    SkillUnknown,
     UndecidedWait,
 )
 from holdfast.handle import Run
@@ -93,6 +94,21 @@ async def test_what_a_payload_cannot_answer() -> None:
             await rt.resume("nowhere", payload=1)
         with pytest.raises(InvalidInput, match="empty run id"):
             await rt.resume("", payload=1)
+
+
+async def test_an_answer_is_given_where_it_can_be_acted_upon() -> None:
+    """§5.11: without the skill's code nothing is recorded; decide takes an answer without it."""
+    world = World()
+    async with world.runtime(ask) as rt:
+        run = await rt.invoke(ask, {"what": "input"})
+    async with world.runtime() as bare:
+        before = await kinds(bare, run.run_id)
+        with pytest.raises(SkillUnknown):
+            await bare.resume(run.run_id, payload="x")
+        assert await kinds(bare, run.run_id) == before
+        await bare.decide(run.run_id, "answer", payload="x")
+    async with world.runtime(ask) as rt:
+        assert (await rt.resume(run.run_id)).result == "x"
 
 
 async def test_the_run_that_asks_is_answered_not_the_one_behind_it() -> None:

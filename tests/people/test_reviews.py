@@ -178,6 +178,8 @@ async def test_nobody_is_there_to_review() -> None:
     async with World().runtime(graph) as rt:
         run = await rt.invoke(graph, unattended=True)
         assert (run.status, run.stop_reason, run.settled, entered) == ("canceled", "unattended_handoff", False, [1])
+        head = (await rt.checkpoints(run.run_id))[-1]
+        assert head.boundaries == ("run_canceled",) and head.metadata["source"] == "cancel"
         run = await rt.resume(run.run_id)
         assert run.condition == "awaiting_human_review" and entered == [1]
         assert run.waits[0].available_actions == ("approve", "continue", "retry_feedback", "halt")

@@ -333,7 +333,9 @@ class Conductor:
     ) -> Run[Any]:
         """Goes on with a run where it stood (§7.1), after it was given the answer it waits for, if there is a payload (§5.11)."""
         if payload is not ...:
-            run_id = await self._desk.answer(run_id, payload, actor=actor)
+            asks = await self._desk.asking(run_id)
+            await self._fitting(asks, upgrade)  # before anything is on record: an answer is given where it can be acted upon
+            run_id = await self._desk.answer(asks, payload, actor=actor)
         await self._reader.found(run_id)
         await self._desk.settle(run_id)
         before, _ = await self._reader.found(run_id)

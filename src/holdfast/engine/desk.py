@@ -243,8 +243,8 @@ class Desk:
         await self._put(run.run_id, command)
         return run.run_id
 
-    async def answer(self, target: str, payload: Any, *, actor: str = "operator") -> str:
-        """Answers the one open wait of a run, or of a thread's newest live run (§5.11). Gives the run's id.
+    async def answer(self, run: records.Run, payload: Any, *, actor: str = "operator") -> str:
+        """Answers the one open wait of a run (§5.11). Gives the run's id.
 
         A signal gets the payload, a question has it as its answer. What is to be approved is approved, by None and True as it stands, by
         anything else with these arguments; and denied by False.
@@ -253,20 +253,23 @@ class Desk:
             AmbiguousWait: several are open; names them.
             NotDecidable: nothing waits for an answer, or it takes another kind of one.
         """
-        run = await self._asking(target)
         waits = [w for w in run.waits if w.human or w.kind is WaitKind.SIGNAL]
         if len(waits) > 1:
             raise AmbiguousWait(f"{len(waits)} waits are open: {', '.join(w.wait_id for w in waits)}", hint="decide one by its id")
         if not waits:
-            raise NotDecidable(f"nothing waits for an answer in {target!r}; {run.run_id} is {run.status}", hint=f"holdfast show {run.run_id}")
+            raise NotDecidable(f"nothing waits for an answer; {run.run_id} is {run.status}", hint=f"holdfast show {run.run_id}")
         if waits[0].kind is WaitKind.SIGNAL:
             return await self.signal(run.run_id, waits[0].name, payload, actor=actor)
         action, given = answering(waits[0], payload)
         await self.decide(run.run_id, action, wait_id=waits[0].wait_id, actor=actor, payload=given)
         return run.run_id
 
-    async def _asking(self, target: str) -> records.Run:
-        """The run of that id, or a thread's newest live one; what is queued behind it has nothing to ask yet."""
+    async def asking(self, target: str) -> records.Run:
+        """The run of that id, or a thread's newest live one; what is queued behind it has nothing to ask yet.
+
+        Raises:
+            NotDecidable: the runs of that thread have ended.
+        """
         if not target or await self._store.get(target) is not None:
             return (await self._reader.found(target))[0]
         found = [run for run, _ in await self._store.runs(RunFilter(thread_id=target, limit=500, by_turn=True))]

@@ -515,7 +515,7 @@ class Driver:
                 return False
             self._over = True
             draft.facts += ending.facts(self._services, program, journal, outcome, delivery)
-            await journal.rest(draft, ending.SOURCES[outcome])
+            await journal.rest(draft, ending.source(journal.run, outcome))
         return True
 
     async def _step_failed(self, draft: Draft, e: StepError) -> bool:

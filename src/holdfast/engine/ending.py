@@ -8,12 +8,11 @@ from holdfast.core.decisions import Facts
 from holdfast.core.graph import Program
 from holdfast.core.outcomes import REJECTED, Terminal, resolve_terminal_outcome
 from holdfast.core.policy import REVIEWS
+from holdfast.core.run import Run
 from holdfast.core.waits import RETRY, Decision
 from holdfast.engine.journal import Journal
 from holdfast.engine.services import Services
 from holdfast.engine.waiting import outdated
-
-SOURCES = {Terminal.DONE: Source.LOOP, Terminal.AWAITING_HUMAN_REVIEW: Source.WAIT, Terminal.HALTED: Source.CANCEL}
 
 
 def answered(journal: Journal) -> bool:
@@ -50,6 +49,13 @@ def outcome(services: Services, program: Program, journal: Journal, delivery: st
     )
 
 
+def source(run: Run, ends: Terminal) -> Source:
+    """What the last checkpoint comes from."""
+    if ends is Terminal.DONE:
+        return Source.LOOP
+    return Source.WAIT if ends is Terminal.AWAITING_HUMAN_REVIEW and not run.unattended else Source.CANCEL
+
+
 def facts(services: Services, program: Program, journal: Journal, ends: Terminal, delivery: str | None) -> Facts:
     """The facts of that outcome. A review is asked under an id of its own each time."""
     run, given = journal.run, _given(journal)
@@ -67,4 +73,4 @@ def facts(services: Services, program: Program, journal: Journal, ends: Terminal
     return decisions.applied(run, ends, review=review)
 
 
-__all__ = ["SOURCES", "answered", "facts", "outcome", "redone", "sent_back"]
+__all__ = ["answered", "facts", "outcome", "redone", "sent_back", "source"]
