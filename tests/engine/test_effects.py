@@ -347,6 +347,52 @@ async def test_a_shared_key_executes_once_across_runs(house: House) -> None:
     assert "side_effect.reused" in await kinds(rt, second.run_id)
 
 
+async def test_a_person_settles_the_effect_of_another_run(house: House) -> None:
+    """§6.5, §6.8: asked in the run that waits for the key, whose own log tells what was recorded and where; its owner reuses it."""
+    world = World(crash_at=1)
+    skill = publishing(world, key="order-7")
+    first = await crashed(house, skill, {"text": "a"})
+    rt = await house.process(skill)
+    second = await rt.invoke(skill, {"text": "a"})
+    [wait] = second.waits
+    [effect] = await rt.effects(first)
+    assert (wait.kind, wait.show["key"]) == ("effect", effect.key)
+    await rt.decide(second.run_id, "record_result", payload="by hand", actor="ada")
+    second = await rt.resume(second.run_id)
+    assert (second.status, second.result) == ("completed", "by hand")
+    told = [e for e in await rt.events(second.run_id) if e.type.startswith("side_effect.")]
+    assert [e.type for e in told] == ["side_effect.recorded", "side_effect.reused"]
+    assert told[0].payload["effect_id"] == effect.effect_id and first in told[0].payload["detail"]
+    run = await rt.resume(first)
+    assert (run.status, run.result, world.done) == ("completed", "by hand", ["a"])
+    assert (await statuses(rt, first), await statuses(rt, second.run_id)) == (["recorded"], ["reused"])
+
+
+@pytest.mark.parametrize("said", ["record_result", "abandon"])
+async def test_two_people_settle_it_in_two_runs(house: House, said: str) -> None:
+    """T-97: the first word stands; the other is told, and nothing is done twice."""
+    world = World(crash_at=1)
+    skill = publishing(world, key="order-7")
+    first = await crashed(house, skill, {"text": "a"})
+    rt = await house.process(skill)
+    second = await rt.invoke(skill, {"text": "a"})
+    await rt.resume(first)
+    await rt.decide(second.run_id, said, payload="mine", actor="ada")
+    await rt.decide(first, "record_result", payload="theirs", actor="bob")
+    settle = rt.store.settle_effect
+
+    async def late(effect: Any, expected: str) -> bool:
+        rt.store.settle_effect = settle  # type: ignore[method-assign]
+        assert (await rt.resume(first)).result == "theirs"
+        return await settle(effect, expected)
+
+    rt.store.settle_effect = late  # type: ignore[method-assign]
+    run = await rt.resume(second.run_id)
+    assert (run.status, run.stop_reason) == ("failed", "effect_conflict") and "as recorded" in run.error.message
+    run = await rt.resume(second.run_id, acknowledge=run.stop_reason)
+    assert (run.status, run.result, world.done) == ("completed", "theirs", ["a"])
+
+
 async def test_a_second_caller_waits_for_the_first(house: House) -> None:
     """T-45, §6.8: in another process, while the first is still at it."""
     world = Frozen()
@@ -605,6 +651,37 @@ async def test_a_declared_node_may_wait_in_the_middle(house: House) -> None:
     assert run.status == "waiting_for_human" and await statuses(rt, run.run_id) == ["blocked"]
     run = await rt.approve(run.run_id)
     assert (run.status, world.done, await statuses(rt, run.run_id)) == ("completed", ["a"], ["blocked", "recorded"])
+
+
+@pytest.mark.parametrize("redo", ["node", "draft", None])
+async def test_a_declared_node_that_is_sent_back_settles_each_attempt(house: House, redo: str | None) -> None:
+    """§5.5, §6.4: a write whose node hands off and is done again: what rested is blocked, one attempt is recorded, none is left open."""
+    world = World()
+    graph = Graph("sent back", Page)
+
+    @graph.node(start=True)
+    async def draft(state: Page, ctx: Context) -> dict[str, Any]:
+        return {"text": f"{state.text} {ctx.feedback or ''}".strip()}
+
+    @graph.node(after="draft", side_effects="write")
+    async def publish(state: Page, ctx: Context) -> dict[str, Any]:
+        await ctx.handoff("Good?", redo=redo)
+        return {"receipt": await world.upload(f"{state.text} / {ctx.feedback}")}
+
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {"text": "a"})
+    house.kill(rt)
+    rt = await house.process(graph)
+    await rt.decide(run.run_id, "retry_feedback", feedback="more", actor="ada")
+    run = await rt.resume(run.run_id)
+    if redo is not None:
+        await rt.decide(run.run_id, "continue", actor="ada")
+        run = await rt.resume(run.run_id)
+    assert (run.status, world.done) == ("completed", [{"node": "a / more", "draft": "a more / None", None: "a / None"}[redo]])
+    effects = await rt.effects(run.run_id)
+    assert [e.status.value for e in effects] == ["blocked"] * (1 if redo is None else 3) + ["recorded"]
+    assert not any(e.open for e in effects) and all(e.settled_at is not None for e in effects)
+    assert await rt.check(run.run_id) == []
 
 
 class Log(State):

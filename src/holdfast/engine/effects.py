@@ -544,9 +544,20 @@ class Performance:
         if effect.run_id != self.journal.run.run_id:
             now = self.services.clock.now()
             settled = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now, closed=True)
-            await self.store.settle_effect(settled, effect.status)
-            return await self._reuse(settled)
+            await self._settle_theirs(settled, effect.status)
+            return await self._reuse(settled, self._fact(ev.SideEffectRecorded, settled, f"in the run {effect.run_id}, whose effect it is"))
         return await self._recorded(replace(effect, closed=True), value, data)
+
+    async def _settle_theirs(self, settled: Effect, seen: EffectStatus) -> None:
+        """Writes what is known now on the row of another run, whose effect it is under a shared key. Its owner finds it there.
+
+        Raises:
+            EffectConflict: somebody else has settled it meanwhile, so that what was said here is about a state of things that is gone.
+        """
+        if await self.store.settle_effect(settled, seen):
+            return
+        there = next(e.status for e in await self.store.effects(key=self.key) if e.effect_id == settled.effect_id)
+        raise EffectConflict(f"{self.name} was settled meanwhile, as {there}, by the run {settled.run_id} or another", hint="look at it again: holdfast resume")
 
     async def by_hand(self, decision: Decision) -> Any:
         """What a person did in place of a function that this process has not.
@@ -586,15 +597,15 @@ class Performance:
             self.key, self.records = self.apart, []
             draft.effects.append(replace(self._attempt(None), status=gone.status, closed=True, source_effect_id=effect.effect_id, settled_at=gone.settled_at))
         else:
-            await self.store.settle_effect(gone, effect.status)
+            await self._settle_theirs(gone, effect.status)
         await self.journal.save(draft)
         raise failure
 
-    async def _reuse(self, effect: Effect) -> Any:
+    async def _reuse(self, effect: Effect, *told: ev.EffectFact) -> Any:
         """A result on record under the key, given again; a row says so and names it."""
         run = self.journal.run
         done = StepRecord(self.ctx._key, self.path, self.name, value=effect.result, kind="effect", attempt=self.ctx.attempt, digest=self.request)
-        draft = Draft(facts=[self._fact(ev.SideEffectReused, effect)], results=[done])
+        draft = Draft(facts=[*told, self._fact(ev.SideEffectReused, effect)], results=[done])
         if effect.run_id != run.run_id:
             row = replace(self._attempt(None), status=EffectStatus.REUSED, source_effect_id=effect.effect_id, settled_at=self.services.clock.now())
             draft.effects.append(row)
