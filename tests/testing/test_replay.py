@@ -14,7 +14,7 @@ from tests.engine.support import FakeClock
 from tests.histories.make import SKILLS
 from tests.testing.record import publish
 
-from holdfast import Context, Graph, Retry, Runtime, Send, State, Tool, append, flow
+from holdfast import Context, Graph, Retry, Runtime, Send, State, Tool, append, flow, thread
 from holdfast.core.blobs import LARGE
 from holdfast.core.errors import InvalidInput, RunNotFound, StoreCorrupt
 from holdfast.stores import MemoryStore
@@ -341,6 +341,33 @@ async def test_a_fan_and_a_subflow(tmp_path: Path) -> None:
     assert (told.kind, told.got) == ("arguments", "step think('owls!')")
     assert told.where.startswith("step 3 child, call ")
     assert len(world.calls) == calls
+
+
+class Chat(State):
+    said: str
+    turns: Annotated[list[str], append, thread]
+
+
+async def test_a_turn_of_a_thread(tmp_path: Path) -> None:
+    """§4.15: what the run carried from its thread is in the recording."""
+
+    def chat(word: str = "heard") -> Graph[Chat]:
+        graph = Graph("chat", Chat, version="1")
+
+        @graph.node(start=True)
+        async def reply(state: Chat, ctx: Context) -> dict[str, Any]:
+            return {"turns": [f"{word} {state.said} after {len(state.turns)}"]}
+
+        return graph
+
+    async with Runtime("memory:", skills=[chat()]) as rt:
+        for said in ("a", "b", "c"):
+            run = await rt.invoke(chat(), {"said": said}, thread_id="t")
+        assert run.state.turns[-1] == "heard c after 2"
+        await rt.export(run.run_id, tmp_path)
+    assert (await replay_check(chat(), tmp_path)).same
+    (told,) = (await replay_check(chat("saw"), tmp_path)).differences
+    assert told.where == "channel turns" and "'saw c after 2'" in told.got and "'heard b after 1'" in told.got
 
 
 # -- where it comes from ----------------------------------------------------------------------------

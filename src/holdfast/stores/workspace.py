@@ -8,20 +8,19 @@ claims as lines that name the commit they belong to and count for nothing withou
 cache, replaced atomically afterwards; ``decisions/`` repeats decisions, for people.
 
 In memory this is a ``MemoryStore`` that was read from those files; the disk follows inside each of its transactions. One
-process may write, under a lock on the directory; another one that opens it meanwhile reads what there was.
+process may write, under a lock on the directory that it takes with its first write. Whoever does not hold it looks, before each
+read, at the sizes and times of the files, and reads again what has changed.
 """
 
 from __future__ import annotations
 
 import base64
-import binascii
 import contextlib
 import fcntl
-import hashlib
 import json
 import os
-import re
 import shutil
+import time
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
@@ -29,10 +28,10 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import blobs, canon, codec, ids, views
+from holdfast.core import blobs, canon, codec, views
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
-from holdfast.core.checkpoint import Checkpoint, Delta
+from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.consistency import Problem, problem
@@ -50,169 +49,42 @@ from holdfast.core.errors import (
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
 from holdfast.core.run import Run, fold
 from holdfast.core.schedules import Schedule
-from holdfast.ports import Claim, Dossier, Evidence, Pruned
+from holdfast.core.status import TERMINAL
+from holdfast.ports import Claim, Dossier, Evidence, Pruned, RunFilter
 from holdfast.stores import rules
+from holdfast.stores.loglines import EVENTS, Kept, b64, commit_lines, line, read_log, unline
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.plainly import agenda, plainly, revived, scheduled
 from holdfast.stores.rules import Prepared
 
 FORMAT = 1
-EVENTS, META, HOUSE, TOMBSTONES, SCHEDULES, BLOBS = "events.jsonl", "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "blobs"
+META, HOUSE, TOMBSTONES, SCHEDULES, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "blobs"
 ORIGIN = "origin.json"
 TOP = ""
-_SUM = re.compile(rb', "sum": "([0-9a-f]{16})"}$')
-_NIL = b"\xc0"
+TRIES, NAP = 20, 0.001
+Stamp = tuple[tuple[str, int, int, int], ...]
 _pack = msgspec.msgpack.Encoder().encode
-_pieces = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_REPAIR = "holdfast repair-state --apply cuts it to the last whole commit and keeps the bytes"
-_FOLD = "holdfast repair-state --apply writes the fold of the events"
-_LOOK = "restore a backup; what is before it can be read"
-
-
-# -- lines ------------------------------------------------------------------------------------------
-
-
-def line(fields: dict[str, Any]) -> bytes:
-    """One line: JSON that ends with a digest of itself."""
-    body = json.dumps(fields, ensure_ascii=False, default=str)[:-1].encode()
-    return body + f', "sum": "{hashlib.sha256(body).hexdigest()[:16]}"}}\n'.encode()
-
-
-def unline(data: bytes) -> dict[str, Any] | None:
-    """The fields of a line without its newline; None if a byte of it has changed."""
-    found = _SUM.search(data)
-    if found is None or hashlib.sha256(data[: found.start()]).hexdigest()[:16].encode() != found[1]:
-        return None
-    fields = json.loads(data)
-    return fields if isinstance(fields, dict) else None
-
-
-def b64(data: bytes) -> str:
-    return base64.b64encode(data).decode()
-
-
-class Kept(msgspec.Struct):
-    """A run's log as its files have it. ``last`` is what the newest commit says of the run's place in the store."""
-
-    rows: list[Row] = []
-    size: int = 0
-    tail: bytes = b""
-    problems: list[Problem] = []
-    last: dict[str, Any] = {}
-    born: tuple[str, str] | None = None
-    checkpoints: set[str] = set()
-
-    @property
-    def sound(self) -> bool:
-        return not any(p.severity == "error" for p in self.problems)
-
-
-def commit_lines(run: Run, row: Row, place: dict[str, Any]) -> tuple[bytes, dict[str, bytes]]:
-    """A commit as lines, and the checkpoint files it refers to by name."""
-    record = codec.open_row(row)
-    head, files, data = 1, {}, row.data
-    kept: dict[str, Any] = {"checkpoint": None, **place}
-    if record.delta is not None:
-        pieces = _pieces.decode(row.data)
-        head += sum(len(bytes(p)) for p in pieces[:5])
-        stated = ev.voucher(record.events)
-        name = (stated.fact.hash if stated is not None else row.hash).hex()  # type: ignore[union-attr]
-        files[name] = _checkpoint_file(run.run_id, record, record.delta, stated.seq if stated is not None else row.seq, name)
-        data = row.data[:head] + row.data[head + len(bytes(pieces[5])) :]
-        kept["checkpoint"] = name
-    out = []
-    for k, event in enumerate(record.events, 1):
-        shown = {"seq": event.seq, "event_type": event.type, "occurred_at": views.iso(event.at), "actor": event.actor, "fence": event.fence}
-        fields = {**shown, "payload": views.payload(run.run_id, event), "k": k, "n": len(record.events), "chain": row.hash.hex()}
-        if k == len(record.events):
-            fields["record"] = {"data": b64(data), "cut": head if record.delta is not None else None, **kept}
-        out.append(line(fields))
-    return b"".join(out), files
-
-
-def _checkpoint_file(run_id: str, record: codec.Record, delta: Delta, seq: int, name: str) -> bytes:
-    done = {d if isinstance(d, str) else d.task: None if isinstance(d, str) or d.writes is None else canon.reveal(d.writes) for d in delta.done}
-    shown = {
-        "checkpoint_id": ids.checkpoint_id(run_id, seq), "hash": name, "step": delta.step, "source": delta.source.value,
-        "created_at": views.iso(record.at), "writes": done, "pending": None if delta.pending is None else [t.key for t in delta.pending],
-        "delta": b64(record.delta_bytes),
-    }  # fmt: skip
-    return json.dumps(shown, ensure_ascii=False, indent=2, default=str).encode() + b"\n"
-
-
-def read_log(run_id: str, data: bytes, checkpoint: Callable[[str], bytes | None]) -> Kept:
-    """A run's log from the bytes of its file. It never raises; what is wrong is named (T-16)."""
-    kept = Kept()
-    pending: list[dict[str, Any]] = []
-    at = 0
-    for number, text in enumerate(data.split(b"\n")[:-1], 1):
-        at += len(text) + 1
-        fields = _well_formed(text)
-        if fields is None:
-            kept.problems.append(problem("event_unreadable", f"line {number} of {EVENTS} is not what was written", _LOOK, run_id))
-            pending = []
-            continue
-        follows = fields["k"] == len(pending) + 1 and (not pending or pending[0]["chain"] == fields["chain"])
-        if not follows:
-            kept.problems.append(problem("event_seq_gap", f"line {number} of {EVENTS} belongs to a commit that is not there whole", _LOOK, run_id))
-            pending = []
-            if fields["k"] != 1:
-                continue
-        pending.append(fields)
-        if fields["k"] == fields["n"]:
-            _finish(run_id, kept, fields, checkpoint)
-            pending, kept.size = [], at
-    kept.tail = data[kept.size :] if not any(p.code == "event_unreadable" for p in kept.problems) or data[-1:] != b"\n" else b""
-    if kept.tail:
-        about = f"{EVENTS} ends in the middle of a commit: {len(kept.tail)} bytes that do not count"
-        kept.problems.append(problem("event_tail_partial", about, _REPAIR, run_id))
-    return kept
-
-
-def _well_formed(text: bytes) -> dict[str, Any] | None:
-    try:
-        fields = unline(text)
-    except (ValueError, RecursionError):
-        return None
-    if fields is None or not isinstance(fields.get("k"), int) or not isinstance(fields.get("n"), int) or not isinstance(fields.get("chain"), str):
-        return None
-    if not isinstance(fields.get("seq"), int) or (fields["k"] == fields["n"] and not isinstance(fields.get("record"), dict)):
-        return None
-    return fields
-
-
-def _finish(run_id: str, kept: Kept, fields: dict[str, Any], checkpoint: Callable[[str], bytes | None]) -> None:
-    """The row of a commit whose lines are all there."""
-    record = fields["record"]
-    try:
-        data, digest = base64.b64decode(record["data"]), bytes.fromhex(fields["chain"])
-        if (name := record.get("checkpoint")) is not None:
-            kept.checkpoints.add(name)
-            given = _delta_of(checkpoint(name))
-            if given is None:
-                about = f"checkpoints/{name}.json is missing or cannot be read"
-                kept.problems.append(problem("checkpoint_head_missing", about, "restore it from a backup", run_id))
-            cut = int(record["cut"])
-            data = data[:cut] + (_NIL if given is None else _pack(given)) + data[cut:]
-    except (KeyError, TypeError, ValueError) as e:
-        kept.problems.append(problem("event_unreadable", f"the commit that ends with event {fields['seq']} has no record: {e}", _LOOK, run_id))
-        return
-    kept.rows.append(Row(fields["seq"], data, digest))
-    kept.last = record
-    if record.get("born") is not None and len(kept.rows) == 1:
-        kept.born = (record["born"]["run"], record["born"]["hash"])
-
-
-def _delta_of(data: bytes | None) -> bytes | None:
-    if data is None:
-        return None
-    try:
-        return base64.b64decode(json.loads(data)["delta"], validate=True)
-    except (ValueError, KeyError, TypeError, binascii.Error, RecursionError):
-        return None
 
 
 # -- the store --------------------------------------------------------------------------------------
+
+
+class _Commits:
+    """Which commits are there, by run: what lies beside a log counts with the commit that it names. ``missed``: one was not there (yet)."""
+
+    def __init__(self, log: Callable[[str], Kept | None]) -> None:
+        self._log = log
+        self._hashes: dict[str, set[str] | None] = {}
+        self.missed = False
+
+    def have(self, run_id: str, digest: str) -> bool:
+        if run_id not in self._hashes:
+            kept = self._log(run_id)
+            self._hashes[run_id] = None if kept is None else {r.hash.hex() for r in kept.rows}
+        known = self._hashes[run_id]
+        there = known is None or digest in known
+        self.missed = self.missed or not there
+        return there
 
 
 class WorkspaceStore(MemoryStore):
@@ -226,6 +98,7 @@ class WorkspaceStore(MemoryStore):
         self._held_elsewhere = False
         self._broken: dict[str, StoreError] = {}
         self._parsed: tuple[str, Kept] | None = None
+        self._stamps: dict[str, Stamp] = {}
         self._looked: set[str] = set()  # runs whose tail is known to be clean; a failed append looks again
 
     # -- life ---------------------------------------------------------------------------------------
@@ -236,9 +109,7 @@ class WorkspaceStore(MemoryStore):
         await super().open()
         if os.path.exists(self.folder) and not os.path.isdir(self.folder):
             raise StoreReadOnly(f"{self.folder} is not a directory", hint="a workspace is a directory with one directory per run")
-        if os.path.isdir(self.folder):
-            self._take_lock()
-            self._load()
+        self._look()
 
     async def close(self) -> None:
         await super().close()
@@ -246,29 +117,42 @@ class WorkspaceStore(MemoryStore):
             os.close(self._lock)
             self._lock = -1
 
-    def _take_lock(self) -> None:
+    def _take_lock(self) -> bool:
         """One writer: the lock is on the directory itself, so that looking leaves no file behind."""
         fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
+        for _ in range(TRIES):
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError:
+                time.sleep(NAP)  # somebody may only be looking whether it is held
+                continue
+            self._lock = fd
+            return True
+        os.close(fd)
+        return False
+
+    def _held(self) -> bool:
+        """Whether another process writes here now."""
+        fd = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
-            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
         except OSError:
+            return True
+        finally:
             os.close(fd)
-            self._held_elsewhere = True
-            return
-        self._lock, self._held_elsewhere = fd, False
+        return False
 
     def _writable(self) -> None:
-        """Makes the folder and takes the lock, at the first write."""
+        """Makes the folder and takes the lock, at the first write; what others wrote until then is read before anything is written."""
         if self._lock >= 0:
             return
-        if not self._held_elsewhere:
-            try:
-                os.makedirs(self.folder, exist_ok=True)
-            except OSError as e:
-                raise StoreReadOnly(f"{self.folder} cannot be made: {e.strerror}", hint="check the permissions of its parent") from e
-            self._take_lock()
-        if self._lock < 0:
+        try:
+            os.makedirs(self.folder, exist_ok=True)
+        except OSError as e:
+            raise StoreReadOnly(f"{self.folder} cannot be made: {e.strerror}", hint="check the permissions of its parent") from e
+        if not self._take_lock():
             raise StoreBusy(f"another process writes {self.folder}", hint="a workspace has one writer: let that one end")
+        self._catch_up(None, held=False)
         if not os.path.exists(os.path.join(self.folder, HOUSE)):
             self._replace(os.path.join(self.folder, HOUSE), _json({"format": FORMAT, "incarnation": self.incarnation}))
 
@@ -282,17 +166,51 @@ class WorkspaceStore(MemoryStore):
 
     # -- reading what there is ----------------------------------------------------------------------
 
-    def _load(self) -> None:
+    def _look(self, run_id: str | None = None) -> None:
+        """Brings memory up to date with the files of a run, or of all; whoever writes them has it so."""
+        if self._lock < 0 and os.path.isdir(self.folder):
+            self._catch_up(run_id, held=self._held())
+
+    def _catch_up(self, run_id: str | None, *, held: bool) -> None:
+        if not held:  # whoever wrote here before is gone
+            self._dead.update(r.owner for r in self._runs.values() if r.owner is not None and r.owner not in self._workers)
+        self._held_elsewhere = held
+        found = {name: self._stamp(name) for name in (self._on_disk() if run_id is None else [run_id])}
+        gone = self._stamps.keys() - found.keys() - {TOP} if run_id is None else {n for n, stamp in found.items() if not stamp and n in self._stamps}
+        changed = [n for n, stamp in found.items() if stamp and stamp != self._stamps.get(n)]
+        house = self._stamps.get(TOP) if run_id is not None else self._stamp(TOP)
+        if changed or gone or house != self._stamps.get(TOP):
+            self._reload({n: self._kept(n) for n in changed}, gone, found)
+            if house is not None:
+                self._stamps[TOP] = house
+
+    def _stamp(self, run_id: str) -> Stamp:
+        """What tells whether a run's files have changed, or those of the house; taken before they are read. Empty if there is no run."""
+        try:
+            files = [e for e in os.scandir(self._at(run_id)) if e.name.endswith(".jsonl") or e.name in (META, ORIGIN, HOUSE, SCHEDULES)]
+            found = [(e.name, (s := e.stat()).st_size, s.st_mtime_ns, s.st_ino) for e in files]
+        except (FileNotFoundError, NotADirectoryError):
+            return ()
+        return tuple(sorted(found)) if run_id == TOP or any(name == EVENTS for name, *_ in found) else ()
+
+    def _reload(self, kept: dict[str, Kept], gone: set[str], stamps: dict[str, Stamp]) -> None:
+        """Reads runs again, and forgets those that are gone."""
         house = _read_json(os.path.join(self.folder, HOUSE))
         if house is not None:
             codec.check_format(int(house.get("format", 0)) * 100)
             self.incarnation = int(house["incarnation"])
-        found = {run_id: self._kept(run_id) for run_id in self._on_disk()}
-        hashes = {run_id: {r.hash.hex() for r in kept.rows} for run_id, kept in found.items()}
+        commits = _Commits(lambda n: kept.get(n) or (self._kept(n) if os.path.isfile(self._at(n, EVENTS)) else None))
         with self._atomic():
-            for run_id, kept in found.items():
-                if kept.born is None or kept.born[0] not in hashes or kept.born[1] in hashes[kept.born[0]]:
-                    self._install(run_id, kept, hashes)
+            self._forget(gone | {n for n in kept if n in self._order})
+            for name in (*gone, *kept):
+                self._stamps.pop(name, None)
+                self._broken.pop(name, None)
+            for run_id, log in kept.items():
+                commits.missed = False
+                if log.born is None or commits.have(*log.born):
+                    self._install(run_id, log, commits)
+                if not commits.missed:  # else what is there begins to count without a change of these files
+                    self._stamps[run_id] = stamps[run_id]
             for fields in _lines_of(_read(os.path.join(self.folder, TOMBSTONES))):
                 effect = codec.decode_effect(base64.b64decode(fields["data"]))
                 self._effects.setdefault(effect.effect_id, (effect, codec.encode_effect(effect)))
@@ -315,7 +233,7 @@ class WorkspaceStore(MemoryStore):
     def _kept(self, run_id: str) -> Kept:
         return read_log(run_id, _read(self._at(run_id, EVENTS)) or b"", lambda name: _read(self._at(run_id, "checkpoints", f"{name}.json")))
 
-    def _install(self, run_id: str, kept: Kept, hashes: dict[str, set[str]]) -> None:
+    def _install(self, run_id: str, kept: Kept, commits: _Commits) -> None:
         """Puts a run into memory. One that does not hold together can be looked at, and nothing else."""
         run, previous = None, b""
         large: dict[str, str] = {}
@@ -334,7 +252,7 @@ class WorkspaceStore(MemoryStore):
             return
         if run is None:
             return  # not one whole commit: the run was never acknowledged
-        dossier = self._dossier(run, kept, hashes)
+        dossier = self._dossier(run, kept, commits)
         self._take_over(dossier, None)
         self._named(run_id, large | blobs.named((), dossier.effects))
         self._broken.pop(run_id, None)
@@ -356,8 +274,8 @@ class WorkspaceStore(MemoryStore):
         store = (_read_json(self._at(run_id, META)) or {}).get("store")
         return store if isinstance(store, dict) and store.get("chain") == newest.hash.hex() else None
 
-    def _dossier(self, run: Run, kept: Kept, hashes: dict[str, set[str]]) -> Dossier:
-        found = {name: self._aside(run.run_id, name, hashes) for name in _ASIDE}
+    def _dossier(self, run: Run, kept: Kept, commits: _Commits) -> Dossier:
+        found = {name: self._aside(run.run_id, name, commits) for name in _ASIDE}
         inbox: dict[str, InboxItem] = {}
         for item in found["inbox"]:
             old = inbox.get(item.key)
@@ -373,13 +291,12 @@ class WorkspaceStore(MemoryStore):
         fields = _read_json(self._at(run_id, ORIGIN))
         return None if fields is None else base64.b64decode(fields["data"])
 
-    def _aside(self, run_id: str, name: str, hashes: dict[str, set[str]]) -> list[Any]:
+    def _aside(self, run_id: str, name: str, commits: _Commits) -> list[Any]:
         """What is kept beside the log; lines of commits that never were do not count."""
         load = _ASIDE[name][1]
         found = []
         for fields in _lines_of(_read(self._at(run_id, f"{name}.jsonl"))):
-            by = fields.get("by")
-            if not fields.get("of") or by not in hashes or fields["of"] in hashes[by]:
+            if not fields.get("of") or commits.have(fields["by"], fields["of"]):
                 found.append(load(run_id, fields))
         return found
 
@@ -590,8 +507,11 @@ class WorkspaceStore(MemoryStore):
     async def claim(
         self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
     ) -> list[Claim]:
+        self._look(run_id)
         if run_id is not None:
             self._usable(run_id)
+        elif any(row.status not in TERMINAL for row in self._runs.values()):
+            self._writable()  # a claim is the beginning of a write
         return await super().claim(owner, queues, skills, limit=limit, run_id=run_id, shapes=shapes)
 
     async def retire(self, owner: str) -> None:
@@ -603,14 +523,48 @@ class WorkspaceStore(MemoryStore):
     # -- reading ------------------------------------------------------------------------------------
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
+        self._look(run_id)
         if error := self._broken.get(run_id):
             raise error
         return await super().get(run_id)
 
     async def load(self, run_id: str) -> Any:
+        self._look(run_id)
         if error := self._broken.get(run_id):
             raise error
         return await super().load(run_id)
+
+    async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
+        self._look()
+        return await super().runs(query)
+
+    async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
+        self._look(run_id)
+        return await super().rows(run_id, after, limit)
+
+    async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
+        self._look(run_id)
+        return await super().inbox(run_id, taken=taken)
+
+    async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
+        self._look(run_id)
+        return await super().effects(run_id, key=key, lineage_root=lineage_root)
+
+    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
+        self._look(run_id)
+        return await super().intents(run_id, state=state, limit=limit)
+
+    async def ledger(self, run_id: str) -> list[LedgerRow]:
+        self._look(run_id)
+        return await super().ledger(run_id)
+
+    async def schedules(self, due: int | None = None) -> list[Schedule]:
+        self._look()
+        return await super().schedules(due)
+
+    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+        self._look()
+        return await super().claimed(kind, scope, key)
 
     def _lease(self, row: Any) -> Lease:
         """While another process writes here, whoever it drives for is alive."""
@@ -621,6 +575,8 @@ class WorkspaceStore(MemoryStore):
 
     async def blob(self, digest: str) -> bytes:
         """Each directory that names it has it; one that is whole will do."""
+        if digest not in self._users:
+            self._look()
         found: StoreCorrupt | None = None
         for user in self._users.get(digest, ()):
             try:
@@ -643,6 +599,7 @@ class WorkspaceStore(MemoryStore):
     async def evidence(self, run_id: str) -> Evidence | None:
         if not run_id or not os.path.isfile(self._at(run_id, EVENTS)):
             return None
+        self._look(run_id)
         kept = self._kept(run_id)
         self._parsed = (run_id, kept)
         text = _read(self._at(run_id, META))
@@ -769,10 +726,12 @@ class WorkspaceStore(MemoryStore):
         _add(os.path.join(folder, EVENTS), b"".join(text))
 
     async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+        self._look()
         found = self._prunable(before, () if dry else await self.loans())
         if dry or not found.run_ids:
             return found
         self._writable()
+        found = self._prunable(before, await self.loans())  # as whoever wrote last has left it
         gone = set(found.run_ids)
         with self._disk():
             shared = [e for e, _ in self._effects.values() if e.run_id in gone and e.shared]

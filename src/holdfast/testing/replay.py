@@ -20,7 +20,7 @@ from holdfast.authoring import Skill
 from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.codec import Record, open_row
+from holdfast.core.codec import Record, decode_whole, open_row
 from holdfast.core.errors import InvalidInput, RunNotFound
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold
@@ -180,7 +180,7 @@ class _Past:
         self.planned: dict[int, list[str]] = {}
         self.ended: dict[int, dict[str, str]] = {}
         self.cut = 0
-        progress = Progress(self.run.run_id)
+        progress = Progress(self.run.run_id, None if kept.origin is None else decode_whole(self.run.run_id, kept.origin))
         waits: dict[str, Wait] = {}
         for number, row in enumerate(kept.rows, 1):
             record = open_row(row, progress.hash)
@@ -345,7 +345,7 @@ class _Replay:
             for event in open_row(row).events:
                 run = fold(run, event)
         assert run is not None
-        await store.adopt(Dossier(run=run, rows=rows, blobs=self._kept.blobs))
+        await store.adopt(Dossier(run=run, rows=rows, origin=self._kept.origin, blobs=self._kept.blobs))
         try:
             while run.status not in TERMINAL:
                 run = (await rt._conductor.drive_on(run.run_id, upgrade=True, detach=True)).record

@@ -1,0 +1,171 @@
+"""The lines of a workspace's log: what a commit is as text, and what a file of them says (§12.5, T-16). No I/O: bytes in, bytes out."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import json
+import re
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon, codec, ids, views
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Delta
+from holdfast.core.codec import Row
+from holdfast.core.consistency import Problem, problem
+from holdfast.core.run import Run
+
+EVENTS = "events.jsonl"
+_SUM = re.compile(rb', "sum": "([0-9a-f]{16})"}$')
+_NIL = b"\xc0"
+_pack = msgspec.msgpack.Encoder().encode
+_pieces = msgspec.msgpack.Decoder(list[msgspec.Raw])
+_REPAIR = "holdfast repair-state --apply cuts it to the last whole commit and keeps the bytes"
+_LOOK = "restore a backup; what is before it can be read"
+
+
+def line(fields: dict[str, Any]) -> bytes:
+    """One line: JSON that ends with a digest of itself."""
+    body = json.dumps(fields, ensure_ascii=False, default=str)[:-1].encode()
+    return body + f', "sum": "{hashlib.sha256(body).hexdigest()[:16]}"}}\n'.encode()
+
+
+def unline(data: bytes) -> dict[str, Any] | None:
+    """The fields of a line without its newline; None if a byte of it has changed."""
+    found = _SUM.search(data)
+    if found is None or hashlib.sha256(data[: found.start()]).hexdigest()[:16].encode() != found[1]:
+        return None
+    fields = json.loads(data)
+    return fields if isinstance(fields, dict) else None
+
+
+def b64(data: bytes) -> str:
+    return base64.b64encode(data).decode()
+
+
+class Kept(msgspec.Struct):
+    """A run's log as its files have it. ``last`` is what the newest commit says of the run's place in the store."""
+
+    rows: list[Row] = []
+    size: int = 0
+    tail: bytes = b""
+    problems: list[Problem] = []
+    last: dict[str, Any] = {}
+    born: tuple[str, str] | None = None
+    checkpoints: set[str] = set()
+
+    @property
+    def sound(self) -> bool:
+        return not any(p.severity == "error" for p in self.problems)
+
+
+def commit_lines(run: Run, row: Row, place: dict[str, Any]) -> tuple[bytes, dict[str, bytes]]:
+    """A commit as lines, and the checkpoint files it refers to by name."""
+    record = codec.open_row(row)
+    head, files, data = 1, {}, row.data
+    kept: dict[str, Any] = {"checkpoint": None, **place}
+    if record.delta is not None:
+        pieces = _pieces.decode(row.data)
+        head += sum(len(bytes(p)) for p in pieces[:5])
+        stated = ev.voucher(record.events)
+        name = (stated.fact.hash if stated is not None else row.hash).hex()  # type: ignore[union-attr]
+        files[name] = _checkpoint_file(run.run_id, record, record.delta, stated.seq if stated is not None else row.seq, name)
+        data = row.data[:head] + row.data[head + len(bytes(pieces[5])) :]
+        kept["checkpoint"] = name
+    out = []
+    for k, event in enumerate(record.events, 1):
+        shown = {"seq": event.seq, "event_type": event.type, "occurred_at": views.iso(event.at), "actor": event.actor, "fence": event.fence}
+        fields = {**shown, "payload": views.payload(run.run_id, event), "k": k, "n": len(record.events), "chain": row.hash.hex()}
+        if k == len(record.events):
+            fields["record"] = {"data": b64(data), "cut": head if record.delta is not None else None, **kept}
+        out.append(line(fields))
+    return b"".join(out), files
+
+
+def _checkpoint_file(run_id: str, record: codec.Record, delta: Delta, seq: int, name: str) -> bytes:
+    done = {d if isinstance(d, str) else d.task: None if isinstance(d, str) or d.writes is None else canon.reveal(d.writes) for d in delta.done}
+    shown = {
+        "checkpoint_id": ids.checkpoint_id(run_id, seq), "hash": name, "step": delta.step, "source": delta.source.value,
+        "created_at": views.iso(record.at), "writes": done, "pending": None if delta.pending is None else [t.key for t in delta.pending],
+        "delta": b64(record.delta_bytes),
+    }  # fmt: skip
+    return json.dumps(shown, ensure_ascii=False, indent=2, default=str).encode() + b"\n"
+
+
+def read_log(run_id: str, data: bytes, checkpoint: Callable[[str], bytes | None]) -> Kept:
+    """A run's log from the bytes of its file. It never raises; what is wrong is named (T-16)."""
+    kept = Kept()
+    pending: list[dict[str, Any]] = []
+    at = 0
+    for number, text in enumerate(data.split(b"\n")[:-1], 1):
+        at += len(text) + 1
+        fields = _well_formed(text)
+        if fields is None:
+            kept.problems.append(problem("event_unreadable", f"line {number} of {EVENTS} is not what was written", _LOOK, run_id))
+            pending = []
+            continue
+        follows = fields["k"] == len(pending) + 1 and (not pending or pending[0]["chain"] == fields["chain"])
+        if not follows:
+            kept.problems.append(problem("event_seq_gap", f"line {number} of {EVENTS} belongs to a commit that is not there whole", _LOOK, run_id))
+            pending = []
+            if fields["k"] != 1:
+                continue
+        pending.append(fields)
+        if fields["k"] == fields["n"]:
+            _finish(run_id, kept, fields, checkpoint)
+            pending, kept.size = [], at
+    kept.tail = data[kept.size :] if not any(p.code == "event_unreadable" for p in kept.problems) or data[-1:] != b"\n" else b""
+    if kept.tail:
+        about = f"{EVENTS} ends in the middle of a commit: {len(kept.tail)} bytes that do not count"
+        kept.problems.append(problem("event_tail_partial", about, _REPAIR, run_id))
+    return kept
+
+
+def _well_formed(text: bytes) -> dict[str, Any] | None:
+    try:
+        fields = unline(text)
+    except (ValueError, RecursionError):
+        return None
+    if fields is None or not isinstance(fields.get("k"), int) or not isinstance(fields.get("n"), int) or not isinstance(fields.get("chain"), str):
+        return None
+    if not isinstance(fields.get("seq"), int) or (fields["k"] == fields["n"] and not isinstance(fields.get("record"), dict)):
+        return None
+    return fields
+
+
+def _finish(run_id: str, kept: Kept, fields: dict[str, Any], checkpoint: Callable[[str], bytes | None]) -> None:
+    """The row of a commit whose lines are all there."""
+    record = fields["record"]
+    try:
+        data, digest = base64.b64decode(record["data"]), bytes.fromhex(fields["chain"])
+        if (name := record.get("checkpoint")) is not None:
+            kept.checkpoints.add(name)
+            given = _delta_of(checkpoint(name))
+            if given is None:
+                about = f"checkpoints/{name}.json is missing or cannot be read"
+                kept.problems.append(problem("checkpoint_head_missing", about, "restore it from a backup", run_id))
+            cut = int(record["cut"])
+            data = data[:cut] + (_NIL if given is None else _pack(given)) + data[cut:]
+    except (KeyError, TypeError, ValueError) as e:
+        kept.problems.append(problem("event_unreadable", f"the commit that ends with event {fields['seq']} has no record: {e}", _LOOK, run_id))
+        return
+    kept.rows.append(Row(fields["seq"], data, digest))
+    kept.last = record
+    if record.get("born") is not None and len(kept.rows) == 1:
+        kept.born = (record["born"]["run"], record["born"]["hash"])
+
+
+def _delta_of(data: bytes | None) -> bytes | None:
+    if data is None:
+        return None
+    try:
+        return base64.b64decode(json.loads(data)["delta"], validate=True)
+    except (ValueError, KeyError, TypeError, binascii.Error, RecursionError):
+        return None
+
+
+__all__ = ["EVENTS", "Kept", "b64", "commit_lines", "line", "read_log", "unline"]
