@@ -56,7 +56,7 @@ from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, decode_intent, decode_schedule, effect_row, encode_intent, inbox_item, lane_blocker
 from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, writing
 from holdfast.stores.sqlite.liveness import Liveness
-from holdfast.stores.sqlite.owners import Owners
+from holdfast.stores.sqlite.owners import Owners, WorkerRow
 from holdfast.stores.sqlite.writer import Writer
 
 MAX_LIST = 10_000
@@ -247,10 +247,13 @@ class SqliteStore:
     ) -> list[Claim]:
         writer = self._write()
         with mapped(self.path):
-            if run_id is None and not self._candidates(self._read(), owner, queues, skills, shapes, min(limit, 1)) and not self._litter(self._read(), owner):
-                if self._owners.find(self._read(), owner) is None:
-                    raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-                return []
+            if run_id is None:
+                db = self._read()
+                workers = self._owners.all(db)
+                if not self._candidates(db, workers, owner, queues, skills, shapes, min(limit, 1)) and not self._litter(db, workers, owner):
+                    if self._owners.find(db, owner) is None:
+                        raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+                    return []
 
         def work(committer: Committer) -> list[tuple[int, Claim]]:
             with writing(committer.db):
@@ -266,13 +269,13 @@ class SqliteStore:
     ) -> list[tuple[int, Claim]]:
         if self._owners.find(db, owner) is None:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-        now = self._now()
-        found = self._candidates(db, owner, queues, skills, shapes, limit) if run_id is None else self._candidate(db, owner, run_id, now)
+        now, workers = self._now(), self._owners.all(db)
+        found = self._candidates(db, workers, owner, queues, skills, shapes, limit) if run_id is None else self._candidate(db, owner, run_id, now)
         for holds, statement in ((0, Q.take_due), (1, Q.take_due_holder)):
             if due := [(owner, c.key, c.fence) for c in found if c.holds == holds]:
                 db.executemany(statement, due)
         out = [(c.key, Claim(c.run_id, c.fence + 1) if c.holds is not None else self._take(db, c, owner, now)) for c in found]
-        for gone in self._litter(db, owner):
+        for gone in self._litter(db, workers, owner):
             db.execute(Q.worker_delete_idle, (gone,))
             if db.changes():
                 self._liveness.forget(gone)
@@ -286,13 +289,20 @@ class SqliteStore:
         lost = self._owners.lost(self._owners.find(db, c.previous))
         return Claim(c.run_id, c.fence + 1, c.previous, lost or ("expired" if c.previous != owner else RECLAIMED))
 
-    def _litter(self, db: apsw.Connection, owner: str) -> list[str]:
+    def _litter(self, db: apsw.Connection, workers: Sequence[WorkerRow], owner: str) -> list[str]:
         """Owners that are gone for good and hold nothing."""
-        rows = [w for w in self._owners.all(db) if w.owner != owner and self._owners.forgettable(w)]
-        return [w.owner for w in rows if not row(db, Q.worker_runs, (w.owner,))[0]]
+        gone = [w for w in workers if w.owner != owner and self._owners.forgettable(w)]
+        return [w.owner for w in gone if not row(db, Q.worker_runs, (w.owner,))[0]]
 
     def _candidates(
-        self, db: apsw.Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limit: int
+        self,
+        db: apsw.Connection,
+        workers: Sequence[WorkerRow],
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        shapes: Sequence[str] | None,
+        limit: int,
     ) -> list[_Candidate]:
         """What may be claimed, most urgent first: due runs at rest, and the runs of lost owners."""
         now = self._now()
@@ -300,7 +310,7 @@ class SqliteStore:
         fitting = None if shapes is None else json.dumps(list(shapes))
         among = json.dumps(list(queues)) if queues else None
         found: list[Any] = []
-        for worker in self._owners.all(db):
+        for worker in workers:
             if worker.owner != owner and self._owners.lost(worker) is not None:
                 found += rows(db, Q.claim_orphans, (worker.owner, among, wanted, limit, fitting))
         for queue in queues or self._queues(db):
