@@ -162,6 +162,35 @@ def test_runs_are_listed_newest_first_in_pages(holdfast: Type) -> None:
     assert ids[0] in holdfast("runs").out
 
 
+def paged(holdfast: Type, name: str, *words: str, by: str, limit: int = 1) -> list[str]:
+    """What all pages of a list hold, each fetched with the cursor of the one before."""
+    found: list[str] = []
+    cursor: list[str] = []
+    for _ in range(50):
+        page = holdfast(name, *words, "--limit", str(limit), *cursor, "--json").json
+        assert set(page) == {name, "next_cursor"}
+        found += [str(item[by]) for item in page[name]]
+        if page["next_cursor"] is None:
+            return found
+        cursor = ["--cursor", str(page["next_cursor"])]
+    raise AssertionError(f"{name} has no last page")
+
+
+def test_every_list_comes_in_pages_to_its_end(holdfast: Type) -> None:
+    """``next_cursor`` leads through runs, waits, events and checkpoints: each once, in order (interfaces, JSON shapes)."""
+    ids = [begun(holdfast, name) for name in ("quick", "Ada", "Grace")]
+    assert paged(holdfast, "runs", by="run_id") == paged(holdfast, "runs", by="run_id", limit=2) == ids[::-1]
+    assert paged(holdfast, "waits", by="run_id") == paged(holdfast, "waits", by="run_id", limit=2) == [ids[2], ids[1]]
+    assert paged(holdfast, "waits", ids[1], by="run_id") == [ids[1]]
+    every = [c["checkpoint_id"] for c in holdfast("checkpoints", ids[0], "--json").json["checkpoints"]]
+    assert paged(holdfast, "checkpoints", ids[0], by="checkpoint_id") == paged(holdfast, "checkpoints", ids[0], by="checkpoint_id", limit=2) == every
+    numbers = [str(e["seq"]) for e in holdfast("events", ids[0], "--json").json["events"]]
+    assert paged(holdfast, "events", ids[0], by="seq", limit=3) == numbers
+    assert f"checkpoints {ids[0]} --cursor {every[0]}" in holdfast("checkpoints", ids[0], "--limit", "1").out
+    lost = holdfast("checkpoints", ids[0], "--cursor", "nobody")
+    assert (lost.code, lost.err.startswith("invalid_input: 'nobody' is none of these")) == (2, True)
+
+
 def test_where_there_is_no_store_nothing_is_made(holdfast: Type) -> None:
     """Looking changes nothing, not even a folder."""
     said = holdfast("runs", "--json")
@@ -321,6 +350,7 @@ def test_effects_outbox_and_leases(holdfast: Type) -> None:
     (effect,) = holdfast("effects", run_id, "--json").json["effects"]
     assert (effect["capability"], effect["status"], effect["result"]) == ("act", "recorded", 7)
     assert {"effect_id", "key", "request_hash", "response_hash", "attempted_at", "settled_at", "replay_policy", "fence"} <= set(effect)
+    assert paged(holdfast, "effects", run_id, by="effect_id") == [effect["effect_id"]]
     (intent,) = holdfast("outbox", "--json").json["intents"]
     assert (intent["type"], intent["payload"], intent["run_id"]) == ("webhook", {"to": "you"}, run_id)
     assert holdfast("leases", "--json").json == {"leases": [], "next_cursor": None}

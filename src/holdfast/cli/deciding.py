@@ -17,11 +17,13 @@ from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.driving import progress_for
 from holdfast.cli.progress import watched
-from holdfast.cli.session import Call, actor_option, options, over, parsed
-from holdfast.core.status import TERMINAL
+from holdfast.cli.session import Call, actor_option, options, over, page, paged, parsed
+from holdfast.core.status import TERMINAL, WAITING
 from holdfast.handle import when
+from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 
+WAITS = 100
 LOOK_ON = 15.0
 """Seconds: a little longer than an effect under way is given to end by itself (§10.12)."""
 SHOWN_LINES = 8
@@ -48,19 +50,22 @@ def _wait_option(function: Any) -> Any:
 
 @click.command()
 @click.argument("run_id", metavar="[RUN]", required=False)
+@paged("Of the waits of all runs, counted in runs, 100.")
 @options()
-def waits(call: Call, run_id: str | None) -> int:
+def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None) -> int:
     """List open waits and the commands that answer them."""
 
-    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], Any]:
-        ids = [run_id] if run_id is not None else list(dict.fromkeys(w.run_id for w in await rt.waits(limit=500)))
+    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], str | None, Any]:
+        now = when(rt.store.now())
         if run_id is not None:
             await rt.waits(run_id)  # an unknown run is an error, not an empty list
-        return [w for i in ids for w in await pages.waits_of(rt, i)], when(rt.store.now())
+            return *page(await pages.waits_of(rt, run_id), lambda w: str(w["wait_id"]), limit, cursor), now
+        ids = [run.run_id for run, _ in await rt.store.runs(RunFilter(statuses=tuple(WAITING), before=cursor, limit=limit or WAITS))]
+        return [w for i in ids for w in await pages.waits_of(rt, i)], ids[-1] if len(ids) == (limit or WAITS) else None, now
 
-    found, now = over(call, act)
+    found, more, now = over(call, act)
     if call.as_json:
-        o.emit({"waits": found, "next_cursor": None})
+        o.emit({"waits": found, "next_cursor": more})
         return 0
     open_of = Counter(w["run_id"] for w in found if w["available_actions"])
     for wait in found:
@@ -73,6 +78,7 @@ def waits(call: Call, run_id: str | None) -> int:
             click.echo(f"    {line}")
     if not found:
         click.echo("nothing waits")
+    o.more(call.line("waits", *([run_id] if run_id is not None else [])), more)
     return 0
 
 

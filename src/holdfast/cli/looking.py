@@ -12,7 +12,7 @@ import msgspec
 
 from holdfast.cli import drawing, lineage, pages, targets
 from holdfast.cli import output as o
-from holdfast.cli.session import Call, options, over
+from holdfast.cli.session import Call, options, over, page, paged
 from holdfast.core import views
 from holdfast.core.effects import Effect
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, SkillUnknown
@@ -67,8 +67,7 @@ def runs(call: Call, status: str | None, condition: str | None, skill: str | Non
             for r in found
         ],
     )
-    if more is not None:
-        click.echo(o.paint(f"more: {call.line('runs', '--cursor', more)}", dim=True))
+    o.more(call.line("runs"), more)
     return 0
 
 
@@ -117,7 +116,7 @@ _USUAL: dict[str, Any] = {"outcome": "ok", "attempt": 1, "lane": "main", "queue"
 
 @click.command()
 @click.argument("run_id", metavar="RUN")
-@click.option("--after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events newer than number N.")
+@click.option("--after", "--cursor", "after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events newer than number N: the next_cursor of the page before.")
 @click.option("--limit", type=click.IntRange(min=1), metavar="N", help="How many at most.")
 @click.option("--follow", is_flag=True, help="Go on as more happens, until the run has ended; with --json, one object a line.")
 @options()
@@ -134,12 +133,13 @@ def events(call: Call, run_id: str, after: int, limit: int | None, follow: bool)
     found = over(call, act)
     if follow:
         return 0
+    more = found[-1].seq if limit is not None and len(found) == limit else None
     if call.as_json:
-        more = found[-1].seq if limit is not None and len(found) == limit else None
         o.emit({"events": [_event(e) for e in found], "next_cursor": more})
         return 0
     for event in found:
         click.echo(_event_line(event))
+    o.more(call.line("events", run_id), more)
     return 0
 
 
@@ -178,12 +178,13 @@ def _detail(payload: Mapping[str, Any]) -> str:
 
 @click.command()
 @click.argument("run_id", metavar="RUN")
+@paged()
 @options()
-def checkpoints(call: Call, run_id: str) -> int:
+def checkpoints(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List a run's checkpoints, oldest first."""
-    found = over(call, lambda rt: rt.checkpoints(run_id))
+    found, more = page(over(call, lambda rt: rt.checkpoints(run_id)), lambda c: c.checkpoint_id, limit, cursor)
     if call.as_json:
-        o.emit({"checkpoints": [_checkpoint(c) for c in found], "next_cursor": None})
+        o.emit({"checkpoints": [_checkpoint(c) for c in found], "next_cursor": more})
         return 0
     o.table(
         ["checkpoint", "step", "source", "boundaries", "next", "wrote"],
@@ -199,6 +200,7 @@ def checkpoints(call: Call, run_id: str) -> int:
             for c in found
         ],
     )
+    o.more(call.line("checkpoints", run_id), more)
     return 0
 
 

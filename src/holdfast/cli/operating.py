@@ -9,7 +9,7 @@ import msgspec
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
-from holdfast.cli.session import Call, options, over
+from holdfast.cli.session import Call, options, over, page, paged
 from holdfast.core import canon, views
 from holdfast.core.commit import Intent
 from holdfast.handle import when
@@ -19,17 +19,19 @@ from holdfast.runtime import Runtime
 
 @click.command()
 @click.argument("run_id", metavar="RUN")
+@paged()
 @options()
-def effects(call: Call, run_id: str) -> int:
+def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List what a run did outside, and how it ended."""
-    found = over(call, lambda rt: rt.effects(run_id))
+    found, more = page(over(call, lambda rt: rt.effects(run_id)), lambda e: e.effect_id, limit, cursor)
     if call.as_json:
-        o.emit({"effects": [pages.effect_view(e) for e in found], "next_cursor": None})
+        o.emit({"effects": [pages.effect_view(e) for e in found], "next_cursor": more})
         return 0
     if not found:
         click.echo("no effects")
         return 0
     pages.effect_table(found)
+    o.more(call.line("effects", run_id), more)
     return 0
 
 

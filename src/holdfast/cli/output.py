@@ -103,6 +103,12 @@ def pad(text: str, to: int) -> str:
     return text + " " * max(0, to - columns(text))
 
 
+def more(command: str, cursor: object) -> None:
+    """The command that shows the next page; nothing on the last one."""
+    if cursor is not None:
+        click.echo(paint(f"more: {command} --cursor {cursor}", dim=True))
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
     """Aligned columns; the last one is cut at the terminal's edge."""
     body = [list(r) for r in rows]

@@ -22,7 +22,7 @@ import click
 
 from holdfast.authoring import Skill
 from holdfast.core import canon
-from holdfast.core.errors import HoldfastError, InvalidInput, UsageError
+from holdfast.core.errors import HoldfastError, InvalidInput, NotFound, UsageError
 from holdfast.core.status import LIVE
 from holdfast.runtime import Runtime, chosen_store
 from holdfast.stores import schema_version
@@ -130,6 +130,32 @@ def _shared(data: bool, drives: bool) -> list[Callable[[Any], Any]]:
     return found
 
 
+def paged(most: str = "All of them, if not given.") -> Callable[[F], F]:
+    """Gives a command that lists something ``--limit`` and ``--cursor``. ``most``: what holds without a limit."""
+
+    def declare(function: F) -> F:
+        cursor = click.option("--cursor", metavar="C", help="Go on after this one: the next_cursor of the page before.")
+        limit = click.option("--limit", type=click.IntRange(1, 500), metavar="N", help=f"How many at most. {most}")
+        return limit(cursor(function))
+
+    return declare
+
+
+def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor: str | None) -> tuple[list[T], str | None]:
+    """The items after the one that the cursor names, and the cursor of the page after them.
+
+    Raises:
+        InvalidInput: the cursor names none of them.
+    """
+    start = 0
+    if cursor is not None:
+        start = next((n for n, item in enumerate(items, 1) if name(item) == cursor), 0)
+        if not start:
+            raise InvalidInput(f"{cursor!r} is none of these", hint="give the next_cursor of the page before")
+    found = list(items[start:] if limit is None else items[start : start + limit])
+    return found, name(found[-1]) if found and start + len(found) < len(items) else None
+
+
 def actor_option(function: F) -> F:
     return click.option("--actor", metavar="NAME", envvar="HOLDFAST_ACTOR", default=login, help="Who says so. [default: $HOLDFAST_ACTOR, else you]")(function)
 
@@ -171,21 +197,28 @@ def _constant(name: str) -> Any:
 
 
 def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False) -> T:
-    """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made.
+    """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made; an error
+    that comes of that says so, and else a line on stderr does.
 
     SIGINT and SIGTERM end the act: what it drives is handed back at its next safe boundary (§10.13).
     """
 
+    missing = None if make else call.missing
+
     async def whole() -> T:
-        url = call.store
-        if not make and (path := call.missing) is not None:
-            click.echo(f"there is no store at {path} yet", err=True)
-            url = "memory:"
-        async with Runtime(url, skills=skills, lease=call.lease) as rt:
+        async with Runtime(call.store if missing is None else "memory:", skills=skills, lease=call.lease) as rt:
             return await stoppable(act(rt), call, rt)
 
-    with contextlib.nullcontext() if call.drives else canon.looking():
-        return asyncio.run(whole())
+    try:
+        with contextlib.nullcontext() if call.drives else canon.looking():
+            found = asyncio.run(whole())
+    except NotFound as e:
+        if missing is None:
+            raise
+        raise type(e)(f"{e.message}: there is no store at {missing} yet", hint="--store names another", code=e.code) from e
+    if missing is not None:
+        click.echo(f"there is no store at {missing} yet", err=True)
+    return found
 
 
 async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import canon, commands, compensation, ids
+from holdfast.core import canon, commands, compensation, ids, views
 from holdfast.core import effects as fx
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
@@ -275,7 +275,7 @@ class Performance:
             "effect": self.name,
             "key": effect.key,
             "arguments": effect.request_hash,
-            "attempted_at": effect.attempted_at,
+            "attempted_at": views.iso(effect.attempted_at),
             "owner": effect.owner,
             "reason": ask.reason,
             "closed": ask.closed,
