@@ -12,7 +12,7 @@ from holdfast import Context, Graph, Runtime, State
 from holdfast.clock import SystemClock
 from holdfast.core import commands as cmd
 from holdfast.core.commit import Commit, InboxItem, Tip
-from holdfast.core.errors import FingerprintMismatch, LeaseLost, StepFailure, StoreError, StoreFull
+from holdfast.core.errors import FingerprintMismatch, LeaseLost, RunFailed, StoreError, StoreFull
 from holdfast.core.status import Condition, Status
 from holdfast.ports import Claim
 from holdfast.stores.memory import MemoryStore
@@ -385,12 +385,18 @@ async def test_a_reducer_that_raises_fails_its_run() -> None:
         assert run.state.total == 5 and run.lease.owner is None
 
 
-async def test_a_reducer_that_refuses_the_input_fails_a_submitted_run() -> None:
+async def test_a_reducer_that_refuses_the_input_fails_its_run() -> None:
+    """§4.8: whoever drives it, and however it was begun; the input that was refused is kept for people to look at."""
     graph = summing(1)
     async with Runtime(MemoryStore(), skills=[graph]) as rt:
-        with pytest.raises(StepFailure, match="below zero"):
-            await rt.invoke(graph, {"total": -5})
-        assert await rt.runs() == [], "nothing was begun, so there is nothing to fail"
+        for thread in (None, "t"):
+            run = await rt.invoke(graph, {"total": -5}, thread_id=thread)
+            assert (run.status, run.stop_reason, run.lease.owner, run.state.total) == (Status.FAILED, "reducer_failed", None, -5)
+            assert run.error is not None and "below zero" in run.error.message
+            assert await kinds(rt, run.run_id) == ["run.submitted", "run.claimed", "run.started", "run.failed", "checkpoint.saved"]
+            assert (await rt.get(run.run_id)).record == run.record
+        with pytest.raises(RunFailed, match="below zero"):
+            await rt.run(graph, {"total": -5})
         left = await rt.submit(graph, {"total": -5})
         assert len(await worked(rt)) == 1
         run = await rt.get(left.run_id)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from typing import Any
+from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Context, Flow, Graph, Retry, Runtime, State, flow
+from holdfast import Context, Flow, Graph, Retry, Runtime, State, append, flow
 from holdfast.core import events as ev
+from holdfast.core.codec import open_row
 from holdfast.core.errors import RunFailed, StepTimeout
 from holdfast.core.status import Status
 from tests.engine.support import World, says
@@ -441,6 +442,36 @@ async def test_three_means_three_across_crashes() -> None:
     run = await world.recovered(f)
     assert run.status is Status.FAILED and run.error is not None and run.error.type == "ConnectionError"
     assert ran["fails"] == 3
+
+
+async def test_three_means_three_beside_others() -> None:
+    """L-17: in a step of several tasks, the last failure and the run's end are one commit: no crash leaves the one without the
+    other, and what the others finished is not run again."""
+
+    class Several(State):
+        out: Annotated[list[str], append]
+
+    g = Graph("g", Several)
+
+    @g.node(start=True)
+    async def fine(state: Several) -> dict[str, Any]:
+        ran["fine"] += 1
+        return {"out": ["fine"]}
+
+    @g.node(start=True, retry=Retry(3))
+    async def down(state: Several) -> dict[str, Any]:
+        ran["down"] += 1
+        raise ConnectionError("down")
+
+    world = World()
+    rid = await world.crash(g, when=says(ev.StepFailed))
+    async with world.runtime(g) as rt:
+        await rt.recover()
+        run = await rt.get(rid)
+    assert (run.status, run.error and run.error.type) == (Status.FAILED, "ConnectionError")
+    assert ran == {"fine": 1, "down": 3}
+    rows = [[e.type for e in open_row(row).events] for row in await world.store.rows(rid)]
+    assert [row for row in rows if "step.failed" in row] == [["step.failed", "run.failed", "checkpoint.saved"]]
 
 
 async def test_a_node_s_retry_tries_its_failed_calls_again_and_keeps_the_others() -> None:

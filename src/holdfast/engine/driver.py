@@ -221,6 +221,8 @@ class Driver:
 
     async def _drive(self, claim: Claim | None, inbox: tuple[Any, ...], named: bool) -> Run:
         journal = self._journal
+        if claim is None and journal.run.terminal:
+            return journal.run  # it ended with its birth
         if claim is not None:
             journal.hold(Draft(facts=self._entry(claim, named)))
             if claim.previous_owner is not None:
@@ -289,7 +291,10 @@ class Driver:
         return False
 
     async def begin(self, born: Draft | None = None) -> None:
-        """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit."""
+        """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit.
+
+        A reducer that refuses the input ends the run failed.
+        """
         journal = self._journal
         given = journal.progress.results.get(cps.INPUT_TASK)
         kept = given is None  # it ended before it began; its one checkpoint holds the input (§2.4)
@@ -302,8 +307,10 @@ class Driver:
         try:
             delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, values, inline=kept, carries=carried)
         except Exception as e:  # a reducer that refuses the input
-            if born is not None:
-                raise
+            if born is not None:  # its first commit is its last
+                draft.facts += [ev.RunStarted(), ev.RunFailed(decisions.stop_reason(e), ErrorValue.of(e))]
+                await journal.rest(draft, Source.FAILURE)
+                return
             await self._fail(Draft(facts=[ev.RunStarted()] if journal.run.status is Status.PENDING else []), e, ErrorValue.of(e))
             return
         if born is not None or journal.run.status is Status.PENDING:
@@ -393,6 +400,8 @@ class Driver:
             raise self._broken
         if self._cut:
             me.uncancel()  # the step ended, or swallowed it, before the cancel could reach it
+            if outcome.left is not None:
+                self._journal.hold(outcome.left)
             return await self._ended()
         return await self._conclude(outcome)
 
@@ -512,6 +521,7 @@ class Driver:
                 return False
             outcome = ending.outcome(self._services, program, journal, delivery)
             if outcome is not Terminal.DONE and self._end is not None:
+                journal.hold(draft)
                 return False
             self._over = True
             draft.facts += ending.facts(self._services, program, journal, outcome, delivery)

@@ -135,7 +135,9 @@ class Round:
         if news in done:
             self._reenter()
         outcome = self._outcome
-        if batch and not self._running and not self._over and not self._waiting and len(outcome.results) == len(self._pending):
+        if batch and not self._running and self._over:
+            outcome.left = batch  # one commit with the run's end: a crash between the two would cost an attempt more than there are (L-17)
+        elif batch and not self._running and not self._waiting and len(outcome.results) == len(self._pending):
             outcome.inline = {r.task for r in batch.results if isinstance(r, TaskResult)}
         elif batch:
             await self._journal.save(batch)
