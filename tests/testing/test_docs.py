@@ -13,7 +13,31 @@ DOC = pathlib.Path(__file__).parents[2] / "docs" / "testing.md"
 BLOCKS = re.findall(r"```python\n(.*?)```", DOC.read_text(), re.DOTALL)
 
 MORE = """
-from holdfast import Graph, State
+from contextlib import asynccontextmanager
+from typing import Annotated
+
+from holdfast import Graph, Runtime, State, append
+from holdfast.named import CheckpointSaver, KernelExecutor
+from holdfast.testing.kernels import Bench
+
+class Talk(State):
+    text: str
+    said: Annotated[list[str], append]
+
+talk = Graph("talk", Talk)
+
+@talk.node(start=True)
+async def hear(state):
+    return {"said": [state.text]}
+
+@talk.node(after="hear")
+async def answer(state, ctx):
+    return {"said": [await ctx.ask("and?", str)]}
+
+@asynccontextmanager
+async def my_bench():
+    async with Runtime("memory:", skills=[talk]) as rt:
+        yield Bench(KernelExecutor(rt, talk), CheckpointSaver(rt))
 
 class Publish(State):
     text: str
