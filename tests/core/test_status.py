@@ -38,6 +38,14 @@ def test_of_64_pairs_exactly_twelve_pass(current: Status, wanted: Status) -> Non
     assert wanted.value in refused.value.message
 
 
+def test_eight_values_are_stored_and_spelt_so() -> None:
+    """§2.1: three of them are ends."""
+    stored = ["pending", "running", "waiting_for_human", "waiting_for_signal", "replaying", "completed", "failed", "canceled"]
+    assert [s.value for s in Status] == stored
+    assert [s for s in Status if s in TERMINAL] == stored[5:]
+    assert [status.parse(word) for word in stored] == list(Status)
+
+
 def test_the_table_has_twelve_edges() -> None:
     """§2.2."""
     assert len(TRANSITIONS) == 12

@@ -12,12 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast import core
+from holdfast.core import canon, effects, errors, graph, ids, lease, retry
 from holdfast.core import commands as cmd
-from holdfast.core import effects, errors, ids, lease, retry
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Delta
 from holdfast.core.commit import Behind, Commit, Tip
 from holdfast.core.errors import Denied, ErrorValue, HoldfastError, Unserializable
+from holdfast.core.graph import compile
 from holdfast.core.lease import Alive, Lease, Take
 from tests.core.build import RUN, Log, folded, submitted
 
@@ -245,3 +246,13 @@ def test_no_value_of_the_core_can_be_changed() -> None:
     ]
     assert len(set(values)) > 60
     assert [v.__qualname__ for v in values if not v.__struct_config__.frozen] == []
+
+
+def test_names_that_stores_and_outside_services_hold_never_change() -> None:
+    """§1.8, §3.2, §6.3: what an older release wrote down, or told a receiver that dedupes, is what this one makes."""
+    assert ids.child_run_id(RUN, 1, "a", "0") == "0123456789gey06xxkszehejrs"
+    assert ids.run_id(1_700_000_000_000_000, 2**69 + 5, "t", "s") == "01hf7yat00g000000000000522"
+    assert effects.effect_key("t", "effect", "a:b", "c/d é") == "t:effect:a%3Ab:c/d%20%C3%A9"
+    flow = compile(id="f", version="1", channels={}, nodes={}, flow=True, signature="(ctx, name)")
+    assert flow.fingerprint == canon.fingerprint(["flow", "f", "1", "(ctx, name)"])
+    assert (graph.DEFAULT_TIMEOUT_US, graph.DEFAULT_STEP_LIMIT) == (60_000_000, 1_000)

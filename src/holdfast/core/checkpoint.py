@@ -272,7 +272,7 @@ def advanced(
     done = []
     writes = {}
     for entry in delta.done:
-        result = entry if type(entry) is TaskResult else _find(entry, results)
+        result = _find(entry, results) if isinstance(entry, str) else entry
         done.append(result)
         task = result.task
         writes[task] = decoded[task] if decoded is not None and task in decoded else written(result)
@@ -343,9 +343,7 @@ def advanced(
     return moved, news
 
 
-def _find(done: TaskResult | str, results: Mapping[str, TaskResult]) -> TaskResult:
-    if isinstance(done, TaskResult):
-        return done
+def _find(done: str, results: Mapping[str, TaskResult]) -> TaskResult:
     found = results.get(done)
     if found is None:
         raise EventUnreadable(f"the checkpoint refers to the result of {done}, which is not on record")
