@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import apsw
@@ -389,13 +390,22 @@ def test_an_output_that_lacks_the_signs_is_no_error(process: Type, monkeypatch: 
     assert process("graph", "work.py").code == 0
 
 
+def every_command(group: click.Group = cli, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """The commands by their full names, those of groups within too."""
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from every_command(command, f"{path}{name} ")
+        else:
+            yield path + name, command
+
+
 def test_the_page_of_commands_names_options_that_exist() -> None:
     """docs/cli.md: what stands in a command's section is an option of it, or of every command."""
     page = (Path(__file__).resolve().parents[2] / "docs" / "cli.md").read_text("utf-8")
-    told = 0
+    told, commands = 0, dict(every_command())
     for part in page.split("\n### ")[1:]:
-        name = part.split()[1].rstrip("`")
-        known = {option for p in cli.commands[name].params for option in p.opts}
+        name = re.match(r"`holdfast ([a-z][a-z -]*[a-z])", part)[1]  # type: ignore[index]
+        known = {option for p in commands[name].params for option in p.opts}
         for option in re.findall(r"--[a-z][a-z-]+", part.split("\n## ")[0]):
             told += 1
             assert option in known, f"holdfast {name} has no {option}"
@@ -423,7 +433,7 @@ def test_the_lease_is_an_option_or_a_variable(holdfast: Type, monkeypatch: pytes
 
 def test_every_command_takes_a_store_and_explains_itself() -> None:
     """Every command takes ``--store URL`` (or ``--workspace DIR``), and says in its help what it does."""
-    for name, command in cli.commands.items():
+    for name, command in every_command():
         options = {option for p in command.params for option in p.opts}
         assert {"--store", "--workspace", "--debug"} <= options, name
         assert "--json" in options or name == "worker", name

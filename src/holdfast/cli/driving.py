@@ -15,6 +15,7 @@ from holdfast.cli import output as o
 from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, actor_option, handling, options, over, parsed
+from holdfast.cli.times import lasting, moment
 from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, SkillUnknown, StoreError
 from holdfast.core.status import TERMINAL, Condition
 from holdfast.engine.intake import OnBusy
@@ -89,14 +90,19 @@ async def _left_behind(rt: Runtime, thread: str, progress: Progress | None) -> N
 @click.command()
 @click.argument("target", required=False)
 @_making
+@click.option("--at", metavar="TIME", help="Begin then: ISO 8601 with an offset, such as 2026-11-21T09:00+01:00.")
+@click.option("--delay", metavar="T", help="Begin after so long: 90s, 15m, 12h, 7d.")
 @options()
-def submit(call: Call, target: str | None, given: str | None, thread: str | None, key: str | None, on_busy: str) -> int:
+def submit(
+    call: Call, target: str | None, given: str | None, thread: str | None, key: str | None, on_busy: str, at: str | None, delay: str | None
+) -> int:
     """Submit a run, for a worker to drive."""
     data = inputs(given)
     chosen = targets.one(target)
+    begin, after = None if at is None else moment(at), None if delay is None else lasting(delay)
 
     async def act(rt: Runtime) -> dict[str, Any]:
-        made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy)
+        made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy, at=begin, delay=after)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
     found = over(call, act, [chosen.skill], make=True)
@@ -148,12 +154,13 @@ def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[
 
 
 def reported(report: Report) -> None:
-    """A line for each run that came to its rest."""
+    """A line for each run that came to its rest, and for each schedule that could not be fired."""
     error = report.error
+    name = f"schedule {o.inline(report.schedule_id)}" if report.schedule_id is not None else report.run_id
     if isinstance(error, HoldfastError):
-        click.echo(f"{report.run_id}  {o.mark('bad')} {o.inline(error.line())}")
+        click.echo(f"{name}  {o.mark('bad')} {o.inline(error.line())}")
     elif error is not None:
-        click.echo(f"{report.run_id}  {o.mark('bad')} {o.inline(f'{type(error).__name__}: {error}')}")
+        click.echo(f"{name}  {o.mark('bad')} {o.inline(f'{type(error).__name__}: {error}')}")
     elif report.run is not None:
         why = f"  {o.inline(report.run.error.message, 200)}" if report.run.error is not None else ""
         click.echo(f"{report.run_id}  {o.inline(report.run.skill_id)}  {report.run.status}{why}")

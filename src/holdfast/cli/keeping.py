@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import re
-
 import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, options, over
-from holdfast.core.errors import InvalidInput
+from holdfast.cli.times import lasting
 from holdfast.ports import Pruned
 from holdfast.runtime import Runtime
-
-_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
 
 @click.command()
@@ -126,21 +121,6 @@ def prune(call: Call, age: str, dry_run: bool) -> int:
     word = "would go" if dry_run else "gone"
     click.echo(f"{o.mark('ok')} {len(done.run_ids)} run{'' if len(done.run_ids) == 1 else 's'} {word}")
     return 0
-
-
-def lasting(text: str) -> dt.timedelta:
-    """A length of time as people type it.
-
-    Raises:
-        InvalidInput: it is none.
-    """
-    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", text.strip())
-    if found is None:
-        raise InvalidInput(f"{text!r} is no length of time", hint="a number and one of s, m, h, d, w: 30d")
-    try:
-        return dt.timedelta(seconds=float(found[1]) * _UNITS[found[2]])
-    except OverflowError:
-        raise InvalidInput(f"{text} is longer than anything lasts", hint="30d") from None
 
 
 COMMANDS = (check, migrate, export, import_, prune)

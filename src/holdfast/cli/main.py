@@ -7,7 +7,7 @@ import sys
 import click
 
 import holdfast
-from holdfast.cli import deciding, driving, keeping, looking, mending, operating, showcase, starting
+from holdfast.cli import deciding, driving, keeping, looking, mending, operating, scheduling, showcase, starting
 from holdfast.cli.session import DEBUG, Commands
 
 HELP = """Durable runs: graphs and flows that survive.
@@ -41,7 +41,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Run and go on": driving.COMMANDS,
     "Look": looking.COMMANDS,
     "Decide": deciding.COMMANDS,
-    "Operate": operating.COMMANDS,
+    "Operate": (*scheduling.COMMANDS, *operating.COMMANDS),
     "Keep healthy": (*keeping.COMMANDS, *mending.COMMANDS),
 }
 for title, commands in SECTIONS.items():

@@ -58,11 +58,12 @@ class Scheduler:
         missed = rule.missed.replace("-", "_")
         if missed not in set(sch.Missed):
             raise InvalidInput(f"missed is skip or catch_up, not {rule.missed!r}")
-        said = msgspec.to_builtins({name: options[name] for name in sorted(options) if name in OPTIONS and options[name] is not None})
-        _request(said)
+        wanted = {name: options[name] for name in sorted(options) if options[name] is not None}
+        _request(wanted)
+        said = msgspec.json.decode(msgspec.json.encode({name: value for name, value in wanted.items() if name in OPTIONS}))
         data = canon.encode(superstep.check_input(program, given))
         every_us = 0 if rule.every_us is None else rule.every_us or -1  # no time at all is too short, not an interval left out
-        more = {name: options[name] for name in ("queue", "tenant_id") if options.get(name) is not None}
+        more = {name: value for name, value in wanted.items() if name not in OPTIONS}
         parts = (program.id, rule.cron or "", str(rule.every_us), rule.zone or "", data.hex(), repr(said), repr(more))
         return Schedule(
             schedule_id=schedule_id if schedule_id is not None else f"{'-'.join(program.id.split())}-{canon.digest(parts)[:8]}",

@@ -1,0 +1,44 @@
+"""Times and lengths of time as people type them."""
+
+from __future__ import annotations
+
+import datetime as dt
+import re
+
+from holdfast.calendar import CALENDAR
+from holdfast.core.errors import InvalidInput
+
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
+
+
+def lasting(text: str) -> dt.timedelta:
+    """A length of time as people type it.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", text.strip())
+    if found is None:
+        raise InvalidInput(f"{text!r} is no length of time", hint="a number and one of s, m, h, d, w: 30d")
+    try:
+        return dt.timedelta(seconds=float(found[1]) * _UNITS[found[2]])
+    except OverflowError:
+        raise InvalidInput(f"{text} is longer than anything lasts", hint="30d") from None
+
+
+def moment(text: str, zone: str | None = None) -> dt.datetime:
+    """A time as people type it; without an offset it is meant in ``zone``, if there is one.
+
+    Raises:
+        InvalidInput: it is none, or in no zone.
+    """
+    hint = "ISO 8601 with an offset: 2026-11-21T09:00+01:00, 2026-11-21T08:00Z"
+    try:
+        at = dt.datetime.fromisoformat(text.strip())
+    except ValueError as e:
+        raise InvalidInput(f"{text!r} is no time: {e}", hint=hint) from None
+    if at.tzinfo is None and zone is not None:
+        return at.replace(tzinfo=CALENDAR.zone(zone))
+    if at.tzinfo is None:
+        raise InvalidInput(f"{text!r} does not say in which time zone", hint=hint)
+    return at
