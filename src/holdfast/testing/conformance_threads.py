@@ -1,0 +1,170 @@
+"""The part of the store suite that is about runs that carry their thread on (§4.15, decision 35), and about claims in batches: its cases
+are in ``conformance.CASES`` once this is imported."""
+
+from __future__ import annotations
+
+from holdfast.core import canon, codec
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import INPUT_TASK, Carry, Delta, Source, TaskResult, advance, empty
+from holdfast.core.commit import Behind, Commit
+from holdfast.core.errors import VersionConflict
+from holdfast.ports import Dossier, Upkeep
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused
+
+SAID = canon.admit({"text": "said before"})
+PART = 40_000
+
+
+def carrying(script: Script, lender: Script, *, since: int = 0, whole: int = 0, size: int = 10) -> Commit:
+    """A first checkpoint that carries ``text`` on from another run's log."""
+    assert lender.tip is not None
+    given = TaskResult(INPUT_TASK, writes=canon.encode(canon.admit({"new": "x" * size})))
+    delta = Delta(step=0, source=Source.INPUT, done=(given,), carries=(Carry(lender.run_id, lender.tip.seq, lender.tip.hash, ("text",)),))
+    data = codec.encode_delta(delta)
+    digest = canon.chain(b"", data)
+    seq = (script.tip.seq if script.tip is not None else 0) + 1
+    checkpoint = advance(empty(script.run_id, SAID), delta, {}, seq=seq, at=script.store.now(), hash=digest)
+    return script.commit(ev.CheckpointSaved(digest), checkpoint=checkpoint, delta=data, behind=Behind((lender.run_id,), since, whole))
+
+
+def origin_of(run_id: str) -> bytes:
+    return codec.encode_whole(empty(run_id, SAID), b"")
+
+
+def keeper(h: Harness) -> Upkeep:
+    assert isinstance(h.store, Upkeep)
+    return h.store
+
+
+@case
+async def case_carry_counts_what_lies_behind(h: Harness) -> None:
+    """§4.5, §4.15: the bytes since the last whole checkpoint go on from run to run, and so does its size."""
+    await h.store.register("w", TTL)
+    first = await (await Script(h.store, "r1").begin("w")).complete()
+    second = await Script(h.store, "r2").begin("w")
+    assert second.tip is not None
+    before = second.tip.since
+    tip = await second.write(carrying(second, first, since=PART, whole=70))
+    assert (tip.since > before + PART, tip.whole) == (True, 70)
+    third = await Script(h.store, "r3").begin("w")
+    tip = await third.write(carrying(third, second, since=PART, size=PART))
+    assert (tip.since, tip.whole > PART) == (0, True), "together more than the limit: a whole one was due"
+    loaded = await h.store.load("r3")
+    assert loaded is not None and loaded.tip == tip
+    if loaded.whole is not None:  # a workspace keeps none across processes, and none is needed
+        assert loaded.whole[0].values["text"] == "said before"
+    assert await h.store.verify() == []
+
+
+@case
+async def case_carry_needs_its_lender(h: Harness) -> None:
+    """§4.15, §1.6: a first checkpoint commits only while the run that it names is there; else nothing of it is written."""
+    await h.store.register("w", TTL)
+    first = await (await Script(h.store, "r1").begin("w")).complete()
+    second = await Script(h.store, "r2").begin("w")
+    commit = carrying(second, first)
+    h.clock.forward(SECOND)
+    assert (await keeper(h).prune(h.store.now())).run_ids == ("r1",)
+    await refused(VersionConflict, h.store.commit(commit))
+    assert await keeper(h).loans() == []
+    await second.steps(1)
+    assert await h.store.verify() == []
+
+
+@case
+async def case_carry_keeps_its_lender(h: Harness) -> None:
+    """§6.10, §4.15: a run that another one carries on from stays, until that one keeps its origin, or goes too."""
+    await h.store.register("w", 100 * TTL)
+    first = await (await Script(h.store, "r1").begin("w")).complete()
+    second = await Script(h.store, "r2").begin("w")
+    await second.write(carrying(second, first))
+    await second.complete()
+    third = await Script(h.store, "r3").begin("w")
+    await third.write(carrying(third, second))
+    h.clock.forward(SECOND)
+    keep = keeper(h)
+    assert sorted(await keep.loans()) == [("r2", "r1"), ("r3", "r2")]
+    assert (await keep.prune(h.store.now(), dry=True)).run_ids == ("r1", "r2")
+    held = await keep.prune(h.store.now())
+    assert (held.run_ids, held.kept.get("r2")) == ((), "a later run of its thread carries on from it")
+    assert await keep.whole("r3", -1) is None
+    for _ in range(2):
+        await keep.keep_origin("r3", origin_of("r3"))
+    assert await keep.loans() == [("r2", "r1")]
+    found = await keep.whole("r3", -1)
+    assert found is not None and found[0] == 0 and found[1] == empty("r3", SAID)
+    assert await keep.whole("r3") is None, "it is no checkpoint of the run's log"
+    loaded = await h.store.load("r3")
+    assert loaded is not None and loaded.whole is not None
+    assert (loaded.whole[0].values, loaded.whole[1], len(loaded.rows)) == (SAID, b"", 2)
+    assert len(await h.store.rows("r3")) == len(await h.store.rows("r3", 0, 10)) == 2
+    assert (await keep.prune(h.store.now())).run_ids == ("r1", "r2")
+    assert await keep.loans() == []
+    await third.complete()
+    h.clock.forward(SECOND)
+    assert (await keep.prune(h.store.now())).run_ids == ("r3",)
+    assert await keep.whole("r3", -1) is None
+    assert await h.store.verify() == []
+
+
+@case
+async def case_carry_travels_with_its_origin(h: Harness) -> None:
+    """§12.5: what came with its origin needs nobody here, and is on loan from nobody."""
+    elsewhere = MemoryStore(now=h.clock)
+    await elsewhere.register("w", TTL)
+    first = await (await Script(elsewhere, "r1").begin("w")).complete()
+    second = await Script(elsewhere, "r2").begin("w")
+    await second.write(carrying(second, first))
+    await second.complete()
+    assert second.run is not None
+    rows = tuple(await elsewhere.rows("r2"))
+    assert await keeper(h).adopt(Dossier(run=second.run, rows=rows, origin=origin_of("r2")))
+    assert await keeper(h).loans() == []
+    loaded = await h.store.load("r2")
+    assert loaded is not None and loaded.whole is not None
+    assert (loaded.whole[0].values, loaded.rows, loaded.tip.whole) == (SAID, rows, len(origin_of("r2")))
+    assert await h.store.verify() == []
+
+
+@case
+async def case_claim_in_one_go(h: Harness) -> None:
+    """§10.1, §10.8: what is due is claimed together, the most urgent first: runs that hold their lane, runs that do not, of any queue."""
+    await h.store.register("w", 100 * TTL)
+    for n in range(4):
+        waiting = await Script(h.store, f"h{n}", priority=n % 2).begin("w")
+        await waiting.wait(h.store.now() + SECOND, due=h.store.now() + SECOND)
+    h.clock.forward(SECOND)
+    for n in range(4):
+        await Script(h.store, f"p{n}", priority=n % 2, queue=f"q{n % 2}").submit()
+    await Script(h.store, "behind", session_key="p0").submit()
+    h.clock.forward(SECOND)
+    await h.store.register("v", 100 * TTL)
+    claims = await h.store.claim("v", (), None, limit=20)
+    urgent = [c.run_id for c in claims]
+    assert sorted(urgent[:4]) == ["h1", "h3", "p1", "p3"]
+    assert sorted(urgent[4:]) == ["h0", "h2", "p0", "p2"], "and not the one behind p0"
+    for claim in claims:
+        found = await h.store.get(claim.run_id)
+        assert found is not None
+        lease = found[1]
+        assert (lease.owner, lease.fence, claim.previous_owner, claim.cause) == ("v", claim.fence, None, "")
+    assert await h.store.claim("v", (), None, limit=20) == []
+    assert await h.store.verify() == []
+
+
+@case
+async def case_claim_by_hundreds(h: Harness) -> None:
+    """§10.1: no run twice, however the batches are cut, and every fence its own run's next."""
+    await h.store.register("w", 100 * TTL)
+    scripts = [await Script(h.store, f"r{n:03}").submit() for n in range(25)]
+    h.clock.forward(SECOND)
+    taken = [c for _ in range(4) for c in await h.store.claim("w", (), None, limit=7)]
+    assert [c.run_id for c in taken] == [s.run_id for s in scripts], "in the order of their turns"
+    assert {c.fence for c in taken} == {scripts[0].fence + 1}
+    for script, claim in zip(scripts, taken, strict=True):
+        script.fence = claim.fence
+        await script.write(script.commit(ev.RunClaimed(owner="w", fence=2), ev.RunStarted()))
+
+
+__all__ = ["carrying", "origin_of"]
