@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 HOMES = {
     "holdfast.authoring": ("Flow", "Graph", "State", "Tool", "flow"),
     "holdfast.core.canon": ("register",),
-    "holdfast.core.channels": ("append", "last", "merge", "override", "thread", "topic", "window"),
+    "holdfast.core.channels": ("append", "last", "merge", "override", "secret", "thread", "topic", "window"),
     "holdfast.core.effects": ("Absent", "Happened", "Unknown"),
     "holdfast.core.errors": (
         "Conflict", "HoldfastError", "PermanentError", "Rejected", "RunFailed", "RunWaiting", "StepFailure", "StoreError", "UsageError",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from holdfast.authoring import Flow, Graph, State, Tool, flow
 from holdfast.core.canon import register
-from holdfast.core.channels import append, last, merge, override, thread, topic, window
+from holdfast.core.channels import append, last, merge, override, secret, thread, topic, window
 from holdfast.core.effects import Absent, Happened, Unknown
 from holdfast.core.errors import (
     Conflict,
@@ -62,6 +62,7 @@ __all__ = [
     "override",
     "register",
     "run",
+    "secret",
     "thread",
     "topic",
     "window",

@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.core import canon
 from holdfast.core.channels import CUSTOM as _CUSTOM
-from holdfast.core.channels import MISSING, Channel, Reducer, last, thread
+from holdfast.core.channels import MISSING, Channel, Reducer, last, secret, thread
 from holdfast.core.drawing import draw as draw
 from holdfast.core.drawing import mermaid as mermaid
 from holdfast.core.effects import EffectClass, Idempotency
@@ -81,12 +81,14 @@ def _names(frame: Any) -> dict[str, Any]:
 
 
 def _channel(name: str, hint: Any, default: Any) -> Channel:
-    reducer, carries, kind = last, False, hint
+    reducer, carries, hidden, kind = last, False, False, hint
     if typing.get_origin(hint) is Annotated:
         kind, *marks = typing.get_args(hint)
         for mark in marks:
             if mark is thread:
                 carries = True
+            elif mark is secret:
+                hidden = True
             elif isinstance(mark, Reducer):
                 reducer = mark
             elif callable(mark):
@@ -94,7 +96,7 @@ def _channel(name: str, hint: Any, default: Any) -> Channel:
     _register(kind)
     if default is not MISSING:
         default = canon.admit(default, name)
-    made = Channel(name, reducer=reducer, default=default, thread=carries, type=kind)
+    made = Channel(name, reducer=reducer, default=default, thread=carries, type=kind, secret=hidden)
     return msgspec.structs.replace(made, required=made.initial is MISSING and reducer.function is None and not carries)
 
 
@@ -532,7 +534,7 @@ def microseconds(value: timedelta | float | int | None, default: int) -> int:
 class Flow(Generic[P, R]):
     """A skill written as one ``async def fn(ctx, …)`` (§4.12): a graph of one node whose calls through ctx are recorded."""
 
-    def __init__(self, function: Callable[..., Awaitable[R]], id: str, version: str, options: dict[str, Any]) -> None:
+    def __init__(self, function: Callable[..., Awaitable[R]], id: str, version: str, options: dict[str, Any], frame: Any = None) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidGraph(f"the flow {id!r} must be an async def")
         self.function = function
@@ -543,13 +545,14 @@ class Flow(Generic[P, R]):
         if not parameters:
             raise InvalidGraph(f"the flow {id!r} takes ctx as its first argument")
         self.signature = signature.replace(parameters=parameters[1:])
-        channels = {}
+        channels, hints = {}, _hints(function, frame)
         for p in parameters[1:]:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise InvalidGraph(f"the flow {id!r} names its inputs; *args and **kwargs cannot be recorded")
             default = MISSING if p.default is p.empty else canon.admit(p.default, p.name)
-            channels[p.name] = Channel(p.name, default=default, required=p.default is p.empty)
-        for hint in _hints(function).values():
+            hidden = secret in typing.get_args(hints.get(p.name))
+            channels[p.name] = Channel(p.name, default=default, required=p.default is p.empty, secret=hidden)
+        for hint in hints.values():
             _register(hint)
         node = Node(
             name=id if id.isidentifier() else "flow",
@@ -585,18 +588,25 @@ class Flow(Generic[P, R]):
         return f"<Flow {self.id} v{self.version}{self.signature}>"
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _hints(function: Callable[..., Any], frame: Any) -> dict[str, Any]:
+    """The annotations of a function that is declared in ``frame``."""
     try:
-        return typing.get_type_hints(function)
+        return typing.get_type_hints(function, include_extras=True)
     except NameError:
-        return {}  # annotations of local names; they only spare the author a register() call
+        pass
+    try:
+        return typing.get_type_hints(function, localns=_names(frame), include_extras=True)
+    except NameError as e:
+        if "secret" in str(function.__annotations__):  # what is to be hidden must not be shown because of a name
+            raise InvalidGraph(f"an annotation of {_label(function)!r} cannot be resolved: {e}", hint="define the name before the flow") from None
+        return {}  # annotations of names that come later; they only spare the author a register() call
 
 
 def flow(id: str, *, version: str = "1", **options: Any) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Flow[P, R]]:
     """``@flow("id", version="1")`` makes an ``async def fn(ctx, …)`` a skill."""
 
     def declare(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Flow[P, R]:
-        return cast("Flow[P, R]", Flow(function, id, version, options))
+        return cast("Flow[P, R]", Flow(function, id, version, options, sys._getframe(1)))
 
     return declare
 

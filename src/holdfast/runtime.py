@@ -29,6 +29,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import Program
 from holdfast.core.lease import DEFAULT_TTL_US
+from holdfast.core.masks import Mask
 from holdfast.core.status import AT_REST, TERMINAL, Status
 from holdfast.engine import archive, histories, lineage, threads
 from holdfast.engine.checking import Checker, Findings, keeper
@@ -623,6 +624,10 @@ class Runtime:
     async def state(self, run_id: str, checkpoint_id: str | None = None) -> State:
         """The channels' values at the head, or at any checkpoint."""
         return await self._reader.state(run_id, checkpoint_id)
+
+    async def masked(self, run_id: str) -> Mask:
+        """Hides what this run has marked ``secret``, for whoever shows something of it (§13.5)."""
+        return await self._reader.masked(run_id)
 
     async def record(self, run_id: str) -> dict[str, Any]:
         """The run record with every field of §3.1, as JSON-able values."""

@@ -16,6 +16,7 @@ from holdfast.cli.session import Call, options, over, page, paged
 from holdfast.core import views
 from holdfast.core.effects import Effect
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, SkillUnknown
+from holdfast.core.masks import NOTHING, Mask
 from holdfast.core.status import Condition, Status
 from holdfast.core.views import Moment
 from holdfast.handle import CheckpointView, EventView, Run, Wait, when
@@ -41,14 +42,14 @@ def runs(call: Call, status: str | None, condition: str | None, skill: str | Non
         raise InvalidInput(f"{status!r} is not a status", hint="one of " + ", ".join(Status))
     wanted = None if condition is None else _CONDITIONS[condition].value
 
-    async def act(rt: Runtime) -> tuple[list[Run[Any]], int]:
+    async def act(rt: Runtime) -> tuple[list[Run[Any]], int, dict[str, Mask]]:
         found = await rt.runs(status=status, condition=wanted, skill_id=skill, thread_id=thread, limit=limit, before=cursor)
-        return found, rt.store.now()
+        return found, rt.store.now(), {r.run_id: await rt.masked(r.run_id) for r in found if r.record.secrets}
 
-    found, now = over(call, act)
+    found, now, masks = over(call, act)
     more = found[-1].run_id if len(found) == limit else None
     if call.as_json:
-        o.emit({"runs": [views.record(r.record, r.lease, now) for r in found], "next_cursor": more})
+        o.emit({"runs": [masks.get(r.run_id, NOTHING).record(views.record(r.record, r.lease, now)) for r in found], "next_cursor": more})
         return 0
     if not found:
         click.echo("no runs" if not (status or condition or skill or thread) else "no such runs")
@@ -62,7 +63,7 @@ def runs(call: Call, status: str | None, condition: str | None, skill: str | Non
                 o.paint(r.condition.value, o.COLOURS.get(r.condition)),
                 o.ago(r.created_at, when(now)),
                 o.span((r.finished_at - r.started_at).total_seconds()) if r.finished_at and r.started_at else "",
-                _about(r),
+                masks.get(r.run_id, NOTHING).text(_about(r)),
             ]
             for r in found
         ],
@@ -182,9 +183,14 @@ def _detail(payload: Mapping[str, Any]) -> str:
 @options()
 def checkpoints(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List a run's checkpoints, oldest first."""
-    found, more = page(over(call, lambda rt: rt.checkpoints(run_id)), lambda c: c.checkpoint_id, limit, cursor)
+
+    async def act(rt: Runtime) -> tuple[list[CheckpointView], Mask]:
+        return await rt.checkpoints(run_id), await rt.masked(run_id)
+
+    every, hidden = over(call, act)
+    found, more = page(every, lambda c: c.checkpoint_id, limit, cursor)
     if call.as_json:
-        o.emit({"checkpoints": [_checkpoint(c) for c in found], "next_cursor": more})
+        o.emit({"checkpoints": [hidden.record(_checkpoint(c)) for c in found], "next_cursor": more})
         return 0
     o.table(
         ["checkpoint", "step", "source", "boundaries", "next", "wrote"],
@@ -248,8 +254,12 @@ async def _at(rt: Runtime, run_id: str, name: str | None) -> CheckpointView:
 @options()
 def state(call: Call, run_id: str, at: str | None) -> int:
     """Show the values, now or at any checkpoint."""
-    found = over(call, lambda rt: _at(rt, run_id, at))
-    values = {n: o.shown(v) for n, v in found.values.items()}
+
+    async def act(rt: Runtime) -> tuple[CheckpointView, Mask]:
+        return await _at(rt, run_id, at), await rt.masked(run_id)
+
+    found, hidden = over(call, act)
+    values = hidden.value({n: o.shown(v) for n, v in found.values.items()})
     if call.as_json:
         o.emit({"run_id": run_id, "checkpoint_id": found.checkpoint_id, "step": found.step, "values": values})
         return 0
@@ -270,11 +280,14 @@ def diff(call: Call, run_id: str, a: str, b: str) -> int:
 
     async def act(rt: Runtime) -> dict[str, Any]:
         ends = [(await _at(rt, run_id, name)).checkpoint_id for name in (a, b)]
-        return await rt.diff(run_id, *ends)
+        found, hidden = await rt.diff(run_id, *ends), await rt.masked(run_id)
+        for kind in ("added", "removed"):
+            found[kind] = hidden.value({n: o.shown(v) for n, v in found[kind].items()})
+        for n, change in found["changed"].items():  # that it changed may be known
+            found["changed"][n] = {end: hidden.value({n: o.shown(v)})[n] for end, v in change.items()}
+        return found
 
     found = over(call, act)
-    for kind in ("added", "removed", "changed"):
-        found[kind] = {n: o.shown(v) for n, v in found[kind].items()}
     if call.as_json:
         o.emit(found)
         return 0

@@ -12,6 +12,8 @@ from holdfast.cli import pages
 from holdfast.cli.session import Call, options, over, page, paged
 from holdfast.core import canon, views
 from holdfast.core.commit import Intent
+from holdfast.core.effects import Effect
+from holdfast.core.masks import Mask
 from holdfast.handle import when
 from holdfast.ports import Worker
 from holdfast.runtime import Runtime
@@ -23,9 +25,14 @@ from holdfast.runtime import Runtime
 @options()
 def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List what a run did outside, and how it ended."""
-    found, more = page(over(call, lambda rt: rt.effects(run_id)), lambda e: e.effect_id, limit, cursor)
+
+    async def act(rt: Runtime) -> tuple[list[Effect], Mask]:
+        return await rt.effects(run_id), await rt.masked(run_id)
+
+    every, hidden = over(call, act)
+    found, more = page(every, lambda e: e.effect_id, limit, cursor)
     if call.as_json:
-        o.emit({"effects": [pages.effect_view(e) for e in found], "next_cursor": more})
+        o.emit({"effects": [hidden.record(pages.effect_view(e)) for e in found], "next_cursor": more})
         return 0
     if not found:
         click.echo("no effects")
@@ -41,9 +48,14 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
 @options()
 def outbox(call: Call, state: str | None, limit: int) -> int:
     """List what is to be sent, or was."""
-    found = over(call, lambda rt: rt.store.intents(state=state, limit=limit))
+
+    async def act(rt: Runtime) -> tuple[list[Intent], dict[str, Mask]]:
+        found = await rt.store.intents(state=state, limit=limit)
+        return found, {run_id: await rt.masked(run_id) for run_id in {i.run_id for i in found}}
+
+    found, masks = over(call, act)
     if call.as_json:
-        o.emit({"intents": [_intent(i) for i in found], "next_cursor": None})
+        o.emit({"intents": [masks[i.run_id].record(_intent(i)) for i in found], "next_cursor": None})
         return 0
     if not found:
         click.echo("the outbox is empty" if state is None else f"no intents are {o.inline(state)}")

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import click
+import msgspec
 
 from holdfast.cli import output as o
 from holdfast.cli.session import Call
@@ -49,7 +50,8 @@ def problem_view(problem: Problem) -> dict[str, Any]:
 async def values_of(rt: Runtime, run_id: str) -> dict[str, Any] | None:
     """The channels at the head, as JSON carries them; None where they cannot be read: ``problems`` says why."""
     try:
-        return {name: o.shown(value) for name, value in (await rt.get(run_id)).values.items()}
+        shown = {name: o.shown(value) for name, value in (await rt.get(run_id)).values.items()}
+        return dict((await rt.masked(run_id)).value(shown))
     except EventUnreadable as e:
         return {"unreadable": e.message}
     except StoreCorrupt:
@@ -77,7 +79,8 @@ async def waits_of(rt: Runtime, run_id: str) -> list[dict[str, Any]]:
     effects: dict[str, Effect] = {}
     if any(w.effect_id for w in waits):
         effects = {e.effect_id: e for e in await rt.store.effects(run_id)}
-    return [{"run_id": run_id, **views.wait_view(w, effects.get(w.effect_id or ""), status=status)} for w in waits]
+    hidden = await rt.masked(run_id)
+    return [{"run_id": run_id, **hidden.record(views.wait_view(w, effects.get(w.effect_id or ""), status=status))} for w in waits]
 
 
 async def story(rt: Runtime, run_id: str) -> list[Moment]:
@@ -88,7 +91,8 @@ async def story(rt: Runtime, run_id: str) -> list[Moment]:
             events += open_row(row).events
         except HoldfastError:
             break
-    return views.timeline(events)
+    hidden = await rt.masked(run_id)
+    return [msgspec.structs.replace(m, detail=hidden.text(m.detail)) for m in views.timeline(events)]
 
 
 def effect_view(effect: Effect) -> dict[str, Any]:

@@ -46,12 +46,20 @@ class _Thread:
         return "thread"
 
 
+class _Secret:
+    """The marker of a channel whose values are hidden from those who look (§13.5)."""
+
+    def __repr__(self) -> str:
+        return "secret"
+
+
 last = Reducer(LAST)
 override = Reducer("override")
 append = Reducer("append")
 merge = Reducer("merge")
 topic = Reducer(TOPIC)
 thread = _Thread()
+secret = _Secret()
 
 
 def window(n: int) -> Reducer:

@@ -90,6 +90,7 @@ class RunSubmitted(Fact, frozen=True, tag=1):
     budgets: dict[str, float] = {}
     schedule_id: str | None = None
     slot: int | None = None
+    secrets: tuple[str, ...] = ()
 
 
 class RunQueued(Fact, frozen=True, tag=2):

@@ -104,6 +104,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     schedule_id: str | None = None
     slot: int | None = None
     inherits: bool = False
+    secrets: tuple[str, ...] = ()
 
     @property
     def terminal(self) -> bool:
@@ -157,6 +158,7 @@ def _submitted(e: ev.Event, f: ev.RunSubmitted) -> Run:
         extensions=f.budgets,
         schedule_id=f.schedule_id,
         slot=f.slot,
+        secrets=f.secrets,
     )
 
 

@@ -2,7 +2,7 @@
 
 Everything here is derived from the folded run, its events and its lease, and can be thrown away. The shapes are
 API. They can be written as JSON as they stand, and no stored type is revived to show them, so a run can be looked
-at without its code (§14.3). Secrets are masked by the layers that know which fields are secret (§13.5).
+at without its code (§14.3). Secrets are masked by whoever shows them, with the run's mask (§13.5).
 """
 
 from __future__ import annotations

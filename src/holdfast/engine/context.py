@@ -29,6 +29,7 @@ from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
 from holdfast.core.errors import ConcurrentScope, ErrorValue, InvalidInput, RecordMismatch, SuspensionSwallowed, UsageError
 from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node, Program
 from holdfast.core.lease import counter
+from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.outcomes import OK
 from holdfast.core.retry import Retry, backoff, coerce
 from holdfast.core.waits import Decision as RawDecision
@@ -49,6 +50,19 @@ T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - the item of a map
 Ts = TypeVarTuple("Ts")
 Duration = dt.timedelta | float | int | None
+
+
+class Discreet(logging.LoggerAdapter[logging.Logger]):
+    """Hides secrets in what is logged."""
+
+    def __init__(self, logger: logging.Logger, extra: Mapping[str, object], hidden: Mask) -> None:
+        super().__init__(logger, extra)
+        self._hidden = hidden
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        if self._hidden.texts and self.isEnabledFor(level):
+            msg, args = self._hidden.text(str(msg) % args if args else str(msg)), ()
+        super().log(level, msg, *args, **kwargs)
 
 
 class Context:
@@ -140,9 +154,11 @@ class Context:
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that carries the run's and step's ids."""
+        """A logger that carries the run's and step's ids, and hides what stands in secret channels (§13.5)."""
         extra = {"run_id": self.run_id, "step_id": self.step_id, "attempt_id": self.attempt_id}
-        return logging.LoggerAdapter(logging.getLogger("holdfast.run"), extra)
+        names, values = self._journal.run.secrets, self._journal.checkpoint.values
+        hidden = mask(names, [canon.reveal(canon.encode(canon.FrozenDict({n: values[n] for n in names if n in values})))]) if names else NOTHING
+        return Discreet(logging.getLogger("holdfast.run"), extra, hidden)
 
     # -- places -------------------------------------------------------------------------------------
 

@@ -136,6 +136,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         budgets=_budgets(services, request),
         schedule_id=request.schedule_id,
         slot=request.slot,
+        secrets=tuple(c.name for c in program.channels.values() if c.secret),
     )
     claims: tuple[DedupClaim, ...] = ()
     if request.key is not None:

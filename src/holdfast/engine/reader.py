@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
@@ -9,11 +10,13 @@ from typing import Any, cast
 from holdfast.authoring import State, Values
 from holdfast.core import canon, views
 from holdfast.core import checkpoint as cps
+from holdfast.core import events as ev
 from holdfast.core import run as records
 from holdfast.core.codec import open_row
 from holdfast.core.effects import Effect
-from holdfast.core.errors import CheckpointNotFound, InvalidInput, RunNotFound
+from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound
 from holdfast.core.lease import Lease
+from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.progress import Progress
 from holdfast.core.status import TERMINAL, Condition, Status, parse
 from holdfast.engine.services import Services
@@ -115,12 +118,13 @@ class Reader:
         while True:
             run, _ = await self.found(run_id)
             rows = await self._store.rows(run_id, after, PAGE)
+            hidden = await self._mask(run)
             for row in rows:
                 for event in open_row(row).events:
                     if event.seq <= after:
                         continue
                     after = event.seq
-                    yield EventView(**views.envelope(run, event))
+                    yield EventView(**hidden.record(views.envelope(run, event)))
                     given += 1
                     if limit is not None and given >= limit:
                         return
@@ -152,6 +156,27 @@ class Reader:
                 return view
         raise CheckpointNotFound(f"{run_id} has no checkpoint {checkpoint_id}", hint=f"holdfast checkpoints {run_id} lists them")
 
+    async def masked(self, run_id: str) -> Mask:
+        """What is to be hidden of this run from those who look (§13.5)."""
+        run, _ = await self.found(run_id)
+        return await self._mask(run)
+
+    async def _mask(self, run: records.Run) -> Mask:
+        if not run.secrets:
+            return NOTHING
+        rows = await self._store.rows(run.run_id)
+        progress = Progress(run.run_id, await self._services.threads.origin(run.run_id, rows))
+        states: list[Mapping[str, Any]] = []
+        with contextlib.suppress(HoldfastError):  # a damaged log is shown as far as it can be read; the names hide what they hide
+            for row in rows:
+                record = open_row(row, progress.hash)
+                states += [canon.reveal(e.fact.input) for e in record.events if isinstance(e.fact, ev.RunSubmitted)]
+                states += [{e.fact.name: canon.reveal(e.fact.payload)} for e in record.events if isinstance(e.fact, ev.SignalReceived)]
+                progress.step(record)
+                now = progress.checkpoint.values
+                states.append({n: canon.reveal(canon.encode(now[n])) for n in run.secrets if n in now})
+        return mask(run.secrets, states)
+
     async def state(self, run_id: str, checkpoint_id: str | None = None) -> State:
         """The channels' values at the head, or at any checkpoint."""
         run, _ = await self.found(run_id)
@@ -162,7 +187,7 @@ class Reader:
     async def record(self, run_id: str) -> dict[str, Any]:
         """The run record with every field of §3.1, as JSON-able values."""
         run, lease = await self.found(run_id)
-        return views.record(run, lease, self._store.now())
+        return dict((await self._mask(run)).record(views.record(run, lease, self._store.now())))
 
     async def effects(self, run_id: str) -> list[Effect]:
         """The effect records of a run, oldest first (§6.4)."""

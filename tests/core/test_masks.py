@@ -1,0 +1,48 @@
+"""What is hidden from those who look (§13.5, T-94)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from holdfast.core.masks import HIDDEN, NOTHING, mask
+
+STATES: list[dict[str, Any]] = [{"token": "sk-1234"}, {"token": {"now": "sk-12345", "all": ["old!", "x"]}, "name": "ada lovelace"}, {}]
+MASK = mask(["token"], STATES)
+
+
+def test_texts_of_all_times_are_found_the_longest_first() -> None:
+    """A secret that was changed is one still; short texts are left, for they stand everywhere."""
+    assert MASK.texts == ("sk-12345", "sk-1234", "old!")
+    assert mask(["token"], [{"token": ("abcd", 7, None)}]).texts == ("abcd",)
+    assert mask(["token"], [{"token": "abc"}]).texts == ()
+
+
+def test_text_is_hidden_wherever_it_stands() -> None:
+    assert MASK.text("Bearer sk-12345, sk-1234.") == f"Bearer {HIDDEN}, {HIDDEN}."
+    assert MASK.text("ada lovelace") == "ada lovelace"
+
+
+def test_a_value_is_hidden_by_name_too() -> None:
+    """However deep; names that are not secret keep what is not."""
+    shown = MASK.value({"token": 7, "a": [{"token": "x", "b": "is old! now"}], "name": "ada", "n": 1, "none": None})
+    assert shown == {"token": HIDDEN, "a": [{"token": HIDDEN, "b": f"is {HIDDEN} now"}], "name": "ada", "n": 1, "none": None}
+
+
+def test_a_record_is_not_hidden_by_the_names_of_its_own_fields() -> None:
+    """A channel may be called status: what is hidden then is its value, not the run's."""
+    named = mask(["status", "news"], [])
+    record = {"status": "failed", "result": {"status": "s", "more": ({"status": 1},)}, "error": {"message": "status"}}
+    assert named.record(record) == {"status": "failed", "result": {"status": HIDDEN, "more": [{"status": HIDDEN}]}, "error": {"message": "status"}}
+
+
+@pytest.mark.parametrize(("name", "shown"), [("news", HIDDEN), ("other", {"a": 1})])
+def test_a_signal_is_a_write_to_the_channel_of_its_name(name: str, shown: Any) -> None:
+    """§5.11."""
+    assert mask(["news"], []).record({"name": name, "payload": {"a": 1}}) == {"name": name, "payload": shown}
+
+
+def test_where_nothing_is_secret_nothing_is_touched() -> None:
+    shown = {"token": "sk-1234", "input": ("a",)}
+    assert NOTHING.value(shown) is shown and NOTHING.record(shown) is shown and NOTHING.text("sk-1234") == "sk-1234"
