@@ -208,3 +208,18 @@ def test_a_gate_is_a_plain_function(options: dict[str, Any]) -> None:
 def test_an_unknown_consequence_is_named() -> None:
     with pytest.raises(InvalidGraph, match="on_fail='shout' of 'write' is not known"):
         Bench(check=short, on_fail="shout")
+
+
+def test_a_crash_at_every_write_of_a_checked_step(holdfast_crashes: Any) -> None:
+    """§8.2: sent back once, then approved, with the process killed before and after each write on the way."""
+    bench = Bench(check=lambda request: "look at it", on_fail="require_human")
+
+    async def script(host: Any, run: Any) -> None:
+        if run.waits[0].show == {"text": "long"}:
+            await host.rt.decide(run.run_id, "retry_feedback", feedback="ok")
+        else:
+            await host.rt.approve(run.run_id, drive=False)
+
+    run, ends = holdfast_crashes(bench.graph, {}, script=script)
+    assert (run.state.text, run.state.said) == ("ok", ["last"]) and len(ends) > 10
+    assert all(e.run.status == "completed" and e.run.state == run.state for e in ends)

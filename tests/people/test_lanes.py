@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Runtime, flow
+from holdfast.core import events as ev
 from holdfast.core.errors import InvalidInput, LaneBusy
 from holdfast.handle import Run
-from tests.engine.support import World
+from tests.engine.support import Crash, Dying, World, says
 
 
 @flow("chat")
@@ -136,3 +137,21 @@ async def test_an_unknown_policy_is_named() -> None:
         with pytest.raises(InvalidInput, match="on_busy='drop' is not known") as refused:
             await say(rt, "x", on_busy="drop")
         assert refused.value.hint == "one of queue, reject, ack, replace"
+
+
+async def test_a_crash_right_after_a_replacement_leaves_it_to_whoever_comes() -> None:
+    """§5.13, §1.6: the cancel is in the replaced run's inbox with the commit that creates the new one; a worker finds it there."""
+    world = World()
+    async with world.runtime(chat) as rt:
+        holder = await busy(rt)
+        queued = await say(rt, "second")
+    dying = Dying(world.store, says(ev.RunQueued, reason="in place of 1 queued"), after=True)
+    rt = Runtime(dying, skills=[chat], clock=world.clock)  # type: ignore[arg-type]
+    await rt.__aenter__()
+    with pytest.raises(Crash):
+        await say(rt, "third", on_busy="replace")
+    async with world.runtime(chat) as rt:
+        newest = next(r for r in await rt.runs() if r.run_id not in (holder.run_id, queued.run_id))
+        await rt.approve(holder.run_id)
+        assert await settled(rt, holder, queued, newest) == ["completed", "canceled", "completed"]
+        assert (await rt.get(queued.run_id)).started_at is None

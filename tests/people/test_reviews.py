@@ -6,7 +6,7 @@ from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State, append
+from holdfast import Context, Graph, Runtime, State, append, flow
 from holdfast.core import events as ev
 from holdfast.core.errors import ActionUnavailable, InvalidInput, SettledTerminal, UndecidedWait
 from holdfast.core.policy import Policy
@@ -247,3 +247,49 @@ async def test_a_fork_is_reviewed_again() -> None:
         for other in (await rt.fork(run.run_id), await rt.replay(run.run_id)):
             assert other.condition == "awaiting_human_review", other.origin
             assert (await rt.approve(other.run_id)).status == "completed"
+
+
+async def test_a_parent_waits_for_its_childs_review() -> None:
+    """§4.14: the child rests with a person, the parent with the child; the reviewed state is what it gets."""
+    graph = planning()
+
+    @flow("orders")
+    async def orders(ctx: Context) -> str:
+        return str((await ctx.child(graph)).plan)
+
+    async with World().runtime(graph, orders) as rt:
+        run = await rt.invoke(orders)
+        child = await rt.get(run.waits[0].name)
+        assert (run.condition, child.condition) == ("awaiting_signal", "awaiting_human_review")
+        await rt.decide(child.run_id, "retry_feedback", feedback="shorter")
+        child = await rt.resume(child.run_id)
+        await rt.approve(child.run_id)
+        assert (await rt.resume(run.run_id)).result == "plan for shorter"
+
+
+def test_a_crash_at_every_write_of_a_review(holdfast_crashes: Any) -> None:
+    """§5.16, T-28: sent back once, then approved, with the process killed before and after each write on the way."""
+    graph = planning([])
+
+    async def script(host: Any, run: Any) -> None:
+        if run.state.plan == "plan for None":
+            await host.rt.decide(run.run_id, "retry_feedback", feedback="shorter")
+        else:
+            await host.rt.approve(run.run_id, drive=False)
+
+    run, ends = holdfast_crashes(graph, {}, script=script)
+    assert run.state.published == ["plan for None", "plan for shorter"] and len(ends) > 10
+    assert all(e.run.status == "completed" and e.run.state == run.state for e in ends)
+
+
+def test_a_crash_at_every_write_of_a_rejected_delivery(holdfast_crashes: Any) -> None:
+    """§5.16: the reducer is asked anew, and says the same."""
+    graph = Graph("refused", Plan)
+
+    @graph.node(start=True, delivers=True)
+    async def publish(state: Plan, ctx: Context) -> None:
+        ctx.report("rejected")
+
+    run, ends = holdfast_crashes(graph, {})
+    assert (run.stop_reason, run.settled) == ("delivery_rejected", True) and len(ends) > 4
+    assert all((e.run.status, e.run.stop_reason) == ("canceled", "delivery_rejected") for e in ends)
