@@ -7,6 +7,7 @@ import functools
 import os
 import pathlib
 import signal
+import statistics
 import subprocess
 import sys
 import time
@@ -435,8 +436,41 @@ async def recover_child(where: str) -> None:
         assert len(done) == RUNS and all(r.status == "completed" for r in done), len(done)
 
 
+async def effect() -> None:
+    """200 steps and 200 effects of one flow, side by side and in turns; then one result of each kind that is large."""
+    count, goes = 200, 9
+
+    async def act(text: str) -> str:
+        return text
+
+    @flow("acts")
+    async def acts(ctx: Context, many: int, text: str, ledgered: bool) -> None:
+        for _ in range(many):
+            await (ctx.effect(act, text) if ledgered else ctx.step(act, text))
+
+    with folder() as where:
+        async with Runtime(url(where)) as rt:
+            taken: dict[bool, list[float]] = {False: [], True: []}
+            for number in range(goes):
+                for ledgered in (number % 2 == 0, number % 2 != 0):
+                    began = clock()
+                    await rt.run(acts, count, TEXT, ledgered)
+                    taken[ledgered].append((clock() - began) / count)
+            step, acted = (statistics.median(taken[k][1:]) for k in (False, True))
+            emit("step", step * 1e3, "ms")
+            emit("effect", acted * 1e3, "ms")
+            emit("effect against step", acted / step, "times")
+            for ledgered, name in ((False, "large step"), (True, "large effect")):
+                large = []
+                for number in range(goes):
+                    began = clock()
+                    await rt.run(acts, 1, f"{number}{ledgered}".ljust(1 << 20, "x"), ledgered)
+                    large.append(clock() - began)
+                emit(f"{name}, 1 MiB", statistics.median(large[1:]) * 1e3, "ms")
+
+
 CASES = {
-    "lin": lin, "conc": conc, "conc-long": conc_long, "fan": fan, "wf": wf, "turns": turns, "delta": delta, "resume": resume, "park": park,
+    "effect": effect, "lin": lin, "conc": conc, "conc-long": conc_long, "fan": fan, "wf": wf, "turns": turns, "delta": delta, "resume": resume, "park": park,
     "noop": noop, "signal": signal_, "approval": approval, "recover": recover,
     "serve": serve, "park-child": park_child, "recover-child": recover_child,
 }  # fmt: skip

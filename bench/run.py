@@ -27,6 +27,7 @@ CASES: dict[str, dict[str, tuple[str, ...]]] = {  # case -> who -> the arguments
     "conc-long": {"limit": ("conc-long",), "ours": ("conc-long",)},
     "fan": {"ours": ("fan",), "langgraph": ("fan",), "dbos": ("fan",)},
     "wf": {"ours": ("wf",), "dbos": ("wf",)},
+    "effect": {"ours": ("effect",)},
     "turns": {"ours": ("turns",), "langgraph": ("turns",)},
     "delta": {"ours": ("delta",)},
     "resume": {"ours": ("resume",)},

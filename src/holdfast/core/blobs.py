@@ -75,13 +75,11 @@ def set_apart(results: Sequence[Result], effects: Sequence[Effect]) -> tuple[tup
 
 
 def _apart(record: T, value: bytes | None, found: dict[str, Blob]) -> T:
-    if value is None or (len(value) <= LARGE and len(value) != _WIDTH):
-        return record
     blob = referred(value)
     if blob is not None:
         found.setdefault(blob.digest, blob)
         return record
-    if len(value) <= LARGE:
+    if value is None or len(value) <= LARGE:
         return record
     blob = blob_of(value)
     found[blob.digest] = blob
