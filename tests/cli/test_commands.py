@@ -582,6 +582,48 @@ def test_a_cancel_is_carried_out_by_whoever_has_the_code(holdfast: Type, process
     assert holdfast("resume", run_id, "trip.py", "--json").code == 4, "in one step: what was taken back is done again"
 
 
+KILLED = """
+import os
+import signal
+
+from holdfast import Context, flow
+
+
+def book(what: str) -> str:
+    return f"receipt {what}"
+
+
+def cancel(receipt: str) -> None:
+    with open("calls.txt", "a") as file:
+        file.write(receipt.replace(" ", "-") + "\\n")
+    if "hotel" in receipt:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+@flow("trip")
+async def trip(ctx: Context) -> None:
+    await ctx.effect(book, "flight", undo=cancel)
+    await ctx.effect(book, "hotel", undo=cancel)
+    raise RuntimeError("sold out")
+"""
+
+
+def test_a_process_killed_in_an_undo(process: Type) -> None:
+    """§6.11, T-39: kill -9 between its attempt and its result. Another process asks about that one, does the rest, repeats nothing."""
+    Path("trip.py").write_text(KILLED, "utf-8")
+    assert process("run", "trip.py", "--json").code == -9
+    run_id = process("runs", "--json").json["runs"][0]["run_id"]
+    said = process("resume", run_id, "trip.py", "--json")
+    assert (said.code, said.json["status"], calls()) == (4, "waiting_for_human", ["receipt-hotel"])
+    [wait] = said.json["waits"]
+    assert wait["kind"] == "effect" and wait["show"]["effect"] == "cancel" and wait["key"].endswith(":undo")
+    assert process("decide", run_id, "--action", "record_result", "--payload", "null").code == 0
+    said = process("resume", run_id, "trip.py", "--json")
+    assert (said.code, said.json["error"]["message"], calls()) == (1, "sold out", ["receipt-hotel", "receipt-flight"])
+    effects = process("effects", run_id, "--json").json["effects"]
+    assert [bool(e["undone"]) for e in effects if e["undo"]] == [True, True]
+
+
 def test_force_is_for_doing_an_effect_again(holdfast: Type) -> None:
     """§6.5: anywhere else it is a mistake, and says what it is for."""
     run_id = begun(holdfast)

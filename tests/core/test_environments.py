@@ -86,7 +86,7 @@ def test_the_options_that_become_fields_are_held_against_what_they_may_be() -> N
     """§7.7: with the option's name in the refusal; the others are none of these."""
     good = {"tags": ["a"], "priority": 3, "queue": "q", "unattended": True, "recovery": "hold", "tenant_id": "t"}
     assert es.fields({**good, "set": {"x": 1}, "inherit_approvals": True}) == {**good, "tags": ("a",)}
-    assert es.fields({}) == {}
+    assert es.fields({}) == {} and es.fields({"recovery": "auto"}) == {"recovery": "auto"}
     for name, value in {"tags": "a", "priority": "3", "queue": 3, "unattended": 1, "recovery": "never", "lane": None}.items():
         with pytest.raises(InvalidInput, match=f"^the option '{name}' of a fork: "):
             es.fields({name: value})

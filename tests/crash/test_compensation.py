@@ -19,7 +19,7 @@ from holdfast.ports import Store
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SqliteStore
-from holdfast.testing import VirtualClock
+from holdfast.testing import Fault, VirtualClock
 from holdfast.testing.world import Host, approve_all, crash_everywhere
 
 Maker = Callable[[VirtualClock], Store]
@@ -116,3 +116,13 @@ def test_a_cancelled_run_gives_back_once(maker: Maker) -> None:
         where = (end.number, end.verb, end.fault)
         assert (end.run.status, end.run.stop_reason) == ("canceled", "canceled"), where
         assert end.world.outside.acts == booked_and_given_back("flight", "hotel"), where
+
+
+@pytest.mark.parametrize("proven", [True, False], ids=["owner proven dead", "lease expired"])
+def test_a_store_that_fails_once_gives_back_once(proven: bool) -> None:
+    """T-51, X-09: told that a write failed, applied or not; and a crash that nobody can prove, so that its lease runs out first."""
+    faults = (Fault.LOST, Fault.APPLIED) if proven else (Fault.AFTER,)
+    _, ends = crash_everywhere(failing(), {"name": "Ada"}, fresh=stage.enter, faults=faults, proven=proven)
+    for end in ends:
+        assert end.run.status == "failed", (end.number, end.verb, end.fault)
+        assert end.world.outside.acts == booked_and_given_back("flight", "hotel", "car"), (end.number, end.verb, end.fault)

@@ -100,7 +100,11 @@ def _named(program: Program) -> Iterator[Undo]:
     todo = [n.call for p in _programs(program) for n in p.nodes.values()]
     seen: set[Any] = set()
     while todo:
-        function = inspect.unwrap(todo.pop())
+        code = todo.pop()
+        while isinstance(code, functools.partial):
+            code = code.func
+        owner = getattr(code, "__self__", None)
+        function = inspect.unwrap(getattr(code, "__func__", code))
         if not isinstance(function, FunctionType) or function in seen:
             continue
         seen.add(function)
@@ -109,6 +113,8 @@ def _named(program: Program) -> Iterator[Undo]:
         except (OSError, TypeError, SyntaxError):
             continue  # no source to look into, as under an interactive prompt
         names = _visible(function)
+        if owner is not None and function.__code__.co_argcount:
+            names[function.__code__.co_varnames[0]] = owner  # a method of an object that the skill was made with
         for call in (c for c in ast.walk(tree) if isinstance(c, ast.Call)):
             for keyword in call.keywords:
                 if keyword.arg == "undo" and callable(undo := _value(keyword.value, names)):
@@ -138,7 +144,8 @@ def _value(node: ast.expr, names: Mapping[str, Any]) -> Any:
             return names.get(name)
         case ast.Attribute(value=inner, attr=name):
             base = _value(inner, names)
-            return None if base is None else getattr(base, name, None)
+            there = inspect.getattr_static(base, name, None)  # nothing of the author's runs for being looked at
+            return None if there is None or isinstance(there, property | functools.cached_property) else getattr(base, name, None)
     return None
 
 
