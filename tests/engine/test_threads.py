@@ -56,6 +56,12 @@ def chat() -> Graph[Chat]:
     return g
 
 
+@pytest.fixture(autouse=True)
+def _nothing_is_light(monkeypatch: pytest.MonkeyPatch) -> None:
+    """These conversations are short; all the same they are carried on by reference here."""
+    monkeypatch.setattr(threads, "LIGHT", -1)
+
+
 Maker = Callable[[], Store]
 
 
@@ -114,6 +120,29 @@ async def test_each_turn_names_the_one_before(maker: Maker) -> None:
         assert await heard(rt, last) == said("one", "two", "three", "four")
         assert (await rt.check()).ok
         assert await violations(rt.store) == []
+
+
+async def test_what_is_light_is_simply_stored(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§4.15, decision 35: a counter or a few words make no run depend on another; a conversation that grows does from then on."""
+    monkeypatch.setattr(threads, "LIGHT", 256)
+    async with Runtime(maker(), skills=[chat()]) as rt:
+        ids = await talk(rt, "one", "x" * 300, "three", "four")
+        assert [await carried(rt.store, r) for r in ids] == [[], [], ids[1:2], ids[2:3]]
+        assert set(await keeper(rt.store).loans()) == {(ids[2], ids[1]), (ids[3], ids[2])}
+        assert await heard(rt, ids[3]) == said("one", "x" * 300, "three", "four")
+        assert await violations(rt.store) == []
+
+
+@pytest.mark.parametrize(
+    ("value", "light"),
+    [
+        (None, True), (7, True), (1.5, True), ("x" * 254, True), ("x" * 255, False), (b"x" * 300, False), ([1] * 28, True), ([1] * 29, False),
+        ({"k": "x" * 200}, True), ({"k" * 300: 1}, False), ([["x" * 300], 1], False), ([[], {}, [{}]], True), (frozenset({1}), False),
+    ],
+)  # fmt: skip
+def test_what_is_light(value: Any, light: bool) -> None:
+    """About as many bytes as it would be stored in; whatever its size cannot be told of at a glance is not."""
+    assert (threads._left(value, 256) >= 0) is light
 
 
 async def test_a_whole_one_comes_in_time_however_the_turns_are_cut(tmp_path: pathlib.Path) -> None:

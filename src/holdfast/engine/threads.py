@@ -32,6 +32,7 @@ from holdfast.core.status import TERMINAL
 from holdfast.ports import Loaded, Pruned, RunFilter, Store, Upkeep
 
 LOOKED_AT = 1000
+LIGHT = 256  # bytes: what a run carries that is no heavier than this is stored, for naming where it is would not be much shorter
 KEPT_BYTES = 4 * 2**20  # of logs and whole checkpoints, whose values are kept in hand
 KEPT_THREADS = 256
 
@@ -100,13 +101,14 @@ class Threads:
         while wanted:
             page = await self._store.runs(RunFilter(tenant_id=tenant_id, thread_id=thread_id, statuses=tuple(TERMINAL), limit=limit, by_turn=True))
             for run, lease in page[looked:]:
-                if run.started_at is None or not wanted or (end := await self._end(run, lease, newest=not carries)) is None:
+                if run.started_at is None or not wanted or (end := await self._end(run, lease, newest=not found)) is None:
                     continue
                 values = end.checkpoint.values
-                if mine := tuple([n for n in wanted if n in values]):
-                    found |= {n: values[n] for n in mine}
-                    carries.append(Carry(end.run_id, end.tip.seq, end.tip.hash, mine))
-                    since, whole = since + end.tip.since, whole + end.tip.whole
+                if mine := {n: values[n] for n in wanted if n in values}:
+                    found |= mine
+                    if _left(mine, LIGHT) < 0:
+                        carries.append(Carry(end.run_id, end.tip.seq, end.tip.hash, tuple(mine)))
+                        since, whole = since + end.tip.since, whole + end.tip.whole
                     wanted = [n for n in wanted if n not in found]
             if len(page) < limit or limit >= LOOKED_AT:
                 break
@@ -209,6 +211,25 @@ class Threads:
             begin, rows = await self._kept(carry.run_id), tuple(await self._store.rows(carry.run_id))
         rows = tuple([r for r in rows if r.seq <= carry.seq])
         return _Log(begin, rows, () if begin is not None else codec.carried(rows))
+
+
+def _left(value: Any, room: int) -> int:
+    """What is left of so many bytes once a value is stored, about; below 0 if it is heavier, which is found without looking further."""
+    if isinstance(value, str | bytes):
+        return room - len(value) - 2
+    if isinstance(value, dict):
+        for name, item in value.items():
+            room = _left(item, room - len(name) - 1)
+            if room < 0:
+                return room
+        return room - 1
+    if isinstance(value, list):
+        for item in value:
+            room = _left(item, room)
+            if room < 0:
+                return room
+        return room - 1
+    return room - 9 if value is None or isinstance(value, bool | int | float) else -1
 
 
 def _weight(ends: tuple[_End, ...]) -> int:
