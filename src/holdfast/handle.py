@@ -222,10 +222,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, raw: schedules.Schedule, now: int) -> Schedule:
+        with canon.looking():  # one whose types are not known here does not keep the others from being listed (§14.3)
+            inputs = canon.decode(raw.input)
         return cls(
             id=raw.schedule_id,
             skill_id=raw.skill_id,
-            inputs=canon.decode(raw.input),
+            inputs=inputs,
             cron=raw.cron or None,
             every=dt.timedelta(microseconds=raw.every_us) if raw.every_us else None,
             zone=raw.zone,

@@ -309,7 +309,7 @@ class Runtime:
         on_report: Callable[[Report], Awaitable[None] | None] | None = None,
         stop: asyncio.Event | None = None,
     ) -> None:
-        """Works on due runs until ``stop`` is set; with ``until_idle`` until nothing is due (§10)."""
+        """Works on due runs and fires schedules until ``stop`` is set; with ``until_idle`` until nothing is due (§10)."""
         await self._own()
         worker = Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle)
         if stop is None:

@@ -180,6 +180,7 @@ def test_what_is_wrong_with_a_schedule_is_said_with_the_way_out(wrong: dict[str,
 
 @pytest.mark.parametrize("right", [{"every_us": SECOND}, {"every_us": sch.LONGEST_US}, {"catch_up": 1}, {"catch_up": 100}, {"grace_us": 0}, {"grace_us": sch.LONGEST_US}, {"schedule_id": "x" * 200}])
 def test_the_bounds_themselves_are_right(right: dict[str, Any]) -> None:
+    assert sch.LONGEST_US == 100 * 366 * DAY
     sch.check(replace(every(HOUR), **right), CALENDAR)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import datetime as dt
 import itertools
 import pathlib
@@ -13,7 +14,8 @@ from zoneinfo import ZoneInfo
 import pytest
 from msgspec.structs import replace
 
-from holdfast import Context, Graph, Runtime, State, UsageError, calendar, flow
+from holdfast import Context, Graph, Runtime, State, UsageError, calendar, flow, register
+from holdfast.core import canon
 from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound, SkillUnknown
 from holdfast.core.schedules import Schedule
 from holdfast.handle import when
@@ -163,6 +165,27 @@ async def test_a_schedule_that_others_keep_moving() -> None:
         store.moves = 1_000
         with pytest.raises(Conflict, match="others keep changing"):
             await rt.unpause_schedule("s")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    city: str
+
+
+async def test_listed_without_its_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    """§14.3: a process that does not know the types of an input lists it as plain data."""
+
+    class Trip(State):
+        to: Any
+
+    graph = Graph("trip", Trip)
+    graph.node("only", start=True)(lambda state: None)
+    register(Place)
+    async with Runtime("memory:", skills=[graph]) as rt:
+        made = await rt.schedule(graph, {"to": Place("Ulm")}, every=HOUR)
+        assert made.inputs == {"to": Place("Ulm")}
+        monkeypatch.setattr(canon, "_by_tag", {})
+        assert (await rt.schedules())[0].inputs == {"to": {"city": "Ulm"}}
 
 
 # -- firing -----------------------------------------------------------------------------------------
@@ -688,6 +711,12 @@ async def test_a_workspace_keeps_schedules_in_a_file(tmp_path: pathlib.Path) -> 
         await rt.unschedule("gone")
     async with Runtime(url) as rt:
         assert await rt.schedules() == [made]
+    async with Runtime(url) as reader, Runtime(url, skills=[report()]) as writer:
+        await writer.pause_schedule("s")
+        assert (await reader.schedules())[0].paused
+        await writer.unpause_schedule("s")
+        there = await reader.store.schedule("s")
+        assert there is not None and not there.paused and await reader.store.schedule("gone") is None
     file = tmp_path / "runs" / "schedules.json"
     assert '"schedule_id": "s"' in file.read_text()
     file.write_text("[{")

@@ -122,6 +122,8 @@ def submit(
 def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool) -> int:
     """Claim and drive due runs until told to stop.
 
+    It fires the schedules of its skills and queues too.
+
     The first SIGINT or SIGTERM stops claiming and lets what runs come to its rest; a second one hands it back as it is.
     """
     chosen = targets.skills(targets.several(target))

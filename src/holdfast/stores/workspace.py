@@ -558,6 +558,10 @@ class WorkspaceStore(MemoryStore):
         self._look(run_id)
         return await super().ledger(run_id)
 
+    async def schedule(self, schedule_id: str) -> Schedule | None:
+        self._look()
+        return await super().schedule(schedule_id)
+
     async def schedules(self, due: int | None = None) -> list[Schedule]:
         self._look()
         return await super().schedules(due)

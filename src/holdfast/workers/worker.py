@@ -35,7 +35,8 @@ class Report(msgspec.Struct, frozen=True):
 class Worker:
     """Claims and drives. A wake-up only shortens the wait: what is claimable is found by query (§10.16).
 
-    It fires schedules too, unless told not to. ``on_report`` is called after each claim's end. An error of the store ends the worker, it never goes on half-dead (X-14).
+    It fires schedules too, unless told not to (§10.15). ``on_report`` is called after each claim's end. An error of the store
+    ends the worker, it never goes on half-dead (X-14).
     """
 
     def __init__(
