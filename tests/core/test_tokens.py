@@ -30,6 +30,16 @@ def test_a_used_token_is_refused_as_used(now: int) -> None:
             replace(TOKEN, used_at=used).refuse(now)
 
 
+@pytest.mark.parametrize("revoked", [0, 4])
+def test_a_revoked_token_is_refused_as_revoked(revoked: int) -> None:
+    """§5.9, T-91: its question was closed; that it was used before is told first."""
+    with pytest.raises(TokenRefused, match="was revoked"):
+        replace(TOKEN, revoked_at=revoked).refuse(50)
+    with pytest.raises(TokenRefused, match="used already"):
+        replace(TOKEN, used_at=0, revoked_at=revoked).refuse(5)
+    assert TOKEN.open and not replace(TOKEN, revoked_at=revoked).open and not replace(TOKEN, used_at=revoked).open
+
+
 def test_only_the_hash_of_a_secret_is_kept() -> None:
     """§5.9; a link that was cut or mangled on its way is refused, not a crash."""
     assert hashed("secret") == hashlib.sha256(b"secret").digest()

@@ -295,3 +295,36 @@ async def test_siblings_are_drained_together() -> None:
         async with Runtime(rt.store, skills=[graph]) as again:
             assert (await again.resume(run.run_id)).state.said == ["b", "plain", "third"]
         assert sorted(calls) == ["a", "b", "plain", "third"]
+
+
+# -- timeouts on what blocks ------------------------------------------------------------------------
+
+
+async def test_a_timeout_fires_on_a_node_that_blocks() -> None:
+    """L-16, §10.10: a plain node that sits in a call of its own is given up in time; what it returns late is fenced off, and so is
+    whatever the attempt before the last one says."""
+    entered: list[int] = []
+    go, left = threading.Event(), threading.Semaphore(0)
+    graph = Graph("g", Trail)
+
+    @graph.node(start=True, timeout=0.05, retry=2)
+    def blocks(state: Trail, ctx: Context) -> dict[str, Any]:
+        entered.append(ctx.attempt)
+        if ctx.attempt == 1:
+            assert go.wait(20)
+            left.release()
+            return {"said": ["late"]}
+        return {"said": ["in time"]}
+
+    @graph.node(after="blocks")
+    async def after(state: Trail) -> dict[str, Any]:
+        go.set()  # only now may the first attempt go on: the timeout has fired, or we would not be here
+        await asyncio.to_thread(left.acquire)
+        return {"said": ["after"]}
+
+    async with Runtime(MemoryStore(), skills=[graph]) as rt:
+        run = await asyncio.wait_for(rt.invoke(graph), 20)
+        assert (run.status, run.state.said, entered) == ("completed", ["in time", "after"], [1, 2])
+        told = [e.payload["error"]["code"] for e in await rt.events(run.run_id) if e.type == "step.retry_scheduled"]
+        assert told == ["step_timeout"]
+        assert (await rt.get(run.run_id)).record.version == run.record.version, "nothing came after the end"

@@ -515,7 +515,7 @@ async def test_a_cancel_revokes_links(tmp_path: Path) -> None:
         await rt.cancel(run.run_id)
         before = await kinds(rt, run.run_id)
         for _ in range(2):
-            with pytest.raises(TokenRefused):
+            with pytest.raises(TokenRefused, match="revoked"):
                 await rt.redeem(link, "approve")
             with pytest.raises(AlreadyTerminal):
                 await rt.cancel(run.run_id)

@@ -20,15 +20,22 @@ class Token(msgspec.Struct, frozen=True):
     created_at: int
     expires_at: int
     used_at: int | None = None
+    revoked_at: int | None = None
+
+    @property
+    def open(self) -> bool:
+        return self.used_at is None and self.revoked_at is None
 
     def refuse(self, now: int) -> None:
         """Raises what stands against its use.
 
         Raises:
-            TokenRefused: used or expired.
+            TokenRefused: used, revoked or expired.
         """
         if self.used_at is not None:
             raise TokenRefused("the link has been used already", hint="a link answers once")
+        if self.revoked_at is not None:
+            raise TokenRefused("the link was revoked: its question was closed", hint="holdfast show RUN says how the run stands")
         if self.expires_at <= now:
             raise TokenRefused("the link has expired", hint="ask for another")
 

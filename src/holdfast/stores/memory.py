@@ -202,6 +202,9 @@ class MemoryStore:
             if gone := [r for r in c.behind.runs if r not in self._runs]:
                 raise rules.lender_gone(run_id, gone[0])
             self._set(self._carries, run_id, c.behind.runs)
+        for wait_id in p.closed:
+            for token in [t for t in self._tokens.values() if t.run_id == run_id and t.wait_id == wait_id and t.open]:
+                self._set(self._tokens, token.hash, msgspec.structs.replace(token, revoked_at=now))
         self._beside(p, now)
         return tip
 

@@ -13,6 +13,7 @@ from holdfast.core import codec
 from holdfast.core.checkpoint import Delta, Source
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, VersionConflict
+from holdfast.core.events import WaitClosed
 from holdfast.core.lease import COUNTER_BITS, Keep, Release, Take, Touch, counter
 from holdfast.core.run import Run
 from holdfast.core.status import WAITING, Status
@@ -39,6 +40,11 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
     whole_size: int
     creates: tuple[Prepared, ...] = ()
     step: bool = False
+
+    @property
+    def closed(self) -> tuple[str, ...]:
+        """The waits that this commit closes: what links were given out for them is revoked (§5.9, §5.14)."""
+        return () if self.step else tuple(e.fact.wait_id for e in self.commit.events if isinstance(e.fact, WaitClosed))
 
     def tip(self, row: int) -> Tip:
         """Where the log ends once this is durable as ``row``."""

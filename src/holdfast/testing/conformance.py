@@ -16,12 +16,22 @@ from msgspec.structs import replace
 from holdfast.core import canon, codec
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Delta, Source, TaskResult, advance, empty
-from holdfast.core.commands import Cancel, Signal
+from holdfast.core.commands import Cancel, Decide, Signal
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
-from holdfast.core.errors import Conflict, EffectInProgress, ErrorValue, HoldfastError, LeaseLost, RunNotFound, VersionConflict
+from holdfast.core.errors import (
+    Conflict,
+    EffectInProgress,
+    ErrorValue,
+    HoldfastError,
+    LeaseLost,
+    RunNotFound,
+    TokenRefused,
+    VersionConflict,
+)
 from holdfast.core.lease import COUNTER_BITS, KEEP, RELEASE, TOUCH, Alive, Keep, LeaseAction, Take, Touch, counter
 from holdfast.core.run import Run, fold
+from holdfast.core.tokens import Token
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.ports import Dossier, Loaded, RunFilter, Store, Upkeep
 from holdfast.stores.memory import MemoryStore
@@ -538,6 +548,23 @@ async def case_deadline_makes_due(h: Harness) -> None:
     assert await h.store.claim("w", (), None, limit=1) == []
     h.clock.forward(SECOND)
     assert [c.run_id for c in await h.store.claim("w", (), None, limit=1)] == ["r1"]
+
+
+@case
+async def case_tokens_are_revoked(h: Harness) -> None:
+    """T-91, §5.9, §5.14: a link is revoked in the commit that closes its wait, and no other link is; a used one stays used."""
+    await h.store.register("w", TTL)
+    script = await (await Script(h.store, "r1").begin("w")).wait()
+    now, later = h.store.now(), h.store.now() + 3_600 * SECOND
+    for name, wait_id in ((b"a", "r1.w"), (b"b", "r1.w"), (b"c", "r1.other")):
+        await h.store.issue_token(Token(name, "r1", wait_id, "default", "ada", now, later))
+    item = InboxItem(run_id="r1", key="wait:x", command=Decide(wait_id="x", action="approve", actor="ada"), put_at=now)
+    assert (await h.store.redeem_token(b"a", item)).taken_seq is None
+    await script.write(script.touching(ev.WaitClosed("r1.w", "canceled")))
+    found = [await h.store.token(name) for name in (b"a", b"b", b"c")]
+    assert [(t.used_at, t.revoked_at) for t in found if t is not None] == [(now, None), (None, now), (None, None)]
+    await refused(TokenRefused, h.store.redeem_token(b"b", replace(item, key="wait:y")))
+    assert [i.key for i in await h.store.inbox("r1")] == ["wait:x"]
 
 
 @case

@@ -183,6 +183,8 @@ class Committer:
             execute(Q.carry_insert, (key, lender))
             if self.db.changes() != 1:
                 raise rules.lender_gone(run.run_id, lender)
+        for wait_id in p.closed:
+            execute(Q.token_revoke, (now, key, wait_id))
         if not c.plain:
             self._beside(p, now)
         return Applied(p.tip(number), key, owner is not None)

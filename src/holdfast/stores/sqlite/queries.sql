@@ -312,10 +312,12 @@ SELECT DISTINCT r.run_id FROM inbox i INDEXED BY inbox_untaken JOIN run r ON r.i
 -- name: token_insert
 INSERT INTO token (hash, run, wait_id, tenant_id, actor, created_at, expires_at) VALUES (?, (SELECT id FROM run WHERE run_id = ?), ?, ?, ?, ?, ?);
 -- name: token_get
-SELECT t.hash, r.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at
+SELECT t.hash, r.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at
 FROM token t JOIN run r ON r.id = t.run WHERE t.hash = ?;
 -- name: token_use
-UPDATE token SET used_at = ?1 WHERE hash = ?2 AND used_at IS NULL AND expires_at > ?1;
+UPDATE token SET used_at = ?1 WHERE hash = ?2 AND used_at IS NULL AND revoked_at IS NULL AND expires_at > ?1;
+-- name: token_revoke
+UPDATE token SET revoked_at = ?1 WHERE run = ?2 AND wait_id = ?3 AND revoked_at IS NULL AND used_at IS NULL;
 
 -- Schedules -----------------------------------------------------------------------------------------
 
