@@ -15,6 +15,7 @@ from holdfast.core.codec import open_row
 from holdfast.core.errors import StoreCorrupt
 from holdfast.named import SideEffectLedger
 from holdfast.stores import WorkspaceStore
+from holdfast.testing.plugin import Crashes
 from tests.engine.outside import Crash, House
 from tests.upkeep.damage import flip
 
@@ -129,6 +130,48 @@ async def test_another_run_is_given_it_under_a_shared_key(house: House) -> None:
     assert (await rt.invoke(graph, {})).state.told == "aaAAbb"
     assert web.posted == [BULK]
     assert (await rt.check()).ok
+
+
+async def test_it_is_exported_backed_up_and_replayed_elsewhere(house: House, tmp_path: Path) -> None:
+    """§12.5, §1.9: the run's directory holds it, an import takes it over, a backup has it: a replay there calls nothing."""
+    web = Web(crash=False)
+    graph = web.graph()
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {})
+    where = Path(await rt.export(run.run_id, tmp_path / "out"))
+    assert len(list((where / "blobs").iterdir())) == 4
+    async with Runtime(f"sqlite:///{tmp_path}/other.db", skills=[graph]) as other:
+        assert await other.import_runs(tmp_path / "out") == ([run.run_id], [])
+        await other.backup(tmp_path / "copy.db")
+        assert (await other.replay(run.run_id)).state.told == "aaAAbb"
+        assert (await other.check()).ok
+    async with Runtime(f"sqlite:///{tmp_path}/third.db", skills=[graph]) as third:
+        await third.restore(tmp_path / "copy.db")
+        assert (await third.replay(run.run_id)).state.told == "aaAAbb"
+    assert (web.fetched, web.posted) == (["a", "b"], [BULK])
+
+
+def test_a_crash_at_any_write_loses_none(holdfast_crashes: Crashes) -> None:
+    """§1.6: record and blob are in one commit: whichever write the process dies before or after, the run ends with the same."""
+    graph = Graph("page", Page, version="1")
+
+    async def fetch(letter: str) -> str:
+        return letter * BULK
+
+    @graph.node(start=True)
+    async def look(state: Page, ctx: Context) -> dict[str, Any]:
+        page = await ctx.step(fetch, "a")
+        again = await ctx.effect(fetch, page[:1], idempotent=True)
+        return {"size": len(page) + len(again), "told": page[:2] + again[:2]}
+
+    @graph.node(after="look")
+    async def last(state: Page, ctx: Context) -> dict[str, Any]:
+        return {"size": state.size + len(await ctx.step(fetch, "b"))}
+
+    run, ends = holdfast_crashes(graph, {})
+    assert (run.state.size, run.state.told) == (3 * BULK, "aaaa")
+    assert len(ends) > 10
+    assert all(e.run.state == run.state for e in ends)
 
 
 async def test_a_flipped_bit_stops_the_run_where_it_stands(tmp_path: Path) -> None:

@@ -307,6 +307,37 @@ async def test_every_kind_of_call_is_answered(tmp_path: Path) -> None:
     assert len(world.calls) == 10
 
 
+async def test_what_was_taken_back_is_not_taken_back_again(tmp_path: Path) -> None:
+    """§6.11: the run failed and its effect was undone; held against the code, neither is called."""
+    world = Outside()
+
+    async def take_back(result: str, text: str) -> None:
+        world.calls.append("take_back")
+
+    def graph(fails: bool) -> Graph[Notes]:
+        made = Graph("undone", Notes, version="1")
+
+        @made.node(start=True)
+        async def act(state: Notes, ctx: Context) -> dict[str, Any]:
+            return {"receipt": await ctx.effect(world.upload, state.topic, undo=take_back)}
+
+        @made.node(after="act")
+        async def fail(state: Notes) -> None:
+            if fails:
+                raise ValueError("no")
+
+        return made
+
+    async with Runtime("memory:", skills=[graph(True)]) as rt:
+        run = await rt.invoke(graph(True), {"topic": "owls"})
+        assert (run.status, world.calls) == ("failed", ["upload", "take_back"])
+        await rt.export(run.run_id, tmp_path)
+    assert (await replay_check(graph(True), tmp_path)).same
+    (told,) = (await replay_check(graph(False), tmp_path)).differences
+    assert (told.kind, told.got) == ("end", "completed")
+    assert len(world.calls) == 2
+
+
 async def test_a_fan_and_a_subflow(tmp_path: Path) -> None:
     """§4.14: tasks of a super-step keep their places, and calls inside a sub-flow theirs."""
     world = Outside()
