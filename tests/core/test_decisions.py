@@ -331,8 +331,9 @@ def test_what_ended_for_good_is_never_resumed(end: ev.Fact) -> None:
 def test_a_canceled_run_is_resumed_on_request() -> None:
     run = folded(ev.RunStarted(), ev.CheckpointSaved(b"h", "cancel"), ev.RunCanceled("canceled", False))
     assert [type(f) for f in decisions.decide(run, cmd.Resume("ada"), NOW)] == [ev.RunResumed]
-    with pytest.raises(InvalidInput, match="no checkpoint"):
+    with pytest.raises(InvalidInput, match="no checkpoint") as e:
         decisions.decide(folded(ev.RunStarted(), ev.RunCanceled("canceled", False)), cmd.Resume("ada"), NOW)
+    assert e.value.code == "no_checkpoint"
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -405,6 +406,17 @@ def test_a_signal_is_kept_until_asked_for_and_answers_the_oldest_wait_for_it() -
     assert [type(f) for f in facts] == [ev.SignalReceived, ev.WaitDecided]
     woken = after(waiting, facts)
     assert woken.signals == () and [w.wait_id for w in woken.waits] == ["w2"] and woken.decisions[0].payload == raw(2)
+
+
+def test_a_signal_answers_no_wait_but_one_for_it() -> None:
+    """§5.11: neither a wait for another signal nor a question that happens to be called alike; a failed run only keeps it."""
+    command = cmd.Signal("go", "k", raw(1), "ada")
+    received = ev.SignalReceived("go", "k", raw(1), "ada")
+    other = resting(wait(WaitKind.SIGNAL, wait_id="w2", name="stop"), wait(wait_id=W, name="go"))
+    assert decisions.decide(other, command, NOW) == (received,)
+    mixed = resting(wait(WaitKind.SIGNAL, wait_id="w2", name="stop"), wait(WaitKind.SIGNAL, wait_id="w3", name="go"))
+    assert [f.decision.wait_id for f in decisions.decide(mixed, command, NOW) if isinstance(f, ev.WaitDecided)] == ["w3"]
+    assert decisions.decide(failed(wait(WaitKind.SIGNAL, wait_id="w3", name="go")), command, NOW) == (received,)
 
 
 def test_signals_nobody_takes_are_bounded() -> None:
