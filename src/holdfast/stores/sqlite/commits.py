@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core import blobs, codec
 from holdfast.core.blobs import Blob
-from holdfast.core.commit import InboxItem, Intent, Tip
+from holdfast.core.commit import Commit, InboxItem, Intent, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, EventUnreadable, LeaseLost, RunNotFound, VersionConflict
 from holdfast.core.lease import Take
@@ -146,7 +146,8 @@ class Committer:
         if isinstance(c.lease, Take) and self._owners.find(self.db, c.lease.owner) is None:
             raise LeaseLost(f"{c.lease.owner} is not a known worker", hint="register it first")
         if state is None:
-            key, tip, owner, holds, turn = self._create(p), 0, None, 0, 0
+            self._may_begin(c)
+            key, tip, owner, holds, turn = 0, 0, None, 0, 0
         else:
             key, tip, fence, owner, holds, turn, status = state
             if c.after is None:
@@ -160,23 +161,21 @@ class Committer:
         self._log_hash = log.hash
         if rules.wants_lane(c) and not holds:
             self._need_lane(p, key, turn or LAST_TURN, now)
+        owner, holding = rules.owner_after(c, owner), int(rules.holds_after(c, bool(holds)))
+        hot = (log.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, c.fence, owner)
+        cold = (holding, turn or number, p.whole_size, run.status.value, run.priority, run.fingerprint, p.sealed.doc)
+        if state is None:
+            found_by = (run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root)
+            execute(Q.run_insert, (*hot, rules.due_after(c, owner, now, False), *cold, *found_by))
+            key = self.db.last_insert_rowid()
         execute(Q.steps_log, (number, key, log.seq, tip, log.hash, log.data))
         for taken in c.took:
             execute(Q.inbox_take, (log.seq, key, taken))
             if self.db.changes() != 1:
                 raise Conflict(f"the inbox item {taken!r} of {run.run_id} is not there to be taken", code="inbox_taken")
-        owner = rules.owner_after(c, owner)
-        unread = owner is None and bool(row(self.db, Q.inbox_unread, (key,))[0])
-        due = rules.due_after(c, owner, now, unread)
-        new = state is None
-        execute(
-            Q.run_update,
-            (
-                log.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, c.fence, owner, due,
-                int(rules.holds_after(c, bool(holds))), turn or number, p.whole_size, run.status.value, run.priority, run.fingerprint,
-                codec.encode_run(run) if new and p.sealed.doc is None else p.sealed.doc, key,
-            ),
-        )  # fmt: skip
+        if state is not None:
+            unread = owner is None and bool(row(self.db, Q.inbox_unread, (key,))[0])
+            execute(Q.run_update, (*hot, rules.due_after(c, owner, now, unread), *cold, key))
         if p.whole is not None:
             execute(Q.whole_insert, (key, log.seq, number, p.whole))
         for lender in c.behind.runs if c.behind is not None else ():
@@ -189,20 +188,12 @@ class Committer:
             self._beside(p, now)
         return Applied(p.tip(number), key, owner is not None)
 
-    def _create(self, p: Prepared) -> int:
-        c, run = p.commit, p.commit.run
+    def _may_begin(self, c: Commit) -> None:
         if c.after is not None:
-            raise RunNotFound(f"there is no run {run.run_id}")
+            raise RunNotFound(f"there is no run {c.run.run_id}")
         incarnation = row(self.db, Q.meta_get, ("incarnation",))[0]
         if error := rules.first_fence(c, incarnation):
             raise error
-        self._cursor.execute(
-            Q.run_insert,
-            (
-                run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root,
-            ),
-        )  # fmt: skip
-        return self.db.last_insert_rowid()
 
     def _need_lane(self, p: Prepared, key: int, turn: int, now: int) -> None:
         """A run begins to execute only if nobody holds its lane and nobody due is before it (§10.8)."""

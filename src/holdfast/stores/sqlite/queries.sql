@@ -32,9 +32,9 @@ SELECT ifnull(max(id), 0) FROM log;
 -- name: run_state
 SELECT id, tip, fence, owner, holds, turn, status FROM run WHERE run_id = ?;
 -- name: run_insert
-INSERT INTO run (run_id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, tenant_id, skill_id,
-                 fingerprint, thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc)
-VALUES (?, 0, 0, 0, 0, NULL, NULL, 0, NULL, NULL, 0, 0, 0, '', ?, ?, '', ?, ?, ?, ?, 0, ?, ?, x'');
+INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, priority, fingerprint, doc,
+                 run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: run_update
 -- The row was read in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is.
 UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?, fence = ?, owner = ?, due = ?, holds = ?, turn = ?, whole = ?,
