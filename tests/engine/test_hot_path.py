@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,6 +15,7 @@ from holdfast import Graph, Runtime, State
 from holdfast.stores.sqlite import writer
 
 STEPS = 50
+RUNS = 20
 
 
 class Line(State):
@@ -101,3 +103,52 @@ async def test_what_invoke_returns_is_what_is_loaded(tmp_path: Any) -> None:
     assert live.record == loaded.record
     assert live.values == loaded.values and live.state == loaded.state
     assert live.lease == loaded.lease and live.condition == loaded.condition
+
+
+async def test_a_step_is_few_calls(tmp_path: Any) -> None:
+    """Targets, "Exact counts come first": what a hundred runs at once pay for is Python. A step of one of many is some 110 calls of
+    Python functions, comprehensions and continued coroutines included; this bound has room for another release of Python."""
+    counted = 0
+
+    def count(_: Any, event: str, __: Any) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    async def calls(rt: Runtime, steps: int) -> int:
+        nonlocal counted
+        graph, counted = line(steps), 0
+        sys.setprofile(count)
+        try:
+            await asyncio.gather(*[rt.invoke(graph, {}) for _ in range(RUNS)])
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        await rt.invoke(line(1), {})
+        few, many = await calls(rt, STEPS), await calls(rt, 3 * STEPS)
+    assert (many - few) / (2 * STEPS * RUNS) < 130
+
+
+async def test_a_step_is_three_encodings_of_what_is_new(tmp_path: Any) -> None:
+    """The writes, the checkpoint's delta around them, the log row around that: each adds what the one before lacks."""
+    counted = 0
+
+    def count(_: Any, event: str, function: Any) -> None:
+        nonlocal counted
+        counted += event == "c_call" and function.__name__ == "encode" and type(function.__self__).__name__ == "Encoder"
+
+    async def encodings(rt: Runtime, steps: int) -> int:
+        nonlocal counted
+        graph, counted = line(steps), 0
+        sys.setprofile(count)
+        try:
+            await rt.invoke(graph, {})
+        finally:
+            sys.setprofile(None)
+        return counted
+
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        await rt.invoke(line(1), {})
+        few, many = await encodings(rt, STEPS), await encodings(rt, 2 * STEPS)
+    assert many - few == 3 * STEPS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-import uuid
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -128,7 +128,7 @@ class Services:
     stalled: dict[str, float] = dataclasses.field(default_factory=dict)
     renew: Callable[[], Awaitable[bool]] | None = None
     failed: Callable[[], BaseException | None] = lambda: None
-    entropy: Callable[[], int] = lambda: uuid.uuid4().int
+    entropy: Callable[[], int] = lambda: int.from_bytes(os.urandom(16))
     grace: float = 10.0
     recording: Recording | None = None
     undos: dict[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
