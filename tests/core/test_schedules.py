@@ -6,6 +6,7 @@ import datetime as dt
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -192,6 +193,16 @@ def test_an_interval_counts_from_when_it_was_made() -> None:
     assert sch.next_slot(s, START - MINUTE, CALENDAR) == START
 
 
+def test_what_is_stored_when_nothing_is_said() -> None:
+    """§1.8: a schedule kept by this release is read so by later ones, whatever they add."""
+    told = msgspec.msgpack.encode({"schedule_id": "s", "skill_id": "skill", "input": b"", "missed": "catch_up"})
+    s = msgspec.msgpack.decode(told, type=Schedule)
+    assert (s.cron, s.every_us, s.zone, s.overlap, s.missed, s.catch_up, s.grace_us) == ("", 0, "UTC", False, Missed.CATCH_UP, 1, 60 * SECOND)
+    assert (s.tenant_id, s.queue, s.options, s.created_at, s.due, s.paused) == ("default", "default", {}, 0, None, False)
+    assert (s.last_slot, s.last_run, s.fired, s.skipped_missed, s.skipped_overlap, s.error, s.changes) == (None, None, 0, 0, 0, "", ())
+    assert replace(s, missed=Missed("skip")) == Schedule(schedule_id="s", skill_id="skill", input=b"")
+
+
 # -- adding, changing, pausing ----------------------------------------------------------------------
 
 
@@ -238,6 +249,9 @@ def test_another_rule_begins_after_now() -> None:
     assert sch.revised(s, replace(every(HOUR), zone=BERLIN), START + 3 * HOUR, "bob", CALENDAR).due == START + 4 * HOUR
     with pytest.raises(InvalidInput):
         sch.revised(s, cron("nonsense"), now, "bob", CALENDAR)
+    line = sch.revised(after, cron("30 4 * * *", BERLIN), now, "bob", CALENDAR)
+    assert (line.due, line.changes[-1].what) == (us("2026-03-29 04:30", BERLIN), "changed cron")
+    assert sch.revised(line, cron("30 4 * * *", NEW_YORK), now, "bob", CALENDAR).due == us("2026-03-29 04:30", NEW_YORK)
 
 
 def test_it_never_goes_back_before_what_has_fired() -> None:
