@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 from tests.crash.worlds import line, stage
 
+from holdfast import Context, Runtime, flow
 from holdfast.core.errors import StoreError
+from holdfast.stores import MemoryStore
 from holdfast.testing import Fault, World
 
 
@@ -53,3 +55,52 @@ def test_a_store_that_fails_ends_the_worker(holdfast_world: World, fault: Fault)
 
     with pytest.raises(StoreError):
         holdfast_world.run(story())
+
+
+class Blind(MemoryStore):
+    """Cannot say which runs have news, so many times."""
+
+    times = 0
+    error: Exception = StoreError("it cannot be read")
+    asked = 0
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.looked = asyncio.Event()
+
+    async def marked(self, owner: str) -> list[str]:
+        self.asked += 1
+        self.looked.set()
+        if self.times:
+            self.times -= 1
+            raise self.error
+        return await super().marked(owner)
+
+
+@flow("long")
+async def long_flow(ctx: Context) -> None:
+    await asyncio.Event().wait()
+
+
+async def test_a_watch_that_meets_a_failing_store_goes_on_when_it_is_well() -> None:
+    """X-14: errors of the store while a run is driven do not make its owner deaf to a cancel."""
+    store = Blind()
+    store.times = 3
+    async with Runtime(store, skills=[long_flow]) as owner, Runtime(store) as other:
+        driving = asyncio.ensure_future(owner.invoke(long_flow, thread_id="t"))
+        await asyncio.wait_for(store.looked.wait(), 20)
+        await other.cancel((await other.runs(thread_id="t"))[0].run_id)
+        assert (await asyncio.wait_for(driving, 20)).status == "canceled"
+        assert store.asked > 3
+
+
+async def test_a_watch_that_breaks_takes_its_runs_with_it() -> None:
+    """X-14: the process does not go on half-dead, deaf to cancels: the run stops with the error, and the log says so."""
+    store = Blind()
+    store.times, store.error = 1_000, RuntimeError("a mistake in the watch")
+    async with Runtime(store, skills=[long_flow]) as rt:
+        with pytest.raises(RuntimeError, match="a mistake in the watch"):
+            await asyncio.wait_for(rt.invoke(long_flow, thread_id="t"), 20)
+        (left,) = await rt.runs(thread_id="t")
+        assert left.condition == "interrupted" and left.lease.owner is None
+        assert "a mistake in the watch" in str([e.payload for e in await rt.events(left.run_id)])

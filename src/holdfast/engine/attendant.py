@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
 
+from holdfast.core.errors import StoreError
 from holdfast.ports import Clock, Store
 
 LOOK_SECONDS = 0.5
 REST_SECONDS = 0.002
+AGAIN_SECONDS = 0.1
 
 
 class Driven(Protocol):
@@ -28,6 +30,9 @@ class Driven(Protocol):
 
     def drain(self) -> None:
         """Stop at the next safe boundary."""
+
+    def broke(self, error: BaseException) -> None:
+        """Nobody looks at its inbox any more: it must not go on as if somebody did."""
 
 
 class Attendant:
@@ -50,6 +55,7 @@ class Attendant:
             driver.drain()
         if self._task is None or self._task.done():
             self._task = asyncio.ensure_future(self._watch())
+            self._task.add_done_callback(self._ended)
         try:
             yield
         finally:
@@ -77,13 +83,22 @@ class Attendant:
         if driver is not None:
             driver.nudge()
 
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """A watch that broke for good takes its drivers with it: they would never hear of a cancel again (X-14)."""
+        if not task.cancelled() and (error := task.exception()) is not None:
+            for driver in list(self._drivers.values()):
+                driver.broke(error)
+
     async def _watch(self) -> None:
-        """An error of the store is left to the drivers, who meet it with their next commit."""
+        """A store that fails for a while is asked again; the drivers meet its error with their next commit."""
         while self._drivers:
-            await self._store.wait_for_change(LOOK_SECONDS)
+            try:
+                await self._store.wait_for_change(LOOK_SECONDS)
+                for run_id in await self._store.marked(self._owner()):
+                    self.nudge(run_id)
+            except StoreError:
+                await asyncio.sleep(AGAIN_SECONDS)
             now = self._clock.now()
-            for run_id in await self._store.marked(self._owner()):
-                self.nudge(run_id)
             for driver in list(self._drivers.values()):
                 due = driver.due()
                 if due is not None and due <= now:

@@ -102,8 +102,12 @@ class Driver:
 
     def _attended(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()) is not None:
-            self._broken = error
-            self._interrupt()
+            self.broke(error)
+
+    def broke(self, error: BaseException) -> None:
+        """What looks after this run beside its steps has failed: the run stops with that error (X-14)."""
+        self._broken = error
+        self._interrupt()
 
     async def _take(self, inbox: tuple[InboxItem, ...]) -> None:
         """Turns commands into facts, one commit each (§1.6). One that ends the run is kept for the safe boundary in ``_end``."""
