@@ -143,6 +143,23 @@ async def test_a_cancel_without_the_code_leaves_it_to_a_worker(house: House) -> 
     assert (run.status, shop.undone) == ("canceled", ["release car", "cancel hotel", "cancel flight"])
 
 
+async def test_a_cancel_where_the_code_has_changed_is_accepted(house: House) -> None:
+    """§3.2: a process with another shape of the skill cannot take back; it asks all the same, and asked twice the run ends as it stands."""
+    shop = Shop()
+    skill = trip(shop, fails=False)
+    rt = await house.process(skill)
+    run = await rt.invoke(skill)
+
+    @flow("trip")
+    async def other(ctx: Context, where: str = "home") -> None: ...
+
+    changed = await house.process(other)
+    run = await changed.cancel(run.run_id)
+    assert (run.status, run.condition, shop.undone) == ("running", "queued", [])
+    run = await changed.cancel(run.run_id)
+    assert (run.status, run.stop_reason, shop.undone) == ("canceled", "canceled", [])
+
+
 async def test_a_cancelled_run_that_had_been_left_behind(house: House) -> None:
     """T-90: the owner is dead; the run is still canceled only after it has taken back. The unknown effect stays listed."""
     shop = Shop()

@@ -20,7 +20,16 @@ from holdfast.core import policy as policies
 from holdfast.core import run as records
 from holdfast.core.checkpoint import Source
 from holdfast.core.commit import InboxItem
-from holdfast.core.errors import Conflict, LaneBusy, RequestConflict, RestrictedOption, RunIsLive, StoreError
+from holdfast.core.errors import (
+    Conflict,
+    FingerprintMismatch,
+    LaneBusy,
+    RequestConflict,
+    RestrictedOption,
+    RunIsLive,
+    SkillUnknown,
+    StoreError,
+)
 from holdfast.core.graph import Program
 from holdfast.core.lease import COUNTER_BITS, TOUCH, Alive, Lease
 from holdfast.core.progress import Progress
@@ -326,7 +335,13 @@ class Conductor:
     async def wound_up(self, run_id: str) -> Run[Any]:
         """A run that was asked to end; driven to it where something is to be taken back first and nobody else drives it (§6.11)."""
         run = await self._reader.get(run_id)
-        return await self.if_able(run) if run.status in LIVE and not run.lease.live(self._store.now()) else run
+        if run.status not in LIVE or run.lease.live(self._store.now()):
+            return run
+        try:
+            self._skills.for_run(run.record)
+        except (SkillUnknown, FingerprintMismatch):
+            return run  # it was asked, which is what the caller wanted; whoever has its code ends it
+        return await self.drive_on(run_id)
 
     async def resume(
         self, run_id: str, *, payload: Any = ..., actor: str, acknowledge: str | None, force: bool, wait: bool, upgrade: bool, step_limit: int | None
