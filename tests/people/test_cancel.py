@@ -297,6 +297,42 @@ async def test_siblings_are_drained_together() -> None:
         assert sorted(calls) == ["a", "b", "plain", "third"]
 
 
+async def test_a_node_that_stands_at_a_boundary_does_not_time_out() -> None:
+    """§10.13: whoever is told to stop waits for its siblings, and its time may be up meanwhile; the run is handed back, not failed."""
+    act, ends, stood = Act(), asyncio.Event(), asyncio.Event()
+    graph = Graph("g", Trail)
+
+    async def call(word: str) -> str:
+        act.done.append(word)
+        return word
+
+    @graph.node(start=True, timeout=0.05)
+    async def steps(state: Trail, ctx: Context) -> dict[str, Any]:
+        if not act.done:
+            act.begun.set()
+            await stood.wait()
+        try:
+            return {"said": [await ctx.step(call, "a")]}
+        except asyncio.CancelledError:
+            ends.set()  # its timer has struck: only now may its sibling end
+            raise
+
+    @graph.node(start=True)
+    async def plain(state: Trail) -> dict[str, Any]:
+        await ends.wait()
+        return {"said": ["plain"]}
+
+    async with begun(act, graph) as (rt, run_id, driving):
+        rt.drain()
+        stood.set()
+        run = await asyncio.wait_for(driving, 10)
+        assert (run.status, run.condition, act.done) == ("running", "queued", [])
+        assert "step.failed" not in await kinds(rt, run_id)
+        act.done.append("again")
+        async with Runtime(rt.store, skills=[graph]) as again:
+            assert (await again.resume(run_id)).state.said == ["a", "plain"]
+
+
 # -- timeouts on what blocks ------------------------------------------------------------------------
 
 

@@ -13,7 +13,7 @@ from holdfast.core import events as ev
 from holdfast.core.channels import MISSING
 from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, written
 from holdfast.core.effects import LEDGERED
-from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure
+from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, StepTimeout
 from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.policy import gated
@@ -159,6 +159,10 @@ async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, 
     try:
         value = await _call(node, snapshot, ctx)
         ctx._end()
+    except StepTimeout:
+        if ctx._parked:
+            await boundaries.stand(ctx)  # its time was up while it stood still, to be handed back: that is no failure of its own
+        raise
     finally:
         ctx._closed = True
         boundaries.leave(ctx._key, ctx)
