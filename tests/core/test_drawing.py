@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import msgspec
+import pytest
 
 from holdfast.core.channels import append, last
 from holdfast.core.drawing import draw, mermaid
@@ -101,3 +102,12 @@ def test_mermaid_is_not_taken_at_its_own_words() -> None:
 def test_two_ways_from_one_node_to_another_are_one_line_for_a_terminal() -> None:
     prog = program(node("a", start=True), node("b", after=["a"], any_of=["a"]))
     assert draw(prog).splitlines()[1:] == ["  ● start", *draw(program(node("a", start=True), node("b", after=["a"]))).splitlines()[2:]]
+
+
+@pytest.mark.parametrize("word", ["class", "classDef", "click", "default", "direction", "end", "flowchart", "graph", "linkStyle", "style", "subgraph"])
+def test_a_node_may_be_called_what_mermaid_calls_something_else(word: str) -> None:
+    """Its own words would end a statement; the label still says the name as it is."""
+    prog = program(node(word, start=True), node("next-one", after=[word]))
+    lines = mermaid(prog).splitlines()
+    assert lines[1:3] == [f'    {word}_["{word}"]', '    next_one["next-one"]']
+    assert lines[3:] == [f"    __start((start)) --> {word}_", f"    {word}_ --> next_one"]

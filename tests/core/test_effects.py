@@ -107,6 +107,8 @@ def test_an_attempt_without_result_is_never_a_result() -> None:
         (("reexecute", None), "reexecute"),
         (("reexecute", "use_recorded_result"), "use_recorded_result"),
         (("require_human", "reexecute"), "require_human"),
+        (("use_recorded_result", "require_human"), "require_human"),
+        (("reexecute", "require_human", "use_recorded_result"), "require_human"),
     ],
 )
 def test_the_strictest_policy_holds(said: tuple[str | None, ...], expected: str) -> None:

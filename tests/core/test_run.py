@@ -295,3 +295,8 @@ def test_a_run_knows_what_it_was_made_of_and_whether_it_inherits_approvals() -> 
         run = folded(fact)
         assert (run.origin, run.replay_effects, run.inherits) == (origin, "reexecute", True)
     assert not folded(ev.RunForked("a")).inherits
+
+
+def test_a_kind_that_nobody_knows_still_has_a_name() -> None:
+    """§1.8: what shows it can say that it is unknown; it touches nothing of a run that a step would not."""
+    assert (ev.Unknown.wire, ev.Unknown(99, []).hot) == ("unknown", True)

@@ -32,6 +32,7 @@ def test_run_ids_sort_by_creation_and_end_in_their_bucket() -> None:
     assert ids.stamp(1_000, 2**70 + 5) == ids.stamp(1_000, 5) != ids.stamp(1_000, 5 + 2**69), "70 bits of entropy"
     alone = ids.run_id(1, 2)
     assert alone == ids.stamp(1, 2) + ids.bucket("", ids.stamp(1, 2))
+    assert len(ids.bucket("a\ud800", "b\udfff")) == 2, "whatever text a session is called by"
 
 
 def test_derived_ids() -> None:
@@ -122,7 +123,8 @@ def test_every_error_has_a_code_of_its_own() -> None:
 def test_an_error_in_one_line() -> None:
     assert HoldfastError("a\n  b", hint="do c", code="x").line() == "x: a b (do c)"
     assert errors.StoreError("a").line() == "store_error: a"
-    assert errors.RunFailed(1, "m").run == errors.RunWaiting(1, "m").run == 1
+    for ended in (errors.RunFailed(1, "m"), errors.RunWaiting(1, "m")):
+        assert (ended.run, ended.message, str(ended), ended.line()) == (1, "m", "m", f"{ended.code}: m")
     assert Unserializable("a.b", "why").path == "a.b"
 
 
