@@ -164,11 +164,12 @@ def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: s
     limit = seconds if seconds is not None else 0.0 if call.as_json else LOOK_ON
 
     async def act(rt: Runtime) -> dict[str, Any]:
-        before = (await rt.get(run_id)).version
+        before = await rt.get(run_id)
         await rt.cancel(run_id, actor=actor, reason=reason)
         run = await rt.get(run_id)
-        if limit and run.status not in TERMINAL and run.lease.owner is not None:  # what nobody drives is not looked on at
-            await watched(rt, run_id, _ended(rt, run_id, before, limit), progress, before)
+        driven = before.lease.owner is not None and (run.lease.owner is not None or run.status in TERMINAL)
+        if limit and driven:  # what nobody drives is not looked on at; what has ended meanwhile is told all the same
+            await watched(rt, run_id, _ended(rt, run_id, before.version, limit), progress, before.version)
         return {"accepted": True, **await pages.run_object(rt, run_id)}
 
     found = over(call, act)
