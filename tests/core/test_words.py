@@ -15,10 +15,25 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import checkpoint, codec, commands, commit, effects, errors, events, lease, outcomes, retry, run, status, waits
+from holdfast.core import (
+    checkpoint,
+    codec,
+    commands,
+    commit,
+    compensation,
+    effects,
+    errors,
+    events,
+    lease,
+    outcomes,
+    retry,
+    run,
+    status,
+    waits,
+)
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "words.txt"
-MODULES: tuple[ModuleType, ...] = (checkpoint, commands, commit, effects, errors, events, lease, outcomes, retry, run, status, waits)
+MODULES: tuple[ModuleType, ...] = (checkpoint, commands, commit, compensation, effects, errors, events, lease, outcomes, retry, run, status, waits)
 
 
 def _default(value: Any) -> str:
