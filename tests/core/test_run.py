@@ -192,6 +192,7 @@ def test_a_decision_closes_its_wait_and_is_kept_until_used() -> None:
     after = fold_all(run, numbered([ev.WaitDecided(decided("continue_with_waiver", "h1", feedback="fine")), ev.WaitTimedOut(decided("timeout", "w1"))], 6))
     assert (after.waits, after.active_handoff, [d.action for d in after.decisions]) == ((), None, ["continue_with_waiver", "timeout"])
     assert [d.feedback for d in after.waivers] == ["fine"]
+    assert [d.wait_id for d in fold_all(after, numbered([ev.WaitClosed("h1")], 8)).decisions] == ["w1"]
     closed = fold_all(after, numbered([ev.WaitClosed("h1"), ev.WaitClosed("w1")], 8))
     assert closed.decisions == ()
     assert len(closed.waivers) == 1

@@ -514,3 +514,8 @@ def test_a_fork_has_no_news_of_its_own() -> None:
     """§7.7: what is to run comes with the checkpoint; a fork wakes nobody by being made."""
     moved, news = cps.advanced(cps.empty(RUN), Delta(step=1, base=cps.Base(versions={"x": 1})), {}, seq=1, at=0, hash=b"")
     assert (news, moved.pending) == ([], ())
+
+
+def test_the_channel_by_which_a_node_sends_is_called_intents() -> None:
+    """§9.1: authors write to it by this name."""
+    assert ss.INTENTS == "intents"

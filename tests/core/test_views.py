@@ -193,6 +193,7 @@ def test_an_envelope() -> None:
         (ev.SignalReceived("go", "k", raw({"x": b"\xff"})), {"name": "go", "key": "k", "payload": {"x": "ff"}}),
         (ev.RunFailed("x", BOOM), {"stop_reason": "x", "error": {"type": "ValueError", "message": "boom", "code": "step_failed", "where": "a"}}),
         (ev.StepRetryScheduled(1, "a", 2, 3, BOOM), {"due": "1970-01-01T00:00:00.000003Z", "attempt_id": f"{RUN}.1.a@2"}),
+        (ev.CapabilitySelected("a", "search"), {"task": "a", "capability": "search"}),
         (ev.RunPatched(tags=("a",)), {"tags": ["a"], "priority": None, "trace_id": None}),
         (ev.Unknown(99, [1, b"\x01"]), {"tag": 99, "fields": [1, "01"]}),
         (ev.RunCompleted(), {"result": None}),
@@ -210,6 +211,18 @@ def test_waits_and_decisions_inside_events_are_views() -> None:
     shown = views.payload(RUN, ev.Event(1, 0, ev.WaitRequested(wait(show=raw(1)))))
     assert shown["wait"] == views.wait_view(wait(show=raw(1)))
     assert views.payload(RUN, ev.Event(1, 0, ev.WaitDecided(decided("deny"))))["decision"] == views.decision_view(decided("deny"))
+
+
+def test_ids_are_implied_only_where_all_they_are_made_of_is_there() -> None:
+    """§13.3: a task without its step names no turn of it."""
+    assert set(views.payload(RUN, ev.Event(1, 0, ev.CapabilitySelected("a", "search")))) == {"task", "capability"}
+
+
+def test_what_a_line_of_a_story_says_of_a_resume() -> None:
+    """§7.3: that it was forced is said, and of no other."""
+    story = views.timeline(numbered([ev.RunStarted(), ev.RunResumed("signal"), ev.RunResumed("operator", forced=True)]))
+    assert [(m.step, m.detail) for m in story] == [("", ""), ("", "signal"), ("", "operator, forced")]
+    assert views.Moment("now", "x") == views.Moment(at="now", what="x", step="", duration=None, detail="")
 
 
 def test_a_story() -> None:
