@@ -99,5 +99,5 @@ def test_what_a_channel_holds_before_anybody_writes(channel: Channel, initial: A
     assert (channel.required, channel.thread, channel.secret) == (False, False, False)
 
 
-def test_the_two_markers_say_what_they_are() -> None:
-    assert (repr(MISSING), repr(ch.thread)) == ("<empty>", "thread")
+def test_the_markers_say_what_they_are() -> None:
+    assert [repr(marker) for marker in (MISSING, ch.thread, ch.secret)] == ["<empty>", "thread", "secret"]
