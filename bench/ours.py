@@ -263,7 +263,9 @@ async def park(waiting: int = 1_000_000, due: int = 100) -> None:
             f"INSERT INTO run ({', '.join(columns)}) SELECT {picked} FROM run, many WHERE run.id = 1"
         )
         db.execute(f"UPDATE run SET due = 1 WHERE id > {waiting // 2} AND id <= {waiting // 2 + due}")  # put to rest together, due together
+        db.pragma("wal_checkpoint", "TRUNCATE")
         db.close()
+        emit("park: database per waiting run", os.path.getsize(where / "runs.db") / waiting, "B")
         child = subprocess.run([sys.executable, __file__, "park-child", str(where), str(due)], stdout=subprocess.PIPE, text=True, check=True)
         print(child.stdout, end="", flush=True)
 
