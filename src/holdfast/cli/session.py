@@ -323,7 +323,7 @@ def _ended(act: Callable[[], Any]) -> int:
     except click.exceptions.Exit as e:
         return e.exit_code
     except click.Abort:
-        _say("stopped: nothing was changed")
+        _say("stopped")
         return 130
     except click.UsageError as e:
         name = e.ctx.command_path if e.ctx is not None else "holdfast"
