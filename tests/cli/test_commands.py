@@ -582,6 +582,46 @@ def test_a_cancel_is_carried_out_by_whoever_has_the_code(holdfast: Type, process
     assert holdfast("resume", run_id, "trip.py", "--json").code == 4, "in one step: what was taken back is done again"
 
 
+LEGS = """
+from holdfast import Context, Graph, State
+
+
+class Trip(State):
+    who: str
+
+
+legs = Graph("legs", Trip)
+
+
+def book(what: str) -> str:
+    return what
+
+
+def cancel(receipt: str) -> None:
+    pass
+
+
+@legs.node(start=True)
+async def hotel(state: Trip, ctx: Context) -> None:
+    await ctx.effect(book, "hotel", undo=cancel)
+
+
+@legs.node(after="hotel")
+async def car(state: Trip, ctx: Context) -> None:
+    raise LookupError("no car")
+"""
+
+
+def test_the_way_on_after_earlier_steps_were_undone_is_a_fork(holdfast: Type) -> None:
+    """§6.11, §7.3: the page offers what will be accepted, and the refusal of a resume names it too."""
+    Path("legs.py").write_text(LEGS, "utf-8")
+    run_id = holdfast("run", "legs.py", "--input", '{"who": "Ada"}', "--json").json["run_id"]
+    page = holdfast("show", run_id).out
+    assert f"fork {run_id}" in page and f"resume {run_id}" not in page
+    refused = holdfast("resume", run_id, "legs.py", "--acknowledge", "step_failed")
+    assert (refused.code, refused.err.split(":")[0]) == (6, "effects_undone") and f"fork {run_id}" in refused.err
+
+
 KILLED = """
 import os
 import signal

@@ -129,6 +129,14 @@ def test_what_is_missing_is_what_was_not_done_again() -> None:
     assert comp.missing([later, gone], RUN) == [later, gone] and comp.first_missing([later, gone], RUN) == 1
 
 
+@pytest.mark.parametrize(("current", "named"), [(None, 0), (f"{RUN}.1.a", 0), (f"{RUN}.2.b", 1), (f"{RUN}.9.z", 1)])
+def test_a_resume_is_bereft_of_what_earlier_steps_did(current: str | None, named: int) -> None:
+    """§6.11, §7.3: what the current step had taken back is done again by itself; what an earlier one had is not."""
+    gone = effect("0", undone="x")
+    assert gone.step == 1
+    assert len(comp.bereft([gone], RUN, current)) == named
+
+
 def test_an_undone_effect_has_no_record_any_more() -> None:
     """When an operator goes on: neither it, nor what it was part of, nor the task's result; failed undos took nothing back."""
     p = Progress(RUN)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
@@ -15,6 +15,7 @@ from holdfast.core import canon, views
 from holdfast.core import waits as ws
 from holdfast.core.codec import open_row
 from holdfast.core.compensation import TASK as UNDO_TASK
+from holdfast.core.compensation import bereft
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EventUnreadable, HoldfastError, StoreCorrupt
@@ -150,9 +151,11 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
         click.echo(f"  {o.mark('go')} {line}")
 
 
-def advice(call: Call, run: Mapping[str, Any]) -> list[str]:
+def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -> list[str]:
     """The commands that go on from here."""
     target = [run["target"]] if run["target"] else []
+    if run["condition"] in ("failed", "cancelled") and bereft(effects, run["run_id"], run["current_step_id"]):
+        return [call.line("fork", run["run_id"], *target) + "    does again what was taken back; a resume would miss it"]
     match run["condition"]:
         case "queued":
             if run["blocked_by"]:
@@ -256,7 +259,7 @@ def page(call: Call, run: Mapping[str, Any], moments: list[Moment], effects: lis
         o.head("values")
         limit = max(20, o.width() - 24)
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in run["values"].items())
-    steps = advice(call, run)
+    steps = advice(call, run, effects)
     if steps:
         o.head("go on")
         for line in steps:

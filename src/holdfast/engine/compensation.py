@@ -66,8 +66,7 @@ def refuse_to_go_on(run: Run, effects: list[Effect]) -> None:
     Raises:
         EffectsUndone: naming it, and the way out.
     """
-    step = int(run.current_step_id.split(".")[1]) if run.current_step_id is not None else 0
-    gone = [e for e in core.missing(effects, run.run_id) if e.step < step]
+    gone = core.bereft(effects, run.run_id, run.current_step_id)
     if gone:
         raise EffectsUndone(
             f"what its earlier steps did was taken back: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; it would go on as if that stood",
