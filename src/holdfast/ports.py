@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
 
@@ -353,6 +353,21 @@ class Saver(Protocol):
         """All snapshots, oldest first."""
 
 
+def offers_upkeep(store: object) -> TypeGuard[Upkeep]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Upkeep)
+
+
+def offers_copies(store: object) -> TypeGuard[Copies]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Copies)
+
+
+def _offers(store: object, port: object) -> bool:
+    """From Python 3.12 on ``isinstance`` does not see what ``__getattr__`` hands on."""
+    return all(hasattr(store, verb) for verb in vars(port) if not verb.startswith("_"))
+
+
 class Clock(Protocol):
     def now(self) -> int:
         """Microseconds since 1970, UTC."""
@@ -429,5 +444,5 @@ class Resolver(Protocol):
 
 __all__ = [
     "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "Loaded", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Store", "ToolOutcome", "ToolRequest",
-    "ToolRunner", "Transport", "Upkeep", "Worker",
+    "ToolRunner", "Transport", "Upkeep", "Worker", "offers_copies", "offers_upkeep",
 ]  # fmt: skip

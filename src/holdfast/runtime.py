@@ -44,7 +44,7 @@ from holdfast.engine.scheduling import Rule, Scheduler, birth_of
 from holdfast.engine.services import Services, Skills
 from holdfast.engine.streams import Chunk
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Schedule, Wait
-from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Store
+from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Store, offers_copies
 from holdfast.stores import open_url
 from holdfast.tools import LocalRunner
 from holdfast.workers.worker import Report, Worker
@@ -695,7 +695,7 @@ class Runtime:
         await self._copies().acknowledge()
 
     def _copies(self) -> Copies:
-        if isinstance(self._store, Copies):
+        if offers_copies(self._store):
             return self._store
         raise UsageError(f"{self._store.url} is not a store in one file", hint="copy a workspace's directory, or export its runs")
 

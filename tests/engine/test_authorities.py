@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import sqlite3
+import contextlib
 from pathlib import Path
 from typing import Annotated, Any
 
+import apsw
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append
@@ -136,7 +137,7 @@ async def test_a_wait_is_its_paused_checkpoint_and_nothing_else(tmp_path: Path) 
         assert places[0] == places[1] == places[2]
         assert [w.prompt for w in run.waits] == ["Go on?"]
         assert (await rt.checkpoint(run.run_id)).boundaries[-1] == "waiting_for_human"
-    with sqlite3.connect(tmp_path / "s.db") as db:
+    with contextlib.closing(apsw.Connection(str(tmp_path / "s.db"))) as db:
         names = [name for (name,) in db.execute("SELECT name FROM sqlite_master WHERE type = 'table'")]
         assert names and not [n for n in names if "wait" in n or "approval" in n]
     async with Runtime(SqliteStore(tmp_path / "s.db"), skills=[graph]) as rt:

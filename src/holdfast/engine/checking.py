@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Diagnosis, Problem, ok, problem
 from holdfast.core.errors import HoldfastError, InvalidInput, RunNotFound, StoreCorrupt, UsageError
-from holdfast.ports import Evidence, Store, Upkeep
+from holdfast.ports import Evidence, Store, Upkeep, offers_upkeep
 
 PAGE = 2000
 MOST = 10_000
@@ -43,7 +43,7 @@ def keeper(store: Store) -> Upkeep:
     Raises:
         UsageError: this kind of store has none.
     """
-    if isinstance(store, Upkeep):
+    if offers_upkeep(store):
         return store
     raise UsageError(f"{store.url} cannot be looked at or mended from here", hint="export its runs, or use the database's own tools")
 

@@ -29,7 +29,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
-from holdfast.ports import Loaded, Pruned, RunFilter, Store, Upkeep
+from holdfast.ports import Loaded, Pruned, RunFilter, Store, Upkeep, offers_upkeep
 
 LOOKED_AT = 1000
 LIGHT = 256  # bytes: what a run carries that is no heavier than this is stored, for naming where it is would not be much shorter
@@ -172,7 +172,7 @@ class Threads:
 
     async def _kept(self, run_id: str) -> Origin | None:
         """The origin that the store keeps with a run."""
-        found = await self._store.whole(run_id, -1) if isinstance(self._store, Upkeep) else None
+        found = await self._store.whole(run_id, -1) if offers_upkeep(self._store) else None
         if found is None or found[0] != 0:
             return None
         if not isinstance(found[1], Checkpoint):
