@@ -10,7 +10,7 @@ import pytest
 
 from holdfast import Context, Graph, State, flow
 from holdfast.core.environments import Environment
-from holdfast.core.errors import InvalidInput
+from holdfast.core.errors import InvalidAnswer, InvalidInput
 from tests.engine.outside import House
 
 
@@ -34,6 +34,18 @@ def counting(turns: int) -> Graph[Count]:
 
     graph.branch("turn", lambda s: "turn" if s.n < turns else None)
     return graph
+
+
+@pytest.mark.parametrize("payload", [{"extend": -5}, {"extend": 0}, {"extend": True}, {"extend": "ten"}, {"extned": 10}, 10])
+async def test_an_extension_that_is_none_is_refused(house: House, payload: Any) -> None:
+    """§8.5: an amount is a number above zero; a slip of the pen neither takes from a budget nor passes for the amount proposed."""
+    graph = counting(5)
+    rt = await house.process(graph)
+    run = await rt.invoke(graph, {}, budgets={"steps": 2})
+    with pytest.raises(InvalidAnswer):
+        await rt.approve(run.run_id, payload=payload)
+    assert (await rt.get(run.run_id)).waits == run.waits, "the question stays open"
+    assert (await rt.approve(run.run_id, payload={"extend": 10})).status == "completed"
 
 
 async def test_an_extension_covers_one_extension(house: House) -> None:

@@ -11,6 +11,9 @@ import msgspec
 from holdfast.core.errors import InvalidInput
 from holdfast.core.run import Run
 
+EXTENSION = {"type": ["object", "null"], "properties": {"extend": {"type": "number", "exclusiveMinimum": 0}}, "additionalProperties": False}
+"""What an approval may say besides yes: by how much. Anything else is refused and the question stays open (§5.2)."""
+
 
 class Exceeded(msgspec.Struct, frozen=True):
     """A budget that is spent. ``extend`` is by how much an approval extends it, if the approval names no amount."""
@@ -61,4 +64,4 @@ def shown(over: Exceeded) -> dict[str, object]:
     return {"budget": over.name, "used": over.used, "limit": over.limit, "extend": over.extend}
 
 
-__all__ = ["Exceeded", "checked", "exceeded", "shown"]
+__all__ = ["EXTENSION", "Exceeded", "checked", "exceeded", "shown"]

@@ -346,7 +346,7 @@ class Context:
             if all(w.wait_id != wait_id for w in self._journal.run.waits):
                 self._journal.hold(Draft(facts=[ev.BudgetExceeded(over.name, over.used, over.limit)]))
             prompt = f"The budget of {over.limit:g} {over.name} is spent. Extend it by {over.extend:g}?"
-            await self._wait_at(place, WaitKind.BUDGET, prompt, name=over.name, show=budgets.shown(over), default=over.extend)
+            await self._wait_at(place, WaitKind.BUDGET, prompt, name=over.name, show=budgets.shown(over), default=over.extend, schema=budgets.EXTENSION)
 
     def spend(self, **amounts: float) -> None:
         """Says what this step has used of the run's budgets: ``ctx.spend(cost=0.02, tokens=1_500)``. Counted once."""
