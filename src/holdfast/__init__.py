@@ -16,7 +16,7 @@ HOMES = {
     ),
     "holdfast.core.graph": ("END", "START", "Goto", "Send", "any_of"),
     "holdfast.core.retry": ("Retry",),
-    "holdfast.engine.context": ("Context",),
+    "holdfast.engine.calls.context": ("Context",),
     "holdfast.handle": ("Decision", "Run", "Schedule", "Wait"),
     "holdfast.runtime": ("Runtime", "run"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import END, START, Goto, Send, any_of
 from holdfast.core.retry import Retry
-from holdfast.engine.context import Context
+from holdfast.engine.calls.context import Context
 from holdfast.handle import Decision, Run, Schedule, Wait
 from holdfast.runtime import Runtime, run
 

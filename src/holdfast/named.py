@@ -17,8 +17,8 @@ from holdfast.core import events as ev
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import EffectConflict, EffectInProgress, ErrorValue, InvalidInput, NotDecidable, NotFound
 from holdfast.core.status import parse
-from holdfast.engine.blobs import whole
-from holdfast.engine.patches import Patches
+from holdfast.engine.drive.edits import Patches
+from holdfast.engine.look.blobs import whole
 from holdfast.handle import CheckpointView, EventView, Run
 from holdfast.runtime import Runtime
 

@@ -31,18 +31,21 @@ from holdfast.core.graph import Program
 from holdfast.core.lease import DEFAULT_TTL_US
 from holdfast.core.masks import Mask
 from holdfast.core.status import AT_REST, TERMINAL, Status
-from holdfast.engine import archive, histories, lineage, threads
-from holdfast.engine.checking import Checker, Findings, keeper
-from holdfast.engine.conductor import Conductor
-from holdfast.engine.desk import Desk
-from holdfast.engine.effects import closed_owners
-from holdfast.engine.heartbeat import Heartbeat
-from holdfast.engine.intake import Request, birth, owner_id
-from holdfast.engine.reader import POLL_SECONDS, Reader
-from holdfast.engine.repairing import Repair, Repairer
-from holdfast.engine.scheduling import Rule, Scheduler, birth_of
-from holdfast.engine.services import Services, Skills
-from holdfast.engine.streams import Chunk
+from holdfast.engine.base import histories
+from holdfast.engine.base.heartbeat import Heartbeat
+from holdfast.engine.base.reader import POLL_SECONDS, Reader
+from holdfast.engine.base.services import Services, Skills
+from holdfast.engine.base.streams import Chunk
+from holdfast.engine.calls.effects import closed_owners
+from holdfast.engine.desk import lineage
+from holdfast.engine.desk.intake import Request, birth, owner_id
+from holdfast.engine.desk.schedules import Rule, Scheduler, birth_of
+from holdfast.engine.drive.conductor import Conductor
+from holdfast.engine.drive.desk import Desk
+from holdfast.engine.keep import transfer as archive
+from holdfast.engine.keep.check import Checker, Findings, keeper
+from holdfast.engine.keep.repair import Repair, Repairer
+from holdfast.engine.look import threads
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Schedule, Wait
 from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Store, offers_copies
 from holdfast.stores import open_url

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.errors import StepTimeout
-from holdfast.engine.calls import bounded, call
+from holdfast.engine.calls.functions import bounded, call
 
 SECOND = 1_000_000
 

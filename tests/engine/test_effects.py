@@ -170,7 +170,7 @@ async def test_verify_settles_the_gap(house: House, answer: Any, status: str, do
 
 async def test_a_hook_that_hangs_is_unknown(house: House, monkeypatch: pytest.MonkeyPatch) -> None:
     """X-05: asked for a bounded time only."""
-    monkeypatch.setattr("holdfast.engine.effects.VERIFY_TIMEOUT_US", 10_000)
+    monkeypatch.setattr("holdfast.engine.calls.effects.VERIFY_TIMEOUT_US", 10_000)
     world = World(crash_at=1)
 
     async def hangs(key: str, text: str) -> Any:

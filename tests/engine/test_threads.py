@@ -15,11 +15,11 @@ from holdfast.core.commit import Commit, Tip
 from holdfast.core.errors import ChainBroken, StoreCorrupt, VersionConflict
 from holdfast.core.progress import Progress
 from holdfast.core.status import Status
-from holdfast.engine import threads
-from holdfast.engine.archive import copy
-from holdfast.engine.checking import keeper
-from holdfast.engine.patches import Patches
-from holdfast.engine.threads import Threads
+from holdfast.engine.drive.edits import Patches
+from holdfast.engine.keep.check import keeper
+from holdfast.engine.keep.transfer import copy
+from holdfast.engine.look import threads
+from holdfast.engine.look.threads import Threads
 from holdfast.ports import Store
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
 from holdfast.stores.rules import WHOLE_FLOOR

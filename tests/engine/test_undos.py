@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from holdfast import Context, Graph, State, flow
 from holdfast.core.effects import Effect, EffectClass
-from holdfast.engine import undos
+from holdfast.engine.calls import undos
 
 
 class Empty(State):

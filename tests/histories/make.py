@@ -17,7 +17,7 @@ from unittest import mock
 
 from holdfast import Context, Graph, Runtime, Send, State, append, flow, merge
 from holdfast.core.codec import open_row
-from holdfast.engine.archive import copy
+from holdfast.engine.keep.transfer import copy
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.testing import VirtualClock, run_virtual
 

@@ -16,7 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.core.commands import FireTimeout
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import DecisionConflict
-from holdfast.engine.driver import Driver
+from holdfast.engine.drive.driver import Driver
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.testing import violations
 

@@ -17,10 +17,10 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import effects as fx
 from holdfast.core.checkpoint import INPUT_TASK
 from holdfast.core.errors import StoreError
-from holdfast.engine import effects as performing
-from holdfast.engine import intake
-from holdfast.engine.context import Context
-from holdfast.engine.journal import Journal
+from holdfast.engine.base.journal import Journal
+from holdfast.engine.calls import effects as performing
+from holdfast.engine.calls.context import Context
+from holdfast.engine.desk import intake
 from holdfast.stores import rules
 from holdfast.stores.memory import MemoryStore
 
@@ -172,7 +172,7 @@ def checkpoint_not_chained(patch: Patch) -> None:
         def __getattr__(self, name: str) -> Any:
             return getattr(canon, name)
 
-    patch.setattr("holdfast.engine.journal.canon", Journals())
+    patch.setattr("holdfast.engine.base.journal.canon", Journals())
 
 
 # -- super-steps -------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import pytest
 from tests.simulation.mutants import MUTANTS
 
 from holdfast.core.errors import StoreError
-from holdfast.engine.journal import Journal
+from holdfast.engine.base.journal import Journal
 from holdfast.testing import Violation, World
 from holdfast.testing.plays import PLAYS, STAGE
 from holdfast.testing.simulate import simulate

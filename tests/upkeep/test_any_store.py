@@ -14,7 +14,7 @@ from holdfast import Runtime
 from holdfast.core import events as ev
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import RELEASE
-from holdfast.engine.checking import Checker
+from holdfast.engine.keep.check import Checker
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
 from holdfast.testing.conformance import TTL, Clock, Script
 from tests.upkeep import damage as d

@@ -16,8 +16,8 @@ from holdfast import Runtime
 from holdfast.core.consistency import SEVERITIES
 from holdfast.core.errors import InvalidInput, RunNotFound, StoreCorrupt
 from holdfast.core.run import Run
-from holdfast.engine.archive import copy
-from holdfast.engine.checking import Checker
+from holdfast.engine.keep.check import Checker
+from holdfast.engine.keep.transfer import copy
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.stores.sqlite.upkeep import COPIED
 from holdfast.testing.conformance import Script

@@ -16,8 +16,8 @@ from holdfast.core import events as ev
 from holdfast.core.commit import Commit
 from holdfast.core.errors import LeaseLost, StoreFull, VersionConflict
 from holdfast.core.run import Run, fold_all
-from holdfast.engine.checking import Checker
-from holdfast.engine.repairing import SAFE, Repairer
+from holdfast.engine.keep.check import Checker
+from holdfast.engine.keep.repair import SAFE, Repairer
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.testing.conformance import TTL, Script
 from tests.upkeep import damage as d

@@ -20,7 +20,7 @@ from holdfast.core.commit import InboxItem
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import LeaseLost, StoreBusy, StoreCorrupt
 from holdfast.core.lease import Alive
-from holdfast.engine.checking import Checker
+from holdfast.engine.keep.check import Checker
 from holdfast.ports import RunFilter
 from holdfast.stores import WorkspaceStore
 from holdfast.stores import workspace as module

@@ -15,9 +15,9 @@ from holdfast.core import codec
 from holdfast.core import events as ev
 from holdfast.core.errors import HoldfastError, StoreBusy, StoreCorrupt, StoreFull
 from holdfast.core.lease import RELEASE
-from holdfast.engine.archive import copy, dossier
-from holdfast.engine.checking import Checker
-from holdfast.engine.repairing import SAFE, Repairer
+from holdfast.engine.keep.check import Checker
+from holdfast.engine.keep.repair import SAFE, Repairer
+from holdfast.engine.keep.transfer import copy, dossier
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore, workspace
 from holdfast.testing.conformance import TTL, Script, effect, intent
 from holdfast.testing.conformance import signal as signal_to

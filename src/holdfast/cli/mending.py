@@ -12,7 +12,7 @@ from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, actor_option, options, over
 from holdfast.core.errors import Conflict, UsageError
-from holdfast.engine.repairing import Repair
+from holdfast.engine.keep.repair import Repair
 from holdfast.ports import Store
 from holdfast.runtime import Runtime
 

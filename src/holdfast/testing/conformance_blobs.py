@@ -12,7 +12,7 @@ from holdfast.core.codec import open_row
 from holdfast.core.commit import Commit
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import StoreCorrupt, VersionConflict
-from holdfast.engine.archive import copy, dossier
+from holdfast.engine.keep.transfer import copy, dossier
 from holdfast.ports import Upkeep
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, effect, refused

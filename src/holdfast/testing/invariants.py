@@ -21,7 +21,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold
 from holdfast.core.status import TERMINAL, Status
-from holdfast.engine.threads import Origin, Threads
+from holdfast.engine.look.threads import Origin, Threads
 from holdfast.ports import RunFilter, Store
 
 PAGE = 500

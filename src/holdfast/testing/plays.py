@@ -12,7 +12,7 @@ from typing import Annotated, Any, NamedTuple
 from holdfast.authoring import Graph, Skill, State, flow
 from holdfast.core.channels import append, merge
 from holdfast.core.graph import Goto, Send
-from holdfast.engine.context import Context
+from holdfast.engine.calls.context import Context
 from holdfast.testing.world import World
 
 

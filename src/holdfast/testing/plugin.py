@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from holdfast.authoring import Skill
-from holdfast.engine import context, effects
-from holdfast.engine.calls import call
+from holdfast.engine.calls import context, effects
+from holdfast.engine.calls.functions import call
 from holdfast.handle import Run
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.crash import Fault

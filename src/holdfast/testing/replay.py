@@ -26,9 +26,9 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import Decision, Wait
-from holdfast.engine.archive import dossier
-from holdfast.engine.checking import Checker
-from holdfast.engine.services import Asked
+from holdfast.engine.base.services import Asked
+from holdfast.engine.keep.check import Checker
+from holdfast.engine.keep.transfer import dossier
 from holdfast.ports import Dossier, Store
 from holdfast.runtime import Runtime
 from holdfast.stores import MemoryStore, WorkspaceStore, open_url

@@ -16,7 +16,7 @@ from holdfast.core import events as ev
 from holdfast.core.codec import open_row
 from holdfast.core.errors import HoldfastError
 from holdfast.core.progress import Progress
-from holdfast.engine.threads import Threads
+from holdfast.engine.look.threads import Threads
 from holdfast.ports import RunFilter, Store
 
 

@@ -22,9 +22,9 @@ from holdfast.core.commit import Commit
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lease import counter
 from holdfast.core.status import TERMINAL
-from holdfast.engine.context import Context
-from holdfast.engine.effects import closed_owners
-from holdfast.engine.heartbeat import Heartbeat
+from holdfast.engine.base.heartbeat import Heartbeat
+from holdfast.engine.calls.context import Context
+from holdfast.engine.calls.effects import closed_owners
 from holdfast.handle import Run
 from holdfast.ports import Claim, Store
 from holdfast.runtime import Runtime

@@ -18,10 +18,10 @@ from holdfast.core.commit import DedupClaim
 from holdfast.core.errors import Conflict, HoldfastError, StoreError
 from holdfast.core.lease import TOUCH
 from holdfast.core.schedules import Firing, Move, Schedule
-from holdfast.engine import lanes
-from holdfast.engine.intake import first_fence
-from holdfast.engine.scheduling import birth_of
-from holdfast.engine.services import Services
+from holdfast.engine.base.services import Services
+from holdfast.engine.desk import lanes
+from holdfast.engine.desk.intake import first_fence
+from holdfast.engine.desk.schedules import birth_of
 
 SWEEP_SECONDS = 0.5
 REFUSED_SECONDS = 60.0  # a schedule that cannot be fired here is left to others for so long before it is tried again

@@ -9,9 +9,9 @@ import msgspec
 
 from holdfast.core.errors import LeaseLost, Rejected, UsageError
 from holdfast.core.run import Run
-from holdfast.engine.driver import loaded_driver
-from holdfast.engine.leaving import driven, let_go
-from holdfast.engine.services import Services, broke_off
+from holdfast.engine.base.services import Services, broke_off
+from holdfast.engine.drive.driver import loaded_driver
+from holdfast.engine.drive.release import driven, let_go
 from holdfast.ports import Claim
 from holdfast.workers.sweeper import Sweeper
 

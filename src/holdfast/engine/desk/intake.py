@@ -21,8 +21,8 @@ from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Program
 from holdfast.core.lease import COUNTER_BITS
 from holdfast.core.progress import Progress
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.services import Services
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.services import Services
 from holdfast.ports import Store
 
 KEY_RETENTION_US = 24 * 3600 * 1_000_000

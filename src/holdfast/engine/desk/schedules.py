@@ -13,8 +13,8 @@ from holdfast.core import schedules as sch
 from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound, UsageError
 from holdfast.core.graph import Program
 from holdfast.core.schedules import Schedule
-from holdfast.engine.intake import Birth, Request, birth
-from holdfast.engine.services import Services
+from holdfast.engine.base.services import Services
+from holdfast.engine.desk.intake import Birth, Request, birth
 
 OPTIONS = ("thread_id", "session_key", "lane", "priority", "job_id", "trace_id", "tags", "target", "paused_lane", "recovery", "unattended", "budgets")
 OVERLAP = {"skip": False, "allow": True}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.engine.reader import Reader
+from holdfast.engine.base.reader import Reader
 from holdfast.handle import CheckpointView
 from holdfast.ports import RunFilter, Store
 

@@ -40,12 +40,12 @@ from holdfast.core.errors import (
 from holdfast.core.lease import Alive
 from holdfast.core.retry import ONCE, Retry, backoff
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
-from holdfast.engine import undos
-from holdfast.engine.calls import accepts_key, asynchronous, call, name_of
-from holdfast.engine.journal import Act, Draft
-from holdfast.engine.scopes import Restart, Suspend
-from holdfast.engine.services import Services
-from holdfast.engine.waiting import Redo
+from holdfast.engine.base.journal import Act, Draft
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls import undos
+from holdfast.engine.calls.functions import accepts_key, asynchronous, call, name_of
+from holdfast.engine.calls.scopes import Restart, Suspend
+from holdfast.engine.calls.waits import Redo
 
 VERIFY_TIMEOUT_US = 30_000_000
 PATIENCE_US = 60_000_000

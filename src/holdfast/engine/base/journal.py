@@ -25,9 +25,9 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
-from holdfast.engine import family
-from holdfast.engine.blobs import whole
-from holdfast.engine.boundaries import Boundaries
+from holdfast.engine.base.safe_points import Boundaries
+from holdfast.engine.look import parents as family
+from holdfast.engine.look.blobs import whole
 from holdfast.ports import Loaded, Store
 
 REPLAYED = "replayed"

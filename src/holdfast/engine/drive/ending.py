@@ -10,9 +10,9 @@ from holdfast.core.outcomes import REJECTED, Terminal, resolve_terminal_outcome
 from holdfast.core.policy import REVIEWS
 from holdfast.core.run import Run
 from holdfast.core.waits import RETRY, Decision
-from holdfast.engine.journal import Journal
-from holdfast.engine.services import Services
-from holdfast.engine.waiting import outdated
+from holdfast.engine.base.journal import Journal
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls.waits import outdated
 
 
 def answered(journal: Journal) -> bool:

@@ -12,7 +12,7 @@ from holdfast.core import canon
 from holdfast.core.effects import Idempotency
 from holdfast.core.errors import InvalidInput, ToolFailed, UsageError
 from holdfast.core.retry import coerce
-from holdfast.engine import effects as performing
+from holdfast.engine.calls import effects as performing
 from holdfast.ports import ToolOutcome, ToolRequest
 
 SLACK_US = 15_000_000

@@ -6,8 +6,8 @@ from holdfast.core import blobs
 from holdfast.core.codec import Row, encode_whole, open_row
 from holdfast.core.errors import InvalidInput, RunNotFound
 from holdfast.core.run import Run, fold
-from holdfast.engine.checking import keeper
-from holdfast.engine.threads import Threads
+from holdfast.engine.keep.check import keeper
+from holdfast.engine.look.threads import Threads
 from holdfast.ports import Dossier, Store
 
 MOST = 1_000_000

@@ -35,15 +35,17 @@ from holdfast.core.lease import COUNTER_BITS, TOUCH, Alive, Lease
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
-from holdfast.engine import compensation, gates, lanes, lineage
-from holdfast.engine.desk import Desk
-from holdfast.engine.driver import Driver, loaded_driver
-from holdfast.engine.intake import Birth
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.leaving import driven, let_go
-from holdfast.engine.reader import POLL_SECONDS, Reader
-from holdfast.engine.services import Services
-from holdfast.engine.threads import carries
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.reader import POLL_SECONDS, Reader
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls import gates
+from holdfast.engine.desk import lanes, lineage
+from holdfast.engine.desk.intake import Birth
+from holdfast.engine.drive import compensation
+from holdfast.engine.drive.desk import Desk
+from holdfast.engine.drive.driver import Driver, loaded_driver
+from holdfast.engine.drive.release import driven, let_go
+from holdfast.engine.look.threads import carries
 from holdfast.handle import Run
 from holdfast.ports import Claim, RunFilter
 

@@ -13,9 +13,9 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import ErrorValue, HoldfastError, InvalidInput, RunIsLive, SettledTerminal, UndecidedWait
 from holdfast.core.lease import TOUCH
 from holdfast.core.status import TERMINAL, Status, move
-from holdfast.engine.desk import Desk
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.reader import Reader
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.reader import Reader
+from holdfast.engine.drive.desk import Desk
 from holdfast.ports import Store
 
 

@@ -18,7 +18,7 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import Conflict, ErrorValue, RecordMismatch, StoreError, UsageError
 from holdfast.core.waits import Wait
-from holdfast.engine.journal import Draft
+from holdfast.engine.base.journal import Draft
 
 
 class Suspend(BaseException):

@@ -31,11 +31,11 @@ from holdfast.core.lease import TOUCH, Alive
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import REEXECUTE, WaitKind, answering, decidable
-from holdfast.engine import compensation
-from holdfast.engine.effects import refuse_to_repeat, surfaced
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.reader import Reader
-from holdfast.engine.services import Services
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.reader import Reader
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
+from holdfast.engine.drive import compensation
 from holdfast.ports import Loaded, RunFilter
 
 

@@ -26,11 +26,11 @@ from holdfast.core.errors import (
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import WAITING
-from holdfast.engine.desk import Desk
-from holdfast.engine.driver import Driver
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.reader import Reader
-from holdfast.engine.services import Services, broke_off
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.reader import Reader
+from holdfast.engine.base.services import Services, broke_off
+from holdfast.engine.drive.desk import Desk
+from holdfast.engine.drive.driver import Driver
 from holdfast.ports import Claim
 
 # What is wrong with one run; any other error of the store concerns all of them.

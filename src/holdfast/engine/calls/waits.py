@@ -27,10 +27,10 @@ from holdfast.core.lease import TOUCH
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import OnTimeout, Wait, WaitKind
-from holdfast.engine.intake import Request, birth, first_fence
-from holdfast.engine.journal import Draft
-from holdfast.engine.scopes import Suspend
-from holdfast.engine.services import Services
+from holdfast.engine.base.journal import Draft
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls.scopes import Suspend
+from holdfast.engine.desk.intake import Request, birth, first_fence
 from holdfast.handle import Decision
 
 Duration = dt.timedelta | float | int | None

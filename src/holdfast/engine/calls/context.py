@@ -34,15 +34,16 @@ from holdfast.core.outcomes import OK
 from holdfast.core.retry import Retry, backoff, coerce
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import Wait, WaitKind
-from holdfast.engine import effects as performing
-from holdfast.engine import scopes, waiting
-from holdfast.engine.calls import call, name_of
-from holdfast.engine.failures import revived
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.scopes import Restart, Scope, Suspend, current
-from holdfast.engine.services import Asked, Services
-from holdfast.engine.streams import Chunk
-from holdfast.engine.tooling import call_tool
+from holdfast.engine.base.failures import revived
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.services import Asked, Services
+from holdfast.engine.base.streams import Chunk
+from holdfast.engine.calls import effects as performing
+from holdfast.engine.calls import scopes
+from holdfast.engine.calls import waits as waiting
+from holdfast.engine.calls.functions import call, name_of
+from holdfast.engine.calls.scopes import Restart, Scope, Suspend, current
+from holdfast.engine.calls.tools import call_tool
 from holdfast.handle import Decision, when
 from holdfast.ports import ToolOutcome
 

@@ -20,8 +20,8 @@ from holdfast.core.outcomes import DEGRADED, OK
 from holdfast.core.policy import Kind, Policy, Request, checked, judge
 from holdfast.core.run import Run
 from holdfast.core.waits import ACTIONS, APPROVE, DENY, RETRY, WaitKind
-from holdfast.engine.journal import Draft
-from holdfast.engine.waiting import Ask, Redo, request
+from holdfast.engine.base.journal import Draft
+from holdfast.engine.calls.waits import Ask, Redo, request
 
 PLACE = "@gate"
 AFTER = "@check"

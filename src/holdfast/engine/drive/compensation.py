@@ -23,14 +23,14 @@ from holdfast.core.policy import Kind, Request
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, Decision, WaitKind
-from holdfast.engine import undos
-from holdfast.engine.blobs import whole
-from holdfast.engine.calls import accepts_key
-from holdfast.engine.context import Context, Suspend
-from holdfast.engine.effects import Options, Performance
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.services import Services
-from holdfast.engine.waiting import Ask, request
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls import undos
+from holdfast.engine.calls.context import Context, Suspend
+from holdfast.engine.calls.effects import Options, Performance
+from holdfast.engine.calls.functions import accepts_key
+from holdfast.engine.calls.waits import Ask, request
+from holdfast.engine.look.blobs import whole
 from holdfast.ports import Store
 
 

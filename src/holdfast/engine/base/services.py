@@ -15,9 +15,9 @@ from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, St
 from holdfast.core.graph import Program
 from holdfast.core.policy import Policy
 from holdfast.core.run import Run
-from holdfast.engine.attendant import Attendant
-from holdfast.engine.streams import Streams
-from holdfast.engine.threads import Threads
+from holdfast.engine.base.driven import Attendant
+from holdfast.engine.base.streams import Streams
+from holdfast.engine.look.threads import Threads
 from holdfast.ports import Clock, Resolver, Store
 
 

@@ -24,8 +24,8 @@ from holdfast.core.run import Run, fold, fold_all
 from holdfast.core.status import LIVE
 from holdfast.core.views import boundaries
 from holdfast.core.waits import DENY, HALTING, Decision
-from holdfast.engine.checking import PAGE, Checker, keeper, merged
-from holdfast.engine.threads import Threads
+from holdfast.engine.keep.check import PAGE, Checker, keeper, merged
+from holdfast.engine.look.threads import Threads
 from holdfast.ports import Evidence, Store
 
 HALT = "halt_decision_without_halted_meta"

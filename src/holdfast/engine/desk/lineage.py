@@ -27,9 +27,9 @@ from holdfast.core.lease import COUNTER_BITS, TOUCH
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import APPROVE, HUMAN, Decision, Wait, WaitKind
-from holdfast.engine.intake import KEY_RETENTION_US
-from holdfast.engine.journal import Draft, Echo, Journal
-from holdfast.engine.services import Services
+from holdfast.engine.base.journal import Draft, Echo, Journal
+from holdfast.engine.base.services import Services
+from holdfast.engine.desk.intake import KEY_RETENTION_US
 from holdfast.ports import Loaded
 
 REPLAY, FORK = "replay", "fork"

@@ -21,8 +21,8 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, IntentWrite, LedgerWrite, StepRecord, Task, TaskResult
 from holdfast.core.errors import StepLimit
 from holdfast.core.graph import Node, Program
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.scopes import Suspend, all_end
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.calls.scopes import Suspend, all_end
 
 Done = tuple[TaskResult, Mapping[str, Any]]
 One = Callable[[Task, Mapping[str, Any], str], Awaitable[Done]]

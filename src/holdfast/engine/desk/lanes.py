@@ -12,8 +12,8 @@ from holdfast.core.commit import InboxItem
 from holdfast.core.errors import LaneBusy
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, WAITING, Status
-from holdfast.engine.intake import Birth, OnBusy
-from holdfast.engine.journal import Draft
+from holdfast.engine.base.journal import Draft
+from holdfast.engine.desk.intake import Birth, OnBusy
 from holdfast.ports import RunFilter, Store
 
 NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)

@@ -28,17 +28,18 @@ from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
-from holdfast.engine import compensation, ending, lineage
-from holdfast.engine.boundaries import Boundaries
-from holdfast.engine.context import Restart, Suspend
-from holdfast.engine.effects import LOOK_SECONDS, surfaced
-from holdfast.engine.executor import StepError, execute
-from holdfast.engine.gates import Halted
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.rounds import Outcome, Round, answered, failure
-from holdfast.engine.services import Services
-from holdfast.engine.threads import carries
-from holdfast.engine.waiting import Unattended
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.safe_points import Boundaries
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls.context import Restart, Suspend
+from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
+from holdfast.engine.calls.gates import Halted
+from holdfast.engine.calls.waits import Unattended
+from holdfast.engine.desk import lineage
+from holdfast.engine.drive import compensation, ending
+from holdfast.engine.drive.executor import StepError, execute
+from holdfast.engine.drive.supersteps import Outcome, Round, answered, failure
+from holdfast.engine.look.threads import carries
 from holdfast.ports import Claim, Loaded
 
 

@@ -17,12 +17,12 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Task, TaskResult
 from holdfast.core.graph import Program
 from holdfast.core.waits import Wait
-from holdfast.engine.executor import Finished, StepError, execute
-from holdfast.engine.gates import Halted
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.scopes import Restart, Suspend
-from holdfast.engine.services import Services
-from holdfast.engine.waiting import Unattended
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls.gates import Halted
+from holdfast.engine.calls.scopes import Restart, Suspend
+from holdfast.engine.calls.waits import Unattended
+from holdfast.engine.drive.executor import Finished, StepError, execute
 
 
 class Outcome(msgspec.Struct):

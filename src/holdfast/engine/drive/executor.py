@@ -19,14 +19,14 @@ from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.policy import gated
 from holdfast.core.retry import backoff
 from holdfast.core.superstep import INTENTS, check_writes, reduced
-from holdfast.engine import effects as performing
-from holdfast.engine import gates
-from holdfast.engine.calls import bounded, call
-from holdfast.engine.context import Context, Restart, Suspend
-from holdfast.engine.journal import Draft, Journal
-from holdfast.engine.services import Services
-from holdfast.engine.subflow import Subflow
-from holdfast.engine.waiting import Redo, send_back
+from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls import effects as performing
+from holdfast.engine.calls import gates
+from holdfast.engine.calls.context import Context, Restart, Suspend
+from holdfast.engine.calls.functions import bounded, call
+from holdfast.engine.calls.subflow import Subflow
+from holdfast.engine.calls.waits import Redo, send_back
 
 
 class StepError(Exception):

@@ -19,7 +19,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.progress import Progress
 from holdfast.core.status import TERMINAL, Condition, Status, parse
-from holdfast.engine.services import Services
+from holdfast.engine.base.services import Services
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Loaded, RunFilter
 
