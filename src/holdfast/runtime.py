@@ -32,6 +32,7 @@ from holdfast.core.lease import DEFAULT_TTL_US
 from holdfast.core.masks import Mask
 from holdfast.core.status import AT_REST, TERMINAL, Status
 from holdfast.engine.base import histories
+from holdfast.engine.base.failures import traced
 from holdfast.engine.base.heartbeat import Heartbeat
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Services, Skills
@@ -796,7 +797,8 @@ def _result(run: Run[Any]) -> Any:
         return run.result
     if run.status in TERMINAL:
         why = run.error.message if run.error is not None else run.stop_reason
-        raise RunFailed(run, f"{run.run_id} ended {run.status}: {why}")
+        failed = RunFailed(run, f"{run.run_id} ended {run.status}: {why}")
+        raise failed from None if run.error is None else traced(run.error)
     asked = "; ".join(w.prompt or w.name or w.kind for w in run.waits)
     raise RunWaiting(run, f"{run.run_id} rests: {run.condition} ({asked})")
 

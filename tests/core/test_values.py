@@ -17,7 +17,7 @@ from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Delta
 from holdfast.core.commit import Behind, Commit, Tip
-from holdfast.core.errors import Denied, ErrorValue, HoldfastError, Unserializable
+from holdfast.core.errors import Denied, ErrorValue, Frame, HoldfastError, Unserializable, UsageError
 from holdfast.core.graph import compile
 from holdfast.core.lease import Alive, Lease, Take
 from tests.core.build import RUN, Log, folded, submitted
@@ -258,3 +258,15 @@ def test_names_that_stores_and_outside_services_hold_never_change() -> None:
     flow = compile(id="f", version="1", channels={}, nodes={}, flow=True, signature="(ctx, name)")
     assert flow.fingerprint == canon.fingerprint(["flow", "f", "1", "(ctx, name)"])
     assert (graph.DEFAULT_TIMEOUT_US, graph.DEFAULT_STEP_LIMIT) == (60_000_000, 1_000)
+
+
+def test_a_failure_keeps_text_that_no_store_could_and_says_where_there_is_none() -> None:
+    class Mute(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError
+
+    assert ErrorValue.of(ValueError("a\0b\ud800")).message == "a\\0b\\ud800"
+    assert "cannot be made" in ErrorValue.of(Mute()).message
+    assert ErrorValue.of(UsageError("no", hint="do so"), frames=(Frame("f.py", 1, "f"),)) == ErrorValue(
+        "holdfast.core.errors.UsageError", "no", "usage", "", "do so", (Frame("f.py", 1, "f"),)
+    )

@@ -136,7 +136,7 @@ def test_a_record_in_full() -> None:
     assert (record["schedule_id"], record["scheduled_at"]) == ("nightly", "1970-01-01T00:00:05.000000Z")
     assert (record["status"], record["condition"], record["condition_class"]) == ("running", "running", "live")
     assert record["result"] == {"a": [1, 2]}
-    assert record["error"] == {"type": "ValueError", "message": "boom", "code": "step_failed", "where": "a"}
+    assert record["error"] == {"type": "ValueError", "message": "boom", "code": "step_failed", "hint": "", "where": "a", "frames": []}
     assert record["decisions"][0]["payload"] == {"x": "ff"}
     assert record["lease"] == {"owner": "w", "expires_at": "1970-01-01T00:01:40.000001Z", "owner_alive": "true", "fence": 3}
     assert record["waits"][0]["deadline"] == "1970-01-01T00:00:07.000000Z"
@@ -191,7 +191,7 @@ def test_an_envelope() -> None:
         (ev.StepCompleted(1, "a"), {"hash": "", "checkpoint_id": None}),
         (ev.CheckpointSaved(b"\x01"), {"hash": "01", "checkpoint_id": f"{RUN}.c1", "source": "loop"}),
         (ev.SignalReceived("go", "k", raw({"x": b"\xff"})), {"name": "go", "key": "k", "payload": {"x": "ff"}}),
-        (ev.RunFailed("x", BOOM), {"stop_reason": "x", "error": {"type": "ValueError", "message": "boom", "code": "step_failed", "where": "a"}}),
+        (ev.RunFailed("x", BOOM), {"stop_reason": "x", "error": {"type": "ValueError", "message": "boom", "code": "step_failed", "hint": "", "where": "a", "frames": []}}),
         (ev.StepRetryScheduled(1, "a", 2, 3, BOOM), {"due": "1970-01-01T00:00:00.000003Z", "attempt_id": f"{RUN}.1.a@2"}),
         (ev.CapabilitySelected("a", "search"), {"task": "a", "capability": "search"}),
         (ev.RunPatched(tags=("a",)), {"tags": ["a"], "priority": None, "trace_id": None}),

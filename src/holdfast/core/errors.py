@@ -412,23 +412,46 @@ class UnsupportedFormat(StoreError):
     code = "unsupported_format"
 
 
+class Frame(msgspec.Struct, frozen=True, array_like=True):
+    """One call of a traceback: the file, the line (from 1), the function, and the text of that line, empty if it is not known."""
+
+    file: str
+    line: int
+    function: str
+    source: str = ""
+
+
 class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
     """A failure as data: what is kept in a run, a step or an effect (§2.8).
 
-    ``type`` is the exception's qualified name, ``code`` the stable code if it has one.
+    ``type`` is the exception's qualified name, ``code`` the stable code if it has one, ``hint`` the way out. ``frames`` are the
+    calls of the user's own code that led to it, the outermost first.
     """
 
     type: str
     message: str
     code: str = "step_failed"
     where: str = ""
+    hint: str = ""
+    frames: tuple[Frame, ...] = ()
 
     @classmethod
-    def of(cls, error: BaseException, where: str = "") -> ErrorValue:
+    def of(cls, error: BaseException, where: str = "", frames: tuple[Frame, ...] = ()) -> ErrorValue:
+        """The failure that an exception stands for. An exception whose text cannot be made is kept by its type."""
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
-        text = error.message if isinstance(error, HoldfastError) else str(error)
-        # A message may hold what no store could keep; the failure must be stored all the same.
-        clean = text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
-        code = error.code if isinstance(error, HoldfastError) else "step_failed"
-        return cls(type=name, message=clean[:4000], code=code, where=where)
+        if isinstance(error, HoldfastError):
+            return cls(name, storable(error.message)[:4000], error.code, where, storable(error.hint)[:1000], frames)
+        return cls(name, storable(_text(error))[:4000], where=where, frames=frames)
+
+
+def storable(text: str) -> str:
+    """A text without what no store could keep: the failure must be stored all the same."""
+    return text.replace("\0", "\\0").encode("utf-8", "backslashreplace").decode("utf-8")
+
+
+def _text(error: BaseException) -> str:
+    try:
+        return str(error)
+    except Exception as e:
+        return f"the text of this {type(error).__qualname__} cannot be made: its __str__ raised {type(e).__qualname__}"

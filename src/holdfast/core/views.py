@@ -185,7 +185,8 @@ def lease_view(lease: Lease | None) -> dict[str, Any]:
 
 
 def error_view(error: ErrorValue) -> dict[str, Any]:
-    return {"type": error.type, "message": error.message, "code": error.code, "where": error.where}
+    frames = [{"file": f.file, "line": f.line, "function": f.function, "source": f.source} for f in error.frames]
+    return {"type": error.type, "message": error.message, "code": error.code, "hint": error.hint, "where": error.where, "frames": frames}
 
 
 def wait_view(wait: Wait, effect: Effect | None = None, *, status: Status | None = None) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from holdfast.authoring import microseconds
 from holdfast.core import budgets, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
-from holdfast.core.errors import ConcurrentScope, ErrorValue, InvalidInput, RecordMismatch, SuspensionSwallowed, UsageError
+from holdfast.core.errors import ConcurrentScope, InvalidInput, RecordMismatch, SuspensionSwallowed, UsageError
 from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node, Program
 from holdfast.core.lease import counter
 from holdfast.core.masks import NOTHING, Mask, mask
@@ -34,7 +34,7 @@ from holdfast.core.outcomes import OK
 from holdfast.core.retry import Retry, backoff, coerce
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import Wait, WaitKind
-from holdfast.engine.base.failures import revived
+from holdfast.engine.base.failures import recorded, revived
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Asked, Services
 from holdfast.engine.base.streams import Chunk
@@ -373,7 +373,7 @@ class Context:
                 value, data = canon.pack(await act(), f"{name}()")
                 return value, data, attempt
             except Exception as e:
-                error = ErrorValue.of(e, where=path)
+                error = recorded(e, where=path)
                 if not retry.retries(e, attempt):
                     failed = StepRecord(self._key, path, name, error=error, attempt=attempt, digest=digest)
                     fact = ev.StepFailed(self._step, self._key, error, attempt=attempt, path=path)

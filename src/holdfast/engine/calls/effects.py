@@ -30,7 +30,6 @@ from holdfast.core.errors import (
     EffectConflict,
     EffectFailed,
     EffectInProgress,
-    ErrorValue,
     LeaseLost,
     StepFailure,
     StepTimeout,
@@ -40,6 +39,7 @@ from holdfast.core.errors import (
 from holdfast.core.lease import Alive
 from holdfast.core.retry import ONCE, Retry, backoff
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
+from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import undos
@@ -438,7 +438,7 @@ class Performance:
 
     async def _failed(self, effect: Effect, failure: Exception) -> tuple[bool, Any]:
         """A failure is a result too; the retry policy says what follows (§6.9)."""
-        error = ErrorValue.of(failure, where=self.path)
+        error = recorded(failure, where=self.path)
         now = self.services.clock.now()
         failed = replace(effect, status=EffectStatus.FAILED, error=error, settled_at=now)
         tries = self._tries() + 1
@@ -576,7 +576,7 @@ class Performance:
         """Puts on record that it may not be done; gives the failure that says so."""
         self.key, self.records = await self._on_record(self.key)
         failure = EffectFailed(f"{self.name} was not allowed: {why}", code="effect_blocked")
-        error = ErrorValue.of(failure, where=self.path)
+        error = recorded(failure, where=self.path)
         effect = self._attempt(None)
         row = replace(effect, status=EffectStatus.BLOCKED, closed=True, detail=why, settled_at=effect.attempted_at, error=error)
         done = StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt, digest=self.request)
@@ -585,7 +585,7 @@ class Performance:
 
     async def _given_up(self, effect: Effect) -> NoReturn:
         failure = EffectFailed(f"{self.name} was abandoned by decision", code="effect_abandoned")
-        error = ErrorValue.of(failure, where=self.path)
+        error = recorded(failure, where=self.path)
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now())
         draft = Draft(
             facts=[self._fact(ev.SideEffectAbandoned, effect, "by decision"), ev.StepFailed(self.ctx._step, self.ctx._key, error, attempt=self.ctx.attempt, path=self.path)],

@@ -16,8 +16,9 @@ from typing import Any, Protocol
 from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.errors import Conflict, ErrorValue, RecordMismatch, StoreError, UsageError
+from holdfast.core.errors import Conflict, RecordMismatch, StoreError, UsageError
 from holdfast.core.waits import Wait
+from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft
 
 
@@ -198,7 +199,7 @@ async def _failed(ctx: Owner, path: str, name: str, error: BaseException) -> Non
     if not isinstance(error, Exception) or isinstance(error, UsageError | RecordMismatch | StoreError | Conflict) or ctx._journal.dead is not None:
         return
     kind = "first_of" if name == "first_of" else "scope"
-    value = ErrorValue.of(error, where=path)
+    value = recorded(error, where=path)
     facts = [*_closed(ctx, path, "another of its scope failed"), ev.StepFailed(ctx._step, ctx._key, value, path=path)]
     await ctx._save(Draft(facts=facts, results=[StepRecord(ctx._key, path, name, error=value, kind=kind)]))
 

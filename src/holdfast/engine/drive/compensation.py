@@ -17,12 +17,13 @@ from holdfast.core.checkpoint import Source, StepRecord, Task
 from holdfast.core.codec import open_row
 from holdfast.core.commit import InboxItem
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectFailed, EffectsUndone, ErrorValue, LeaseLost, StoreError
+from holdfast.core.errors import EffectFailed, EffectsUndone, LeaseLost, StoreError
 from holdfast.core.graph import Node, Program
 from holdfast.core.policy import Kind, Request
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, Decision, WaitKind
+from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import undos
@@ -207,7 +208,7 @@ class _Undoing:
 
     def _failed(self, error: Exception) -> None:
         """A failure that left no record of its own."""
-        value = ErrorValue.of(error, where=self._path)
+        value = recorded(error, where=self._path)
         fact = ev.StepFailed(self._journal.checkpoint.step + 1, core.TASK, value, path=self._path)
         self._journal.hold(Draft(facts=[fact], results=[StepRecord(core.TASK, self._path, self._name, error=value, kind="effect")]))
 

@@ -28,6 +28,7 @@ from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
+from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.safe_points import Boundaries
 from holdfast.engine.base.services import Services
@@ -289,7 +290,7 @@ class Driver:
             spent = StepFailure(
                 f"its owners died {self._journal.progress.takeovers} times without any progress in between", code="takeover_limit", hint="find out what kills them, then resume"
             )
-            await self._fail(Draft(), spent, ErrorValue.of(spent))
+            await self._fail(Draft(), spent, recorded(spent))
             return True
         # A step that kills its owners before their first commit must be counted all the same.
         await self._journal.save(Draft())
@@ -313,10 +314,10 @@ class Driver:
             delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, values, inline=kept, carries=carried)
         except Exception as e:  # a reducer that refuses the input
             if born is not None:  # its first commit is its last
-                draft.facts += [ev.RunStarted(), ev.RunFailed(decisions.stop_reason(e), ErrorValue.of(e))]
+                draft.facts += [ev.RunStarted(), ev.RunFailed(decisions.stop_reason(e), recorded(e))]
                 await journal.rest(draft, Source.FAILURE)
                 return
-            await self._fail(Draft(facts=[ev.RunStarted()] if journal.run.status is Status.PENDING else []), e, ErrorValue.of(e))
+            await self._fail(Draft(facts=[ev.RunStarted()] if journal.run.status is Status.PENDING else []), e, recorded(e))
             return
         if born is not None or journal.run.status is Status.PENDING:
             draft.facts.append(ev.RunStarted())
@@ -368,11 +369,11 @@ class Driver:
                 try:
                     superstep.expect(self._program, checkpoint.pending)
                 except StepFailure as e:
-                    await self._fail(Draft(), e, ErrorValue.of(e))
+                    await self._fail(Draft(), e, recorded(e))
                     return journal.run
             if steps >= self._limit:
                 limit = StepLimit(f"{steps} super-steps in one invocation; the limit is {self._limit}", hint="resume with a higher step_limit")
-                await self._fail(Draft(), limit, ErrorValue.of(limit))
+                await self._fail(Draft(), limit, recorded(limit))
                 return journal.run
             if journal.echo is not None and checkpoint.step >= journal.echo.last:
                 journal.replayed()
@@ -461,7 +462,7 @@ class Driver:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals())
         except Exception as e:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
             kept = [results[k] for k in inline]
-            return await self._fail(Draft(facts=[_completed(parent.step + 1, r) for r in kept], results=list(kept)), e, ErrorValue.of(e))
+            return await self._fail(Draft(facts=[_completed(parent.step + 1, r) for r in kept], results=list(kept)), e, recorded(e))
         draft = Draft(facts=[_completed(moved.step, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
         for done in results.values():
             if done.intents or done.ledger:
@@ -585,7 +586,7 @@ class Driver:
             given = superstep.check_input(program, restart.inputs)
             writes = {c.name: c.initial for c in program.channels.values() if c.initial is not MISSING} | dict(given)
         except (StepFailure, UsageError) as e:
-            failed = StepError(task.key, e, ErrorValue.of(e, where=task.key), 1)
+            failed = StepError(task.key, e, recorded(e, where=task.key), 1)
             return await self._fail(Draft(facts=[failure(journal, failed)]), e, failed.error)
         if journal.run.waits:
             journal.hold(Draft(facts=list(decisions.close_waits(journal.run, "the flow began afresh"))))

@@ -10,9 +10,10 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Delta, Source
 from holdfast.core.effects import Effect
-from holdfast.core.errors import ErrorValue, HoldfastError, InvalidInput, RunIsLive, SettledTerminal, UndecidedWait
+from holdfast.core.errors import HoldfastError, InvalidInput, RunIsLive, SettledTerminal, UndecidedWait
 from holdfast.core.lease import TOUCH
 from holdfast.core.status import TERMINAL, Status, move
+from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.drive.desk import Desk
@@ -70,7 +71,7 @@ class Patches:
                 facts = decisions.mark_run_done(run)
             case Status.FAILED:
                 error = HoldfastError(reason or f"{actor} said so", code="marked_failed")
-                facts = decisions.mark_run_failed(run, "marked_failed", ErrorValue.of(error))
+                facts = decisions.mark_run_failed(run, "marked_failed", recorded(error))
             case Status.CANCELED:
                 facts = (*decisions.close_waits(run, "canceled"), ev.RunCanceled(stop_reason=reason or "canceled"))
             case Status.REPLAYING:

@@ -19,6 +19,7 @@ from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.policy import gated
 from holdfast.core.retry import backoff
 from holdfast.core.superstep import INTENTS, check_writes, reduced
+from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
@@ -95,12 +96,12 @@ async def execute(
         except (Exception, SystemExit) as e:
             # Conditions and routers are plain code that runs here: what exits there ends the step, not the process.
             cause = e if isinstance(e, Exception) else StepFailure(f"{node.name} called sys.exit({e.code!r})", code="system_exit")
-            error, outcome = ErrorValue.of(cause, where=place.where), "failed"
+            error, outcome = recorded(cause, where=place.where), "failed"
         except Restart as e:
             if program.flow:
                 raise
             cause = StepFailure("ctx.restart is for flows", code="restart_outside_flow", hint="in a graph return Goto(node, writes)")
-            raise StepError(place.key, cause, ErrorValue.of(cause, where=place.where), attempt) from e
+            raise StepError(place.key, cause, recorded(cause, where=place.where), attempt) from e
         if journal.dead is not None:
             raise journal.dead from None
         if not node.retry.retries(cause, attempt):
@@ -275,7 +276,7 @@ def _outcome(node: Node, task: Task, ctx: Context | None) -> str:
     if outcome is OK or completes(outcome):
         return outcome
     cause = StepFailure(f"{task.key} ended {outcome!r}, which is no completion")
-    raise StepError(task.key, cause, ErrorValue.of(cause, where=task.key), ctx.attempt, outcome)
+    raise StepError(task.key, cause, recorded(cause, where=task.key), ctx.attempt, outcome)
 
 
 def _interpret(node: Node, value: Any) -> tuple[dict[str, Any], tuple[str, ...] | None, list[Send]]:
