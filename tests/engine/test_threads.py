@@ -22,7 +22,7 @@ from holdfast.engine.look import threads
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Store
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
-from holdfast.stores.rules import WHOLE_FLOOR
+from holdfast.stores.apply import WHOLE_FLOOR
 from holdfast.stores.sqlite import writer
 from holdfast.testing import VirtualClock
 from holdfast.testing.crash import CrashingStore, Fault, SimulatedCrash, at_write

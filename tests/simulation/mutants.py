@@ -21,7 +21,7 @@ from holdfast.engine.base.journal import Journal
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls.context import Context
 from holdfast.engine.desk import intake
-from holdfast.stores import rules
+from holdfast.stores import apply
 from holdfast.stores.memory import MemoryStore
 
 Patch = pytest.MonkeyPatch
@@ -46,18 +46,18 @@ def mutant(plant: Callable[[Patch], None]) -> Callable[[Patch], None]:
 @mutant
 def fence_and_tip_ignored(patch: Patch) -> None:
     """Whoever commits is believed (§10.2, T-75)."""
-    patch.setattr(rules, "refusal", lambda *_, **__: None)
+    patch.setattr(apply, "refusal", lambda *_, **__: None)
 
 
 @mutant
 def fence_ignored(patch: Patch) -> None:
     """Only the log's tip is compared: a late owner writes until the new one has (§10.2)."""
-    real = rules.refusal
+    real = apply.refusal
 
-    def refusal(c: Any, *, fence: int, owner: str | None, live: bool, row: int) -> Any:
-        return real(msgspec.structs.replace(c, fence=fence + isinstance(c.lease, rules.Take | rules.Touch)), fence=fence, owner=owner, live=live, row=row)
+    def refusal(c: Any, found: apply.Found) -> Any:
+        return real(msgspec.structs.replace(c, fence=found.fence + isinstance(c.lease, apply.Take | apply.Touch)), found)
 
-    patch.setattr(rules, "refusal", refusal)
+    patch.setattr(apply, "refusal", refusal)
 
 
 @mutant
@@ -96,8 +96,8 @@ def lane_order_ignored(patch: Patch) -> None:
 @mutant
 def waiting_lets_go_of_the_lane(patch: Patch) -> None:
     """A run that waits gives its lane away, though it was told to hold it (§10.8)."""
-    real = rules.holds_after
-    patch.setattr(rules, "holds_after", lambda c, held: False if c.run.status in rules.WAITING else real(c, held))
+    real = apply.holds_after
+    patch.setattr(apply, "holds_after", lambda c, held: False if c.run.status in apply.WAITING else real(c, held))
 
 
 # -- what is kept ------------------------------------------------------------------------------------
@@ -267,8 +267,8 @@ def effect_key_ignores_the_visit(patch: Patch) -> None:
 @mutant
 def inbox_item_not_consumed(patch: Patch) -> None:
     """A command is not marked as taken by the commit that it became (§1.6)."""
-    real = rules.prepare
-    patch.setattr(rules, "prepare", lambda c: real(msgspec.structs.replace(c, took=())))
+    real = apply.prepare
+    patch.setattr(apply, "prepare", lambda c: real(msgspec.structs.replace(c, took=())))
 
 
 @mutant
@@ -280,8 +280,8 @@ def decision_not_recorded(patch: Patch) -> None:
 @mutant
 def wake_up_lost(patch: Patch) -> None:
     """What is put into the inbox of a resting run does not make it claimable (§10.16)."""
-    real = rules.due_after
-    patch.setattr(rules, "due_after", lambda c, owner, now, unread: None if c.run.status in rules.WAITING and isinstance(c.lease, rules.Touch) else real(c, owner, now, unread))
+    real = apply.due_after
+    patch.setattr(apply, "due_after", lambda c, owner, now, unread: None if c.run.status in apply.WAITING and isinstance(c.lease, apply.Touch) else real(c, owner, now, unread))
 
 
 __all__ = ["MUTANTS", "Mutant"]

@@ -20,7 +20,7 @@ from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import Conflict
 from holdfast.core.lease import RELEASE
 from holdfast.core.waits import Wait, WaitKind
-from holdfast.stores import rules
+from holdfast.stores import apply
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.conformance import Script, effect
 
@@ -226,6 +226,6 @@ def test_every_interleaving_keeps_the_invariants() -> None:
 
 def test_without_the_fence_an_invariant_breaks(monkeypatch: pytest.MonkeyPatch) -> None:
     """The model would see it: the fence is what keeps a late owner out (T-75)."""
-    monkeypatch.setattr(rules, "refusal", lambda *_, **__: None)
+    monkeypatch.setattr(apply, "refusal", lambda *_, **__: None)
     _, broken = explore()
     assert broken.startswith(("a late owner", "the effect")), broken

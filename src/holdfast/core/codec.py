@@ -16,10 +16,11 @@ import msgspec
 from holdfast.core import canon, commands, status
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Result, Source, Task
-from holdfast.core.commit import Commit
+from holdfast.core.commit import Commit, Intent
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat
 from holdfast.core.run import Run
+from holdfast.core.schedules import Schedule
 from holdfast.core.waits import Wait
 
 _encoder = msgspec.msgpack.Encoder()
@@ -256,6 +257,24 @@ def encode_command(command: commands.AnyCommand) -> bytes:
 def decode_command(data: bytes) -> commands.AnyCommand:
     command: commands.AnyCommand = _strict(_decoder(commands.AnyCommand), data, "an inbox item")
     return command
+
+
+def encode_intent(intent: Intent) -> bytes:
+    return _encoder.encode(intent)
+
+
+def decode_intent(data: bytes) -> Intent:
+    intent: Intent = _strict(_decoder(Intent), data, "an intent")
+    return intent
+
+
+def encode_schedule(schedule: Schedule) -> bytes:
+    return _encoder.encode(schedule)
+
+
+def decode_schedule(data: bytes) -> Schedule:
+    schedule: Schedule = _strict(_decoder(Schedule), data, "a schedule")
+    return schedule
 
 
 def _strict(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:

@@ -28,18 +28,16 @@ from holdfast.core.errors import (
     LeaseLost,
     RunNotFound,
     StoreError,
-    TokenRefused,
-    VersionConflict,
 )
-from holdfast.core.lease import COUNTER_BITS, Alive, Lease, Take
+from holdfast.core.lease import Alive, Lease, Take
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
 from holdfast.core.tokens import Token
 from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
-from holdfast.stores import rules
+from holdfast.stores import apply
+from holdfast.stores.apply import OPEN_INTENTS, Found, Prepared
 from holdfast.stores.changes import Changes
-from holdfast.stores.rules import LAST_TURN, OPEN_INTENTS, RECLAIMED, SENDER_LOST, Prepared
 from holdfast.stores.tables import Indexed
 
 
@@ -148,7 +146,7 @@ class MemoryStore:
 
     async def commit(self, commit: Commit) -> Tip:
         commit.check()
-        prepared = rules.prepare(commit)
+        prepared = apply.prepare(commit)
         with self._atomic():
             tip = self._apply(prepared)
         self._changes.tell()
@@ -157,41 +155,29 @@ class MemoryStore:
     def _apply(self, p: Prepared) -> Tip:
         c, now, run_id = p.commit, self.now(), p.commit.run.run_id
         old = self._runs.get(run_id)
-        if isinstance(c.lease, Take) and c.lease.owner not in self._workers:
-            raise LeaseLost(f"{c.lease.owner} is not a known worker", hint="register it first")
-        if c.after is None:
-            if old is not None:
-                raise VersionConflict(f"{run_id} exists already", hint="load it")
-            if error := rules.first_fence(c, self.incarnation):
-                raise error
-        else:
-            if old is None:
-                raise RunNotFound(f"there is no run {run_id}")
-            live = old.owner is not None and self._lost(old.owner, now) is None
-            if error := rules.refusal(c, fence=old.fence, owner=old.owner, live=live, row=old.tip.row):
-                raise error
-        number = old.number if old else self._next()
-        reborn = old is None or (old.status in TERMINAL and not c.run.terminal)
-        turn = self._next() if reborn or old is None else old.turn
+        taker = not isinstance(c.lease, Take) or c.lease.owner in self._workers
+        ruling = apply.ruled(p, None if old is None else self._found(old, now), incarnation=self.incarnation, taker=taker)
+        if isinstance(ruling, HoldfastError):
+            raise ruling
         lane = (c.run.tenant_id, c.run.session_key, c.run.lane)
-        if rules.wants_lane(c) and (blocker := self._blocker(run_id, lane, now, bool(old and old.holds), LAST_TURN if reborn else turn)):
-            raise rules.lane_busy(c.run, blocker)
+        if ruling.lane is not None and (blocker := self._blocker(run_id, lane, now, ruling.lane)):
+            raise apply.lane_busy(c.run, blocker)
+        number = old.number if old else self._next()
+        turn = ruling.turn or self._next()
         tip = p.tip(self._next())
         for key in c.took:
             item = self._inbox.get((run_id, key))
             if item is None or item.taken_seq is not None:
-                raise Conflict(f"the inbox item {key!r} of {run_id} is not there to be taken", code="inbox_taken")
+                raise apply.inbox_taken(run_id, key)
             self._set(self._inbox, (run_id, key), msgspec.structs.replace(item, taken_seq=tip.seq))
-        owner = rules.owner_after(c, old.owner if old else None)
-        unread = self._unread(run_id)
         doc = p.sealed.doc if p.sealed.doc is not None or old is None else old.doc
         self._set(
             self._runs,
             run_id,
             _Row(
                 number=number, doc=doc or codec.encode_run(c.run), run=c.run, status=c.run.status.value, version=c.run.version,
-                step=c.run.current_step_id, head=c.run.checkpoint_head, tip=tip, fence=c.fence, turn=turn, owner=owner,
-                due=rules.due_after(c, owner, now, unread), holds=rules.holds_after(c, bool(old and old.holds)),
+                step=c.run.current_step_id, head=c.run.checkpoint_head, tip=tip, fence=c.fence, turn=turn, owner=ruling.owner,
+                due=apply.due_after(c, ruling.owner, now, self._unread(run_id)), holds=ruling.holds,
             ),
         )  # fmt: skip
         self._set(self._log, (run_id, tip.seq), p.sealed.row)
@@ -200,7 +186,7 @@ class MemoryStore:
             self._set(self._wholes, run_id, (tip.seq, p.whole))
         if c.behind is not None:
             if gone := [r for r in c.behind.runs if r not in self._runs]:
-                raise rules.lender_gone(run_id, gone[0])
+                raise apply.lender_gone(run_id, gone[0])
             self._set(self._carries, run_id, c.behind.runs)
         for wait_id in p.closed:
             for token in [t for t in self._tokens.values() if t.run_id == run_id and t.wait_id == wait_id and t.open]:
@@ -217,7 +203,7 @@ class MemoryStore:
         for claim in c.claims:
             taken = self._claims.get((claim.kind, claim.scope, claim.key))
             if taken is not None and (taken.expires_at is None or taken.expires_at > now):
-                raise rules.claim_taken(claim.kind, claim.key, taken.run_id)
+                raise apply.claim_taken(claim.kind, claim.key, taken.run_id)
             self._set(self._claims, (claim.kind, claim.scope, claim.key), claim)
         for effect in c.effects:
             if effect.open and any(e.open and e.effect_id != effect.effect_id for e, _ in self._effects.of("key", effect.key)):
@@ -235,7 +221,7 @@ class MemoryStore:
             self._put(item, now)
         for move in c.moves:
             if self._schedules.get(move.after.schedule_id) != move.before:
-                raise rules.schedule_moved(move.after.schedule_id)
+                raise apply.schedule_moved(move.after.schedule_id)
             self._set(self._schedules, move.after.schedule_id, move.after)
 
     def _keep(self, run_id: str, blob: Blob) -> None:
@@ -257,9 +243,7 @@ class MemoryStore:
         if there is not None:
             return _item(there)
         self._set(self._inbox, (item.run_id, item.key), _Item(item.run_id, item.key, codec.encode_command(item.command), item.put_at, None))
-        if row.owner is None and row.status not in TERMINAL:
-            due = now if row.due is None else min(now, row.due)
-            self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=due))
+        self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=apply.woken(self._found(row, now), row.due, now)))
         return msgspec.structs.replace(item, taken_seq=None)
 
     async def put(self, item: InboxItem) -> InboxItem:
@@ -271,16 +255,16 @@ class MemoryStore:
     # -- leases and lanes ---------------------------------------------------------------------------
 
     def _lost(self, owner: str, now: int) -> str | None:
-        """Why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it lives."""
+        """Why an owner's runs may be taken over; None while it lives."""
         worker = self._workers.get(owner)
-        if owner in self._dead:
-            return "owner_dead"
-        return "expired" if worker is None or worker.expires_at <= now else None
+        return apply.lost(None if worker is None else worker.expires_at - now, self._alive(owner))
 
-    def _blocker(self, run_id: str, lane: tuple[str, str, str], now: int, holds: bool, turn: int) -> str | None:
+    def _found(self, row: _Row, now: int) -> Found:
+        live = row.owner is not None and self._lost(row.owner, now) is None
+        return Found(row.fence, row.owner, live, row.tip.row, row.tip.hash, row.holds, row.turn, row.status)
+
+    def _blocker(self, run_id: str, lane: tuple[str, str, str], now: int, turn: int) -> str | None:
         """The run that holds the lane, or is due before this turn (§10.8)."""
-        if holds:
-            return None
         others = [r for r in self._runs.values() if r.lane == lane and r.run.run_id != run_id]
         found = [r for r in others if r.holds] + [r for r in others if r.due is not None and r.due <= now and r.turn < turn]
         return found[0].run.run_id if found else None
@@ -303,8 +287,7 @@ class MemoryStore:
     def _claimable(
         self, row: _Row, owner: str, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None, shapes: Sequence[str] | None
     ) -> bool:
-        own = run_id is not None and row.owner == owner
-        if row.status in TERMINAL or (row.owner is not None and not own and self._lost(row.owner, now) is None):
+        if not apply.takeable(self._found(row, now), owner if run_id is not None else ""):
             return False
         if run_id is not None:
             wanted = row.run.run_id == run_id
@@ -312,13 +295,13 @@ class MemoryStore:
             due = row.owner is not None or (row.due is not None and row.due <= now)
             wanted = due and (not queues or row.run.queue in queues) and (skills is None or row.run.skill_id in skills)
             wanted = wanted and (shapes is None or row.run.fingerprint in shapes)
-        return wanted and self._blocker(row.run.run_id, row.lane, now, row.holds, row.turn) is None
+        return wanted and (row.holds or self._blocker(row.run.run_id, row.lane, now, row.turn) is None)
 
     def _take(self, row: _Row, owner: str, now: int) -> Claim:
-        cause = "" if row.owner is None else self._lost(row.owner, now) or RECLAIMED
+        lost = None if row.owner is None else self._lost(row.owner, now)
         due = now if row.due is None else min(now, row.due)
         self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=row.fence + 1, holds=True, due=due))
-        return Claim(row.run.run_id, row.fence + 1, row.owner, cause)
+        return apply.taken(row.run.run_id, row.fence, row.owner, owner, lost)
 
     async def register(self, owner: str, ttl_us: int) -> None:
         if owner in self._workers:
@@ -357,7 +340,7 @@ class MemoryStore:
     # -- reading ------------------------------------------------------------------------------------
 
     def _run(self, row: _Row) -> Run:
-        return rules.overlay(codec.decode_run(row.doc), status=row.status, version=row.version, step=row.step, head=row.head)
+        return apply.overlay(codec.decode_run(row.doc), status=row.status, version=row.version, step=row.step, head=row.head)
 
     def _lease(self, row: _Row) -> Lease:
         worker = self._workers.get(row.owner or "")
@@ -411,12 +394,9 @@ class MemoryStore:
     async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
         now = self.now()
         with self._atomic():
-            token = self._tokens.get(hash)
-            if token is None:
-                raise TokenRefused("the link is not known here", hint="ask for another")
-            token.refuse(now)
-            if (item.run_id, item.key) not in self._inbox:
-                self._set(self._tokens, hash, msgspec.structs.replace(token, used_at=now))
+            used = apply.usable(self._tokens.get(hash), now, answered=(item.run_id, item.key) in self._inbox)
+            if used is not None:
+                self._set(self._tokens, hash, used)
             kept = self._put(item, now)
         self._changes.tell()
         return kept
@@ -470,10 +450,7 @@ class MemoryStore:
             lost = intent.state == "sending" and ((intent.lease_until or 0) <= now or intent.owner in self._dead)
             ready = lost or (intent.state == "queued" and intent.due <= now)
             if ready and intent.order_key not in blocked and len(out) < limit:
-                detail = SENDER_LOST if lost else intent.detail
-                mine = msgspec.structs.replace(
-                    intent, state="sending", owner=owner, lease_until=now + ttl_us, attempts=intent.attempts + 1, detail=detail
-                )
+                mine = apply.sending(intent, owner, now + ttl_us, lost=lost)
                 self._intents[intent.intent_id] = mine
                 out.append(mine)
             if intent.order_key:
@@ -532,26 +509,23 @@ class MemoryStore:
 
     async def _as_shown(self, evidence: Evidence) -> int:
         """Refuses what has changed since it was looked at, and what somebody lives on; gives the time."""
-        there = await self.evidence(evidence.run_id)
-        if there is None or there.raw != evidence.raw:
-            raise VersionConflict(f"{evidence.run_id} has changed since it was looked at", hint="look again")
         now = self.now()
-        if there.lease is not None and there.lease.live(now):
-            raise LeaseLost(f"{evidence.run_id} is held by {there.lease.owner}", hint="wait until it rests")
+        if error := apply.mendable(evidence, await self.evidence(evidence.run_id), now):
+            raise error
         return now
 
     def _mend(self, evidence: Evidence, commits: Sequence[Commit], now: int) -> list[Prepared]:
         """Appends the commits and puts the last one's run in the place of the row; operational columns stay as they are."""
         run_id, run, old = evidence.run_id, commits[-1].run, self._runs.get(evidence.run_id)
         assert evidence.tip is not None
-        written = [rules.prepare(c) for c in commits]
+        written = [apply.prepare(c) for c in commits]
         for p in written:
             self._set(self._log, (run_id, p.sealed.row.seq), p.sealed.row)
             self._set(self._order, run_id, (*self._order.get(run_id, ()), p.sealed.row.seq))
         tip = written[-1].tip(self._next())
         owner = None if old is None or run.terminal else old.owner
         due = old.due if old is not None else None
-        due = rules.due_rebuilt(commits[-1], owner, due, old is None or old.status != run.status.value, now, self._unread(run_id))
+        due = apply.due_rebuilt(commits[-1], owner, due, old is None or old.status != run.status.value, now, self._unread(run_id))
         self._set(
             self._runs,
             run_id,
@@ -569,10 +543,7 @@ class MemoryStore:
     async def adopt(self, dossier: Dossier) -> bool:
         run_id = dossier.run.run_id
         if run_id in self._runs:
-            mine = await self.rows(run_id)
-            if [r.data for r in mine[: len(dossier.rows)]] == [r.data for r in dossier.rows]:
-                return False
-            raise VersionConflict(f"another run {run_id} is here already", hint="export that one first, or choose another store")
+            return not apply.same(dossier, await self.rows(run_id))
         with self._atomic():
             self._take_over(dossier, None)
         self._changes.tell()
@@ -580,13 +551,14 @@ class MemoryStore:
 
     def _take_over(self, d: Dossier, owner: str | None) -> None:
         """Puts a run into the tables as it is known from elsewhere."""
-        run, run_id, newest = d.run, d.run.run_id, codec.open_row(d.rows[-1])
+        run, run_id, now = d.run, d.run.run_id, self.now()
+        stands = apply.adopted(d, self.incarnation, now)
         for row in d.rows:
             self._set(self._log, (run_id, row.seq), row)
         if d.origin is not None:
             self._set(self._origins, run_id, d.origin)
-        if carries := codec.carried(d.rows):
-            self._set(self._carries, run_id, tuple([c.run_id for c in carries]))
+        if stands.carries:
+            self._set(self._carries, run_id, stands.carries)
         self._set(self._order, run_id, tuple(r.seq for r in d.rows))
         for item in d.inbox:
             kept = _Item(run_id, item.key, codec.encode_command(item.command), item.put_at, item.taken_seq)
@@ -602,16 +574,15 @@ class MemoryStore:
             self._set(self._ledger, self._next(), entry)
         for blob in d.blobs:
             self._keep(run_id, blob)
-        unread = any(i.taken_seq is None for i in d.inbox)
-        number, now = self._next(), self.now()
-        tip = Tip(newest.seq, newest.hash, self._next(), sum(len(r.data) for r in d.rows), len(d.origin or b""))
+        number = self._next()
+        tip = Tip(stands.seq, stands.hash, self._next(), stands.since, stands.whole)
         self._set(
             self._runs,
             run_id,
             _Row(
                 number=number, doc=codec.encode_run(run), run=run, status=run.status.value, version=run.version, step=run.current_step_id,
-                head=run.checkpoint_head, tip=tip, fence=self.incarnation << COUNTER_BITS | max(1, newest.fence), turn=number, owner=owner,
-                due=now if owner is not None else rules.due_at_rest(run, now, unread), holds=owner is not None,
+                head=run.checkpoint_head, tip=tip, fence=stands.fence, turn=number, owner=owner,
+                due=now if owner is not None else stands.due, holds=owner is not None,
             ),
         )  # fmt: skip
 
@@ -638,7 +609,7 @@ class MemoryStore:
         root_of = {run_id: root for root, runs in members.items() for run_id, _ in runs}
         unsettled = {root_of[i.run_id] for i in self._intents.values() if i.state in OPEN_INTENTS and i.run_id in root_of}
         unsettled |= {e.lineage_root for e, _ in self._effects.values() if e.open}
-        return rules.prunable(members, links, root_of, before, unsettled, loans)
+        return apply.prunable(members, links, root_of, before, unsettled, loans)
 
     def _forget(self, gone: set[str]) -> None:
         """Deletes runs and what hangs on them; effects under keys that other runs share stay."""

@@ -51,11 +51,11 @@ from holdfast.core.run import Run, fold
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
 from holdfast.ports import Claim, Dossier, Evidence, Pruned, RunFilter
-from holdfast.stores import rules
+from holdfast.stores import apply
+from holdfast.stores.apply import Prepared
 from holdfast.stores.loglines import EVENTS, Kept, b64, commit_lines, line, read_log, unline
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.plainly import agenda, plainly, revived, scheduled
-from holdfast.stores.rules import Prepared
 
 FORMAT = 1
 META, HOUSE, TOMBSTONES, SCHEDULES, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "blobs"
@@ -305,7 +305,7 @@ class WorkspaceStore(MemoryStore):
     async def commit(self, commit: Commit) -> Tip:
         commit.check()
         self._usable(commit.run.run_id)
-        prepared = rules.prepare(commit)
+        prepared = apply.prepare(commit)
         with self._atomic():
             tip = self._apply(prepared)
             self._persist(prepared)

@@ -34,8 +34,8 @@ from holdfast.core.run import Run, fold
 from holdfast.core.tokens import Token
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.ports import Dossier, Loaded, RunFilter, Store, Upkeep
+from holdfast.stores.apply import WHOLE_FLOOR
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.rules import WHOLE_FLOOR
 
 TTL = 30_000_000
 SECOND = 1_000_000
@@ -281,6 +281,22 @@ async def case_version_conflict(h: Harness) -> None:
     missing.run, missing.tip = script.run, script.tip
     assert script.run is not None
     await script.steps(1)
+
+
+@case
+async def case_tip_is_compared_by_hash(h: Harness) -> None:
+    """§1.9: after a lost tail the same numbers are given out twice; a commit follows the very row that it names, or nothing."""
+    await h.store.register("w", TTL)
+    script = await (await Script(h.store, "r1").begin("w")).steps(2)
+    assert script.tip is not None
+    before = await h.store.rows("r1")
+    sound, script.tip = script.tip, replace(script.tip, hash=bytes(len(script.tip.hash)))
+    for lost in (script.step(), script.commit(ev.NoteAdded("x")), script.commit(ev.RunCompleted(), lease=RELEASE)):
+        await refused(VersionConflict, h.store.commit(lost))
+    assert await h.store.rows("r1") == before
+    script.tip = sound
+    await (await script.steps(1)).complete()
+    await refused(VersionConflict, h.store.commit(replace(script.touching(ev.NoteAdded("x")), after=replace(script.tip, hash=sound.hash))))
 
 
 @case

@@ -9,27 +9,22 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import apsw
 import msgspec
 
 from holdfast.core import blobs, codec
 from holdfast.core.blobs import Blob
-from holdfast.core.commit import Commit, InboxItem, Intent, Tip
+from holdfast.core.commit import InboxItem, Intent, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import Conflict, EventUnreadable, LeaseLost, RunNotFound, VersionConflict
-from holdfast.core.lease import Take
+from holdfast.core.errors import HoldfastError, RunNotFound
+from holdfast.core.lease import Take, Touch
 from holdfast.core.schedules import Schedule
-from holdfast.core.status import TERMINAL
-from holdfast.stores import rules
-from holdfast.stores.rules import LAST_TURN, Prepared
+from holdfast.stores import apply
+from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.sqlite.connection import Q, abort, row
 from holdfast.stores.sqlite.owners import Owners
-
-_TERMINAL = frozenset(s.value for s in TERMINAL)
-_encoder = msgspec.msgpack.Encoder()
-_intent = msgspec.msgpack.Decoder(Intent)
-_schedule = msgspec.msgpack.Decoder(Schedule)
 
 
 class Refused(Exception):
@@ -72,7 +67,7 @@ class Committer:
         try:
             execute(Q.step_log, (key, log.seq, after.row, log.hash, log.data))
             number = self.db.last_insert_rowid()
-            execute(Q.step_run, (log.seq, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, after.row))
+            execute(Q.step_run, (log.seq, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, after.row, after.hash))
             if self.db.changes() != 1:
                 raise Refused
             self._commit()
@@ -123,9 +118,10 @@ class Committer:
                 continue
             number += 1
             c, end = p.commit, p.sealed.row
-            run, seq, digest, row = c.run, end.seq, end.hash, c.after.row  # type: ignore[union-attr]  # a step follows something
-            log.append((number, key, seq, row, digest, end.data))
-            runs.append((seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, row))
+            run, seq, digest, after = c.run, end.seq, end.hash, c.after
+            assert after is not None, "a step follows something"
+            log.append((number, key, seq, after.row, digest, end.data))
+            runs.append((seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, after.row, after.hash))
             done[i] = Applied(p.tip(number), key, True)
         if not runs:
             return
@@ -143,63 +139,58 @@ class Committer:
         c, execute, log = p.commit, self._cursor.execute, p.sealed.row
         run = c.run
         state = row(self.db, Q.run_state, (run.run_id,))
-        if isinstance(c.lease, Take) and self._owners.find(self.db, c.lease.owner) is None:
-            raise LeaseLost(f"{c.lease.owner} is not a known worker", hint="register it first")
-        if state is None:
-            self._may_begin(c)
-            key, tip, owner, holds, turn = 0, 0, None, 0, 0
-        else:
-            key, tip, fence, owner, holds, turn, status = state
-            if c.after is None:
-                raise VersionConflict(f"{run.run_id} exists already", hint="load it")
-            live = owner is not None and self._owners.lost(self._owners.find(self.db, owner)) is None
-            if error := rules.refusal(c, fence=fence, owner=owner, live=live, row=tip):
-                raise error
-            if status in _TERMINAL and not run.terminal:
-                turn = 0
+        key, tip = (0, 0) if state is None else state[:2]
+        ruling = self._ruled(p, None if state is None else state[1:])
         self._log_id = number = self._log_id + 1
         self._log_hash = log.hash
-        if rules.wants_lane(c) and not holds:
-            self._need_lane(p, key, turn or LAST_TURN, now)
-        owner, holding = rules.owner_after(c, owner), int(rules.holds_after(c, bool(holds)))
+        if ruling.lane is not None:
+            self._need_lane(p, key, ruling.lane, now)
+        owner = ruling.owner
         hot = (log.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, c.fence, owner)
-        cold = (holding, turn or number, p.whole_size, run.status.value, run.priority, run.fingerprint, p.sealed.doc)
+        cold = (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.fingerprint, p.sealed.doc)
         if state is None:
             found_by = (run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root)
-            execute(Q.run_insert, (*hot, rules.due_after(c, owner, now, False), *cold, *found_by))
+            execute(Q.run_insert, (*hot, apply.due_after(c, owner, now, False), *cold, *found_by))
             key = self.db.last_insert_rowid()
         execute(Q.steps_log, (number, key, log.seq, tip, log.hash, log.data))
         for taken in c.took:
             execute(Q.inbox_take, (log.seq, key, taken))
             if self.db.changes() != 1:
-                raise Conflict(f"the inbox item {taken!r} of {run.run_id} is not there to be taken", code="inbox_taken")
+                raise apply.inbox_taken(run.run_id, taken)
         if state is not None:
             unread = owner is None and bool(row(self.db, Q.inbox_unread, (key,))[0])
-            execute(Q.run_update, (*hot, rules.due_after(c, owner, now, unread), *cold, key))
+            execute(Q.run_update, (*hot, apply.due_after(c, owner, now, unread), *cold, key))
         if p.whole is not None:
             execute(Q.whole_insert, (key, log.seq, number, p.whole))
         for lender in c.behind.runs if c.behind is not None else ():
             execute(Q.carry_insert, (key, lender))
             if self.db.changes() != 1:
-                raise rules.lender_gone(run.run_id, lender)
+                raise apply.lender_gone(run.run_id, lender)
         for wait_id in p.closed:
             execute(Q.token_revoke, (now, key, wait_id))
         if not c.plain:
             self._beside(p, now)
         return Applied(p.tip(number), key, owner is not None)
 
-    def _may_begin(self, c: Commit) -> None:
-        if c.after is not None:
-            raise RunNotFound(f"there is no run {c.run.run_id}")
-        incarnation = row(self.db, Q.meta_get, ("incarnation",))[0]
-        if error := rules.first_fence(c, incarnation):
-            raise error
+    def _ruled(self, p: Prepared, state: tuple[Any, ...] | None) -> Ruling:
+        """What becomes of the run's row, of which ``state`` holds tip, fence, owner, holds, turn, status and the tip's hash."""
+        lease = p.commit.lease
+        taker = not isinstance(lease, Take) or self._owners.find(self.db, lease.owner) is not None
+        if state is None:
+            ruling = apply.ruled(p, None, incarnation=row(self.db, Q.meta_get, ("incarnation",))[0], taker=taker)
+        else:
+            tip, fence, owner, holds, turn, status, digest = state
+            live = owner is not None and isinstance(lease, Take | Touch) and self._owners.lost(self._owners.find(self.db, owner)) is None
+            ruling = apply.ruled(p, Found(fence, owner, live, tip, digest, bool(holds), turn, status), incarnation=0, taker=taker)
+        if isinstance(ruling, HoldfastError):
+            raise ruling
+        return ruling
 
     def _need_lane(self, p: Prepared, key: int, turn: int, now: int) -> None:
         """A run begins to execute only if nobody holds its lane and nobody due is before it (§10.8)."""
         run = p.commit.run
         if blocker := lane_blocker(self.db, (run.tenant_id, run.session_key, run.lane), key, turn, now):
-            raise rules.lane_busy(run, blocker)
+            raise apply.lane_busy(run, blocker)
 
     def _beside(self, p: Prepared, now: int) -> None:
         """What a commit writes beside its log row."""
@@ -208,7 +199,7 @@ class Committer:
             execute(Q.claim_insert, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at, now))
             if self.db.changes() != 1:
                 there = row(self.db, Q.claim_get, (claim.kind, claim.scope, claim.key, now))
-                raise rules.claim_taken(claim.kind, claim.key, there[0])
+                raise apply.claim_taken(claim.kind, claim.key, there[0])
         for effect in c.effects:
             execute(Q.effect_upsert, effect_row(effect))
         for intent in c.intents:
@@ -223,14 +214,14 @@ class Committer:
             self.put(item, now)
         for move in c.moves:
             if not self.put_schedule(move.after, move.before):
-                raise rules.schedule_moved(move.after.schedule_id)
+                raise apply.schedule_moved(move.after.schedule_id)
 
     def put_schedule(self, s: Schedule, before: Schedule | None) -> bool:
         """Inside a transaction: writes a schedule if it still stands as whoever moves it has seen it."""
         there = row(self.db, Q.schedule_get, (s.schedule_id,))
-        if (None if there is None else decode_schedule(there[0])) != before:
+        if (None if there is None else codec.decode_schedule(there[0])) != before:
             return False
-        self._cursor.execute(Q.schedule_put, (s.schedule_id, s.tenant_id, s.due, _encoder.encode(s)))
+        self._cursor.execute(Q.schedule_put, (s.schedule_id, s.tenant_id, s.due, codec.encode_schedule(s)))
         return True
 
     # -- inbox --------------------------------------------------------------------------------------
@@ -273,34 +264,4 @@ def effect_row(e: Effect) -> tuple[object, ...]:
 
 
 def intent_row(i: Intent) -> tuple[object, ...]:
-    return (i.intent_id, i.run_id, i.order_key, i.state, i.due, i.owner, i.lease_until, i.settled_at, encode_intent(i))
-
-
-def decode_schedule(data: bytes) -> Schedule:
-    """A schedule as kept.
-
-    Raises:
-        EventUnreadable: damaged bytes.
-    """
-    try:
-        return _schedule.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        raise EventUnreadable(f"a schedule cannot be decoded: {e}") from e
-
-
-def encode_intent(i: Intent) -> bytes:
-    return _encoder.encode(i)
-
-
-def decode_intent(data: bytes) -> Intent:
-    """An intent as kept.
-
-    Raises:
-        EventUnreadable: damaged bytes.
-    """
-    try:
-        return _intent.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
-        raise EventUnreadable(f"an intent cannot be decoded: {e}") from e
-
-
+    return (i.intent_id, i.run_id, i.order_key, i.state, i.due, i.owner, i.lease_until, i.settled_at, codec.encode_intent(i))

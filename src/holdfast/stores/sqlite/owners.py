@@ -10,8 +10,9 @@ from typing import NamedTuple
 import apsw
 
 from holdfast.core.lease import Alive
+from holdfast.stores import apply
+from holdfast.stores.liveness import Liveness, boot, ticks
 from holdfast.stores.sqlite.connection import Q
-from holdfast.stores.sqlite.liveness import Liveness, boot, ticks
 
 FORGET_AFTER_US = 3600 * 1_000_000
 
@@ -63,11 +64,7 @@ class Owners:
 
     def lost(self, row: WorkerRow | None) -> str | None:
         """Why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it lives (§10.6)."""
-        if row is None:
-            return "expired"
-        if self.alive(row) is Alive.NO:
-            return "owner_dead"
-        return "expired" if self.left(row) <= 0 else None
+        return apply.lost(None, Alive.UNKNOWN) if row is None else apply.lost(self.left(row), self.alive(row))
 
     def forgettable(self, row: WorkerRow) -> bool:
         """Whether the row of a lost owner without runs may go."""

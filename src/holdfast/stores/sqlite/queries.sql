@@ -16,21 +16,21 @@ BEGIN;
 -- A lone step's row; the next free id is by construction the newest.
 INSERT INTO log (run, seq, prev, hash, data) VALUES (?, ?, ?, ?, ?);
 -- name: step_run
--- The compare-and-set of a lone step: id, fence and tip must all match, and somebody must hold it.
+-- The compare-and-set of a lone step: id, fence, and the tip by its number and its hash must all match, and somebody must hold it.
 UPDATE run SET seq = ?, tip = last_insert_rowid(), since = ?, version = ?, step = ?, head = ?
-WHERE id = ? AND fence = ? AND tip = ? AND owner IS NOT NULL;
+WHERE id = ? AND fence = ? AND tip = ? AND (SELECT hash FROM log WHERE log.id = tip) = ? AND owner IS NOT NULL;
 -- name: steps_log
 INSERT INTO log (id, run, seq, prev, hash, data) VALUES (?, ?, ?, ?, ?, ?);
 -- name: steps_run
 UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?
-WHERE id = ? AND fence = ? AND tip = ? AND owner IS NOT NULL;
+WHERE id = ? AND fence = ? AND tip = ? AND (SELECT hash FROM log WHERE log.id = tip) = ? AND owner IS NOT NULL;
 -- name: last_log
 SELECT ifnull(max(id), 0) FROM log;
 
 -- Any other commit ----------------------------------------------------------------------------------
 
 -- name: run_state
-SELECT id, tip, fence, owner, holds, turn, status FROM run WHERE run_id = ?;
+SELECT r.id, r.tip, r.fence, r.owner, r.holds, r.turn, r.status, l.hash FROM run r LEFT JOIN log l ON l.id = r.tip WHERE r.run_id = ?;
 -- name: run_insert
 INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, priority, fingerprint, doc,
                  run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root)
@@ -119,7 +119,7 @@ WHERE r.owner = ?1 AND (?2 IS NULL OR r.queue IN (SELECT value FROM json_each(?2
   AND (?5 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?5)))
 ORDER BY r.priority DESC, r.due LIMIT ?4;
 -- name: claim_one
-SELECT id, run_id, fence, owner, status, tenant_id, session_key, lane, holds, turn FROM run WHERE run_id = ?;
+SELECT r.id, r.fence, r.owner, r.status, r.tenant_id, r.session_key, r.lane, r.holds, r.turn FROM run r WHERE r.run_id = ?;
 -- name: lane_holder
 SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND holds = 1 AND id <> ?;
 -- name: lane_before

@@ -22,7 +22,6 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import apsw
-import msgspec
 
 from holdfast.core import blobs, canon, codec
 from holdfast.core.checkpoint import Checkpoint
@@ -37,10 +36,8 @@ from holdfast.core.errors import (
     RunNotFound,
     StoreCorrupt,
     StoreError,
-    TokenRefused,
     UnknownStatus,
     UsageError,
-    VersionConflict,
 )
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
@@ -48,14 +45,14 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
-from holdfast.stores import rules
+from holdfast.stores import apply
+from holdfast.stores.apply import Found
 from holdfast.stores.changes import Changes
-from holdfast.stores.rules import RECLAIMED, SENDER_LOST
+from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
-from holdfast.stores.sqlite.commits import Committer, decode_intent, decode_schedule, effect_row, encode_intent, inbox_item, lane_blocker
+from holdfast.stores.sqlite.commits import Committer, effect_row, inbox_item, lane_blocker
 from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, writing
-from holdfast.stores.sqlite.liveness import Liveness
 from holdfast.stores.sqlite.owners import Owners, WorkerRow
 from holdfast.stores.sqlite.writer import Writer
 
@@ -215,7 +212,7 @@ class SqliteStore:
 
     async def commit(self, commit: Commit) -> Tip:
         writer = self._write()
-        prepared = rules.prepare(commit)
+        prepared = apply.prepare(commit)
         if __debug__ and not prepared.step:  # of plain steps the store in memory checks enough; here they would pay for it each time
             commit.check()
         return await writer.commit(prepared)
@@ -285,10 +282,8 @@ class SqliteStore:
     def _take(self, db: apsw.Connection, c: _Candidate, owner: str, now: int) -> Claim:
         """Takes a run that was asked for by name, or that a lost owner had."""
         db.execute(Q.take, (owner, now, c.key, c.fence))
-        if c.previous is None:
-            return Claim(c.run_id, c.fence + 1)
-        lost = self._owners.lost(self._owners.find(db, c.previous))
-        return Claim(c.run_id, c.fence + 1, c.previous, lost or ("expired" if c.previous != owner else RECLAIMED))
+        lost = None if c.previous is None else self._owners.lost(self._owners.find(db, c.previous))
+        return apply.taken(c.run_id, c.fence, c.previous, owner, lost)
 
     def _litter(self, db: apsw.Connection, workers: Sequence[WorkerRow], owner: str) -> list[str]:
         """Owners that are gone for good and hold nothing."""
@@ -333,8 +328,9 @@ class SqliteStore:
         found = row(db, Q.claim_one, (run_id,))
         if found is None:
             raise RunNotFound(f"there is no run {run_id}")
-        key, _, fence, owner, status, tenant, session, lane, holds, turn = found
-        if status in _TERMINAL or (owner not in (None, claimer) and self._owners.lost(self._owners.find(db, owner)) is None):
+        key, fence, owner, status, tenant, session, lane, holds, turn = found
+        live = owner is not None and self._owners.lost(self._owners.find(db, owner)) is None
+        if not apply.takeable(Found(fence, owner, live, 0, b"", bool(holds), turn, status), claimer):
             return []
         if not holds and lane_blocker(db, (tenant, session, lane), key, turn, now) is not None:
             return []
@@ -402,7 +398,7 @@ class SqliteStore:
             known = Status(status)
         except ValueError:
             raise UnknownStatus(f"{run_id} is stored with the status {status!r}", hint="holdfast check names the damage") from None
-        return rules.overlay(codec.decode_run(doc), status=known.value, version=version, step=step, head=head)
+        return apply.overlay(codec.decode_run(doc), status=known.value, version=version, step=step, head=head)
 
     def _lease(self, db: apsw.Connection, fence: int, owner: str | None, due: int | None) -> Lease:
         if owner is None:
@@ -490,12 +486,9 @@ class SqliteStore:
             with writing(committer.db):
                 now = self._now()
                 found = row(committer.db, Q.token_get, (hash,))
-                if found is None:
-                    raise TokenRefused("the link is not known here", hint="ask for another")
-                Token(*found).refuse(now)
                 run = row(committer.db, Q.run_tip, (item.run_id,))
-                fresh = run is not None and row(committer.db, Q.inbox_get, (run[0], item.key)) is None
-                if fresh:
+                answered = run is None or row(committer.db, Q.inbox_get, (run[0], item.key)) is not None
+                if apply.usable(None if found is None else Token(*found), now, answered=answered) is not None:
                     committer.db.execute(Q.token_use, (now, hash))
                 return committer.put(item, now)
 
@@ -523,12 +516,12 @@ class SqliteStore:
     async def schedule(self, schedule_id: str) -> Schedule | None:
         with mapped(self.path):
             found = row(self._read(), Q.schedule_get, (schedule_id,))
-        return None if found is None else decode_schedule(found[0])
+        return None if found is None else codec.decode_schedule(found[0])
 
     async def schedules(self, due: int | None = None) -> list[Schedule]:
         with mapped(self.path):
             sql, values = (Q.schedules, ()) if due is None else (Q.schedules_due, (due,))
-            return [decode_schedule(data) for (data,) in rows(self._read(), sql, values)]
+            return [codec.decode_schedule(data) for (data,) in rows(self._read(), sql, values)]
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         with mapped(self.path):
@@ -547,7 +540,7 @@ class SqliteStore:
     async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
         sql, values = (Q.intents_all, (state, limit)) if run_id is None else (Q.intents_of_run, (run_id, state, limit))
         with mapped(self.path):
-            return [decode_intent(data) for (data,) in rows(self._read(), sql, values)]
+            return [codec.decode_intent(data) for (data,) in rows(self._read(), sql, values)]
 
     async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
         with mapped(self.path):
@@ -559,11 +552,8 @@ class SqliteStore:
             with writing(committer.db):
                 until = self._now() + ttl_us
                 for key, intent, lost in self._ready(committer.db, limit):
-                    mine = msgspec.structs.replace(
-                        intent, state="sending", owner=owner, lease_until=until, attempts=intent.attempts + 1,
-                        detail=SENDER_LOST if lost else intent.detail,
-                    )  # fmt: skip
-                    committer.db.execute(Q.intent_take, (owner, until, encode_intent(mine), key))
+                    mine = apply.sending(intent, owner, until, lost=lost)
+                    committer.db.execute(Q.intent_take, (owner, until, codec.encode_intent(mine), key))
                     out.append(mine)
             return out
 
@@ -576,12 +566,12 @@ class SqliteStore:
         for key, _, owner, until, data in rows(db, Q.intents_sending):
             worker = self._owners.find(db, owner) if owner is not None else None
             if until is None or until <= now or (worker is not None and self._owners.alive(worker) is Alive.NO):
-                out.append((key, decode_intent(data), True))
-        out += [(key, decode_intent(data), False) for key, data in rows(db, Q.intents_due, (now, limit))]
+                out.append((key, codec.decode_intent(data), True))
+        out += [(key, codec.decode_intent(data), False) for key, data in rows(db, Q.intents_due, (now, limit))]
         return out[:limit]
 
     async def settle_intent(self, intent: Intent, expected_owner: str) -> bool:
-        values = (intent.state, intent.due, intent.owner, intent.lease_until, intent.settled_at, encode_intent(intent))
+        values = (intent.state, intent.due, intent.owner, intent.lease_until, intent.settled_at, codec.encode_intent(intent))
 
         def work(committer: Committer) -> bool:
             with writing(committer.db):
@@ -703,10 +693,7 @@ class SqliteStore:
     async def adopt(self, dossier: Dossier) -> bool:
         run_id = dossier.run.run_id
         if await self.get(run_id) is not None:
-            mine = await self.rows(run_id)
-            if [r.data for r in mine[: len(dossier.rows)]] == [r.data for r in dossier.rows]:
-                return False
-            raise VersionConflict(f"another run {run_id} is here already", hint="export that one first, or choose another store")
+            return not apply.same(dossier, await self.rows(run_id))
 
         def work(committer: Committer) -> None:
             with writing(committer.db):

@@ -14,17 +14,16 @@ from typing import Any
 
 import apsw
 
-from holdfast.core import blobs, codec
+from holdfast.core import codec
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, Tip
 from holdfast.core.consistency import Problem, problem
 from holdfast.core.errors import HoldfastError, LeaseLost, StoreError, UnknownStatus, VersionConflict
-from holdfast.core.lease import COUNTER_BITS, counter
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, Status
 from holdfast.ports import Dossier, Evidence, Pruned
-from holdfast.stores import rules
-from holdfast.stores.rules import WHOLE_FLOOR
+from holdfast.stores import apply
+from holdfast.stores.apply import WHOLE_FLOOR
 from holdfast.stores.sqlite.commits import effect_row, intent_row, keep_blob
 from holdfast.stores.sqlite.connection import Q, row, rows
 
@@ -82,7 +81,7 @@ def as_loaded(raw: dict[str, Any]) -> Run | HoldfastError:
         run = codec.decode_run(doc_of(raw))
     except HoldfastError as e:
         return e
-    return rules.overlay(run, status=status.value, version=raw["version"], step=raw["step"], head=raw["head"])
+    return apply.overlay(run, status=status.value, version=raw["version"], step=raw["step"], head=raw["head"])
 
 
 def row_problems(raw: dict[str, Any], run: Run | HoldfastError, last_seq: int | None) -> list[Problem]:
@@ -153,7 +152,7 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
     assert evidence.tip is not None
     key, number, since, whole, digest = evidence.raw["id"], evidence.tip.row, evidence.tip.since, evidence.tip.whole, evidence.tip.hash
     for commit in commits:
-        sealed = rules.prepare(commit).sealed.row
+        sealed = apply.prepare(commit).sealed.row
         db.execute(Q.step_log, (key, sealed.seq, number, sealed.hash, sealed.data))
         number, digest = db.last_insert_rowid(), sealed.hash
         since += len(sealed.data)
@@ -163,7 +162,7 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
     else:
         owner, due, holds = held["owner"], held["due"], held["holds"]
         unread = bool(row(db, Q.inbox_unread, (key,))[0])
-        due = rules.due_rebuilt(commits[-1], owner, due, held["status"] != run.status.value, now, unread)
+        due = apply.due_rebuilt(commits[-1], owner, due, held["status"] != run.status.value, now, unread)
         if holds and row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, key)):
             holds = 0
     db.execute(Q.run_delete, (key,))
@@ -187,10 +186,9 @@ def _insert(db: apsw.Connection, run: Run, key: int | None, **columns: Any) -> i
 
 def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[int, bytes]:
     """Inside a transaction: writes a run that is not here yet. Gives the newest log row."""
-    run, newest = d.run, codec.open_row(d.rows[-1])
-    fence = incarnation << COUNTER_BITS | max(1, counter(newest.fence))
+    run, stands = d.run, apply.adopted(d, incarnation, now)
     key = _insert(
-        db, run, None, seq=newest.seq, tip=0, since=0, fence=fence, owner=None, due=None, holds=0, turn=row(db, Q.last_log)[0] + 1, whole=0
+        db, run, None, seq=stands.seq, tip=0, since=0, fence=stands.fence, owner=None, due=None, holds=0, turn=row(db, Q.last_log)[0] + 1, whole=0
     )
     number, digest = 0, b""
     for log in d.rows:
@@ -210,9 +208,7 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
         keep_blob(db, run.run_id, blob, now)
     if d.origin is not None:
         db.execute(Q.origin_insert, (d.origin, run.run_id))
-    unread = any(i.taken_seq is None for i in d.inbox)
-    since = sum(len(r.data) for r in d.rows)
-    db.execute(Q.run_adopted, (number, since, len(d.origin or b""), rules.due_at_rest(run, now, unread), key))
+    db.execute(Q.run_adopted, (number, stands.since, stands.whole, stands.due, key))
     return number, digest
 
 
@@ -235,7 +231,7 @@ def prunable(db: apsw.Connection, before: int, loans: Sequence[tuple[str, str]])
         root_of[run_id] = root
         if parent is not None:
             links.append((run_id, parent))
-    return rules.prunable(members, links, root_of, before, {r for (r,) in db.execute(Q.lineages_open)}, loans)
+    return apply.prunable(members, links, root_of, before, {r for (r,) in db.execute(Q.lineages_open)}, loans)
 
 
 def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
@@ -250,14 +246,9 @@ def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
             db.execute(statement, (key, newest))
         for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_token, Q.run_delete):
             db.execute(statement, (key,))
-        tombstones = []
-        for (data,) in rows(db, Q.effects_of_run, (run_id,)):
-            effect = codec.decode_effect(data)
-            if effect.shared:  # a key that other runs share leaves its record behind, so that nobody acts under it twice
-                tombstones.append(effect)
-            else:
-                db.execute(Q.prune_effect, (effect.effect_id,))
-        kept = {bytes.fromhex(digest) for digest in blobs.named((), tombstones)}
+        gone, large = apply.tombstones([codec.decode_effect(data) for (data,) in rows(db, Q.effects_of_run, (run_id,))])
+        db.executemany(Q.prune_effect, [(effect_id,) for effect_id in gone])
+        kept = {bytes.fromhex(digest) for digest in large}
         for (digest,) in rows(db, Q.blobs_of_run, (run_id,)):
             if digest not in kept:
                 db.execute(Q.prune_blob_use, (run_id, digest))

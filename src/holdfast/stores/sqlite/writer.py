@@ -23,7 +23,7 @@ import msgspec
 from holdfast.core.commit import Tip
 from holdfast.core.errors import StoreError
 from holdfast.core.lease import Take
-from holdfast.stores.rules import Prepared
+from holdfast.stores.apply import Prepared
 from holdfast.stores.sqlite.commits import Applied, Committer
 from holdfast.stores.sqlite.connection import translate
 

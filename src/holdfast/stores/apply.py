@@ -1,23 +1,27 @@
-"""What every store decides alike: who may write, when a run is due, whether it holds its lane.
+"""What every store decides alike, said once: what a commit, a claim, a put, the use of a token, a rebuild, an adoption and a prune
+need to know, and what becomes of them: rows, or a typed refusal.
 
-Pure functions over plain values, so that the stores differ only in how they keep things.
+Pure functions over plain values. A store reads what they ask for, writes what they give, and makes one transaction of it; stores
+differ only in how they keep things.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 
 import msgspec
 
-from holdfast.core import codec
+from holdfast.core import blobs, codec
 from holdfast.core.checkpoint import Delta, Source
-from holdfast.core.commit import Commit, Tip
-from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, VersionConflict
+from holdfast.core.commit import Commit, Intent, Tip
+from holdfast.core.effects import Effect
+from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, RunNotFound, TokenRefused, VersionConflict
 from holdfast.core.events import WaitClosed
-from holdfast.core.lease import COUNTER_BITS, Keep, Release, Take, Touch, counter
+from holdfast.core.lease import COUNTER_BITS, Alive, Keep, Release, Take, Touch, counter
 from holdfast.core.run import Run
-from holdfast.core.status import WAITING, Status
-from holdfast.ports import Pruned
+from holdfast.core.status import TERMINAL, WAITING, Status
+from holdfast.core.tokens import Token
+from holdfast.ports import Claim, Dossier, Evidence, Pruned
 
 WHOLE_FLOOR = 64 * 1024
 LAST_TURN = 2**62
@@ -25,6 +29,8 @@ _NOWHERE = Tip(0, b"", 0)
 OPEN_INTENTS = ("queued", "sending", "unknown")
 SENDER_LOST = "sender_lost"
 RECLAIMED = "reclaimed"
+EXPIRED = "expired"
+OWNER_DEAD = "owner_dead"
 
 _delta = msgspec.msgpack.Decoder(Delta)
 
@@ -77,19 +83,70 @@ def _advanced(commit: Commit) -> bool:
     return bool(delta.done) or (delta.values is not None and delta.source is not Source.PATCH)
 
 
-def refusal(commit: Commit, *, fence: int, owner: str | None, live: bool, row: int) -> HoldfastError | None:
+class Found(msgspec.Struct, frozen=True, gc=False):
+    """A run's row as whoever writes to it finds it. ``live``: somebody lives on it; ``row`` and ``hash``: where its log ends."""
+
+    fence: int
+    owner: str | None
+    live: bool
+    row: int
+    hash: bytes
+    holds: bool = False
+    turn: int = 0
+    status: str = Status.PENDING
+
+
+class Ruling(msgspec.Struct, frozen=True, gc=False):
+    """What becomes of a run's row by a commit. ``turn`` 0: it gets a new place in its lane. ``lane``: nobody may hold the lane, nor be
+    due in it before that turn; None where the lane need not be asked."""
+
+    owner: str | None
+    holds: bool
+    turn: int = 0
+    lane: int | None = None
+
+
+def ruled(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) -> Ruling | HoldfastError:
+    """What a commit makes of a run in this state (None: there is no such run), or why it may not.
+
+    Args:
+        p: the commit.
+        found: the run as it is; only where the commit takes it does ``live`` matter.
+        incarnation: the store's; only a new run's fence is held against it.
+        taker: whether the worker that the commit takes the run for is known; True where it takes it for nobody.
+    """
+    c = p.commit
+    if not taker:
+        return LeaseLost(f"{c.lease.owner} is not a known worker", hint="register it first")  # type: ignore[union-attr]
+    if found is None:
+        if c.after is not None:
+            return RunNotFound(f"there is no run {c.run.run_id}")
+        if error := first_fence(c, incarnation):
+            return error
+        return Ruling(owner_after(c, None), holds_after(c, False), 0, LAST_TURN if wants_lane(c) else None)
+    if c.after is None:
+        return VersionConflict(f"{c.run.run_id} exists already", hint="load it")
+    if error := refusal(c, found):
+        return error
+    turn = 0 if found.status in TERMINAL and not c.run.terminal else found.turn
+    lane = (turn or LAST_TURN) if wants_lane(c) and not found.holds else None
+    return Ruling(owner_after(c, found.owner), holds_after(c, found.holds), turn, lane)
+
+
+def refusal(commit: Commit, found: Found) -> HoldfastError | None:
     """Why a commit may not be applied to a run in this state, or None (§10.2)."""
-    run_id, lease = commit.run.run_id, commit.lease
+    run_id, lease, fence = commit.run.run_id, commit.lease, found.fence
     taking = isinstance(lease, Take | Touch)
     if fence != (commit.fence - 1 if taking else commit.fence):
         if fence >> COUNTER_BITS != commit.fence >> COUNTER_BITS:
             return LeaseLost(f"{run_id} was written under another incarnation of the store", hint="load it again")
         return LeaseLost(f"{run_id} is at fence {counter(fence)}; the commit carries {counter(commit.fence)}", hint="load it again")
-    if taking and live:
-        return LeaseLost(f"{run_id} is held by {owner}", hint="put a command into its inbox instead")
-    if not taking and owner is None:
+    if taking and found.live:
+        return LeaseLost(f"{run_id} is held by {found.owner}", hint="put a command into its inbox instead")
+    if not taking and found.owner is None:
         return LeaseLost(f"{run_id} was given back", hint="claim it again")
-    if commit.after is None or commit.after.row != row:
+    after = commit.after
+    if after is None or after.row != found.row or after.hash != found.hash:
         return VersionConflict(f"the log of {run_id} has moved on", hint="load it again")
     return None
 
@@ -145,6 +202,44 @@ def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
     return now
 
 
+def woken(found: Found, due: int | None, now: int) -> int | None:
+    """When a run needs a worker once a command was put into its inbox: at rest now, or earlier (§10.16); else as before."""
+    if found.owner is not None or found.status in TERMINAL:
+        return due
+    return now if due is None else min(now, due)
+
+
+def takeable(found: Found, claimer: str) -> bool:
+    """Whether a run that was asked for by name may be claimed, its lane apart: it has not ended, and nobody else lives on it."""
+    return found.status not in TERMINAL and (found.owner is None or found.owner == claimer or not found.live)
+
+
+def taken(run_id: str, fence: int, owner: str | None, claimer: str, lost: str | None) -> Claim:
+    """A claim of a run that stood at this fence. ``lost``: why its owner's runs may be taken over, None while that one lives."""
+    if owner is None:
+        return Claim(run_id, fence + 1)
+    return Claim(run_id, fence + 1, owner, lost or (RECLAIMED if owner == claimer else EXPIRED))
+
+
+def lost(expires_in: int | None, alive: Alive) -> str | None:
+    """Why an owner's runs may be taken over: it is proven dead, its lease has run out (None: it is not known); None while it lives."""
+    if alive is Alive.NO:
+        return OWNER_DEAD
+    return EXPIRED if expires_in is None or expires_in <= 0 else None
+
+
+def usable(token: Token | None, now: int, *, answered: bool) -> Token | None:
+    """The token after its use; None where it stays as it is, because the question has been answered otherwise (§5.9).
+
+    Raises:
+        TokenRefused: unknown, used, revoked or expired.
+    """
+    if token is None:
+        raise TokenRefused("the link is not known here", hint="ask for another")
+    token.refuse(now)
+    return None if answered else msgspec.structs.replace(token, used_at=now)
+
+
 def due_rebuilt(commit: Commit, owner: str | None, due: int | None, moved: bool, now: int, unread: bool) -> int | None:
     """When a run whose row is written anew next needs a worker. What the row said stands, for a repair resumes nothing, unless the
     status ``moved``, or a wait's deadline or an answer was forgotten: those are found again from what the events tell (§5.10)."""
@@ -153,6 +248,65 @@ def due_rebuilt(commit: Commit, owner: str | None, due: int | None, moved: bool,
     if not moved and not forgotten:
         return due
     return now if forgotten and any(d.resume for d in run.decisions) else due_after(commit, owner, now, unread)
+
+
+def mendable(evidence: Evidence, there: Evidence | None, now: int) -> HoldfastError | None:
+    """Why a run may not be rebuilt: it is not as it was looked at, or somebody lives on it (§12.3)."""
+    if there is None or there.raw != evidence.raw:
+        return VersionConflict(f"{evidence.run_id} has changed since it was looked at", hint="look again")
+    if there.lease is not None and there.lease.live(now):
+        return LeaseLost(f"{evidence.run_id} is held by {there.lease.owner}", hint="wait until it rests")
+    return None
+
+
+class Adopted(msgspec.Struct, frozen=True):
+    """How a run from elsewhere stands here: at rest, under a fence of this store."""
+
+    fence: int
+    seq: int
+    hash: bytes
+    since: int
+    whole: int
+    due: int | None
+    carries: tuple[str, ...]
+
+
+def adopted(d: Dossier, incarnation: int, now: int) -> Adopted:
+    """What becomes of a run that is taken over from elsewhere (§12.5)."""
+    newest = codec.open_row(d.rows[-1])
+    return Adopted(
+        fence=incarnation << COUNTER_BITS | max(1, counter(newest.fence)),
+        seq=newest.seq,
+        hash=newest.hash,
+        since=sum(len(r.data) for r in d.rows),
+        whole=len(d.origin or b""),
+        due=due_at_rest(d.run, now, any(i.taken_seq is None for i in d.inbox)),
+        carries=tuple([c.run_id for c in codec.carried(d.rows)]),
+    )
+
+
+def same(d: Dossier, mine: Sequence[codec.Row]) -> bool:
+    """Whether the run that is here already is that one, gone on with or not.
+
+    Raises:
+        VersionConflict: it is another one.
+    """
+    if [r.data for r in mine[: len(d.rows)]] == [r.data for r in d.rows]:
+        return True
+    raise VersionConflict(f"another run {d.run.run_id} is here already", hint="export that one first, or choose another store")
+
+
+def tombstones(effects: Iterable[Effect]) -> tuple[list[str], set[str]]:
+    """What a pruned run's effects leave: those that go, and the large results that stay for a key which other runs share (§6.10)."""
+    kept = [e for e in effects if e.shared]
+    return [e.effect_id for e in effects if not e.shared], set(blobs.named((), kept))
+
+
+def sending(intent: Intent, owner: str, until: int, *, lost: bool) -> Intent:
+    """An intent in the hands of a sender. ``lost``: the one before did not say what came of it (§9.4)."""
+    return msgspec.structs.replace(
+        intent, state="sending", owner=owner, lease_until=until, attempts=intent.attempts + 1, detail=SENDER_LOST if lost else intent.detail
+    )
 
 
 def prunable(
@@ -209,6 +363,10 @@ def overlay(run: Run, *, status: str, version: int, step: str | None, head: str 
     return run
 
 
+def inbox_taken(run_id: str, key: str) -> Conflict:
+    return Conflict(f"the inbox item {key!r} of {run_id} is not there to be taken", code="inbox_taken")
+
+
 def lane_busy(run: Run, blocker: str) -> Conflict:
     return Conflict(
         f"the lane {run.lane!r} of session {run.session_key!r} is held or awaited by {blocker}", hint="submit it as pending", code="lane_busy"
@@ -228,6 +386,6 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 
 __all__ = [
-    "LAST_TURN", "OPEN_INTENTS", "RECLAIMED", "SENDER_LOST", "WHOLE_FLOOR", "Keep", "Prepared", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "first_fence", "holds_after",
-    "lane_busy", "lender_gone", "overlay", "owner_after", "prepare", "prunable", "refusal", "schedule_moved", "wants_lane",
+    "LAST_TURN", "OPEN_INTENTS", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
+    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "ruled", "same", "schedule_moved", "sending", "takeable", "taken", "tombstones", "usable", "woken",
 ]  # fmt: skip
