@@ -27,7 +27,10 @@ COMMANDS = ("pip install uv && uv run holdfast demo", "pip install uv && uv run 
 DEPENDENCIES = {"apsw", "click", "msgspec"}
 
 # Tests that may sleep for real, and why. Everything else moves a clock (holdfast.testing).
-MAY_SLEEP: dict[str, str] = {"tests/heavy/test_effects.py": "real processes are stopped past real leases"}
+MAY_SLEEP: dict[str, str] = {
+    "tests/heavy/test_effects.py": "real processes are stopped past real leases",
+    "tests/postgres/server.py": "a server takes a moment until it accepts connections",
+}
 
 Found = list[tuple[int, str]]
 Rule = Callable[[str], Found]
