@@ -15,7 +15,7 @@ def test_tests_core_cover_every_branch_of_the_core(tmp_path: pathlib.Path) -> No
     env = {**os.environ, "COVERAGE_FILE": str(tmp_path / "coverage")}
     coverage = [sys.executable, "-m", "coverage"]
     ran = subprocess.run(
-        [*coverage, "run", "--branch", "--source=holdfast.core", "-m", "pytest", "tests/core", "-p", "no:cacheprovider"],
+        [*coverage, "run", "--branch", "--source=holdfast.core", "-m", "pytest", "-n0", "tests/core", "-p", "no:cacheprovider"],
         cwd=ROOT, env=env, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stdout[-4000:]
