@@ -54,7 +54,8 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """An open question, as shown to people. ``decidable``: it may be decided now (§5.4); no wait of an old checkpoint is."""
+    """An open question, as shown to people. ``decidable``: it may be decided now (§5.4); no wait of an old checkpoint is.
+    ``verdict`` is what a machine said, or why it is asked again; ``effect_id`` is the effect in question."""
 
     wait_id: str
     kind: str
@@ -69,6 +70,8 @@ class Wait(msgspec.Struct, frozen=True):
     who: tuple[str, ...] = ()
     run_id: str = ""
     decidable: bool = False
+    verdict: str = ""
+    effect_id: str | None = None
 
     @classmethod
     def of(cls, raw: ws.Wait, status: Status | None = None) -> Wait:
@@ -86,6 +89,8 @@ class Wait(msgspec.Struct, frozen=True):
             who=raw.who,
             run_id=raw.wait_id.split(".", 1)[0],
             decidable=status is not None and ws.decidable(status, (raw,), raw.wait_id),
+            verdict=raw.verdict,
+            effect_id=raw.effect_id,
         )
 
 

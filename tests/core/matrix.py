@@ -14,7 +14,7 @@ from holdfast.core import decisions
 from holdfast.core import events as ev
 from holdfast.core.errors import ErrorValue, HoldfastError
 from holdfast.core.run import Run, fold_all
-from holdfast.core.waits import WaitKind
+from holdfast.core.waits import ACTIONS, AFTER_STEP, BEFORE_STEP, KNOWN, Passage, WaitKind
 from tests.core.build import decided, folded, numbered, raw, wait
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
@@ -95,9 +95,44 @@ def table() -> str:
     return "\n".join(lines) + "\n"
 
 
+GATES = {"gate": BEFORE_STEP, "check": AFTER_STEP}
+DOES = {
+    ("gate", Passage.PASSES): "the step runs",
+    ("check", Passage.PASSES): "the result stands",
+    ("gate", Passage.FAILS): "the step fails: rejected",
+    ("check", Passage.FAILS): "the step fails: rejected",
+    ("check", Passage.REDOES): "the step is done again",
+    ("gate", Passage.ENDS): "the run ends, halted",
+    ("check", Passage.ENDS): "the run ends, halted",
+}
+
+
+def gate_cell(action: str, where: str) -> str:
+    """What an action does at a gate before its step, or after it; or that it may not be offered there."""
+    passage = GATES[where].get(action)
+    return "✗ refused where it is offered" if passage is None else DOES[where, passage]
+
+
+def offer_cell(action: str, kind: WaitKind) -> str:
+    """Whether a question of this kind takes an action by itself: with its feedback, if it needs any."""
+    return "yes" if action in ACTIONS[kind] else "–"
+
+
+def actions_table() -> str:
+    """Every action: at a gate before a step, after it, and which questions of the engine's own offer it."""
+    asked = [k for k in ACTIONS if k is not WaitKind.GATE]
+    lines = ["| action | at a gate before the step | at one after it | " + " | ".join(k.value for k in asked) + " |", "|---" * (len(asked) + 3) + "|"]
+    lines += [
+        f"| {a} | {gate_cell(a, 'gate')} | {gate_cell(a, 'check')} | " + " | ".join(offer_cell(a, k) for k in asked) + " |" for a in (*KNOWN, "any other")
+    ]
+    return "\n".join(lines) + "\n"
+
+
 def with_table(page: str) -> str:
     """The page with the table as it is now."""
-    return re.sub(r"(?s)(<!-- matrix -->\n).*?(<!-- /matrix -->)", lambda m: m[1] + "\n" + table() + "\n" + m[2], page)
+    for name, made in (("matrix", table()), ("actions", actions_table())):
+        page = re.sub(rf"(?s)(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda m, made=made: m[1] + "\n" + made + "\n" + m[2], page)
+    return page
 
 
 if __name__ == "__main__":

@@ -292,6 +292,12 @@ class StepLimit(StepFailure):
     code = "step_limit"
 
 
+class StepRejected(StepFailure):
+    """A person rejected the step (§5.5)."""
+
+    code = "rejected"
+
+
 class RecordMismatch(StepFailure):
     """Recorded calls no longer fit the code (§4.12); shows the difference."""
 

@@ -17,6 +17,7 @@ from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Node
 from holdfast.core.run import Run
+from holdfast.core.waits import AFTER_STEP, BEFORE_STEP, Passage, at_gate
 
 
 class Kind(StrEnum):
@@ -58,8 +59,12 @@ def deny(reason: str) -> Verdict:
 
 
 def require_human(prompt: str, actions: Iterable[str] = (), reason: str = "") -> Verdict:
-    """A person is asked before the step runs."""
-    return Verdict(Kind.REQUIRE_HUMAN, reason or prompt, prompt, tuple(actions))
+    """A person is asked before the step runs, or before its result stands.
+
+    Raises:
+        InvalidInput: an action that has no meaning at a gate (§5.5).
+    """
+    return Verdict(Kind.REQUIRE_HUMAN, reason or prompt, prompt, at_gate(actions, AFTER_STEP))
 
 
 def degrade(reason: str) -> Verdict:
@@ -161,16 +166,34 @@ def asks(policy: Policy | None, node: Node) -> bool:
 
 
 def judge(policy: Policy | None, node: Node, request: Request) -> Verdict:
-    """The stricter of the policy's verdict and the node's own."""
+    """The stricter of the policy's verdict and the node's own.
+
+    Raises:
+        InvalidInput: one of them offers an action that has no meaning before a step (§5.5).
+    """
     found = [verdict(node.gate(request), node.on_fail)] if node.gate is not None else []
     if policy is not None:
         found.append(policy.ask(request))
+    for each in found:
+        offered(each, BEFORE_STEP)
     return max(found, key=lambda v: _STRICT.index(v.kind), default=ALLOW)
 
 
 def checked(node: Node, request: Request) -> Verdict:
-    """What the node's own gate says of its result, after it ran (§8.2)."""
-    return verdict(node.check(request), node.on_fail)
+    """What the node's own gate says of its result, after it ran (§8.2).
+
+    Raises:
+        InvalidInput: it offers an action that has no meaning there (§5.5).
+    """
+    found = verdict(node.check(request), node.on_fail)
+    offered(found, AFTER_STEP)
+    return found
+
+
+def offered(found: Verdict, gate: Mapping[str, Passage]) -> None:
+    """Refuses a verdict that offers what this gate cannot do, whoever made it."""
+    if found.actions:
+        at_gate(found.actions, gate)
 
 
 _STRICT = (Kind.ALLOW, Kind.WARN, Kind.DEGRADE, Kind.REQUIRE_HUMAN, Kind.DENY)

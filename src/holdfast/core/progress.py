@@ -33,13 +33,14 @@ class Progress:
 
     ``results``: finished tasks by key. ``records``: recorded calls by (task, path). ``attempts``: the number of
     failed attempts by (task, path), with when the next may begin. ``takeovers``: how often the run
-    changed hands since a step last completed (§10.6). ``asked``: how often each place has opened a wait;
+    changed hands since a step last completed (§10.6). ``asked``: how often each place has opened a wait,
+    and ``questions`` the newest one there;
     ``news``: signals not yet written to channels of their names. ``hash`` is the chain hash of the last row.
 
     ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with what the run carries from its thread (§4.15).
     """
 
-    __slots__ = ("asked", "attempts", "checkpoint", "failed", "hash", "news", "records", "results", "seq", "takeovers", "waits")
+    __slots__ = ("asked", "attempts", "checkpoint", "failed", "hash", "news", "questions", "records", "results", "seq", "takeovers", "waits")
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
         self.checkpoint: Checkpoint = cps.empty(run_id)
@@ -52,6 +53,7 @@ class Progress:
         self.attempts: dict[tuple[str, str], tuple[int, int]] = {}
         self.failed: dict[str, ErrorValue] = {}
         self.asked: dict[tuple[str, str], int] = {}
+        self.questions: dict[tuple[str, str], Wait] = {}
         self.news: list[ev.SignalReceived] = []
         if whole is not None:
             self.checkpoint, self.hash = whole
@@ -65,6 +67,7 @@ class Progress:
         self.attempts.clear()
         self.failed.clear()
         self.asked.clear()
+        self.questions.clear()
         if not first:
             self.news.clear()
 
@@ -73,6 +76,7 @@ class Progress:
         match fact:
             case ev.WaitRequested(wait=wait):
                 self.asked[wait.task, wait.path] = self.asked.get((wait.task, wait.path), 0) + 1
+                self.questions[wait.task, wait.path] = wait
             case ev.SignalReceived():
                 self.news.append(fact)
             case _:

@@ -15,6 +15,7 @@ from holdfast.core.errors import (
     PermanentError,
     RecordMismatch,
     StepLimit,
+    StepRejected,
     SuspensionSwallowed,
     ToolMissing,
     UndeclaredChannel,
@@ -38,6 +39,7 @@ PERMANENT: tuple[type[BaseException], ...] = (
     SuspensionSwallowed,
     NodeMissing,
     StepLimit,
+    StepRejected,
 )
 
 

@@ -220,6 +220,7 @@ def wait_view(wait: Wait, effect: Effect | None = None, *, status: Status | None
         "verdict": wait.verdict,
         "effect_id": wait.effect_id,
         "cascade": wait.cascade,
+        "covers": wait.covers,
         "key": None if effect is None else effect.key,
         "request_hash": None if effect is None else effect.request_hash,
         "attempted_at": None if effect is None else iso(effect.attempted_at),

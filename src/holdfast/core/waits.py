@@ -6,6 +6,8 @@ predicates that readers and writers share.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -47,6 +49,7 @@ HUMAN = frozenset(
 APPROVE, DENY, ANSWER = "approve", "deny", "answer"
 CONTINUE, WAIVE, RETRY, HALT = "continue", "continue_with_waiver", "retry_feedback", "halt"
 RECORD_RESULT, REEXECUTE, ABANDON = "record_result", "reexecute", "abandon"
+REJECT = "reject"
 TIMEOUT, SIGNAL = "timeout", "signal"
 
 ACTIONS: dict[WaitKind, tuple[str, ...]] = {
@@ -60,9 +63,60 @@ ACTIONS: dict[WaitKind, tuple[str, ...]] = {
     WaitKind.REVIEW: (APPROVE, CONTINUE, RETRY, HALT),
     WaitKind.EFFECT: (RECORD_RESULT, REEXECUTE, ABANDON, HALT),
 }
+KNOWN = (APPROVE, DENY, ANSWER, CONTINUE, WAIVE, RETRY, REJECT, HALT, RECORD_RESULT, REEXECUTE, ABANDON)
+"""All actions there are (§5.5)."""
+CONSENTS = frozenset({APPROVE, CONTINUE, WAIVE})
 NEEDS_FEEDBACK = frozenset({WAIVE, RETRY})
 HALTING = frozenset({HALT, DENY})
 DEFAULT_DEADLINE_US = 7 * 24 * 3600 * 1_000_000
+
+
+class Passage(StrEnum):
+    """What an action does at a gate (§5.5)."""
+
+    PASSES = "passes"
+    FAILS = "fails"
+    REDOES = "redoes"
+    ENDS = "ends"
+
+
+BEFORE_STEP: dict[str, Passage] = {
+    APPROVE: Passage.PASSES,
+    CONTINUE: Passage.PASSES,
+    WAIVE: Passage.PASSES,
+    REJECT: Passage.FAILS,
+    DENY: Passage.ENDS,
+    HALT: Passage.ENDS,
+}
+AFTER_STEP: dict[str, Passage] = BEFORE_STEP | {RETRY: Passage.REDOES}
+"""The actions of a gate before its step and of one after it. Before it nothing has been made that could be redone."""
+
+
+def at_gate(actions: Iterable[str], gate: Mapping[str, Passage] = BEFORE_STEP) -> tuple[str, ...]:
+    """The actions that a policy or a node offers at a gate.
+
+    Raises:
+        InvalidInput: one of them is not known, or has no meaning there.
+    """
+    offered = tuple([actions] if isinstance(actions, str) else actions)
+    for action in offered:
+        known_action(action)
+        if action not in gate:
+            where = "at a gate" if action not in AFTER_STEP else "at a gate before its step: nothing has been made yet"
+            raise InvalidInput(f"{action!r} has no meaning {where}", hint="a gate may offer " + ", ".join(gate))
+    return offered
+
+
+def known_action(action: object) -> None:
+    """Refuses an action that nobody knows.
+
+    Raises:
+        InvalidInput: it is none of those there are; names the nearest.
+    """
+    if action not in KNOWN:
+        near = difflib.get_close_matches(str(action), KNOWN, n=1)
+        guess = f" (did you mean {near[0]!r}?)" if near else ""
+        raise InvalidInput(f"{action!r} is no action{guess}", hint="there are " + ", ".join(KNOWN), code="unknown_option")
 
 
 class OnTimeout(StrEnum):
@@ -78,7 +132,8 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     ``show`` is the encoded payload shown, ``digest`` its fingerprint with the step and the policy snapshot; ``name`` is
     a signal's name or a child's run id; ``deadline`` and ``requested_at`` are microseconds since 1970. ``round`` counts the
     times this place has asked before; ``redo`` is the node that is done again after ``retry_feedback``; with ``cascade``
-    the child that is waited for is cancelled when nobody waits any more.
+    the child that is waited for is cancelled when nobody waits any more. ``covers`` is the digest of what a consent covers: the payload
+    shown, or where nothing is shown what the step reads, of which ``reads`` is an excerpt (§5.8).
     """
 
     wait_id: str
@@ -105,6 +160,8 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
     verdict: str = ""
     effect_id: str | None = None
     cascade: bool = False
+    covers: str = ""
+    reads: bytes | None = None
 
     @property
     def human(self) -> bool:

@@ -80,6 +80,7 @@ class Context:
         prefix: str = "",
         root: str = "",
         program: Program | None = None,
+        state: Mapping[str, Any] = canon.EMPTY_DICT,
     ) -> None:
         self._services = services
         self._journal = journal
@@ -91,6 +92,8 @@ class Context:
         self._nodes: Mapping[str, Any] = {} if program is None else program.nodes
         number, self._feedback = waiting.redone(self)
         self._root = Scope(self, f"{prefix}@{number}/" if number else prefix)
+        self._state = state
+        self._reworded: set[str] = set()
         self._told: list[str] = []
         self._odd: dict[tuple[str, str], str] = {}
         self._scopes: frozenset[str] | None = None
@@ -535,6 +538,10 @@ class Context:
     async def _wait_at(self, path: str, kind: WaitKind, prompt: str, **options: Any) -> RawDecision:
         """The decision on record at a path of the caller's choice, else the wait itself is raised."""
         return await waiting.request(self, waiting.Ask(kind=kind, prompt=prompt, path=path, **options))
+
+    def _reads(self) -> dict[str, Any]:
+        """What this step goes by: the state it sees, and what a ``Send`` gave it."""
+        return {**self._state, "payload": self.payload} if self._task.payload is not None else dict(self._state)
 
     def _peek(self) -> str:
         """The place of the call in hand: the one that the next call will be given."""

@@ -14,14 +14,14 @@ import msgspec
 from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord, TaskResult
-from holdfast.core.errors import Denied
+from holdfast.core.errors import Denied, StepFailure
 from holdfast.core.graph import Node
 from holdfast.core.outcomes import DEGRADED, OK
 from holdfast.core.policy import Kind, Policy, Request, checked, judge
 from holdfast.core.run import Run
-from holdfast.core.waits import ACTIONS, APPROVE, DENY, RETRY, WaitKind
+from holdfast.core.waits import ACTIONS, AFTER_STEP, APPROVE, BEFORE_STEP, DENY, RETRY, Decision, Passage, WaitKind
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.calls.waits import Ask, Redo, request
+from holdfast.engine.calls.waits import Ask, Redo, about, open_at, reject, rejected, request
 
 PLACE = "@gate"
 AFTER = "@check"
@@ -36,7 +36,7 @@ class Halted(BaseException):
         self.reason = reason
 
 
-def about(run: Run, node: Node, environment: str, state: Any = None, writes: Mapping[str, Any] | None = None) -> Request:
+def facing(run: Run, node: Node, environment: str, state: Any = None, writes: Mapping[str, Any] | None = None) -> Request:
     return Request(
         run=run, node=node.name, capabilities=node.capabilities, side_effects=node.side_effects.value, environment=environment, waivers=run.waivers,
         state=state, writes=writes,
@@ -58,7 +58,7 @@ async def before(ctx: Any, node: Node, state: Any) -> None:
     known = journal.record(ctx._key, place)
     passed = canon.decode(known.value) if known is not None and known.kind == "gate" else None
     if passed is None or passed[1] != snapshot:
-        verdict = judge(policy, node, about(journal.run, node, ctx._services.environment, state))
+        verdict = judge(policy, node, facing(journal.run, node, ctx._services.environment, state))
         fact = ev.PolicyEvaluated(node.name, verdict.kind.value, verdict.reason, snapshot or None)
         passed = (verdict.kind.value, snapshot, verdict.prompt or verdict.reason, list(verdict.actions))
         record = StepRecord(ctx._key, place, PLACE, value=canon.pack(list(passed), "verdict")[1], kind="gate")
@@ -70,7 +70,29 @@ async def before(ctx: Any, node: Node, state: Any) -> None:
         ctx.report(DEGRADED)
     elif kind == Kind.REQUIRE_HUMAN:
         offered = tuple(actions) or ACTIONS[WaitKind.GATE]
-        await request(ctx, Ask(kind=WaitKind.GATE, prompt=prompt or f"may {node.name} run?", actions=offered, path=f"{place}/0"))
+        question = Ask(
+            kind=WaitKind.GATE, prompt=prompt or f"may {node.name} run?", actions=offered, path=f"{place}/0", about=about(ctx, None), fits=rejected(ctx)
+        )
+        _pass(ctx, await request(ctx, question), BEFORE_STEP)
+    elif (open_now := open_at(ctx, f"{place}/0")) is not None:  # the policy in force does not ask what another one asked
+        journal.hold(Draft(facts=[ev.WaitClosed(open_now.wait_id, "the policy in force does not ask this")]))
+
+
+def _pass(ctx: Any, given: Decision, gate: Mapping[str, Passage]) -> None:
+    """Lets the step go on, or its result stand, by an action that passes this gate, and by no other (§5.5).
+
+    Raises:
+        StepRejected: a person rejected it. Redo: a person wants it done again, with their words.
+        StepFailure: the action, of a release before this one, has no meaning here.
+    """
+    match gate.get(given.action):
+        case Passage.PASSES:
+            return
+        case Passage.REDOES:
+            raise Redo(None, given.feedback or "")
+        case Passage.FAILS:
+            raise reject(ctx, given)
+    raise StepFailure(f"{given.actor} answered {given.action!r}, which passes no gate", code="gate_not_passed", hint="approve it, or fork the run")
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):
@@ -105,7 +127,7 @@ async def after(ctx: Any, node: Node, state: Any, result: TaskResult, writes: Ma
     place = f"{ctx._root.prefix}{AFTER}"
     kept = _kept(ctx)
     if kept is None:
-        verdict = checked(node, about(ctx._journal.run, node, ctx._services.environment, state, writes))
+        verdict = checked(node, facing(ctx._journal.run, node, ctx._services.environment, state, writes))
         draft = Draft(facts=[ev.PolicyEvaluated(f"{node.name}:after", verdict.kind.value, verdict.reason)])
         if verdict.kind is Kind.REQUIRE_HUMAN:
             kept = Held(verdict.prompt or f"may the result of {node.name} stand?", verdict.actions or ASKED_AFTER, verdict.reason, result)
@@ -117,11 +139,12 @@ async def after(ctx: Any, node: Node, state: Any, result: TaskResult, writes: Ma
             return msgspec.structs.replace(result, outcome=DEGRADED)
     if kept is None:
         return result
-    given = await request(
-        ctx, Ask(kind=WaitKind.GATE, prompt=kept.prompt, verdict=kept.reason, show=dict(writes) or None, actions=kept.actions, path=f"{place}/0")
-    )
-    if given.action == RETRY:
-        raise Redo(None, given.feedback or "")
+    shown = dict(writes) or None
+    question = Ask(
+        kind=WaitKind.GATE, prompt=kept.prompt, verdict=kept.reason, show=shown, actions=kept.actions, path=f"{place}/0", about=about(ctx, shown),
+        fits=rejected(ctx),
+    )  # fmt: skip
+    _pass(ctx, await request(ctx, question), AFTER_STEP)
     return result
 
 
@@ -132,7 +155,7 @@ def reevaluate(policy: Policy | None, nodes: list[Node], run: Run, environment: 
     """
     found: list[ev.Fact] = []
     for node in nodes:
-        verdict = judge(policy, node, about(run, node, environment))
+        verdict = judge(policy, node, facing(run, node, environment))
         found.append(ev.PolicyEvaluated(node.name, verdict.kind.value, verdict.reason, policy.snapshot_id if policy is not None else None))
         if verdict.kind is Kind.DENY:
             why = f"the policy in force refuses {node.name}: {verdict.reason}"

@@ -18,11 +18,11 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.authoring import microseconds
-from holdfast.core import canon, decisions, ids
+from holdfast.core import canon, consents, decisions, ids
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.errors import ChildFailed, InvalidInput, RecordMismatch
+from holdfast.core.errors import ChildFailed, InvalidInput, RecordMismatch, StepRejected
 from holdfast.core.lease import TOUCH
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision as RawDecision
@@ -56,7 +56,8 @@ class Redo(BaseException):
 
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
-    """What is asked at a place. ``fits`` says what is wrong with an answer on record, or None if it may be used."""
+    """What is asked at a place. ``fits`` says what is wrong with an answer on record, or None if it may be used. ``about``: what a
+    consent to it covers (§5.8); then the prompt's wording does not tell it from another question."""
 
     kind: WaitKind
     prompt: str = ""
@@ -76,6 +77,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     path: str | None = None
     effect_id: str | None = None
     fits: Callable[[RawDecision], str | None] | None = None
+    about: consents.Subject | None = None
     creates: Callable[[Wait], Draft] | None = None
 
     @property
@@ -92,16 +94,17 @@ async def request(ctx: Any, ask: Ask) -> RawDecision:
     """
     with ctx._place(ask.kind.value) if ask.path is None else nullcontext(ask.path) as path:
         verdict = ask.verdict
-        record = ctx._lookup(path, ask.asked, "wait")
+        name = _identity(ctx, ask, path)
+        record = ctx._lookup(path, name, "wait")
         if record is not None:
             given = decisions.read_answer(record)
-            wrong = outdated(ctx._services, given) or (ask.fits(given) if ask.fits is not None else None)
+            wrong = outdated(ctx._services, given) or (ask.fits(given) if ask.fits is not None else None) or _moved(ctx, ask, path, given)
             if wrong is None:
                 return given
             verdict = wrong
-        known = _open_at(ctx, path)
+        known = open_at(ctx, path)
         if known is not None:
-            if known.asked != ask.asked:
+            if known.asked != name:
                 raise RecordMismatch(
                     f"wait {path} of {ctx._key}: open is {known.asked!r}, the code now asks {ask.asked!r}", hint="restore the order of the waits"
                 )
@@ -125,15 +128,50 @@ async def request(ctx: Any, ask: Ask) -> RawDecision:
         raise Suspend((wait,))
 
 
-def _open_at(ctx: Any, path: str) -> Wait | None:
+def open_at(ctx: Any, path: str) -> Wait | None:
     base = ids.wait_id(ctx.run_id, ctx._step, ctx._key, path)
     return next((w for w in ctx._journal.run.waits if ids.wait_base(w.wait_id) == base), None)
+
+
+def _identity(ctx: Any, ask: Ask, path: str) -> str:
+    """What the question at this place is called. A consent is told by its place and by what it covers: its wording may change.
+
+    Raises:
+        RecordMismatch: the wording is that of the question at another place, so that two of them were swapped (L-10).
+    """
+    before = ctx._journal.progress.questions.get((ctx._key, path))
+    if ask.about is None or ask.kind is WaitKind.INPUT:
+        return ask.asked
+    if ask.path is None:
+        asked = {p: w for (task, p), w in ctx._journal.progress.questions.items() if task == ctx._key and w.kind is ask.kind}
+        at = next((p for p, w in asked.items() if p != path and w.prompt == ask.prompt and (before is None or before.prompt != ask.prompt)), None)
+        if at is not None and (before is not None or at in ctx._reworded):
+            raise ctx._mismatch(path, f"{ask.kind.value} {ask.prompt!r}, which was asked at {at}")
+        if before is not None and before.kind is ask.kind and before.prompt != ask.prompt:
+            ctx._reworded.add(path)
+    return before.asked if before is not None and before.kind is ask.kind else ask.asked
+
+
+def _moved(ctx: Any, ask: Ask, path: str, given: RawDecision) -> str | None:
+    """Why a consent on record does not count: what it covered is not what the step is about now (§5.8)."""
+    before = ctx._journal.progress.questions.get((ctx._key, path))
+    if ask.about is None or before is None or before.wait_id != given.wait_id or given.action not in (*ws.CONSENTS, ws.ANSWER):
+        return None
+    how = consents.changed(before, ask.prompt, ask.about, ctx._journal.run.secrets)
+    return None if how is None else f"{given.actor} answered {given.action} to something else: {how}. {consents.HOW_TO_KEEP}"
+
+
+def about(ctx: Any, show: Any, verdict: str = "") -> consents.Subject:
+    """What a question here is about: what is shown, else the arguments and the state that the step reads."""
+    if show is not None:
+        return consents.shown(show, verdict)
+    return consents.read(ctx._reads(), ctx._journal.run.secrets, verdict)
 
 
 def outdated(services: Services, given: RawDecision) -> str | None:
     """A consent given under another policy snapshot does not cover what would happen now (§5.8)."""
     policy = services.policy
-    if policy is None or given.policy is None or given.policy == policy.snapshot_id or given.action != ws.APPROVE:
+    if policy is None or given.policy is None or given.policy == policy.snapshot_id or given.action not in ws.CONSENTS:
         return None
     return f"the policy changed after {given.actor} had approved under {given.policy}"
 
@@ -170,6 +208,8 @@ def _wait(ctx: Any, ask: Ask, path: str, verdict: str) -> Wait:
         verdict=verdict,
         cascade=ask.cascade,
         effect_id=ask.effect_id,
+        covers="" if ask.about is None else ask.about.covers,
+        reads=None if ask.about is None else consents.packed(ask.about),
     )
 
 
@@ -192,7 +232,7 @@ async def _inherited(ctx: Any, wait: Wait) -> RawDecision | None:
     if echo is None or (found := echo.consents.get((wait.step, wait.task, wait.path))) is None:
         return None
     before, consent = found
-    covers = ("kind", "prompt", "name", "show", "schema", "who", "available_actions", "policy_snapshot_id", "effect_id", "verdict")
+    covers = ("kind", "prompt", "name", "show", "schema", "who", "available_actions", "policy_snapshot_id", "effect_id", "verdict", "covers")
     if wait.round or any(getattr(before, f) != getattr(wait, f) for f in covers):
         return None
     given: RawDecision = msgspec.structs.replace(consent, wait_id=wait.wait_id, note=f"inherited from {before.wait_id}")
@@ -210,7 +250,7 @@ def _value(given: RawDecision) -> Any:
 async def approve(ctx: Any, prompt: str, schema: Any, *, redo: str | None, **options: Any) -> Decision:
     """Approves, denies, or, where ``redo`` names what can be done again, sends it back with feedback (§5.5)."""
     target = _target(ctx, redo)
-    question = Ask(kind=WaitKind.APPROVAL, prompt=prompt, schema=schema_of(schema), **options)
+    question = Ask(kind=WaitKind.APPROVAL, prompt=prompt, schema=schema_of(schema), about=about(ctx, options["show"]), **options)
     if redo is not None:
         question = replace(question, actions=(*ws.ACTIONS[WaitKind.APPROVAL], ws.RETRY), redo=target or ctx._node.name)
     given = await request(ctx, question)
@@ -227,6 +267,7 @@ def _target(ctx: Any, redo: str | None) -> str | None:
 async def ask(ctx: Any, prompt: str, schema: Any, **options: Any) -> Any:
     """The answer as a value of the type asked for; what does not fit is asked again."""
     _learn(schema)
+    shown = None if options["show"] is None else about(ctx, options["show"])
 
     def fits(given: RawDecision) -> str | None:
         if given.action != ws.ANSWER:
@@ -237,7 +278,7 @@ async def ask(ctx: Any, prompt: str, schema: Any, **options: Any) -> Any:
             return f"the last answer, by {given.actor}, did not fit: {e}"
         return None
 
-    given = await request(ctx, Ask(kind=WaitKind.INPUT, prompt=prompt, schema=schema_of(schema), fits=fits, **options))
+    given = await request(ctx, Ask(kind=WaitKind.INPUT, prompt=prompt, schema=schema_of(schema), fits=fits, about=shown, **options))
     return convert(_value(given), schema) if given.action == ws.ANSWER else _value(given)
 
 
@@ -278,12 +319,14 @@ async def handoff(ctx: Any, prompt: str, *, verdict: str, redo: str | None, auth
     """Hands a machine's verdict to a person (§5.5). In an unattended run an advisory one goes on by a recorded decision (§5.17)."""
     journal = ctx._journal
     offered = ws.ACTIONS[WaitKind.HANDOFF] if actions is None else tuple(actions)
-    unknown = [a for a in offered if a not in ws.ACTIONS[WaitKind.HANDOFF]]
-    if unknown:
-        raise InvalidInput(f"a handoff cannot offer {', '.join(unknown)}", hint="it offers " + ", ".join(ws.ACTIONS[WaitKind.HANDOFF]))
+    for action in offered:
+        ws.known_action(action)
+        if action not in (*ws.ACTIONS[WaitKind.HANDOFF], ws.REJECT):
+            raise InvalidInput(f"a handoff cannot offer {action!r}", hint="it offers " + ", ".join((*ws.ACTIONS[WaitKind.HANDOFF], ws.REJECT)))
     target = _target(ctx, redo)
     question = Ask(
-        kind=WaitKind.HANDOFF, prompt=prompt, verdict=verdict, redo=target or ctx._node.name, authoritative=authoritative, actions=offered, **options
+        kind=WaitKind.HANDOFF, prompt=prompt, verdict=verdict, redo=target or ctx._node.name, authoritative=authoritative, actions=offered,
+        about=about(ctx, options["show"], verdict), fits=rejected(ctx), **options
     )
     try:
         given = await request(ctx, question)
@@ -301,7 +344,31 @@ async def handoff(ctx: Any, prompt: str, *, verdict: str, redo: str | None, auth
         await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
     if given.action == ws.RETRY and redo is not None:
         raise Redo(target, given.feedback or "")
+    if given.action == ws.REJECT:
+        raise reject(ctx, given)
     return Decision.of(given)
+
+
+def reject(ctx: Any, given: RawDecision) -> StepRejected:
+    """The failure of a step that a person rejected. It is used up by the run's failing: a resume asks anew."""
+    ctx._journal.hold(Draft(results=[StepRecord(ctx._key, _rejection(given), ws.REJECT, value=canon.encode(given.wait_id), kind="wait:used")]))
+    why = given.feedback or given.note
+    return StepRejected(f"{ctx._node.name} was rejected by {given.actor}" + (f": {why}" if why else ""))
+
+
+def rejected(ctx: Any) -> Callable[[RawDecision], str | None]:
+    """Whether an answer on record is a rejection that has failed the step already."""
+
+    def used(given: RawDecision) -> str | None:
+        if given.action != ws.REJECT or ctx._journal.record(ctx._key, _rejection(given)) is None:
+            return None
+        return f"{given.actor} rejected this before the run was resumed"
+
+    return used
+
+
+def _rejection(given: RawDecision) -> str:
+    return f"@{ws.REJECT}/{given.wait_id}"
 
 
 def redone(ctx: Any) -> tuple[int, str | None]:
@@ -359,7 +426,7 @@ async def child(ctx: Any, skill: Any, inputs: Mapping[str, Any] | None, *, optio
     path = ctx._peek()
     round = ctx._journal.progress.asked.get((ctx._key, path), 0)
     name = ids.child_run_id(ctx.run_id, ctx._step, ctx._key, path, round)
-    known = _open_at(ctx, path)
+    known = open_at(ctx, path)
     question = Ask(
         kind=WaitKind.CHILD, prompt=program.id, name=known.name if known is not None else name, cascade=on_parent_end == "cancel",
         timeout=timeout, on_timeout=on_timeout, creates=create,

@@ -123,7 +123,7 @@ async def _attempt(
         return _finish(program, node, task, values, attempt, await _called(node, (snapshot,)))
     while True:
         prefix = f"{place.path}/" if place.path else ""
-        ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program)
+        ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program, state=snapshot)
         try:
             if journal.run.budgets:
                 await ctx._afford(f"{prefix}@budget")
@@ -133,7 +133,7 @@ async def _attempt(
                 return await _run(services, journal, program, node, task, values, place, snapshot, ctx)
             made = gates.held(ctx)
             finished = Finished(made, written(made)) if made else await _run(services, journal, program, node, task, values, place, snapshot, ctx)
-            ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program)
+            ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program, state=snapshot)
             return Finished(await gates.after(ctx, node, snapshot, finished.result, finished.writes), finished.writes)
         except Redo as r:
             if r.target is None:
