@@ -15,7 +15,7 @@ from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRo
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError
-from holdfast.core.lease import Lease
+from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
@@ -135,6 +135,16 @@ class Store(Protocol):
     async def retire(self, owner: str) -> None:
         """A clean end: the owner's runs become claimable at once (§10.4)."""
 
+    async def outlive(self, owner: str) -> None:
+        """Something of an owner still runs, a thread that nothing can end: its proof of life stays until the process ends, also
+        when it is retired."""
+
+    async def owner_alive(self, owner: str) -> Alive:
+        """Whether an owner's process lives: NO only by proof, also of one that is no worker any more (§2.9, §6.5).
+
+        The proof is kept for as long as an open attempt that is not closed names the owner.
+        """
+
     async def load(self, run_id: str) -> Loaded | None: ...
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None: ...
@@ -180,6 +190,9 @@ class Store(Protocol):
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
         """Effect records, oldest first, of a run, of a key or of a lineage."""
+
+    async def open_effects(self, owner: str) -> list[Effect]:
+        """The attempts of an owner that are not settled (§6.5)."""
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
         """Compare-and-set of one effect record's status, allowed after lease loss (§6.5)."""

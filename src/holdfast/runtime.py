@@ -37,7 +37,7 @@ from holdfast.engine.base.heartbeat import Heartbeat
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Services, Skills
 from holdfast.engine.base.streams import Chunk
-from holdfast.engine.calls.effects import closed_owners
+from holdfast.engine.calls.effects import close_attempts, closed_owners
 from holdfast.engine.desk import lineage
 from holdfast.engine.desk.intake import Request, birth, owner_id
 from holdfast.engine.desk.schedules import Rule, Scheduler, birth_of
@@ -154,9 +154,12 @@ class Runtime:
         try:
             if self._registered:
                 self._heartbeat.stop()
+                await close_attempts(self._services)
+                if self._services.acting:
+                    await self._store.outlive(self._services.owner)
                 await self._store.retire(self._services.owner)
         finally:  # whatever stands in the way of a handing back, this owner is gone now, and closing proves it
-            if self._registered:
+            if self._registered and not self._services.acting:
                 closed_owners.add(self._services.owner)
             await self._store.close()
 

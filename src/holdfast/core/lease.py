@@ -23,6 +23,28 @@ class Alive(StrEnum):
     UNKNOWN = "unknown"
 
 
+class OwnerId(msgspec.Struct, frozen=True):
+    """What an owner's name tells of its process (§10.1): ``boot`` is that of the machine, with the process namespace behind a dot."""
+
+    host: str
+    boot: str
+    pid: int
+    started: str
+    nonce: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.host}-{self.boot}-{self.pid}-{self.started}-{self.nonce}"
+
+    @classmethod
+    def parse(cls, name: str) -> OwnerId | None:
+        """The parts of a name that the house has given; None for any other."""
+        parts = name.rsplit("-", 4)
+        if len(parts) != 5 or not parts[2].isdecimal():
+            return None
+        return cls(parts[0], parts[1], int(parts[2]), parts[3], parts[4])
+
+
 class Lease(msgspec.Struct, frozen=True):
     """The operational columns of a run: no part of the fold (§1.4)."""
 

@@ -1,7 +1,8 @@
 """Proof of life: a file per owner beside the database, locked for as long as its process lives (§2.9).
 
 The kernel lets go of the lock when the process ends, however it ends. Whoever can take the lock has proof that the
-owner is dead; whoever cannot has proof that it lives. Without the file, or on another machine, nothing is known.
+owner is dead; whoever cannot has proof that it lives. Where there is no file, the owner's name may still prove it: the
+machine was started anew, or there is no such process. A file stays for as long as an open attempt names its owner.
 """
 
 from __future__ import annotations
@@ -9,26 +10,14 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import platform
-import time
 from urllib.parse import quote
 
 from holdfast.core.errors import Conflict, StoreReadOnly
 from holdfast.core.lease import Alive
+from holdfast.machine import alive_by_name, may_prove
 
-
-def boot() -> str:
-    """Which boot of which machine this is: a lock or a tick count means something only within it."""
-    try:
-        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
-            return f.read().strip()
-    except OSError:
-        return platform.node()
-
-
-def ticks() -> int:
-    """Microseconds of a clock that goes on while the machine sleeps and that nobody sets (§10.3)."""
-    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
+# Locks of owners that were retired while a thread of theirs still ran: held until this process ends.
+_kept: dict[str, int] = {}
 
 
 class Liveness:
@@ -60,11 +49,18 @@ class Liveness:
         return owner in self._held
 
     def release(self, owner: str) -> None:
-        """A clean end: the file goes too."""
+        """A clean end: the file goes too, unless it is kept."""
         fd = self._held.pop(owner, None)
-        self.forget(owner)
+        if self._path(owner) not in _kept:
+            self.forget(owner)
         if fd is not None:
             os.close(fd)
+
+    def keep(self, owner: str) -> None:
+        """The owner is gone, but something of it still runs here: its file stays locked until this process ends."""
+        fd = self._held.pop(owner, None)
+        if fd is not None:
+            _kept[self._path(owner)] = fd
 
     def drop(self, owner: str) -> None:
         """Lets go of the lock and leaves the file: from now on the owner is proven dead."""
@@ -79,11 +75,16 @@ class Liveness:
             return
 
     def alive(self, owner: str) -> Alive:
-        """By proof only, about an owner of this boot of this machine."""
-        if owner in self._held:
+        """By proof only, from the owner's file; where there is none, from its name."""
+        path = self._path(owner)
+        if owner in self._held or path in _kept:
             return Alive.YES
+        if not may_prove(owner):
+            return Alive.UNKNOWN
         try:
-            fd = os.open(self._path(owner), os.O_RDWR)
+            fd = os.open(path, os.O_RDWR)
+        except FileNotFoundError:
+            return alive_by_name(owner)
         except OSError:
             return Alive.UNKNOWN
         try:

@@ -101,6 +101,7 @@ class MemoryStore:
         self._schedules: dict[str, Schedule] = {}
         self._workers: dict[str, _Worker] = {}
         self._dead: set[str] = set()
+        self._acting: set[str] = set()  # retired while something of them still ran
         self._count = 0
         self._undo: list[Callable[[], None]] = []
         self._guard = threading.RLock()
@@ -307,6 +308,7 @@ class MemoryStore:
         if owner in self._workers:
             raise Conflict(f"the worker {owner} is registered already", hint="an owner id is unique per process start", code="owner_taken")
         self._workers[owner] = _Worker(self.now(), self.now() + ttl_us)
+        self._dead.discard(owner)
 
     async def renew(self, owner: str, ttl_us: int) -> int:
         with self._guard:
@@ -322,7 +324,15 @@ class MemoryStore:
             for row in [r for r in self._runs.values() if r.owner == owner]:
                 self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=None, fence=row.fence + 1, due=now))
             self._workers.pop(owner, None)
+            if owner not in self._acting:
+                self._dead.add(owner)
         self._changes.tell()
+
+    async def outlive(self, owner: str) -> None:
+        self._acting.add(owner)
+
+    async def owner_alive(self, owner: str) -> Alive:
+        return self._alive(owner)
 
     def abandon(self, owner: str) -> None:
         """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
@@ -335,7 +345,7 @@ class MemoryStore:
     def _alive(self, owner: str) -> Alive:
         if owner in self._dead:
             return Alive.NO
-        return Alive.YES if owner in self._workers else Alive.UNKNOWN
+        return Alive.YES if owner in self._workers or owner in self._acting else Alive.UNKNOWN
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -421,6 +431,9 @@ class MemoryStore:
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         claim = self._claims.get((kind, scope, key))
         return None if claim is None or (claim.expires_at is not None and claim.expires_at <= self.now()) else claim
+
+    async def open_effects(self, owner: str) -> list[Effect]:
+        return [codec.decode_effect(data) for e, data in self._effects.values() if e.open and e.owner == owner]
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
         choices = (("key", key), ("run", run_id), ("lineage", lineage_root))

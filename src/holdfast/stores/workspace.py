@@ -550,6 +550,10 @@ class WorkspaceStore(MemoryStore):
         self._look(run_id)
         return await super().effects(run_id, key=key, lineage_root=lineage_root)
 
+    async def open_effects(self, owner: str) -> list[Effect]:
+        self._look()
+        return await super().open_effects(owner)
+
     async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
         self._look(run_id)
         return await super().intents(run_id, state=state, limit=limit)

@@ -620,6 +620,61 @@ async def case_renew_and_retire(h: Harness) -> None:
 
 
 @case
+async def case_proof_of_death_is_kept(h: Harness) -> None:
+    """X-16, X-17: as long as an attempt that is not closed names an owner, its death can be proven, whatever was claimed since."""
+    for owner in ("w1", "w2", "w3"):
+        await h.store.register(owner, TTL)
+    script = await Script(h.store, "r1").begin("w1")
+    attempt = replace(effect("r1", 1, "k"), owner="w1")
+    await script.write(script.commit(ev.SideEffectAttempted("r1.x1", "k"), effects=(attempt,)))
+    assert await h.store.owner_alive("w1") is Alive.YES
+    assert await h.store.open_effects("w1") == [attempt]
+    assert await h.store.open_effects("w2") == []
+    h.kill("w1")
+    assert len(await h.store.claim("w2", (), None, limit=1)) == 1
+    h.kill("w2")
+    assert len(await h.store.claim("w3", (), None, limit=1)) == 1
+    for _ in range(3):
+        await h.store.claim("w3", (), None, limit=1)
+    assert await h.store.owner_alive("w1") is Alive.NO
+    assert await h.store.settle_effect(replace(attempt, closed=True), "attempted")
+    assert [e.closed for e in await h.store.open_effects("w1")] == [True]
+
+
+@case
+async def case_frozen_and_then_killed(h: Harness) -> None:
+    """X-17: an owner that was taken over as expired is not known to be dead, and is once it was killed."""
+    await h.store.register("w1", TTL)
+    script = await Script(h.store, "r1").begin("w1")
+    await script.write(script.commit(ev.SideEffectAttempted("r1.x1", "k"), effects=(replace(effect("r1", 1, "k"), owner="w1"),)))
+    h.clock.forward(TTL + 1)
+    await h.store.register("w2", TTL)
+    (claim,) = await h.store.claim("w2", (), None, limit=1)
+    assert claim.cause == "expired"
+    for _ in range(4):
+        await h.store.claim("w2", (), None, limit=1)
+        assert await h.store.owner_alive("w1") is Alive.YES
+        h.clock.forward(3_600 * SECOND)
+        await h.store.renew("w2", TTL)
+    h.kill("w1")
+    await h.store.claim("w2", (), None, limit=1)
+    assert await h.store.owner_alive("w1") is Alive.NO
+
+
+@case
+async def case_retired_while_it_acts(h: Harness) -> None:
+    """§6.5: a clean end proves that an owner acts no more, unless a thread of it still does."""
+    await h.store.register("w1", TTL)
+    await h.store.register("w2", TTL)
+    await h.store.outlive("w1")
+    await h.store.retire("w1")
+    assert await h.store.owner_alive("w1") is Alive.YES
+    await h.store.retire("w2")
+    assert await h.store.owner_alive("w2") is not Alive.YES
+    assert await h.store.workers() == []
+
+
+@case
 async def case_worker_clock(h: Harness) -> None:
     """T-80: what a worker believes about the time decides nothing; the store's clock does."""
     await h.store.register("w1", TTL)

@@ -17,7 +17,7 @@ from holdfast.ports import Store
 READS = frozenset(
     {
         "blob", "claimed", "close", "counts", "due", "effects", "get", "inbox", "intents", "lanes", "leases", "ledger", "load", "loans", "marked",
-        "now", "open", "rows", "runs", "schedule", "schedules", "token", "verify", "wait_for_change", "whole", "workers",
+        "now", "open", "open_effects", "owner_alive", "rows", "runs", "schedule", "schedules", "token", "verify", "wait_for_change", "whole", "workers",
     }
 )  # fmt: skip
 

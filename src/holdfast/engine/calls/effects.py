@@ -57,6 +57,8 @@ QUESTIONS = {
     fx.REPLAY: "{name} was done before. Approve to go on with its recorded result, or have it done again.",
 }
 
+OWNER_DEAD = "owner_dead"
+
 # Owners of this process that were closed: they act no more, which no other proof would say (§2.9).
 closed_owners: set[str] = set()
 
@@ -682,23 +684,33 @@ async def alive_now(services: Services, effect: Effect) -> Alive:
     if effect.owner == services.owner:
         at_it = any(effect_id == effect.effect_id for effect_id, _ in services.acting)
         return Alive.YES if at_it else Alive.NO
-    if effect.owner in closed_owners:
-        return Alive.NO
-    for worker in await services.store.workers():
-        if worker.owner == effect.owner:
-            return Alive(worker.alive)
-    return Alive.UNKNOWN
+    return Alive.NO if effect.owner in closed_owners else await services.store.owner_alive(effect.owner)
 
 
 async def surfaced(services: Services, run_id: str, previous_owner: str, cause: str) -> Draft:
-    """The attempts a lost owner left open, as unknown (§6.5); ``closed`` where its death is proven."""
+    """The attempts that are open when a run changes hands, as unknown, whoever's they are (§6.5, X-16): the owner before may have
+    died before it could say so. ``closed`` where a death is proven, also of one that was surfaced before.
+    """
     draft = Draft()
     for effect in await services.store.effects(run_id):
-        if effect.status is not EffectStatus.ATTEMPTED or effect.owner != previous_owner:
+        if not effect.open or effect.closed:
             continue
-        draft.effects.append(replace(effect, status=EffectStatus.UNKNOWN, closed=cause == "owner_dead", detail=cause))
-        draft.facts.append(ev.SideEffectUnknown(effect.effect_id, effect.key, effect.step, effect.task, effect.path, cause))
+        dead = effect.owner == previous_owner and cause == OWNER_DEAD
+        closed = dead or await alive_now(services, effect) is Alive.NO
+        if effect.status is EffectStatus.ATTEMPTED and (effect.owner != services.owner or closed):
+            draft.effects.append(replace(effect, status=EffectStatus.UNKNOWN, closed=closed, detail=OWNER_DEAD if closed else cause))
+            draft.facts.append(ev.SideEffectUnknown(effect.effect_id, effect.key, effect.step, effect.task, effect.path, cause))
+        elif effect.status is EffectStatus.UNKNOWN and closed:
+            draft.effects.append(replace(effect, closed=True))
     return draft
+
+
+async def close_attempts(services: Services) -> None:
+    """An owner that ends closes its own attempts, by a compare-and-set: all but those that a thread of it still acts for (§6.5)."""
+    under_way = {effect_id for effect_id, _ in services.acting}
+    for effect in await services.store.open_effects(services.owner):
+        if not effect.closed and effect.effect_id not in under_way:
+            await services.store.settle_effect(replace(effect, closed=True), effect.status)
 
 
 async def refuse_to_repeat(services: Services, effect_id: str) -> None:
@@ -720,4 +732,4 @@ def keyed(fn: Callable[..., Any], key: str) -> Callable[..., Any]:
     return functools.partial(fn, idempotency_key=key) if accepts_key(fn) else fn
 
 
-__all__ = ["NotBegun", "Options", "Performance", "alive_now", "closed_owners", "keyed", "perform", "perform_at", "refuse_to_repeat", "surfaced"]
+__all__ = ["NotBegun", "Options", "Performance", "alive_now", "close_attempts", "closed_owners", "keyed", "perform", "perform_at", "refuse_to_repeat", "surfaced"]

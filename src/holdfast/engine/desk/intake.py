@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import pathlib
-import socket
 import uuid
 from collections.abc import Mapping
 from enum import StrEnum
@@ -13,13 +11,14 @@ from typing import Any
 
 import msgspec
 
+from holdfast import machine
 from holdfast.core import budgets, canon, ids, superstep
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult
 from holdfast.core.commit import DedupClaim
 from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Program
-from holdfast.core.lease import COUNTER_BITS
+from holdfast.core.lease import COUNTER_BITS, OwnerId
 from holdfast.core.progress import Progress
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
@@ -157,8 +156,6 @@ def _budgets(services: Services, request: Request) -> dict[str, float]:
 
 def owner_id() -> str:
     """An owner's name, unique per process start (§10.1): host, boot, process, its start, randomness."""
-    boot = pathlib.Path("/proc/sys/kernel/random/boot_id")
-    started = pathlib.Path("/proc/self/stat")
-    boot_id = boot.read_text().strip()[:8] if boot.exists() else "boot"
-    ticks = started.read_text().rsplit(")", 1)[1].split()[19] if started.exists() else str(int(dt.datetime.now(dt.UTC).timestamp()))
-    return f"{socket.gethostname()}-{boot_id}-{os.getpid()}-{ticks}-{uuid.uuid4().hex[:8]}"
+    here = machine.here()
+    started = machine.started(os.getpid()) or str(int(dt.datetime.now(dt.UTC).timestamp()))
+    return OwnerId(here.host, here.boot, os.getpid(), started, uuid.uuid4().hex[:8]).name

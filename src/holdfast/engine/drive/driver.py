@@ -233,7 +233,7 @@ class Driver:
             journal.hold(Draft(facts=self._entry(claim, named)))
             if claim.previous_owner is not None:
                 journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
-                if await self._stop_here(named):
+                if self._taken_over(claim) and await self._stop_here(named):
                     return journal.run
         if journal.run.cancel_requested_at is not None and journal.run.status in LIVE:
             self._end = self._canceling  # its owner died between the request and the boundary
@@ -260,10 +260,16 @@ class Driver:
                 await self.begin()
         return self._journal.run if self._journal.run.terminal else await self._rounds()
 
+    def _taken_over(self, claim: Claim) -> bool:
+        """Whether another owner had it. Taking one's own run up again, after an outage or a late renewal, counts nowhere (§10.6)."""
+        return claim.previous_owner not in (None, self._services.owner)
+
     def _entry(self, claim: Claim, named: bool) -> list[ev.Fact]:
         """The facts that ride in the first commit under a new fence (§1.4)."""
         facts: list[ev.Fact] = [ev.RunClaimed(self._services.owner, claim.fence & 0xFFFFFFFF)]
         run = self._journal.run
+        if claim.previous_owner == self._services.owner and run.status in LIVE:
+            return [ev.RunHandedBack(self._services.owner), *facts]
         if claim.previous_owner is not None and run.status in LIVE:
             expired = ev.AttemptLeaseExpired(claim.previous_owner, claim.cause)
             if (run.recovery == "hold" and not named) or self._journal.progress.takeovers >= self._services.max_takeovers:

@@ -10,8 +10,9 @@ from typing import NamedTuple
 import apsw
 
 from holdfast.core.lease import Alive
+from holdfast.machine import boot, ticks
 from holdfast.stores import apply
-from holdfast.stores.liveness import Liveness, boot, ticks
+from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite.connection import Q
 
 FORGET_AFTER_US = 3600 * 1_000_000
@@ -60,12 +61,19 @@ class Owners:
         return row.ticks - self._ticks() if row.boot == self._boot else row.expires_at - self._now()
 
     def alive(self, row: WorkerRow) -> Alive:
-        return self._liveness.alive(row.owner) if row.boot == self._boot else Alive.UNKNOWN
+        """By proof only; a machine that was started anew has ended all that ran on it."""
+        return self._liveness.alive(row.owner) if self._boot == row.boot or row.host == platform.node() else Alive.UNKNOWN
+
+    def known(self, db: apsw.Connection, owner: str) -> Alive:
+        """The same of an owner that may be no worker any more: its row was tidied away, or a store was acknowledged (X-17)."""
+        row = self.find(db, owner)
+        return self._liveness.alive(owner) if row is None else self.alive(row)
 
     def lost(self, row: WorkerRow | None) -> str | None:
         """Why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it lives (§10.6)."""
         return apply.lost(None, Alive.UNKNOWN) if row is None else apply.lost(self.left(row), self.alive(row))
 
     def forgettable(self, row: WorkerRow) -> bool:
-        """Whether the row of a lost owner without runs may go."""
-        return self.alive(row) is Alive.NO or self.left(row) < -FORGET_AFTER_US
+        """Whether the row of a lost owner without runs may go, if no open attempt names it."""
+        alive = self.alive(row)
+        return alive is Alive.NO or (alive is Alive.UNKNOWN and self.left(row) < -FORGET_AFTER_US)

@@ -180,6 +180,9 @@ SELECT data FROM effect WHERE run_id = ? ORDER BY id;
 SELECT data FROM effect WHERE key = ? ORDER BY id;
 -- name: effects_of_lineage
 SELECT data FROM effect WHERE lineage_root = ? ORDER BY id;
+-- name: effects_open
+-- By the partial index of open attempts.
+SELECT data FROM effect INDEXED BY effect_open WHERE status IN ('attempted', 'unknown') ORDER BY id;
 -- name: effects_all
 SELECT data FROM effect ORDER BY id;
 -- name: ledger_of_run

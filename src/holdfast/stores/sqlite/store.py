@@ -286,9 +286,13 @@ class SqliteStore:
         return apply.taken(c.run_id, c.fence, c.previous, owner, lost)
 
     def _litter(self, db: apsw.Connection, workers: Sequence[WorkerRow], owner: str) -> list[str]:
-        """Owners that are gone for good and hold nothing."""
-        gone = [w for w in workers if w.owner != owner and self._owners.forgettable(w)]
-        return [w.owner for w in gone if not row(db, Q.worker_runs, (w.owner,))[0]]
+        """Owners that are gone for good, hold nothing, and whom no attempt names that is not closed: their death must stay provable."""
+        gone = [w.owner for w in workers if w.owner != owner and self._owners.forgettable(w)]
+        gone = [o for o in gone if not row(db, Q.worker_runs, (o,))[0]]
+        if not gone:
+            return []
+        named = {e.owner for e in _open_effects(db) if not e.closed}
+        return [o for o in gone if o not in named]
 
     def _candidates(
         self,
@@ -371,6 +375,13 @@ class SqliteStore:
         writer.forget()
         self._liveness.release(owner)
         self._changes.tell()
+
+    async def outlive(self, owner: str) -> None:
+        self._liveness.keep(owner)
+
+    async def owner_alive(self, owner: str) -> Alive:
+        with mapped(self.path):
+            return self._owners.known(self._read(), owner)
 
     def abandon(self, owner: str) -> None:
         """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
@@ -527,6 +538,10 @@ class SqliteStore:
         with mapped(self.path):
             found = row(self._read(), Q.claim_get, (kind, scope, key, self._now()))
         return None if found is None else DedupClaim(kind, scope, key, *found)
+
+    async def open_effects(self, owner: str) -> list[Effect]:
+        with mapped(self.path):
+            return [e for e in _open_effects(self._read()) if e.owner == owner]
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
         choices = ((key, Q.effects_of_key), (run_id, Q.effects_of_run), (lineage_root, Q.effects_of_lineage))
@@ -805,6 +820,10 @@ def check_backup(db: apsw.Connection, path: str) -> None:
 def _one(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:
     found = row(db, sql, values)
     return None if found is None else found[0]
+
+
+def _open_effects(db: apsw.Connection) -> list[Effect]:
+    return [codec.decode_effect(data) for (data,) in rows(db, Q.effects_open, ())]
 
 
 def _back(db: apsw.Connection, start: int, stop: int, after: int) -> list[Row]:

@@ -1,0 +1,78 @@
+"""This machine and its processes, as far as they prove that an owner of leases lives or is dead (§2.9, §10.1).
+
+A process is told apart by its number and the moment of its start, within one namespace of process numbers and one boot.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import socket
+import time
+from typing import NamedTuple
+
+from holdfast.core.lease import Alive, OwnerId
+
+
+class Here(NamedTuple):
+    """Where this process runs: the machine's name, and its boot with the namespace of process numbers behind a dot."""
+
+    host: str
+    boot: str
+
+
+def boot() -> str:
+    """Which boot of which machine this is: a lock or a tick count means something only within it."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as f:
+            return f.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def ticks() -> int:
+    """Microseconds of a clock that goes on while the machine sleeps and that nobody sets (§10.3)."""
+    return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000
+
+
+@functools.cache
+def here() -> Here:
+    try:
+        space = os.stat("/proc/self/ns/pid").st_ino
+    except OSError:
+        space = 0
+    return Here(socket.gethostname(), f"{boot()[:8].replace('-', '')}.{space}")
+
+
+def started(pid: int) -> str | None:
+    """When a process started, in the kernel's words; None if there is no such process, or nothing that tells."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
+            return f.read().rsplit(")", 1)[1].split()[19]
+    except (OSError, IndexError):
+        return None
+
+
+def alive_by_name(owner: str) -> Alive:
+    """Whether the process that an owner's name tells of is gone: the machine was started anew, or the process is not there any more.
+
+    NO only by proof; never YES, for a process may outlive an owner in it.
+    """
+    named, this = OwnerId.parse(owner), here()
+    if named is None or named.host != this.host or not os.path.exists("/proc/self/stat"):
+        return Alive.UNKNOWN
+    boot, _, space = named.boot.partition(".")
+    if boot != this.boot.partition(".")[0]:
+        return Alive.NO
+    if not space or space != this.boot.partition(".")[2]:
+        return Alive.UNKNOWN
+    return Alive.UNKNOWN if started(named.pid) == named.started else Alive.NO
+
+
+def may_prove(owner: str) -> bool:
+    """Whether a lock that this machine can take says something about an owner of that name: not if it runs on another one."""
+    named = OwnerId.parse(owner)
+    return named is None or named.host == here().host or named.boot == here().boot
+
+
+__all__ = ["Here", "alive_by_name", "boot", "here", "may_prove", "started", "ticks"]
