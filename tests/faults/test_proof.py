@@ -229,7 +229,7 @@ async def test_a_closed_runtime_acts_no_more(tmp_path: Path) -> None:
 
     async def hangs(what: str) -> str:
         begun.set()
-        await asyncio.sleep(3600)
+        await asyncio.Event().wait()
         return what
 
     @flow("hanging")
