@@ -11,10 +11,11 @@ from holdfast.core import canon
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError
+from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -71,7 +72,78 @@ class Worker(msgspec.Struct, frozen=True):
     runs: int = 0
 
 
-class Store(Protocol):
+class IntentCount(msgspec.Struct, frozen=True):
+    """How many intents of a type are in a state, and when the oldest of them was made."""
+
+    type: str
+    state: str
+    count: int
+    oldest: int
+
+
+class Outbox(Protocol):
+    """What waits to be sent, who sends it, and what came of it: beside the runs, never in their logs (§9.3)."""
+
+    async def intents(
+        self,
+        run_id: str | None = None,
+        *,
+        state: str | None = None,
+        type: str | None = None,
+        tenant_id: str | None = None,
+        after: str | None = None,
+        limit: int = 500,
+    ) -> list[Intent]:
+        """Intents, oldest first; ``after`` is an intent's id, the cursor."""
+
+    async def intent(self, intent_id: str) -> Intent | None: ...
+
+    async def claim_intents(
+        self,
+        owner: str,
+        types: Sequence[str],
+        *,
+        limit: int,
+        ttl_us: int,
+        each: int = 1_000_000,
+        room: Mapping[tuple[str, str, str], int] | None = None,
+        run_id: str | None = None,
+    ) -> list[Intent]:
+        """Takes intents of these types that are due, and those whose sender is lost: its lease is over, or it is proven dead (§9.4).
+
+        Of one (tenant, type, order key) only the oldest that is open is free. Of one lane (type, tenant, target) no more than
+        ``each`` are taken, or what ``room`` says of it; lanes take turns, so that none starves the others.
+        """
+
+    async def renew_intents(self, owner: str, ttl_us: int) -> None:
+        """Extends the lease of all that this owner is sending."""
+
+    async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
+        """Keeps what became of intents, each if it still stands as its sender saw it: the same state, owner and attempt.
+
+        Raises:
+            RunNotFound: a hook's signal is for a run that is not there; then nothing is kept.
+        """
+
+    async def drop_payloads(self, before: int, limit: int) -> int:
+        """Drops what intents carried that were sent or abandoned before that time; gives how many (§9.7)."""
+
+    async def intent_counts(self) -> list[IntentCount]: ...
+
+    async def ledger(
+        self,
+        run_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        tenant_id: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> list[LedgerRow]:
+        """Ledger rows, oldest first; ``after`` is a row's number, the cursor (§9.6)."""
+
+
+class Store(Outbox, Protocol):
     """Durable state behind few verbs; every verb is one transaction. One suite proves every store.
 
     All times are the store's own clock, microseconds since 1970, UTC (§10.3). Every verb may raise StoreError.
@@ -196,15 +268,6 @@ class Store(Protocol):
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
         """Compare-and-set of one effect record's status, allowed after lease loss (§6.5)."""
-
-    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]: ...
-
-    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
-        """Takes due intents, in order within an ``order_key``; one whose sender was lost has the detail ``sender_lost`` (§9.4)."""
-
-    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool: ...
-
-    async def ledger(self, run_id: str) -> list[LedgerRow]: ...
 
     async def blob(self, digest: str) -> bytes:
         """A large result that a record refers to, held against its hash (§6.4).
@@ -456,6 +519,6 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "Loaded", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Store", "ToolOutcome", "ToolRequest",
+    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Store", "ToolOutcome", "ToolRequest",
     "ToolRunner", "Transport", "Upkeep", "Worker", "offers_copies", "offers_upkeep",
 ]  # fmt: skip

@@ -13,10 +13,10 @@ from holdfast.core import events as ev
 from holdfast.core.blobs import blob_of
 from holdfast.core.checkpoint import Carry, Delta, StepRecord
 from holdfast.core.codec import Row
-from holdfast.core.commit import Intent
 from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, asleep, diagnose, drift, ok, problem
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, UnknownStatus
+from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease, Release
 from holdfast.core.run import Run, Versions
 from holdfast.core.status import Status

@@ -269,7 +269,7 @@ def test_a_story() -> None:
         (ev.WaitDecided(decided("reexecute", forced=True)), "reexecute by ada, forced"),
         (ev.WaitDenied("w", "approve", "eve", "not hers"), "approve by eve refused: not hers"),
         (ev.SideEffectAttempted("e", "k"), "e"),
-        (ev.IntentDispatched("i", "webhook"), "webhook"),
+        (ev.IntentEnqueued("i", "webhook"), "webhook"),
         (ev.SignalReceived("go", "k", raw(1)), "go"),
         (ev.NoteAdded("hello"), "hello"),
         (ev.AttemptLeaseExpired("w", "owner_dead"), "owner_dead"),

@@ -24,6 +24,7 @@ from holdfast.core import (
     effects,
     errors,
     events,
+    intents,
     lease,
     outcomes,
     retry,
@@ -33,7 +34,7 @@ from holdfast.core import (
 )
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden" / "words.txt"
-MODULES: tuple[ModuleType, ...] = (checkpoint, commands, commit, compensation, effects, errors, events, lease, outcomes, retry, run, status, waits)
+MODULES: tuple[ModuleType, ...] = (checkpoint, commands, commit, compensation, effects, errors, events, intents, lease, outcomes, retry, run, status, waits)
 
 
 def _default(value: Any) -> str:

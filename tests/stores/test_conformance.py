@@ -6,10 +6,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
-from holdfast.testing import conformance_blobs, conformance_people, conformance_threads
+from holdfast.testing import conformance_blobs, conformance_outbox, conformance_people, conformance_threads
 from holdfast.testing.conformance import CASES, Clock
 
-assert conformance_blobs.__doc__ and conformance_people.__doc__ and conformance_threads.__doc__, "imported for their cases"
+assert conformance_blobs.__doc__ and conformance_outbox.__doc__ and conformance_people.__doc__ and conformance_threads.__doc__, "imported for their cases"
 
 
 class Memory:

@@ -15,8 +15,9 @@ from holdfast.core.lease import RELEASE
 from holdfast.core.run import Run
 from holdfast.core.waits import Decision, Wait, WaitKind
 from holdfast.stores import SqliteStore
-from holdfast.testing.conformance import TTL, Clock, Script, effect, intent
+from holdfast.testing.conformance import TTL, Clock, Script, effect
 from holdfast.testing.conformance_blobs import bulk, recording
+from holdfast.testing.conformance_outbox import intent
 
 HANDOFF = Wait("r1.h1", WaitKind.HANDOFF, 1, "node", prompt="go on?", available_actions=("continue", "halt"))
 Build = Callable[[Any], Awaitable[Script]]
@@ -82,7 +83,7 @@ async def acting(store: Any) -> Script:
 async def sending(store: Any) -> Script:
     script = await driven(store)
     await script.complete(intents=(intent("r1", "i1", store.now()),))
-    await store.claim_intents("w", limit=1, ttl_us=1)
+    await store.claim_intents("w", ("mail",), limit=1, ttl_us=1)
     store.clock_forward()
     return script
 

@@ -24,8 +24,9 @@ from holdfast.engine.keep.check import Checker
 from holdfast.ports import RunFilter
 from holdfast.stores import WorkspaceStore
 from holdfast.stores import workspace as module
-from holdfast.testing.conformance import TTL, Script, effect, intent, refused
+from holdfast.testing.conformance import TTL, Script, effect, refused
 from holdfast.testing.conformance_blobs import bulk, recording
+from holdfast.testing.conformance_outbox import intent
 from tests.upkeep.test_check import content
 
 
@@ -76,7 +77,7 @@ async def test_what_hangs_on_a_run_is_seen_too(two: Two) -> None:
     assert [i.state for i in await two.reader.intents("r1")] == ["queued"]
     assert await two.writer.settle_effect(effect("r1", 1, "k", EffectStatus.RECORDED), "attempted")
     assert [e.status for e in await two.reader.effects("r1")] == ["recorded"]
-    await two.writer.claim_intents("w", limit=1, ttl_us=TTL)
+    await two.writer.claim_intents("w", ("mail",), limit=1, ttl_us=TTL)
     assert [i.state for i in await two.reader.intents()] == ["sending"]
     command = Cancel("ada")
     await two.writer.put(InboxItem("r1", command.key, command, two.writer.now()))

@@ -19,9 +19,10 @@ from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import SAFE, Repairer
 from holdfast.engine.keep.transfer import copy, dossier
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore, workspace
-from holdfast.testing.conformance import TTL, Script, effect, intent
+from holdfast.testing.conformance import TTL, Script, effect
 from holdfast.testing.conformance import signal as signal_to
 from holdfast.testing.conformance_blobs import bulk, recording
+from holdfast.testing.conformance_outbox import intent
 from tests.upkeep import damage as d
 from tests.upkeep.test_check import content
 

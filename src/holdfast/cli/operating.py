@@ -11,8 +11,8 @@ from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, options, over, page, paged
 from holdfast.core import canon, views
-from holdfast.core.commit import Intent
 from holdfast.core.effects import Effect
+from holdfast.core.intents import Intent
 from holdfast.core.masks import Mask
 from holdfast.handle import when
 from holdfast.ports import Worker

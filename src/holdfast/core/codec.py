@@ -16,9 +16,10 @@ import msgspec
 from holdfast.core import canon, commands, status
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Result, Source, Task
-from holdfast.core.commit import Commit, Intent
+from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat
+from holdfast.core.intents import Intent
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.waits import Wait

@@ -9,6 +9,7 @@ from holdfast.core.blobs import Blob, named
 from holdfast.core.checkpoint import Checkpoint, Result
 from holdfast.core.effects import Effect
 from holdfast.core.events import Event, voucher
+from holdfast.core.intents import Intent
 from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch, counter
 from holdfast.core.run import Run
 from holdfast.core.schedules import Move
@@ -52,33 +53,29 @@ class DedupClaim(msgspec.Struct, frozen=True):
     expires_at: int | None = None
 
 
-class Intent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
-    """An act decided, not yet done: sent only after its commit, under its key (§9)."""
-
-    intent_id: str
-    run_id: str
-    type: str
-    payload: bytes
-    key: str
-    order_key: str = ""
-    created_at: int = 0
-    state: str = "queued"
-    attempts: int = 0
-    due: int = 0
-    owner: str | None = None
-    lease_until: int | None = None
-    detail: str = ""
-    settled_at: int | None = None
-
-
 class LedgerRow(msgspec.Struct, frozen=True):
-    """A row kept for people and applications; the engine never reads it (§9.6). ``data`` is encoded."""
+    """A row kept for people and applications; the engine never reads it (§9.6). ``data`` is encoded.
+
+    ``number`` is its place among all rows of its store, once it is kept there; ``step_id`` is empty for rows of the first release.
+    """
 
     run_id: str
     topic: str
     key: str
     data: bytes
     at: int
+    step_id: str = ""
+    number: int = 0
+
+
+class Settlement(msgspec.Struct, frozen=True):
+    """What became of an intent, with what its transport's hook gave: kept together, once, if the intent still stands as ``before`` (§9.5)."""
+
+    before: Intent
+    after: Intent
+    ledger: tuple[LedgerRow, ...] = ()
+    puts: tuple[InboxItem, ...] = ()
+    intents: tuple[Intent, ...] = ()
 
 
 class Behind(msgspec.Struct, frozen=True):

@@ -16,9 +16,9 @@ import msgspec
 from holdfast.core import blobs, canon, codec, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Carry, Checkpoint
-from holdfast.core.commit import Intent
 from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import HoldfastError, StoreError, UnknownStatus
+from holdfast.core.intents import Intent
 from holdfast.core.lease import Lease
 from holdfast.core.outcomes import completes
 from holdfast.core.run import Run, fold

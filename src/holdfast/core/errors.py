@@ -112,6 +112,10 @@ class ScheduleNotFound(NotFound):
     code = "schedule_not_found"
 
 
+class IntentNotFound(NotFound):
+    code = "intent_not_found"
+
+
 # -- the state machine or a policy says no ----------------------------------------------------------
 
 
@@ -215,6 +219,12 @@ class RepairRefused(Rejected):
     code = "repair_refused"
 
 
+class IntentSettled(Rejected):
+    """The intent was sent or given up, so that there is nothing to say about it any more (§9.3)."""
+
+    code = "intent_settled"
+
+
 # -- someone was first ------------------------------------------------------------------------------
 
 
@@ -253,6 +263,12 @@ class EffectConflict(Conflict):
 
 class EffectInProgress(Conflict):
     code = "effect_in_progress"
+
+
+class IntentInFlight(Conflict):
+    """Somebody is sending the intent now, or has settled it meanwhile."""
+
+    code = "intent_in_flight"
 
 
 # -- user code; a value in the run ------------------------------------------------------------------
@@ -350,6 +366,22 @@ class PermanentError(StepFailure):
     """Raise it from a step to say that retrying is no use."""
 
     code = "permanent"
+
+
+class RetryAfter(StepFailure):
+    """Raise it from a transport: not now, and not before so many ``seconds`` have passed (§10.9)."""
+
+    code = "retry_after"
+
+    def __init__(self, seconds: float, message: str = "", *, hint: str = "") -> None:
+        super().__init__(message or f"not before {seconds:g} s have passed", hint=hint)
+        self.seconds = seconds
+
+
+class MaybeSent(StepFailure):
+    """Raise it from a transport: it may have been sent, and nobody knows (§9.4)."""
+
+    code = "maybe_sent"
 
 
 class RunFailed(HoldfastError):

@@ -394,18 +394,6 @@ class IntentEnqueued(IntentFact, frozen=True, tag=50):
     wire: ClassVar[str] = "intent.enqueued"
 
 
-class IntentDispatched(IntentFact, frozen=True, tag=51):
-    wire: ClassVar[str] = "intent.dispatched"
-
-
-class IntentFailed(IntentFact, frozen=True, tag=52):
-    wire: ClassVar[str] = "intent.failed"
-
-
-class IntentDead(IntentFact, frozen=True, tag=53):
-    wire: ClassVar[str] = "intent.dead"
-
-
 class LedgerAppended(Fact, frozen=True, tag=54):
     wire: ClassVar[str] = "ledger.appended"
     topic: str

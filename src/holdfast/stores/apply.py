@@ -13,10 +13,11 @@ import msgspec
 
 from holdfast.core import blobs, codec
 from holdfast.core.checkpoint import Delta, Source
-from holdfast.core.commit import Commit, Intent, Tip
+from holdfast.core.commit import Commit, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, RunNotFound, TokenRefused, VersionConflict
 from holdfast.core.events import WaitClosed
+from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, Alive, Keep, Release, Take, Touch, counter
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, WAITING, Status
@@ -26,8 +27,6 @@ from holdfast.ports import Claim, Dossier, Evidence, Pruned
 WHOLE_FLOOR = 64 * 1024
 LAST_TURN = 2**62
 _NOWHERE = Tip(0, b"", 0)
-OPEN_INTENTS = ("queued", "sending", "unknown")
-SENDER_LOST = "sender_lost"
 RECLAIMED = "reclaimed"
 EXPIRED = "expired"
 OWNER_DEAD = "owner_dead"
@@ -302,13 +301,6 @@ def tombstones(effects: Iterable[Effect]) -> tuple[list[str], set[str]]:
     return [e.effect_id for e in effects if not e.shared], set(blobs.named((), kept))
 
 
-def sending(intent: Intent, owner: str, until: int, *, lost: bool) -> Intent:
-    """An intent in the hands of a sender. ``lost``: the one before did not say what came of it (§9.4)."""
-    return msgspec.structs.replace(
-        intent, state="sending", owner=owner, lease_until=until, attempts=intent.attempts + 1, detail=SENDER_LOST if lost else intent.detail
-    )
-
-
 def prunable(
     members: Mapping[str, Sequence[tuple[str, int | None]]],
     links: Sequence[tuple[str, str]],
@@ -351,6 +343,20 @@ def prunable(
     return Pruned(run_ids, {root: why for root, why in kept.items() if root in old})
 
 
+def by_turns(
+    lost: Sequence[Intent], due: Sequence[Intent], limit: int, each: int, room: Mapping[tuple[str, str, str], int]
+) -> list[Intent]:
+    """Which intents are sent next: those of lost senders, then one lane after the other in turn, each as far as there is room (§9.4)."""
+    left: dict[tuple[str, str, str], int] = {}
+    lanes: dict[tuple[str, str, str], list[Intent]] = {}
+    for intent in (*lost, *due):
+        left.setdefault(intent.lane, room.get(intent.lane, each))
+        if len(lanes.setdefault(intent.lane, [])) < left[intent.lane]:
+            lanes[intent.lane].append(intent)
+    turns = [lane[n] for n in range(max((len(lane) for lane in lanes.values()), default=0)) for lane in lanes.values() if n < len(lane)]
+    return turns[:limit]
+
+
 def overlay(run: Run, *, status: str, version: int, step: str | None, head: str | None) -> Run:
     """The run with its hot columns laid over the cold part.
 
@@ -386,6 +392,6 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 
 __all__ = [
-    "LAST_TURN", "OPEN_INTENTS", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
-    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "ruled", "same", "schedule_moved", "sending", "takeable", "taken", "tombstones", "usable", "woken",
+    "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "by_turns", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
+    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "ruled", "same", "schedule_moved", "takeable", "taken", "tombstones", "usable", "woken",
 ]  # fmt: skip

@@ -10,7 +10,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -19,7 +19,7 @@ from holdfast.core import blobs, codec
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
     Conflict,
@@ -29,14 +29,15 @@ from holdfast.core.errors import (
     RunNotFound,
     StoreError,
 )
+from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
 from holdfast.core.lease import Alive, Lease, Take
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
 from holdfast.core.tokens import Token
-from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
+from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Worker
 from holdfast.stores import apply
-from holdfast.stores.apply import OPEN_INTENTS, Found, Prepared
+from holdfast.stores.apply import Found, Prepared
 from holdfast.stores.changes import Changes
 from holdfast.stores.tables import Indexed
 
@@ -213,7 +214,7 @@ class MemoryStore:
         for intent in c.intents:
             self._set(self._intents, intent.intent_id, intent)
         for row in c.ledger:
-            self._set(self._ledger, self._next(), row)
+            self._set(self._ledger, number := self._next(), msgspec.structs.replace(row, number=number))
         for blob in c.blobs:
             self._keep(c.run.run_id, blob)
         for child in p.creates:
@@ -450,36 +451,108 @@ class MemoryStore:
 
     # -- outbox and ledger --------------------------------------------------------------------------
 
-    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
-        return [i for i in self._intents.values() if run_id in (None, i.run_id) and state in (None, i.state)][:limit]
+    async def intents(
+        self,
+        run_id: str | None = None,
+        *,
+        state: str | None = None,
+        type: str | None = None,
+        tenant_id: str | None = None,
+        after: str | None = None,
+        limit: int = 500,
+    ) -> list[Intent]:
+        wanted = ((run_id, "run_id"), (state, "state"), (type, "type"), (tenant_id, "tenant_id"))
+        found = [i for i in self._intents.values() if all(value is None or getattr(i, name) == value for value, name in wanted)]
+        if after is not None:
+            found = found[next((n for n, i in enumerate(found, 1) if i.intent_id == after), len(found)) :]
+        return found[:limit]
 
-    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
+    async def intent(self, intent_id: str) -> Intent | None:
+        return self._intents.get(intent_id)
+
+    async def claim_intents(
+        self,
+        owner: str,
+        types: Sequence[str],
+        *,
+        limit: int,
+        ttl_us: int,
+        each: int = 1_000_000,
+        room: Mapping[tuple[str, str, str], int] | None = None,
+        run_id: str | None = None,
+    ) -> list[Intent]:
         now = self.now()
-        out: list[Intent] = []
-        blocked: set[str] = set()
-        for intent in list(self._intents.values()):
-            if intent.state not in OPEN_INTENTS:
-                continue
-            lost = intent.state == "sending" and ((intent.lease_until or 0) <= now or intent.owner in self._dead)
-            ready = lost or (intent.state == "queued" and intent.due <= now)
-            if ready and intent.order_key not in blocked and len(out) < limit:
-                mine = apply.sending(intent, owner, now + ttl_us, lost=lost)
-                self._intents[intent.intent_id] = mine
-                out.append(mine)
+        open_now = [i for i in self._intents.values() if i.open]
+        heads: dict[tuple[str, str, str], str] = {}
+        for intent in open_now:
             if intent.order_key:
-                blocked.add(intent.order_key)
+                heads.setdefault(intent.order, intent.intent_id)
+        mine = [i for i in open_now if i.type in types and run_id in (None, i.run_id)]
+        lost = [i for i in mine if i.state == IntentState.SENDING and ((i.lease_until or 0) <= now or i.owner in self._dead)]
+        due = [i for i in mine if i.state == IntentState.QUEUED and i.due <= now and heads.get(i.order, i.intent_id) == i.intent_id]
+        chosen = apply.by_turns(lost, sorted(due, key=lambda i: i.due), limit, each, room or {})
+        with self._atomic():
+            out = []
+            for intent in chosen:
+                gone = intent.state == IntentState.SENDING
+                taken = claimed(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self._dead)
+                self._set(self._intents, intent.intent_id, taken)
+                out.append(taken)
         return out
 
-    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool:
-        there = self._intents.get(intent.intent_id)
-        if there is None or there.state != "sending" or there.owner != expected_owner:
-            return False
-        self._intents[intent.intent_id] = intent
+    async def renew_intents(self, owner: str, ttl_us: int) -> None:
+        until = self.now() + ttl_us
+        for intent in [i for i in self._intents.values() if i.owner == owner and i.state == IntentState.SENDING]:
+            self._intents[intent.intent_id] = msgspec.structs.replace(intent, lease_until=until)
+
+    async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
+        with self._atomic():
+            kept = [self._settle(s) for s in settlements]
         self._changes.tell()
+        return kept
+
+    def _settle(self, s: Settlement) -> bool:
+        there = self._intents.get(s.after.intent_id)
+        if there is None or not stands(there, s.before):
+            return False
+        self._set(self._intents, there.intent_id, s.after)
+        for intent in s.intents:
+            self._set(self._intents, intent.intent_id, intent)
+        for row in s.ledger:
+            self._set(self._ledger, number := self._next(), msgspec.structs.replace(row, number=number))
+        for item in s.puts:
+            self._put(item, self.now())
         return True
 
-    async def ledger(self, run_id: str) -> list[LedgerRow]:
-        return [r for r in self._ledger.values() if r.run_id == run_id]
+    async def drop_payloads(self, before: int, limit: int) -> int:
+        settled = (IntentState.SENT, IntentState.ABANDONED)
+        old = [i for i in self._intents.values() if i.state in settled and (i.settled_at or 0) < before and i.payload][:limit]
+        for intent in old:
+            self._intents[intent.intent_id] = dropped(intent)
+        return len(old)
+
+    async def intent_counts(self) -> list[IntentCount]:
+        found: dict[tuple[str, str], IntentCount] = {}
+        for i in self._intents.values():
+            one = found.get((i.type, i.state), IntentCount(i.type, i.state, 0, i.created_at))
+            found[i.type, i.state] = IntentCount(i.type, i.state, one.count + 1, min(one.oldest, i.created_at))
+        return sorted(found.values(), key=lambda c: (c.type, c.state))
+
+    async def ledger(
+        self,
+        run_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        tenant_id: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> list[LedgerRow]:
+        wanted = ((run_id, "run_id"), (topic, "topic"), (key, "key"))
+        found = [r for r in self._ledger.values() if all(value is None or getattr(r, name) == value for value, name in wanted)]
+        if tenant_id is not None:
+            found = [r for r in found if r.run_id in self._runs and self._runs[r.run_id].run.tenant_id == tenant_id]
+        return [r for r in found if after is None or r.number > after][:limit]
 
     async def blob(self, digest: str) -> bytes:
         return blobs.read_back(digest, self._blobs.get(digest))
@@ -584,7 +657,7 @@ class MemoryStore:
         for intent in d.intents:
             self._set(self._intents, intent.intent_id, intent)
         for entry in d.ledger:
-            self._set(self._ledger, self._next(), entry)
+            self._set(self._ledger, number := self._next(), msgspec.structs.replace(entry, number=number))
         for blob in d.blobs:
             self._keep(run_id, blob)
         number = self._next()
@@ -620,7 +693,7 @@ class MemoryStore:
             members.setdefault(row.run.lineage_root, []).append((row.run.run_id, ended))
         links = [(r.run.run_id, r.run.parent_run_id) for r in self._runs.values() if r.run.parent_run_id is not None]
         root_of = {run_id: root for root, runs in members.items() for run_id, _ in runs}
-        unsettled = {root_of[i.run_id] for i in self._intents.values() if i.state in OPEN_INTENTS and i.run_id in root_of}
+        unsettled = {root_of[i.run_id] for i in self._intents.values() if i.open and i.run_id in root_of}
         unsettled |= {e.lineage_root for e, _ in self._effects.values() if e.open}
         return apply.prunable(members, links, root_of, before, unsettled, loans)
 

@@ -21,7 +21,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -33,7 +33,7 @@ from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
 from holdfast.core.consistency import Problem, problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
@@ -46,11 +46,12 @@ from holdfast.core.errors import (
     StoreReadOnly,
     VersionConflict,
 )
+from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
 from holdfast.core.run import Run, fold
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
-from holdfast.ports import Claim, Dossier, Evidence, Pruned, RunFilter
+from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Pruned, RunFilter
 from holdfast.stores import apply
 from holdfast.stores.apply import Prepared
 from holdfast.stores.loglines import EVENTS, Kept, b64, commit_lines, line, read_log, unline
@@ -486,23 +487,47 @@ class WorkspaceStore(MemoryStore):
             self._lines(effect.run_id, "effects", [effect], {"of": "", "by": ""})
         return await super().settle_effect(effect, expected)
 
-    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
-        if not self._intents:
+    async def claim_intents(
+        self,
+        owner: str,
+        types: Sequence[str],
+        *,
+        limit: int,
+        ttl_us: int,
+        each: int = 1_000_000,
+        room: Mapping[tuple[str, str, str], int] | None = None,
+        run_id: str | None = None,
+    ) -> list[Intent]:
+        if not any(i.open for i in self._intents.values()):
             return []
         self._writable()
-        taken = await super().claim_intents(owner, limit=limit, ttl_us=ttl_us)
-        with self._disk():
-            for intent in taken:
-                self._lines(intent.run_id, "intents", [intent], {"of": "", "by": ""})
+        taken = await super().claim_intents(owner, types, limit=limit, ttl_us=ttl_us, each=each, room=room, run_id=run_id)
+        self._noted(taken)
         return taken
 
-    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool:
+    async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
         self._writable()
-        if not await super().settle_intent(intent, expected_owner):
-            return False
+        kept = await super().settle_intents(settlements)
+        for s in (s for s, held in zip(settlements, kept, strict=True) if held):
+            run_id, beside = s.after.run_id, {"of": "", "by": ""}
+            with self._disk():
+                if s.ledger:
+                    self._lines(run_id, "ledger", s.ledger, beside)
+                for item in s.puts:
+                    self._lines(item.run_id, "inbox", [item], beside)
+            self._noted((*s.intents, s.after))
+        return kept
+
+    async def drop_payloads(self, before: int, limit: int) -> int:
+        carried = {i.intent_id for i in self._intents.values() if i.payload}
+        count = await super().drop_payloads(before, limit)
+        self._noted([i for i in self._intents.values() if i.intent_id in carried and not i.payload])
+        return count
+
+    def _noted(self, intents: Iterable[Intent]) -> None:
         with self._disk():
-            self._lines(intent.run_id, "intents", [intent], {"of": "", "by": ""})
-        return True
+            for intent in intents:
+                self._lines(intent.run_id, "intents", [intent], {"of": "", "by": ""})
 
     async def claim(
         self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
@@ -554,13 +579,39 @@ class WorkspaceStore(MemoryStore):
         self._look()
         return await super().open_effects(owner)
 
-    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
+    async def intents(
+        self,
+        run_id: str | None = None,
+        *,
+        state: str | None = None,
+        type: str | None = None,
+        tenant_id: str | None = None,
+        after: str | None = None,
+        limit: int = 500,
+    ) -> list[Intent]:
         self._look(run_id)
-        return await super().intents(run_id, state=state, limit=limit)
+        return await super().intents(run_id, state=state, type=type, tenant_id=tenant_id, after=after, limit=limit)
 
-    async def ledger(self, run_id: str) -> list[LedgerRow]:
+    async def intent(self, intent_id: str) -> Intent | None:
+        self._look()
+        return await super().intent(intent_id)
+
+    async def intent_counts(self) -> list[IntentCount]:
+        self._look()
+        return await super().intent_counts()
+
+    async def ledger(
+        self,
+        run_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        tenant_id: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> list[LedgerRow]:
         self._look(run_id)
-        return await super().ledger(run_id)
+        return await super().ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=after, limit=limit)
 
     async def schedule(self, schedule_id: str) -> Schedule | None:
         self._look()
@@ -785,8 +836,8 @@ _ASIDE: dict[str, tuple[Dump, Revive]] = {
     "intents": (_dump_intent, lambda run_id, f: _intent.decode(base64.b64decode(f["data"]))),
     "inbox": (_dump_inbox, lambda run_id, f: InboxItem(run_id, f["key"], codec.decode_command(base64.b64decode(f["data"])), f["at"], f["taken"])),
     "ledger": (
-        lambda r: {"topic": r.topic, "key": r.key, "at": r.at, "shown": canon.reveal(r.data), "data": b64(r.data)},
-        lambda run_id, f: LedgerRow(run_id, f["topic"], f["key"], base64.b64decode(f["data"]), f["at"]),
+        lambda r: {"topic": r.topic, "key": r.key, "at": r.at, "step_id": r.step_id, "shown": canon.reveal(r.data), "data": b64(r.data)},
+        lambda run_id, f: LedgerRow(run_id, f["topic"], f["key"], base64.b64decode(f["data"]), f["at"], f.get("step_id", "")),
     ),
     "claims": (
         lambda c: {"kind": c.kind, "scope": c.scope, "key": c.key, "digest": c.digest, "expires_at": c.expires_at},

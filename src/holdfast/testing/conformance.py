@@ -1,7 +1,7 @@
 """One suite for every store: what ``ports.Store`` promises, case by case (§10.14).
 
 Each ``case_*`` is an async function of a ``Harness`` and asserts with plain ``assert``. ``CASES`` lists them by name, those
-about large results, people and threads once ``conformance_blobs``, ``_people`` and ``_threads`` are imported; a test module runs them over the stores it knows (``tests/stores/test_conformance.py``). Commits are made by hand here, by
+about large results, the outbox, people and threads once ``conformance_blobs``, ``_outbox``, ``_people`` and ``_threads`` are imported; a test module runs them over the stores it knows (``tests/stores/test_conformance.py``). Commits are made by hand here, by
 ``Script``, so that a store is judged without an engine.
 """
 
@@ -17,7 +17,7 @@ from holdfast.core import canon, codec
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Delta, Source, TaskResult, advance, empty
 from holdfast.core.commands import Cancel, Decide, Signal
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Tip
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import (
     Conflict,
@@ -196,10 +196,6 @@ def effect(run_id: str, number: int, key: str, status: EffectStatus = EffectStat
         effect_id=f"{run_id}.x{number}", run_id=run_id, lineage_root=run_id, step=1, task="node", path="0", attempt=number, capability="mail",
         effect_class=EffectClass.EXTERNAL, key=key, status=status,
     )  # fmt: skip
-
-
-def intent(run_id: str, name: str, at: int, order_key: str = "") -> Intent:
-    return Intent(intent_id=name, run_id=run_id, type="mail", payload=canon.encode("hello"), key=name, created_at=at, due=at, order_key=order_key)
 
 
 def signal(run_id: str, key: str, at: int) -> InboxItem:
@@ -843,34 +839,6 @@ async def case_effects(h: Harness) -> None:
 
 
 @case
-async def case_intents(h: Harness) -> None:
-    """§9.1, §9.4: stored with the commit, claimed under a lease, in order per key; a lost sender is told apart."""
-    await h.store.register("w", TTL)
-    script = await Script(h.store, "r1").begin("w")
-    now = h.store.now()
-    await refused(VersionConflict, h.store.commit(Script(h.store, "r1").first(intents=(intent("r1", "never", now),))))
-    sent = (intent("r1", "a1", now, "a"), intent("r1", "a2", now, "a"), intent("r1", "b", now))
-    await script.write(script.commit(ev.NoteAdded("x"), intents=sent))
-    got = await h.store.claim_intents("d1", limit=10, ttl_us=SECOND)
-    assert [(i.intent_id, i.state, i.attempts, i.owner) for i in got] == [("a1", "sending", 1, "d1"), ("b", "sending", 1, "d1")]
-    assert await h.store.claim_intents("d2", limit=10, ttl_us=SECOND) == []
-    settled = _with(got[0], state="delivered", owner=None, lease_until=None, settled_at=now)
-    assert not await h.store.settle_intent(settled, "d2")
-    assert await h.store.settle_intent(settled, "d1")
-    assert [i.intent_id for i in await h.store.claim_intents("d2", limit=10, ttl_us=SECOND)] == ["a2"]
-    h.clock.forward(SECOND)
-    lost = await h.store.claim_intents("d3", limit=10, ttl_us=SECOND)
-    assert {(i.intent_id, i.detail, i.attempts) for i in lost} == {("a2", "sender_lost", 2), ("b", "sender_lost", 2)}
-    assert not await h.store.settle_intent(_with(got[1], state="delivered"), "d1")
-    assert [i.state for i in await h.store.intents("r1")] == ["delivered", "sending", "sending"]
-    assert [i.intent_id for i in await h.store.intents(state="delivered")] == ["a1"]
-
-
-def _with(intent: Intent, **changes: Any) -> Intent:
-    return Intent(**{**{f: getattr(intent, f) for f in intent.__struct_fields__}, **changes})
-
-
-@case
 async def case_ledger(h: Harness) -> None:
     """§9.6, T-63: three rows or none."""
     await h.store.register("w", TTL)
@@ -879,7 +847,11 @@ async def case_ledger(h: Harness) -> None:
     stale = script.commit(ev.NoteAdded("stale"), ledger=rows)
     await script.write(script.commit(ev.NoteAdded("x"), ledger=rows))
     await refused(VersionConflict, h.store.commit(stale))
-    assert await h.store.ledger("r1") == list(rows)
+    kept = await h.store.ledger("r1")
+    assert [replace(r, number=0) for r in kept] == list(rows)
+    assert [r.key for r in await h.store.ledger(topic="topic", after=kept[0].number, limit=1)] == ["k1"]
+    assert [r.key for r in await h.store.ledger(key="k2", tenant_id="default")] == ["k2"]
+    assert await h.store.ledger("r1", topic="other") == await h.store.ledger(tenant_id="other") == []
 
 
 # -- groups, news, integrity ------------------------------------------------------------------------

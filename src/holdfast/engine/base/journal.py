@@ -17,9 +17,10 @@ from holdfast.core import blobs, canon, codec, views
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
 from holdfast.core.commands import Cancel
-from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, StoreError
+from holdfast.core.intents import Intent
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all

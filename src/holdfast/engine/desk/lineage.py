@@ -20,9 +20,10 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Source, StepRecord
 from holdfast.core.codec import Row, open_row
-from holdfast.core.commit import DedupClaim, Intent
+from holdfast.core.commit import DedupClaim
 from holdfast.core.effects import ReplayPolicy
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
+from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, TOUCH
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run

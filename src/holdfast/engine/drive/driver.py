@@ -13,13 +13,13 @@ import contextlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from holdfast.core import canon, decisions, ids, superstep
+from holdfast.core import canon, decisions, ids, intents, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING
 from holdfast.core.checkpoint import Checkpoint, Delta, Source, Task, TaskResult
-from holdfast.core.commit import InboxItem, Intent, LedgerRow
+from holdfast.core.commit import InboxItem, LedgerRow
 from holdfast.core.effects import ReplayPolicy
 from holdfast.core.errors import ErrorValue, HoldfastError, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
 from holdfast.core.graph import Program
@@ -508,17 +508,21 @@ class Driver:
                 place = f"{step}.{result.task}!{n}"
                 key = write.key or f"{run.lineage_root if echo is None else echo.scope}.{place}"
                 if echo is not None and (sent := echo.intents.get(place)) is not None and run.replay_effects != ReplayPolicy.REEXECUTE:
-                    if sent.type == write.type and sent.payload == write.payload:
+                    if intents.same(sent, write.type, write.payload):
                         continue  # the source sent it, or will: it is not sent again (§7.8, T-72)
                     key = write.key or f"{run.run_id}.{place}"
                 elif echo is not None and run.replay_effects == ReplayPolicy.REEXECUTE:
                     key = write.key or f"{run.run_id}.{place}"
                 draft.intents.append(
-                    Intent(intent_id=intent_id, run_id=run.run_id, type=write.type, payload=write.payload, key=key, order_key=write.order_key, created_at=now, due=now)
+                    intents.Intent(
+                        intent_id=intent_id, run_id=run.run_id, type=write.type, payload=write.payload, key=key, order_key=write.order_key,
+                        created_at=now, due=now, tenant_id=run.tenant_id, target=intents.target(canon.decode(write.payload)),
+                        digest=intents.digest(write.type, write.payload),
+                    )
                 )
                 draft.facts.append(ev.IntentEnqueued(intent_id, write.type))
             for row in result.ledger:
-                draft.ledger.append(LedgerRow(run.run_id, row.topic, row.key, row.data, now))
+                draft.ledger.append(LedgerRow(run.run_id, row.topic, row.key, row.data, now, ids.step_id(run.run_id, step, result.task)))
                 draft.facts.append(ev.LedgerAppended(row.topic, row.key))
 
     async def _finish(self, draft: Draft, delivery: str | None = None) -> bool:

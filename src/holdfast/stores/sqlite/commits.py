@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.core import blobs, codec
 from holdfast.core.blobs import Blob
-from holdfast.core.commit import InboxItem, Intent, Tip
+from holdfast.core.commit import InboxItem, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError, RunNotFound
 from holdfast.core.lease import Take, Touch
@@ -24,6 +24,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.sqlite.connection import Q, abort, row
+from holdfast.stores.sqlite.outbox import intent_row, ledger_row
 from holdfast.stores.sqlite.owners import Owners
 
 
@@ -205,7 +206,7 @@ class Committer:
         for intent in c.intents:
             execute(Q.intent_upsert, intent_row(intent))
         if c.ledger:
-            self._cursor.executemany(Q.ledger_insert, [(r.run_id, r.topic, r.key, r.at, r.data) for r in c.ledger])
+            self._cursor.executemany(Q.ledger_insert, [ledger_row(r) for r in c.ledger])
         for blob in c.blobs:
             keep_blob(self.db, c.run.run_id, blob, now)
         for child in p.creates:
@@ -263,5 +264,3 @@ def effect_row(e: Effect) -> tuple[object, ...]:
     return (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, codec.encode_effect(e))
 
 
-def intent_row(i: Intent) -> tuple[object, ...]:
-    return (i.intent_id, i.run_id, i.order_key, i.state, i.due, i.owner, i.lease_until, i.settled_at, codec.encode_intent(i))

@@ -13,7 +13,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import apsw
+import msgspec
 
+from holdfast.core import canon
 from holdfast.core.errors import (
     Conflict,
     EffectInProgress,
@@ -172,6 +174,21 @@ def readable(number: int, path: str) -> None:
         raise UnsupportedFormat(f"{path} has schema {number}, this release knows {len(MIGRATIONS)}", hint="use the release that wrote it")
 
 
+def as_json(data: bytes) -> str:
+    """An encoded value for whoever types SQL."""
+    return msgspec.json.encode(canon.reveal(data)).decode()
+
+
+def _field(*values: Any) -> Any:
+    """One field of an encoded record, by its place: what a migration makes a column of."""
+    data, place = values
+    return msgspec.msgpack.decode(data)[place]
+
+
+def _shown(*values: Any) -> str:
+    return as_json(values[0])
+
+
 def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
     """Brings the schema up to date, in one transaction; a new database gets ``incarnation``.
 
@@ -191,6 +208,8 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
         try:
             number = int(db.pragma("user_version"))
             readable(number, path)
+            db.create_scalar_function("holdfast_field", _field, 2, deterministic=True)
+            db.create_scalar_function("holdfast_json", _shown, 1, deterministic=True)
             for script in MIGRATIONS[number:]:
                 db.execute(script)
             if number == 0:

@@ -61,11 +61,12 @@ ON CONFLICT (effect_id) DO UPDATE SET status = excluded.status, data = excluded.
 -- name: effect_settle
 UPDATE effect SET status = ?, data = ? WHERE effect_id = ? AND status = ?;
 -- name: intent_upsert
-INSERT INTO intent (intent_id, run_id, order_key, state, due, owner, lease_until, settled_at, data) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
-ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due, owner = excluded.owner,
-  lease_until = excluded.lease_until, settled_at = excluded.settled_at, data = excluded.data;
+INSERT INTO intent (intent_id, run_id, tenant_id, type, target, order_key, created_at, state, due, owner, lease_until, settled_at, attempts, carries, data)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due, owner = excluded.owner, lease_until = excluded.lease_until,
+  settled_at = excluded.settled_at, attempts = excluded.attempts, carries = excluded.carries, data = excluded.data;
 -- name: ledger_insert
-INSERT INTO ledger (run_id, topic, key, at, data) VALUES (?, ?, ?, ?, ?);
+INSERT INTO ledger (run_id, topic, key, at, data, step_id, json) VALUES (?, ?, ?, ?, ?, ?, ?);
 
 -- name: blob_insert
 INSERT INTO blob (sha256, size, created_at, data) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
@@ -185,29 +186,44 @@ SELECT data FROM effect WHERE lineage_root = ? ORDER BY id;
 SELECT data FROM effect INDEXED BY effect_open WHERE status IN ('attempted', 'unknown') ORDER BY id;
 -- name: effects_all
 SELECT data FROM effect ORDER BY id;
--- name: ledger_of_run
-SELECT run_id, topic, key, data, at FROM ledger WHERE run_id = ? ORDER BY id;
--- name: intents_of_run
-SELECT data FROM intent WHERE run_id = ?1 AND (?2 IS NULL OR state = ?2) ORDER BY id LIMIT ?3;
--- name: intents_all
-SELECT data FROM intent WHERE ?1 IS NULL OR state = ?1 ORDER BY id LIMIT ?2;
-
 -- Outbox --------------------------------------------------------------------------------------------
 
+-- name: intents
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM intent
 -- name: intents_sending
-SELECT id, intent_id, owner, lease_until, data FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
--- name: intents_due
--- Of one order key only the oldest that is not settled is free (§9.4).
-SELECT i.id, i.data FROM intent i
-WHERE i.state = 'queued' AND i.due <= ?1
-  AND (i.order_key = '' OR NOT EXISTS (
-    SELECT 1 FROM intent e WHERE e.order_key = i.order_key AND e.order_key <> '' AND e.id < i.id AND e.state IN ('queued', 'sending', 'unknown')))
-ORDER BY i.due, i.id LIMIT ?2;
--- name: intent_take
-UPDATE intent SET state = 'sending', owner = ?, lease_until = ?, data = ? WHERE id = ?;
--- name: intent_settle
-UPDATE intent SET state = ?, due = ?, owner = ?, lease_until = ?, settled_at = ?, data = ?
-WHERE intent_id = ? AND owner = ? AND state = 'sending';
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
+-- name: next_lane
+SELECT tenant_id, target, order_key FROM intent
+WHERE state = 'queued' AND type = ? AND (tenant_id, target, order_key) > (?, ?, ?) ORDER BY tenant_id, target, order_key LIMIT 1;
+-- name: next_lane_first
+SELECT tenant_id, target, order_key FROM intent WHERE state = 'queued' AND type = ? ORDER BY tenant_id, target, order_key LIMIT 1;
+-- name: lane_due
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM intent
+WHERE state = 'queued' AND type = ? AND tenant_id = ? AND target = ? AND order_key = '' AND due <= ? ORDER BY due, id LIMIT ?;
+-- name: lane_head
+-- Of one order key only the oldest that is open is free, if it is due (§9.4).
+SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM intent i
+WHERE i.id = (SELECT e.id FROM intent e WHERE e.tenant_id = ?1 AND e.type = ?2 AND e.order_key = ?3 AND e.order_key <> ''
+                AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1)
+  AND i.state = 'queued' AND i.target = ?4 AND i.due <= ?5;
+-- name: intents_of_run_due
+SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM intent i
+WHERE i.run_id = ?1 AND i.state = 'queued' AND i.due <= ?2
+  AND (i.order_key = '' OR i.id = (
+    SELECT e.id FROM intent e WHERE e.tenant_id = i.tenant_id AND e.type = i.type AND e.order_key = i.order_key AND e.order_key <> ''
+      AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1))
+ORDER BY i.id LIMIT ?3;
+-- name: intent_keep
+UPDATE intent SET state = ?, due = ?, owner = ?, lease_until = ?, settled_at = ?, attempts = ?, carries = ?, data = ? WHERE intent_id = ?;
+-- name: intents_renew
+UPDATE intent SET lease_until = ? WHERE state = 'sending' AND owner = ?;
+-- name: intents_to_drop
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM intent
+WHERE settled_at < ? AND settled_at IS NOT NULL AND carries = 1 AND state IN ('sent', 'abandoned') ORDER BY settled_at LIMIT ?;
+-- name: intent_counts
+SELECT type, state, count(*), min(created_at) FROM intent GROUP BY type, state ORDER BY type, state;
+-- name: ledger
+SELECT run_id, topic, key, data, at, step_id, id FROM ledger
 
 -- The store as a whole ------------------------------------------------------------------------------
 

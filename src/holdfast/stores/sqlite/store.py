@@ -18,7 +18,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import apsw
@@ -26,7 +26,7 @@ import apsw
 from holdfast.core import blobs, canon, codec
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
     HoldfastError,
@@ -39,17 +39,18 @@ from holdfast.core.errors import (
     UnknownStatus,
     UsageError,
 )
+from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
-from holdfast.ports import Claim, Dossier, Evidence, Loaded, Problem, Pruned, RunFilter, Worker
+from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.changes import Changes
 from holdfast.stores.liveness import Liveness
-from holdfast.stores.sqlite import upkeep
+from holdfast.stores.sqlite import outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, effect_row, inbox_item, lane_blocker
 from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, writing
@@ -95,6 +96,7 @@ class SqliteStore:
         self._anchor = Anchor(self.path + "-anchor")
         self._liveness = Liveness(self.path + "-live")
         self._owners = Owners(self._liveness, self._now, given=now is not None)
+        self._search = outbox.Search(self._owners)
         self._changes = Changes(self._data_version)
         self._noted = 0
         self._orphans: dict[str, tuple[int, int]] = {}
@@ -552,54 +554,90 @@ class SqliteStore:
 
     # -- outbox and ledger --------------------------------------------------------------------------
 
-    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
-        sql, values = (Q.intents_all, (state, limit)) if run_id is None else (Q.intents_of_run, (run_id, state, limit))
+    async def intents(
+        self,
+        run_id: str | None = None,
+        *,
+        state: str | None = None,
+        type: str | None = None,
+        tenant_id: str | None = None,
+        after: str | None = None,
+        limit: int = 500,
+    ) -> list[Intent]:
         with mapped(self.path):
-            return [codec.decode_intent(data) for (data,) in rows(self._read(), sql, values)]
+            return outbox.listed(self._read(), run_id, state, type, tenant_id, after, limit)
 
-    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
+    async def intent(self, intent_id: str) -> Intent | None:
         with mapped(self.path):
-            if not self._ready(self._read(), limit):
+            return outbox.found(self._read(), intent_id)
+
+    async def claim_intents(
+        self,
+        owner: str,
+        types: Sequence[str],
+        *,
+        limit: int,
+        ttl_us: int,
+        each: int = 1_000_000,
+        room: Mapping[tuple[str, str, str], int] | None = None,
+        run_id: str | None = None,
+    ) -> list[Intent]:
+        with mapped(self.path):
+            if not self._search.ready(self._read(), types, self._now(), 1, each, room or {}, run_id):
                 return []
 
         def work(committer: Committer) -> list[Intent]:
-            out = []
+            now = self._now()
             with writing(committer.db):
-                until = self._now() + ttl_us
-                for key, intent, lost in self._ready(committer.db, limit):
-                    mine = apply.sending(intent, owner, until, lost=lost)
-                    committer.db.execute(Q.intent_take, (owner, until, codec.encode_intent(mine), key))
-                    out.append(mine)
-            return out
+                ready = self._search.ready(committer.db, types, now, limit, each, room or {}, run_id)
+                return outbox.claim(committer.db, ready, owner, now, now + ttl_us)
 
         return await self._write().run(work)
 
-    def _ready(self, db: apsw.Connection, limit: int) -> list[tuple[int, Intent, bool]]:
-        """Intents that may be sent now: those whose sender is lost, then those that are due."""
-        now = self._now()
-        out: list[tuple[int, Intent, bool]] = []
-        for key, _, owner, until, data in rows(db, Q.intents_sending):
-            worker = self._owners.find(db, owner) if owner is not None else None
-            if until is None or until <= now or (worker is not None and self._owners.alive(worker) is Alive.NO):
-                out.append((key, codec.decode_intent(data), True))
-        out += [(key, codec.decode_intent(data), False) for key, data in rows(db, Q.intents_due, (now, limit))]
-        return out[:limit]
-
-    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool:
-        values = (intent.state, intent.due, intent.owner, intent.lease_until, intent.settled_at, codec.encode_intent(intent))
-
-        def work(committer: Committer) -> bool:
+    async def renew_intents(self, owner: str, ttl_us: int) -> None:
+        def work(committer: Committer) -> None:
             with writing(committer.db):
-                committer.db.execute(Q.intent_settle, (*values, intent.intent_id, expected_owner))
-                return committer.db.changes() == 1
+                committer.db.execute(Q.intents_renew, (self._now() + ttl_us, owner))
+
+        await self._write().run(work)
+
+    async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
+        def work(committer: Committer) -> list[bool]:
+            now = self._now()
+            with writing(committer.db):
+                return [outbox.settle(committer.db, s, lambda item: committer.put(item, now)) for s in settlements]
 
         done = await self._write().run(work)
         self._changes.tell()
         return done
 
-    async def ledger(self, run_id: str) -> list[LedgerRow]:
+    async def drop_payloads(self, before: int, limit: int) -> int:
         with mapped(self.path):
-            return [LedgerRow(r, topic, key, data, at) for r, topic, key, data, at in rows(self._read(), Q.ledger_of_run, (run_id,))]
+            if not rows(self._read(), Q.intents_to_drop, (before, 1)):
+                return 0
+
+        def work(committer: Committer) -> int:
+            with writing(committer.db):
+                return outbox.drop_payloads(committer.db, before, limit)
+
+        return await self._write().run(work)
+
+    async def intent_counts(self) -> list[IntentCount]:
+        with mapped(self.path):
+            return outbox.counts(self._read())
+
+    async def ledger(
+        self,
+        run_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        tenant_id: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> list[LedgerRow]:
+        with mapped(self.path):
+            return outbox.ledger(self._read(), run_id, topic, key, tenant_id, after, limit)
 
     async def blob(self, digest: str) -> bytes:
         with mapped(self.path):

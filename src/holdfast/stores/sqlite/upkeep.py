@@ -24,8 +24,9 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
-from holdfast.stores.sqlite.commits import effect_row, intent_row, keep_blob
+from holdfast.stores.sqlite.commits import effect_row, keep_blob
 from holdfast.stores.sqlite.connection import Q, row, rows
+from holdfast.stores.sqlite.outbox import intent_row, ledger_row
 
 COLUMNS = (
     "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
@@ -203,7 +204,7 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
     for intent in d.intents:
         db.execute(Q.intent_upsert, intent_row(intent))
     for entry in d.ledger:
-        db.execute(Q.ledger_insert, (entry.run_id, entry.topic, entry.key, entry.at, entry.data))
+        db.execute(Q.ledger_insert, ledger_row(entry))
     for blob in d.blobs:
         keep_blob(db, run.run_id, blob, now)
     if d.origin is not None:

@@ -1,0 +1,375 @@
+"""Intents: acts decided, not yet done (§9), and the one function that says what becomes of each.
+
+An intent is sent by whoever comes, under its key, at least once; whether a second sending is a second act is for the receiver
+to say. So what is kept is every attempt, and whether anybody can still be at it: an attempt that nobody has ended is in
+*doubt*, and no other is begun until its transport dedupes, or looks the key up, or a person has said what happened (§9.4).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import canon
+from holdfast.core.errors import ErrorValue, IntentInFlight, IntentSettled, InvalidInput
+from holdfast.core.lease import Alive
+from holdfast.core.retry import SECOND, backoff
+
+SENDER_LOST = "sender_lost"
+MAY_LIVE = "attempt_may_live"
+KEPT_ANSWER = 16 * 1024
+RETENTION_US = 24 * 3600 * SECOND
+WAIT_LINK = "{wait_link}"
+
+
+class IntentState(StrEnum):
+    """Queued and sending are on their way; unknown asks a person; the others are settled."""
+
+    QUEUED = "queued"
+    SENDING = "sending"
+    SENT = "sent"
+    UNKNOWN = "unknown"
+    DEAD = "dead"
+    ABANDONED = "abandoned"
+
+
+OPEN = frozenset({IntentState.QUEUED, IntentState.SENDING, IntentState.UNKNOWN})
+
+
+class Ended(StrEnum):
+    """How an attempt at sending ended. ``late``: it was never begun; ``lost``: its sender was, and nobody knows; ``absent``: that
+    was looked up, and it had not happened."""
+
+    SENT = "sent"
+    REFUSED = "refused"
+    FAILED = "failed"
+    LATE = "late"
+    LOST = "lost"
+    UNKNOWN = "unknown"
+    ABSENT = "absent"
+
+
+DOUBTFUL = frozenset({Ended.LOST, Ended.UNKNOWN})
+
+
+class Delivery(msgspec.Struct, frozen=True, array_like=True):
+    """One attempt at sending an intent. ``answer`` is the digest of what the receiver said; ``closed``: nobody can still be at it."""
+
+    number: int
+    owner: str
+    began_at: int
+    ended_at: int | None = None
+    outcome: Ended | None = None
+    error: ErrorValue | None = None
+    answer: str = ""
+    closed: bool = False
+
+
+class Ruling(msgspec.Struct, frozen=True, array_like=True):
+    """What a person said about an intent. ``after`` is the number of the last attempt before it."""
+
+    at: int
+    actor: str
+    reason: str
+    action: str
+    after: int
+    forced: bool = False
+
+
+class Intent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """An act decided, not yet done: sent only after its commit, under its key (§9). Times are microseconds since 1970.
+
+    ``attempts`` is the number of the latest attempt, by which a settlement is compared; ``tries`` are the attempts themselves.
+    ``digest`` stands for type and payload, also once the payload is dropped; ``target`` is whom it goes to, as far as that can be
+    told from outside; ``wait_id`` is the wait that its link answers.
+    """
+
+    intent_id: str
+    run_id: str
+    type: str
+    payload: bytes
+    key: str
+    order_key: str = ""
+    created_at: int = 0
+    state: IntentState = IntentState.QUEUED
+    attempts: int = 0
+    due: int = 0
+    owner: str | None = None
+    lease_until: int | None = None
+    detail: str = ""
+    settled_at: int | None = None
+    tenant_id: str = "default"
+    target: str = ""
+    digest: str = ""
+    tries: tuple[Delivery, ...] = ()
+    rulings: tuple[Ruling, ...] = ()
+    answer: bytes = b""
+    wait_id: str = ""
+
+    @property
+    def open(self) -> bool:
+        """Whether it keeps its lineage, and holds its order key."""
+        return self.state in OPEN
+
+    @property
+    def order(self) -> tuple[str, str, str]:
+        """What its order is kept among; meaningless without an order key."""
+        return (self.tenant_id, self.type, self.order_key)
+
+    @property
+    def lane(self) -> tuple[str, str, str]:
+        """What it shares a receiver with, as far as that can be told."""
+        return (self.type, self.tenant_id, self.target)
+
+    @property
+    def current(self) -> tuple[Delivery, ...]:
+        """The attempts since a person last had it sent again."""
+        since = max((r.after for r in self.rulings if r.action == REDRIVE), default=0)
+        return tuple(t for t in self.tries if t.number > since)
+
+    @property
+    def doubts(self) -> tuple[Delivery, ...]:
+        """Attempts of which nobody knows whether they happened."""
+        return tuple(t for t in self.current if t.outcome in DOUBTFUL)
+
+
+REDRIVE, MARK_SENT, ABANDON = "redrive", "sent", "abandoned"
+RULINGS = (MARK_SENT, ABANDON)
+
+
+def digest(type: str, payload: bytes) -> str:
+    """What tells one act from another under the same key."""
+    return canon.chain(type.encode("utf-8", "surrogatepass"), payload).hex()
+
+
+def same(intent: Intent, type: str, payload: bytes) -> bool:
+    """Whether an intent is this very act, also once its payload is dropped."""
+    if not intent.digest:  # of the first release
+        return (intent.type, intent.payload) == (type, payload)
+    return intent.digest == digest(type, payload)
+
+
+def target(payload: Any) -> str:
+    """Whom a payload goes to: the host of its ``url``, if it has one. A receiver that is slow then hinders its own intents only."""
+    url = payload.get("url") if isinstance(payload, Mapping) else None
+    if not isinstance(url, str):
+        return ""
+    try:
+        return (urlsplit(url).netloc.rpartition("@")[2]).lower()[:255]
+    except ValueError:
+        return ""
+
+
+# -- what a transport says of itself ----------------------------------------------------------------
+
+
+class Sending(msgspec.Struct, frozen=True):
+    """What a transport says of itself. ``dedupes``: the receiver drops a repeated key; ``verifies``: it can be asked about one.
+
+    ``max_attempts`` counts failures, ``max_losses`` senders that were lost one after the other.
+    """
+
+    dedupes: bool = False
+    verifies: bool = False
+    max_attempts: int = 10
+    base_us: int = SECOND
+    max_losses: int = 10
+
+
+# -- outcomes ---------------------------------------------------------------------------------------
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """The receiver has it. ``answer`` is what it said, encoded."""
+
+    answer: bytes = b""
+    detail: str = ""
+
+
+class Refused(msgspec.Struct, frozen=True):
+    """The receiver will never take it."""
+
+    error: ErrorValue
+
+
+class Failed(msgspec.Struct, frozen=True):
+    """It was not sent, this time. ``after_us``: not before so much time has passed, as the receiver said."""
+
+    error: ErrorValue
+    after_us: int = 0
+
+
+class Doubtful(msgspec.Struct, frozen=True):
+    """It may have been sent, and nobody knows."""
+
+    error: ErrorValue
+
+
+class Late(msgspec.Struct, frozen=True):
+    """The gate was shut when it was to be sent: nothing has happened. ``after_us``: when it is looked at again."""
+
+    why: str
+    after_us: int = 0
+
+
+Outcome = Sent | Refused | Failed | Doubtful | Late
+
+
+def claimed(intent: Intent, owner: str, now: int, until: int, *, lost: bool = False, dead: bool = False) -> Intent:
+    """The intent as its sender holds it. ``lost``: it is taken from a sender that is gone; ``dead``: of which there is proof."""
+    tries = intent.tries
+    if lost:
+        tries = tuple(replace(t, ended_at=now, outcome=Ended.LOST, closed=dead) if t.outcome is None else t for t in tries)
+        if not tries and intent.attempts:  # begun under the first release, which kept no attempts
+            tries = (Delivery(intent.attempts, intent.owner or "", intent.created_at, now, Ended.LOST, closed=dead),)
+    number = intent.attempts + 1
+    return replace(
+        intent, state=IntentState.SENDING, owner=owner, lease_until=until, attempts=number, tries=(*tries, Delivery(number, owner, now)),
+        detail=SENDER_LOST if lost else intent.detail,
+    )  # fmt: skip
+
+
+class Send(msgspec.Struct, frozen=True):
+    """It may be sent now."""
+
+
+class LookUp(msgspec.Struct, frozen=True):
+    """Its transport is asked whether it happened. ``closed``: nobody can still be at it."""
+
+    closed: bool
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """A person is asked."""
+
+    why: str
+
+
+def next_move(intent: Intent, how: Sending) -> Send | LookUp | Ask:
+    """What to do about an intent that was just claimed (§9.4)."""
+    doubts = intent.doubts
+    if not doubts:
+        return Send()
+    losses = 0
+    for t in reversed(intent.current[:-1]):
+        if t.outcome is not Ended.LOST:
+            break
+        losses += 1
+    if losses >= how.max_losses:
+        return Ask(f"{losses} senders in a row were lost over it")
+    if how.dedupes:
+        return Send()
+    if how.verifies:
+        return LookUp(all(t.closed for t in doubts))
+    return Ask(SENDER_LOST)
+
+
+def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
+    """What becomes of an intent whose attempt ended so. The one place where that is decided (§9.3, §9.4)."""
+    if isinstance(outcome, Doubtful) and how.dedupes:
+        outcome = Failed(outcome.error)
+    match outcome:
+        case Sent(answer, detail):
+            kept = answer if len(answer) <= KEPT_ANSWER else b""
+            said = canon.chain(b"", answer).hex() if answer else ""
+            return _rest(intent, IntentState.SENT, Ended.SENT, now, detail=detail, answer=kept, said=said)
+        case Refused(error):
+            return _rest(intent, IntentState.DEAD, Ended.REFUSED, now, detail=error.message, error=error)
+        case Doubtful(error):
+            return _rest(intent, IntentState.UNKNOWN, Ended.UNKNOWN, now, detail=error.message, error=error)
+        case Late(why, after_us):
+            return replace(_rest(intent, IntentState.QUEUED, Ended.LATE, now, detail=why), due=now + after_us)
+        case Failed(error, after_us):
+            failures = 1 + sum(t.outcome is Ended.FAILED for t in intent.current)
+            if failures >= how.max_attempts:
+                return _rest(intent, IntentState.DEAD, Ended.FAILED, now, detail=error.message, error=error)
+            pause = backoff(f"{intent.intent_id}@{intent.attempts}", failures, how.base_us, after_us)
+            return replace(_rest(intent, IntentState.QUEUED, Ended.FAILED, now, detail=error.message, error=error), due=now + pause)
+
+
+def asked(intent: Intent, why: str, now: int) -> Intent:
+    """An intent that a person has to say something about: nothing was sent by this attempt."""
+    return _rest(intent, IntentState.UNKNOWN, Ended.LATE, now, detail=why)
+
+
+def absent(intent: Intent) -> Intent:
+    """The intent, still claimed, once its transport has said that no earlier attempt has happened."""
+    return replace(intent, tries=tuple(replace(t, outcome=Ended.ABSENT) if t.outcome in DOUBTFUL else t for t in intent.tries))
+
+
+def _rest(
+    intent: Intent, state: IntentState, outcome: Ended, now: int, *, detail: str, error: ErrorValue | None = None, answer: bytes = b"", said: str = ""
+) -> Intent:
+    last = intent.tries[-1]
+    done = replace(last, ended_at=now, outcome=outcome, error=error, answer=said, closed=True)
+    settled = None if state in OPEN else now
+    return replace(
+        intent, state=state, owner=None, lease_until=None, tries=(*intent.tries[:-1], done), detail=detail[:1000], settled_at=settled, answer=answer
+    )
+
+
+# -- what people say --------------------------------------------------------------------------------
+
+
+def may_live(intent: Intent, alive: Mapping[str, Alive]) -> Delivery | None:
+    """An attempt that somebody may still be at: its end is in doubt, and its sender is not proven dead (§6.5)."""
+    return next((t for t in intent.doubts if not t.closed and alive.get(t.owner, Alive.UNKNOWN) is not Alive.NO), None)
+
+
+def redriven(intent: Intent, *, actor: str, reason: str, forced: bool, now: int) -> Intent:
+    """The intent, to be sent again because a person says so.
+
+    Raises:
+        IntentSettled: it was sent, or given up.
+        IntentInFlight: it is being sent.
+        InvalidInput: its payload has been dropped.
+    """
+    if intent.state in (IntentState.SENT, IntentState.ABANDONED):
+        raise IntentSettled(f"{intent.intent_id} is {intent.state}", hint="send it anew from a run of its own")
+    if intent.state is IntentState.SENDING:
+        raise IntentInFlight(f"{intent.owner} is sending {intent.intent_id}", hint="wait for its end")
+    if not intent.payload:
+        raise InvalidInput(f"the payload of {intent.intent_id} has been dropped")
+    ruling = Ruling(now, actor, reason, REDRIVE, intent.attempts, forced)
+    return replace(intent, state=IntentState.QUEUED, due=now, detail="", settled_at=None, rulings=(*intent.rulings, ruling))
+
+
+def ruled(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) -> Intent:
+    """The intent, settled because a person says how it stands; the same again changes nothing.
+
+    Raises:
+        IntentSettled: it is settled otherwise.
+        IntentInFlight: it is being sent.
+        InvalidInput: there is no such outcome.
+    """
+    if outcome not in RULINGS:
+        raise InvalidInput(f"{outcome!r} is nothing an intent can be settled as", hint="one of " + ", ".join(RULINGS))
+    if intent.state == outcome:
+        return intent
+    if intent.state in (IntentState.SENT, IntentState.ABANDONED):
+        raise IntentSettled(f"{intent.intent_id} is {intent.state}", hint="look at it: holdfast outbox")
+    if intent.state is IntentState.SENDING:
+        raise IntentInFlight(f"{intent.owner} is sending {intent.intent_id}", hint="wait for its end")
+    ruling = Ruling(now, actor, reason, outcome, intent.attempts)
+    return replace(intent, state=IntentState(outcome), settled_at=now, detail=reason, rulings=(*intent.rulings, ruling))
+
+
+def dropped(intent: Intent) -> Intent:
+    """The intent without what it carried and what was answered (§9.7)."""
+    return replace(intent, payload=b"", answer=b"")
+
+
+def stands(there: Intent, before: Intent) -> bool:
+    """Whether an intent is still as somebody saw it: the comparison of every settlement."""
+    return (there.state, there.owner, there.attempts) == (before.state, before.owner, before.attempts)
+
+
+__all__ = [
+    "ABANDON", "MARK_SENT", "MAY_LIVE", "OPEN", "RETENTION_US", "RULINGS", "SENDER_LOST", "WAIT_LINK", "Ask", "Delivery", "Doubtful", "Ended", "Failed", "Intent", "IntentState", "Late", "LookUp", "Outcome", "Refused", "Ruling", "Send", "Sending", "Sent", "absent", "after", "asked", "claimed", "digest",
+    "dropped", "may_live", "next_move", "redriven", "ruled", "same", "stands", "target",
+]  # fmt: skip

@@ -1,0 +1,172 @@
+"""The outbox's part of the SQLite store: functions over a connection, inside a transaction where they write.
+
+An intent's columns are what it is found by and what changes with each attempt; ``data`` holds the rest, and columns win.
+Which intents are free is found lane by lane: one lane is a (type, tenant, target, order key), so that neither a receiver with a
+long queue nor a key that is held keeps the search from the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import apsw
+from msgspec.structs import replace
+
+from holdfast.core import codec
+from holdfast.core.commit import LedgerRow, Settlement
+from holdfast.core.errors import EventUnreadable
+from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
+from holdfast.core.lease import Alive
+from holdfast.ports import IntentCount
+from holdfast.stores import apply
+from holdfast.stores.sqlite.connection import Q, as_json, row, rows
+from holdfast.stores.sqlite.owners import Owners
+
+_STATES = frozenset(IntentState)
+LANES = 2_000  # so many are looked at in one search; the next one goes on behind them
+
+Lane = tuple[str, str, str, str]
+
+
+def intent_row(i: Intent) -> tuple[object, ...]:
+    return (
+        i.intent_id, i.run_id, i.tenant_id, i.type, i.target, i.order_key, i.created_at, i.state, i.due, i.owner, i.lease_until, i.settled_at,
+        i.attempts, int(bool(i.payload)), codec.encode_intent(i),
+    )  # fmt: skip
+
+
+def decode_intent(kept: Sequence[Any]) -> Intent:
+    """An intent as kept: ``data``, then the columns that win.
+
+    Raises:
+        EventUnreadable: damaged bytes.
+    """
+    data, tenant_id, state, due, owner, lease_until, settled_at = kept
+    if state not in _STATES:
+        raise EventUnreadable(f"an intent has the state {state!r}, which there is not")
+    return replace(
+        codec.decode_intent(data), tenant_id=tenant_id, state=IntentState(state), due=due, owner=owner, lease_until=lease_until, settled_at=settled_at
+    )
+
+
+def ledger_row(r: LedgerRow) -> tuple[object, ...]:
+    return (r.run_id, r.topic, r.key, r.at, r.data, r.step_id, as_json(r.data))
+
+
+def listed(
+    db: apsw.Connection, run_id: str | None, state: str | None, type: str | None, tenant_id: str | None, after: str | None, limit: int
+) -> list[Intent]:
+    wanted = {"run_id = ?": run_id, "state = ?": state, "type = ?": type, "tenant_id = ?": tenant_id}
+    wanted["id > (SELECT id FROM intent WHERE intent_id = ?)"] = after
+    where = {sql: value for sql, value in wanted.items() if value is not None}
+    sql = Q.intents + (" WHERE " + " AND ".join(where) if where else "") + " ORDER BY id LIMIT ?"
+    return [decode_intent(found) for found in rows(db, sql, (*where.values(), limit))]
+
+
+def found(db: apsw.Connection, intent_id: str) -> Intent | None:
+    kept = row(db, Q.intents + " WHERE intent_id = ?", (intent_id,))
+    return None if kept is None else decode_intent(kept)
+
+
+class Search:
+    """Where the search for free intents goes on: behind the lane at which the last one ended."""
+
+    def __init__(self, owners: Owners) -> None:
+        self._owners = owners
+        self._after: dict[str, tuple[str, str, str]] = {}
+
+    def ready(
+        self, db: apsw.Connection, types: Sequence[str], now: int, limit: int, each: int, room: Mapping[tuple[str, str, str], int], run_id: str | None
+    ) -> list[tuple[Intent, bool]]:
+        """Intents that may be sent now, and whether their sender is proven dead."""
+        lost: list[Intent] = []
+        dead: set[str] = set()
+        for kept in rows(db, Q.intents_sending):
+            owner, until, type_, run = kept[4], kept[5], kept[7], kept[8]
+            if type_ not in types or run_id not in (None, run):
+                continue
+            worker = self._owners.find(db, owner) if owner is not None else None
+            gone = worker is not None and self._owners.alive(worker) is Alive.NO
+            if gone or until is None or until <= now:
+                lost.append(decode_intent(kept[:7]))
+                dead.update([owner] if gone else [])
+        due = self._of_run(db, types, now, limit, run_id) if run_id is not None else self._by_lanes(db, types, now, limit, each, room)
+        chosen = apply.by_turns(lost, due, limit, each, room)
+        return [(i, i.owner in dead) for i in chosen]
+
+    def _of_run(self, db: apsw.Connection, types: Sequence[str], now: int, limit: int, run_id: str) -> list[Intent]:
+        found = [decode_intent(kept) for kept in rows(db, Q.intents_of_run_due, (run_id, now, limit))]
+        return [i for i in found if i.type in types]
+
+    def _by_lanes(
+        self, db: apsw.Connection, types: Sequence[str], now: int, limit: int, each: int, room: Mapping[tuple[str, str, str], int]
+    ) -> list[Intent]:
+        out: list[Intent] = []
+        for type_ in types:
+            begin = self._after.get(type_, ("", "", ""))
+            at, wrapped, taken = begin, False, 0
+            for _ in range(LANES):
+                if taken >= limit:
+                    break
+                lane = row(db, Q.next_lane, (type_, *at))
+                if lane is None or (wrapped and tuple(lane) > begin):
+                    if wrapped or begin == ("", "", ""):
+                        break
+                    at, wrapped = ("", "", ""), True
+                    lane = row(db, Q.next_lane_first, (type_,))
+                    if lane is None or tuple(lane) > begin:
+                        break
+                at = tuple(lane)
+                tenant, target, order = at
+                free = min(limit - taken, room.get((type_, tenant, target), each))
+                if free > 0:
+                    kept = rows(db, Q.lane_head, (tenant, type_, order, target, now)) if order else rows(db, Q.lane_due, (type_, tenant, target, now, free))
+                    out += [decode_intent(k) for k in kept]
+                    taken += len(kept)
+            self._after[type_] = at
+        return out
+
+
+def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int) -> list[Intent]:
+    out = [claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead) for i, dead in ready]
+    db.executemany(Q.intent_keep, [_kept(i) for i in out])
+    return out
+
+
+def _kept(i: Intent) -> tuple[object, ...]:
+    return (i.state, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, int(bool(i.payload)), codec.encode_intent(i), i.intent_id)
+
+
+def settle(db: apsw.Connection, s: Settlement, put: Callable[[Any], object]) -> bool:
+    there = found(db, s.after.intent_id)
+    if there is None or not stands(there, s.before):
+        return False
+    db.execute(Q.intent_keep, _kept(s.after))
+    for intent in s.intents:
+        db.execute(Q.intent_upsert, intent_row(intent))
+    for entry in s.ledger:
+        db.execute(Q.ledger_insert, ledger_row(entry))
+    for item in s.puts:
+        put(item)
+    return True
+
+
+def drop_payloads(db: apsw.Connection, before: int, limit: int) -> int:
+    old = [dropped(decode_intent(kept)) for kept in rows(db, Q.intents_to_drop, (before, limit))]
+    db.executemany(Q.intent_keep, [_kept(i) for i in old])
+    return len(old)
+
+
+def counts(db: apsw.Connection) -> list[IntentCount]:
+    return [IntentCount(*found) for found in rows(db, Q.intent_counts)]
+
+
+def ledger(
+    db: apsw.Connection, run_id: str | None, topic: str | None, key: str | None, tenant_id: str | None, after: int | None, limit: int | None
+) -> list[LedgerRow]:
+    wanted: dict[str, object] = {"run_id = ?": run_id, "topic = ?": topic, "key = ?": key, "id > ?": after}
+    wanted["run_id IN (SELECT run_id FROM run WHERE tenant_id = ?)"] = tenant_id
+    where = {sql: value for sql, value in wanted.items() if value is not None}
+    sql = Q.ledger + (" WHERE " + " AND ".join(where) if where else "") + " ORDER BY id LIMIT ?"
+    return [LedgerRow(*kept) for kept in rows(db, sql, (*where.values(), -1 if limit is None else limit))]

@@ -1,0 +1,163 @@
+"""What becomes of an intent (§9.3, §9.4): one pure function, over every order of outcomes."""
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core import canon, intents
+from holdfast.core.errors import ErrorValue, IntentInFlight, IntentSettled, InvalidInput
+from holdfast.core.intents import Ask, Doubtful, Failed, Intent, IntentState, Late, LookUp, Refused, Send, Sending, Sent
+from holdfast.core.lease import Alive
+from holdfast.core.retry import CEILING, SECOND
+
+PAYLOAD = canon.encode("hello")
+ERROR = ErrorValue("E", "no")
+FRESH = Intent(intent_id="i", run_id="r", type="mail", payload=PAYLOAD, key="k", digest=intents.digest("mail", PAYLOAD))
+PLAIN, DEDUPES, VERIFIES = Sending(), Sending(dedupes=True), Sending(verifies=True)
+
+
+def claim(intent: Intent, now: int = 0, *, lost: bool = False, dead: bool = False) -> Intent:
+    return intents.claimed(intent, "d", now, now + 30 * SECOND, lost=lost, dead=dead)
+
+
+def test_sent_is_settled_with_the_digest_of_its_answer() -> None:
+    done = intents.after(claim(FRESH), Sent(canon.encode("ok")), PLAIN, 5)
+    assert (done.state, done.settled_at, done.owner, done.answer) == ("sent", 5, None, canon.encode("ok"))
+    assert done.tries[0].answer and done.tries[0].ended_at == 5
+    large = intents.after(claim(FRESH), Sent(b"x" * 100_000), PLAIN, 5)
+    assert large.answer == b"" and large.tries[0].answer
+
+
+def test_a_failure_comes_again_later_and_at_last_is_dead() -> None:
+    intent, now, pauses = FRESH, 0, []
+    for n in range(1, 11):
+        intent = intents.after(claim(intent, now), Failed(ERROR), PLAIN, now)
+        assert intent.attempts == n
+        if n < 10:
+            assert intent.state == "queued"
+            pauses.append(intent.due - now)
+            now = intent.due
+    assert (intent.state, intent.detail) == ("dead", "no")
+    assert all(0.5 * SECOND * 2**n <= pause <= 1.5 * SECOND * 2**n for n, pause in enumerate(pauses[:8]))
+    assert max(pauses) <= 1.5 * CEILING
+    other = intents.after(claim(Intent(intent_id="j", run_id="r", type="mail", payload=PAYLOAD, key="k")), Failed(ERROR), PLAIN, 0)
+    assert other.due != pauses[0], "the jitter is the intent's own"
+
+
+def test_retry_after_is_honoured_where_it_is_longer() -> None:
+    assert intents.after(claim(FRESH), Failed(ERROR, 60 * SECOND), PLAIN, 0).due == 60 * SECOND
+    assert intents.after(claim(FRESH), Failed(ERROR, 1), PLAIN, 0).due >= SECOND / 2
+
+
+def test_refused_for_good_is_dead_at_once() -> None:
+    assert intents.after(claim(FRESH), Refused(ERROR), DEDUPES, 0).state == "dead"
+
+
+def test_too_late_counts_as_nothing() -> None:
+    intent = FRESH
+    for _ in range(30):
+        intent = intents.after(claim(intent), Late("the lease may have been lost"), Sending(max_attempts=1), 7)
+    assert (intent.state, intent.due, intent.settled_at) == ("queued", 7, None)
+
+
+@pytest.mark.parametrize("how, move", [(PLAIN, Ask), (DEDUPES, Send), (VERIFIES, LookUp)])
+def test_a_lost_sender(how: Sending, move: type) -> None:
+    """§9.4: sent again under the same key, looked up, or asked about."""
+    again = claim(claim(FRESH), lost=True, dead=True)
+    found = intents.next_move(again, how)
+    assert isinstance(found, move)
+    if isinstance(found, LookUp):
+        assert found.closed
+        assert not intents.next_move(claim(claim(FRESH), lost=True), how).closed
+        assert intents.next_move(intents.absent(again), how) == Send()
+
+
+def test_a_doubt_outlives_an_attempt_that_was_never_begun() -> None:
+    again = claim(claim(FRESH), lost=True)
+    put_off = intents.after(again, Late("draining"), PLAIN, 0)
+    assert isinstance(intents.next_move(claim(put_off), PLAIN), Ask)
+
+
+def test_a_doubtful_end() -> None:
+    assert intents.after(claim(FRESH), Doubtful(ERROR), PLAIN, 0).state == "unknown"
+    assert intents.after(claim(FRESH), Doubtful(ERROR), VERIFIES, 0).state == "unknown"
+    assert intents.after(claim(FRESH), Doubtful(ERROR), DEDUPES, 0).state == "queued"
+
+
+def test_what_kills_its_senders_is_asked_about() -> None:
+    intent = claim(FRESH)
+    for _ in range(DEDUPES.max_losses):
+        assert intents.next_move(intent, DEDUPES) == Send()
+        intent = claim(intent, lost=True, dead=True)
+    assert isinstance(intents.next_move(intent, DEDUPES), Ask)
+
+
+def test_a_person_has_it_sent_again() -> None:
+    unknown = intents.asked(claim(claim(FRESH), lost=True), "sender_lost", 3)
+    assert (unknown.state, unknown.settled_at) == ("unknown", None)
+    assert intents.may_live(unknown, {"d": Alive.YES}) is not None
+    assert intents.may_live(unknown, {}) is not None
+    assert intents.may_live(unknown, {"d": Alive.NO}) is None
+    again = intents.redriven(unknown, actor="ada", reason="looked", forced=True, now=9)
+    assert (again.state, again.due, again.rulings[0].actor, again.rulings[0].forced) == ("queued", 9, "ada", True)
+    assert intents.next_move(claim(again), PLAIN) == Send(), "what was said about an attempt settles the doubt"
+    fresh = intents.after(claim(again), Failed(ERROR), Sending(max_attempts=2), 9)
+    assert fresh.state == "queued", "its attempts are counted anew"
+
+
+def test_a_person_says_how_it_stands() -> None:
+    unknown = intents.asked(claim(claim(FRESH), lost=True), "sender_lost", 3)
+    sent = intents.ruled(unknown, "sent", actor="ada", reason="seen", now=9)
+    assert (sent.state, sent.settled_at, sent.rulings[0].reason) == ("sent", 9, "seen")
+    assert intents.ruled(sent, "sent", actor="bob", reason="", now=10) is sent
+    with pytest.raises(IntentSettled):
+        intents.ruled(sent, "abandoned", actor="bob", reason="", now=10)
+    with pytest.raises(IntentSettled):
+        intents.redriven(sent, actor="bob", reason="", forced=True, now=10)
+    with pytest.raises(IntentInFlight):
+        intents.ruled(claim(FRESH), "sent", actor="bob", reason="", now=10)
+    with pytest.raises(IntentInFlight):
+        intents.redriven(claim(FRESH), actor="bob", reason="", forced=True, now=10)
+    with pytest.raises(InvalidInput):
+        intents.ruled(unknown, "delivered", actor="bob", reason="", now=10)
+
+
+def test_whom_a_payload_goes_to() -> None:
+    assert intents.target({"url": "https://u:p@Example.com:8080/x"}) == "example.com:8080"
+    for nothing in ({}, {"url": 3}, "text", {"url": "http://[::1"}, None):
+        assert intents.target(nothing) == ""
+
+
+def test_the_first_releases_intents_are_read() -> None:
+    """Of an intent that was being sent and kept no attempts, the end is in doubt all the same."""
+    old = Intent(intent_id="i", run_id="r", type="mail", payload=PAYLOAD, key="k", state=IntentState.SENDING, owner="d", attempts=1)
+    assert isinstance(intents.next_move(claim(old, lost=True), PLAIN), Ask)
+    assert intents.same(old, "mail", PAYLOAD)
+
+
+OUTCOMES = st.sampled_from([Sent(), Failed(ERROR), Refused(ERROR), Doubtful(ERROR), Late("late"), "lost"])
+
+
+@given(st.lists(OUTCOMES, max_size=15), st.booleans())
+def test_without_a_person_no_second_sending_follows_a_doubt(outcomes: Sequence[object], dead: bool) -> None:
+    """Whatever happens: a transport that neither dedupes nor verifies is never given an intent that may have been sent."""
+    intent, begun, maybe = FRESH, 0, 0
+    for outcome in outcomes:
+        if intent.state not in ("queued", "sending"):
+            break
+        intent = claim(intent, lost=intent.state == "sending", dead=dead)
+        if not isinstance(intents.next_move(intent, PLAIN), Send):
+            intent = intents.asked(intent, "sender_lost", 0)
+            break
+        begun += 1
+        if outcome == "lost":
+            maybe += 1
+            continue
+        assert isinstance(outcome, Sent | Failed | Refused | Doubtful | Late)
+        maybe += isinstance(outcome, Sent | Doubtful)
+        intent = intents.after(intent, outcome, PLAIN, 0)
+        assert (intent.settled_at is None) == intent.open
+    assert maybe <= 1
+    assert [t.number for t in intent.tries] == list(range(1, intent.attempts + 1))
