@@ -38,9 +38,9 @@ class Talk(State):
 def talk() -> Graph[Talk]:
     graph = Graph("talk", Talk)
 
-    @graph.node(start=True)
+    @graph.node(start=True, reads=["said"])
     async def ask(state: Talk, ctx: Context) -> dict[str, Any]:
-        await ctx.approve("Go on?")
+        await ctx.approve("Go on?")  # it covers what this step reads, which no patch here changes
         return {"said": ["asked"]}
 
     @graph.node(after="ask")

@@ -156,10 +156,10 @@ async def test_an_undecided_handoff_of_an_interrupted_run_needs_a_person(tmp_pat
         folder.mkdir()
         store = await damaged(folder, d.torn, lambda path, do=damage: d.sql(path, *do))
         before = content(folder)
-        report = await Repairer(store).repair("r1", apply=True)
-        assert not report.applied
-        if damage:
-            assert (report.needs_operator_decision, report.refused) == (True, "needs_operator_decision")
+        for apply in (False, True):
+            report = await Repairer(store).repair("r1", apply=apply)
+            assert (report.applied, report.needs_operator_decision, report.refused) == (False, True, "needs_operator_decision")
+            assert "holdfast decide" in report.reason
         assert content(folder) == before
         await store.close()
 

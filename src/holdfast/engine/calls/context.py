@@ -26,6 +26,7 @@ from holdfast.authoring import microseconds
 from holdfast.core import budgets, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
+from holdfast.core.effects import Effect
 from holdfast.core.errors import ConcurrentScope, InvalidInput, RecordMismatch, SuspensionSwallowed, UsageError
 from holdfast.core.graph import DEFAULT_TIMEOUT_US, Node, Program
 from holdfast.core.lease import counter
@@ -538,6 +539,22 @@ class Context:
     async def _wait_at(self, path: str, kind: WaitKind, prompt: str, **options: Any) -> RawDecision:
         """The decision on record at a path of the caller's choice, else the wait itself is raised."""
         return await waiting.request(self, waiting.Ask(kind=kind, prompt=prompt, path=path, **options))
+
+    @property
+    def place_prefix(self) -> str:
+        """Under which all places of this task stand, whatever the round it is done in."""
+        return f"{self._inner}/" if self._inner else ""
+
+    async def own_effects(self) -> list[Effect]:
+        """The effects attempted in this step so far, in all its attempts and rounds, oldest first."""
+        mine, beneath = (self._step, self._key), self.place_prefix
+        return [e for e in await self._services.store.effects(self.run_id) if (e.step, e.task) == mine and e.path.startswith(beneath)]
+
+    @property
+    def retry_allowed(self) -> bool:
+        """Whether a person has allowed another attempt of this step."""
+        allowed = f"{self.place_prefix}@retry/"
+        return any(task == self._key and path.startswith(allowed) for task, path in self._journal.progress.records)
 
     def _reads(self) -> dict[str, Any]:
         """What this step goes by: the state it sees, and what a ``Send`` gave it."""

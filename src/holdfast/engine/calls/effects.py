@@ -312,7 +312,7 @@ class Performance:
 
     async def _again(self, attempt: int) -> None:
         """Whether a failed effect may be tried again: by itself only where idempotency is defined, else a person says (§10.9)."""
-        if not self.options.idempotent:
+        if not self.options.idempotent and not self.ctx.retry_allowed:
             prompt = f"{self.name} failed and is not declared idempotent. Try it again?"
             await self.ctx._wait_at(f"{self.path}?r{attempt}", WaitKind.RETRY, prompt, name=self.name)
 

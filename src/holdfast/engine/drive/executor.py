@@ -23,7 +23,7 @@ from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
-from holdfast.engine.calls import gates
+from holdfast.engine.calls import gates, retries
 from holdfast.engine.calls.context import Context, Restart, Suspend
 from holdfast.engine.calls.functions import bounded, call
 from holdfast.engine.calls.subflow import Subflow
@@ -83,6 +83,9 @@ async def execute(
         place = Place(task.key)
     attempt, due = journal.progress.attempts.get((place.key, place.path), FRESH)
     while True:
+        if attempt:
+            prefix = f"{place.path}/" if place.path else ""
+            await retries.consented(Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program), node)
         if due:
             await services.clock.sleep(max(0, due - services.clock.now()) / 1_000_000)
         attempt += 1

@@ -21,8 +21,8 @@ from holdfast.core.errors import InvalidInput, RepairRefused, RunNotFound
 from holdfast.core.lease import COUNTER_BITS, TOUCH, counter
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold, fold_all
-from holdfast.core.status import LIVE
-from holdfast.core.views import boundaries
+from holdfast.core.status import LIVE, Condition
+from holdfast.core.views import boundaries, condition
 from holdfast.core.waits import DENY, HALTING, Decision
 from holdfast.engine.keep.check import PAGE, Checker, keeper, merged
 from holdfast.engine.look.threads import Threads
@@ -36,6 +36,7 @@ FOLDABLE = frozenset(
         "terminal_event_without_terminal_snapshot",
     }
 )  # fmt: skip
+UNDECIDED = "the run was interrupted with an undecided handoff: decide it first (holdfast decide)"
 SAFE = FOLDABLE | {HALT, PARTIAL}
 """The safe shapes (§12.3); everything else is diagnosis only."""
 
@@ -106,11 +107,14 @@ class Repairer:
         report = Repair(run_id=run_id, dry_run=not apply, problems=problems, status_before=before, status_after=before)
         codes = {p.code for p in problems}
         wanted = codes & (SAFE | DOUBTFUL if rebuild else SAFE)
+        undecided = self._undecided(evidence, diagnosis, codes)
+        if undecided and not (evidence.lease is not None and evidence.lease.live(self._store.now())):
+            return replace(report, refused="needs_operator_decision", reason=UNDECIDED, needs_operator_decision=True)
         if not wanted:
             return replace(report, reason="nothing to repair" if not codes else "diagnosis only: none of this has a safe repair")
         if (refusal := self._refusal(evidence, diagnosis, codes, rebuild)) is not None:
             code, reason = refusal
-            return replace(report, refused=code, reason=reason, needs_operator_decision=code == "needs_operator_decision")
+            return replace(report, refused=code, reason=reason)
         told = await self._folded(evidence)
         commits = _commits(told, evidence, sorted(wanted), actor, self._store.now())
         after = commits[-1].run
@@ -124,12 +128,9 @@ class Repairer:
 
     def _refusal(self, evidence: Evidence, diagnosis: Diagnosis, codes: set[str], rebuild: bool) -> tuple[str, str] | None:
         """What stands against any repair of this run (§12.3)."""
-        lease, folded = evidence.lease, diagnosis.folded
+        lease = evidence.lease
         if lease is not None and lease.live(self._store.now()):
             return "run_is_live", f"{lease.owner} holds the run; repair waits until it rests"
-        interrupted = folded is not None and folded.status in LIVE and folded.active_handoff is not None
-        if interrupted or "interrupted_with_active_handoff" in codes:
-            return "needs_operator_decision", "the run was interrupted with an undecided handoff: decide it first (holdfast decide)"
         if damage := sorted(codes & LOG_DAMAGE):
             return "diagnosis_only", f"the log itself is damaged ({', '.join(damage)}), so nothing says what is right: restore a backup"
         # A row that is ahead of a torn tail tells of the very commit that the tail is the beginning of.
@@ -137,6 +138,15 @@ class Repairer:
         if not rebuild and (doubt := sorted(codes & doubtful)):
             return "diagnosis_only", f"the row claims what no event tells ({', '.join(doubt)}): look, then holdfast doctor --rebuild takes the events' side"
         return None
+
+    def _undecided(self, evidence: Evidence, diagnosis: Diagnosis, codes: set[str]) -> bool:
+        """Whether the run was interrupted with a handoff that a person has not decided: nothing is repaired before that (§12.3)."""
+        folded = diagnosis.folded
+        if "interrupted_with_active_handoff" in codes:
+            return True
+        if folded is None or folded.active_handoff is None or folded.status not in LIVE:
+            return False
+        return evidence.lease is None or condition(folded, evidence.lease, self._store.now()) is Condition.INTERRUPTED
 
     async def _folded(self, evidence: Evidence) -> _Folded:
         """Walks the log once more, now for what it says rather than for what is wrong with it."""
