@@ -15,6 +15,7 @@ from typing import Annotated, Any, ClassVar, Concatenate, Generic, ParamSpec, Ty
 import msgspec
 
 from holdfast.core import canon
+from holdfast.core.bounds import meant
 from holdfast.core.channels import CUSTOM as _CUSTOM
 from holdfast.core.channels import MISSING, Channel, Reducer, last, secret, thread
 from holdfast.core.drawing import draw as draw
@@ -33,7 +34,6 @@ from holdfast.core.graph import (
     Send,
     Trigger,
     compile,
-    nearest,
     refused,
     unwritten,
 )
@@ -381,19 +381,19 @@ class Graph(Generic[S]):
             if source == END or target == START:
                 faults.append(f"the edge {source} → {target} leads {'out of END' if source == END else 'back to START'}; neither can be")
             elif source != START and source not in nodes:
-                faults.append(f"an edge leads from {source!r}, which is not a node{nearest(source, nodes)}")
+                faults.append(f"an edge leads from {source!r}, which is not a node{meant(source, nodes)}")
             elif target in nodes:
                 trigger = Trigger("any", (START if source == START else f"done:{source}",))
                 nodes[target] = msgspec.structs.replace(nodes[target], triggers=(*nodes[target].triggers, trigger))
             elif target != END:
-                faults.append(f"an edge leads to {target!r}, which is not a node{nearest(target, nodes)}")
+                faults.append(f"an edge leads to {target!r}, which is not a node{meant(target, nodes)}")
         for name, routers in self._routers.items():
             if name in nodes:
                 nodes[name] = msgspec.structs.replace(nodes[name], routers=tuple(routers))
             elif name == START:
                 faults.append("a branch hangs on START; give the router a node to come after")
             else:
-                faults.append(f"a branch hangs on {name!r}, which is not a node{nearest(name, nodes)}")
+                faults.append(f"a branch hangs on {name!r}, which is not a node{meant(name, nodes)}")
         return compile(
             known=faults,
             id=self.id,

@@ -17,6 +17,7 @@ from holdfast.core import events as ev
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import EffectConflict, EffectInProgress, ErrorValue, InvalidInput, NotDecidable, NotFound
 from holdfast.core.status import parse
+from holdfast.engine.desk.door import Request
 from holdfast.engine.drive.edits import Patches
 from holdfast.engine.look.blobs import whole
 from holdfast.handle import CheckpointView, EventView, Run
@@ -215,7 +216,7 @@ class KernelExecutor(_Port):
             NotFound: without input, on a thread that has no run.
         """
         if input is not None:
-            return await self._rt.kernel_invoke(self._skill, input, thread_id=thread_id)
+            return await self._rt.kernel_invoke(self._skill, input, Request(thread_id=thread_id))
         left = await self._rt._conductor.left_behind(None, thread_id)
         newest = left or next(iter(await self._rt.runs(thread_id=thread_id, limit=1)), None)
         if newest is None:

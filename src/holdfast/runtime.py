@@ -13,14 +13,15 @@ from typing import Any, ParamSpec, Self, TypeVar, overload
 from holdfast import stores
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.clock import SystemClock
+from holdfast.core import arguments
 from holdfast.core import policy as policies
 from holdfast.core import schedules as sch
+from holdfast.core.arguments import checked, verb
+from holdfast.core.bounds import duration
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
-from holdfast.core.environments import fields as option_fields
 from holdfast.core.errors import (
-    InvalidInput,
     RunFailed,
     RunWaiting,
     StoreError,
@@ -38,8 +39,9 @@ from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Services, Skills
 from holdfast.engine.base.streams import Chunk
 from holdfast.engine.calls.effects import close_attempts, closed_owners
-from holdfast.engine.desk import lineage
-from holdfast.engine.desk.intake import Request, birth, owner_id
+from holdfast.engine.desk import door
+from holdfast.engine.desk.door import FORK, REPLAY, Request, Wish
+from holdfast.engine.desk.intake import birth, owner_id
 from holdfast.engine.desk.schedules import Rule, Scheduler, birth_of
 from holdfast.engine.drive.conductor import Conductor
 from holdfast.engine.drive.desk import Desk
@@ -189,16 +191,30 @@ class Runtime:
 
     # -- creating and driving -----------------------------------------------------------------------
 
+    @verb
     async def submit(
         self,
         skill: Skill | str,
-        inputs: Mapping[str, Any] | None = None,
+        inputs: Mapping[str, Any] | State | None = None,
         *,
-        thread_id: str | None = None,
-        key: str | None = None,
         at: dt.datetime | None = None,
         delay: dt.timedelta | float | None = None,
-        **options: Any,
+        thread_id: str | None = None,
+        key: str | None = None,
+        session_key: str | None = None,
+        lane: str = "main",
+        queue: str = "default",
+        priority: int = 0,
+        job_id: str | None = None,
+        trace_id: str | None = None,
+        tags: Iterable[str] = (),
+        tenant_id: str = "default",
+        target: str | None = None,
+        paused_lane: str = "hold",
+        recovery: str = "auto",
+        unattended: bool = False,
+        budgets: Mapping[str, float] | None = None,
+        on_busy: str = "queue",
     ) -> Run[Any]:
         """Creates a run that a worker will drive; answers once it is durable (§1.7).
 
@@ -207,43 +223,116 @@ class Runtime:
 
         Raises:
             RequestConflict: the key is taken by another input.
-            InvalidInput, Unserializable: the input, by field.
+            UnknownOption, InvalidInput, TooLarge, Unserializable: an option or the input, by name.
         """
-        program = self._program(skill)
-        due = _due(at, delay, self._store.now())
-        request = _request(thread_id, key, due, options)
-        born = birth(self._services, program, _mapping(inputs), request)
-        return await self._conductor.submit(born)
+        given = {
+            "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id, "trace_id": trace_id,
+            "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery, "unattended": unattended, "budgets": budgets,
+            "on_busy": on_busy,
+        }  # fmt: skip
+        request = door.request(given, where="submit", due=door.due(at, delay, self._store.now()))
+        return await self._conductor.submit(birth(self._services, self._program(skill), door.inputs(inputs), request))
 
     @overload
-    async def invoke(self, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, **options: Any) -> Run[S]: ...
-
-    @overload
-    async def invoke(self, skill: Flow[P, R] | str, inputs: Mapping[str, Any] | None = None, **options: Any) -> Run[Any]: ...
-
     async def invoke(
         self,
-        skill: Any,
-        inputs: Any = None,
+        skill: Graph[S],
+        inputs: Mapping[str, Any] | S | None = None,
         *,
-        thread_id: str | None = None,
-        key: str | None = None,
         step_limit: int | None = None,
         detach: bool = False,
-        **options: Any,
+        thread_id: str | None = None,
+        key: str | None = None,
+        session_key: str | None = None,
+        lane: str = "main",
+        queue: str = "default",
+        priority: int = 0,
+        job_id: str | None = None,
+        trace_id: str | None = None,
+        tags: Iterable[str] = (),
+        tenant_id: str = "default",
+        target: str | None = None,
+        paused_lane: str = "hold",
+        recovery: str = "auto",
+        unattended: bool = False,
+        budgets: Mapping[str, float] | None = None,
+        on_busy: str = "queue",
+    ) -> Run[S]: ...
+
+    @overload
+    async def invoke(
+        self,
+        skill: Flow[P, R] | str,
+        inputs: Mapping[str, Any] | None = None,
+        *,
+        step_limit: int | None = None,
+        detach: bool = False,
+        thread_id: str | None = None,
+        key: str | None = None,
+        session_key: str | None = None,
+        lane: str = "main",
+        queue: str = "default",
+        priority: int = 0,
+        job_id: str | None = None,
+        trace_id: str | None = None,
+        tags: Iterable[str] = (),
+        tenant_id: str = "default",
+        target: str | None = None,
+        paused_lane: str = "hold",
+        recovery: str = "auto",
+        unattended: bool = False,
+        budgets: Mapping[str, float] | None = None,
+        on_busy: str = "queue",
+    ) -> Run[Any]: ...
+
+    @verb
+    async def invoke(
+        self,
+        skill: Skill | str,
+        inputs: Mapping[str, Any] | State | None = None,
+        *,
+        step_limit: int | None = None,
+        detach: bool = False,
+        thread_id: str | None = None,
+        key: str | None = None,
+        session_key: str | None = None,
+        lane: str = "main",
+        queue: str = "default",
+        priority: int = 0,
+        job_id: str | None = None,
+        trace_id: str | None = None,
+        tags: Iterable[str] = (),
+        tenant_id: str = "default",
+        target: str | None = None,
+        paused_lane: str = "hold",
+        recovery: str = "auto",
+        unattended: bool = False,
+        budgets: Mapping[str, float] | None = None,
+        on_busy: str = "queue",
     ) -> Run[Any]:
         """Creates a run and drives it to its rest; returns it whatever its end (§4.16).
 
         On a thread whose newest run was left behind by a dead owner, that run is driven to its rest first; with
         ``inputs=None`` on such a thread nothing new begins. A run whose lane is held by a waiting run is returned queued.
         Timers and children are waited for, unless ``detach``: then a worker, or a later call, goes on after the first rest.
+
+        Args:
+            step_limit: super-steps of this call before the run fails, resumable (§4.9).
+
+        Raises:
+            UnknownOption, InvalidInput, TooLarge, Unserializable: an option or the input, by name.
         """
+        given = {
+            "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id, "trace_id": trace_id,
+            "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery, "unattended": unattended, "budgets": budgets,
+            "on_busy": on_busy,
+        }  # fmt: skip
+        request = door.request(given, where="invoke")
         if self._executor is not None:
-            if key is not None or step_limit is not None or detach or options:
+            if request != Request(thread_id=thread_id) or step_limit is not None or detach:
                 raise UsageError("another engine drives here, by a thread and an input: it takes no options", hint="configure the executor itself")
-            given = None if inputs is None and thread_id is not None else _mapping(inputs)
-            return await self._stand_in(skill).invoke(thread_id or uuid.uuid4().hex, given)  # type: ignore[no-any-return]
-        return await self.kernel_invoke(skill, inputs, thread_id=thread_id, key=key, step_limit=step_limit, detach=detach, **options)
+            return await self._stand_in(skill).invoke(thread_id or uuid.uuid4().hex, None if inputs is None and thread_id is not None else door.inputs(inputs))  # type: ignore[no-any-return]
+        return await self.kernel_invoke(skill, inputs, request, step_limit=step_limit, detach=detach)
 
     def _stand_in(self, skill: Any) -> Any:
         """The executor given, or the one that the function given makes for a skill."""
@@ -251,23 +340,44 @@ class Runtime:
         return made if hasattr(made, "invoke") and not isinstance(made, type) else made(self, skill)
 
     async def kernel_invoke(
-        self, skill: Any, inputs: Any, *, thread_id: str | None, key: str | None = None, step_limit: int | None = None, detach: bool = False, **options: Any
+        self, skill: Any, inputs: Any, request: Request, *, step_limit: int | None = None, detach: bool = False
     ) -> Run[Any]:
         """``invoke`` by this package's own engine, whatever the executor: what an executor that wraps it calls."""
         program = self._program(skill)
-        if thread_id is not None:
-            left = await self._conductor.left_behind(options.get("tenant_id"), thread_id)
+        if request.thread_id is not None:
+            left = await self._conductor.left_behind(request.tenant_id, request.thread_id)
             if left is not None and inputs is None:
                 return left
-        request = _request(thread_id, key, None, options)
-        born = birth(self._services, program, _mapping(inputs), request)
-        return await self._conductor.invoke(program, born, shared=thread_id is not None, step_limit=step_limit, detach=detach)
+        born = birth(self._services, program, door.inputs(inputs), request)
+        return await self._conductor.invoke(program, born, shared=request.thread_id is not None, step_limit=step_limit, detach=detach)
 
     @overload
     async def run(self, skill: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     @overload
-    async def run(self, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, **options: Any) -> S: ...
+    async def run(
+        self,
+        skill: Graph[S],
+        inputs: Mapping[str, Any] | S | None = None,
+        *,
+        step_limit: int | None = None,
+        thread_id: str | None = None,
+        key: str | None = None,
+        session_key: str | None = None,
+        lane: str = "main",
+        queue: str = "default",
+        priority: int = 0,
+        job_id: str | None = None,
+        trace_id: str | None = None,
+        tags: Iterable[str] = (),
+        tenant_id: str = "default",
+        target: str | None = None,
+        paused_lane: str = "hold",
+        recovery: str = "auto",
+        unattended: bool = False,
+        budgets: Mapping[str, float] | None = None,
+        on_busy: str = "queue",
+    ) -> S: ...
 
     async def run(self, skill: Any, *args: Any, **kwargs: Any) -> Any:
         """Like ``invoke``, and gives the result: a flow's value, a graph's state.
@@ -296,6 +406,7 @@ class Runtime:
         """The runs that were handed back at a boundary since ``drain`` was called."""
         return tuple(self._services.attendant.left)
 
+    @verb
     async def recover(self) -> list[Run[Any]]:
         """Takes over runs whose owners are gone and drives them to their rest; gives those it drove (§10.6)."""
         await self._own()
@@ -307,6 +418,7 @@ class Runtime:
                 raise report.error
         return [await self._reader.get(r.run_id) for r in done]
 
+    @verb
     async def worker(
         self,
         *,
@@ -335,6 +447,7 @@ class Runtime:
 
     # -- schedules ----------------------------------------------------------------------------------
 
+    @verb
     async def schedule(
         self,
         skill: Skill | str,
@@ -349,7 +462,20 @@ class Runtime:
         catch_up: int = 1,
         grace: dt.timedelta | float | None = None,
         actor: str = "operator",
-        **options: Any,
+        thread_id: str | None = None,
+        session_key: str | None = None,
+        lane: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        job_id: str | None = None,
+        trace_id: str | None = None,
+        tags: Iterable[str] | None = None,
+        tenant_id: str | None = None,
+        target: str | None = None,
+        paused_lane: str | None = None,
+        recovery: str | None = None,
+        unattended: bool | None = None,
+        budgets: Mapping[str, float] | None = None,
     ) -> Schedule:
         """Starts a skill again and again, from now on and whoever is up: workers that have it fire it (§10.15).
 
@@ -368,14 +494,22 @@ class Runtime:
             InvalidInput, Unserializable: the input, by field; the cron line, the zone or the interval.
             UsageError: cron lines need the extra ``cron``.
         """
-        late = {} if grace is None else {"grace_us": _length(grace, "grace")}
-        rule = Rule(cron=cron, every_us=None if every is None else _length(every, "every"), zone=zone, overlap=overlap, missed=missed, catch_up=catch_up, **late)
-        return self._shown(await self._scheduler.put(self._program(skill), _mapping(inputs), rule, id, actor, options))
+        options = {
+            "thread_id": thread_id, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id, "trace_id": trace_id, "tags": tags,
+            "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery, "unattended": unattended, "budgets": budgets,
+        }  # fmt: skip
+        rule = Rule(
+            cron=cron, every_us=None if every is None else duration(every, "every"), zone=zone, overlap=overlap, missed=missed, catch_up=catch_up,
+            grace_us=sch.GRACE_US if grace is None else duration(grace, "grace"),
+        )  # fmt: skip
+        return self._shown(await self._scheduler.put(self._program(skill), door.inputs(inputs), rule, id, actor, options))
 
+    @verb
     async def schedules(self) -> list[Schedule]:
         """All schedules, the soonest first."""
         return [self._shown(s) for s in await self._store.schedules()]
 
+    @verb
     async def unschedule(self, schedule_id: str) -> None:
         """Removes a schedule. Its runs stay as they are.
 
@@ -384,14 +518,17 @@ class Runtime:
         """
         await self._scheduler.drop(schedule_id)
 
+    @verb
     async def pause_schedule(self, schedule_id: str, *, actor: str = "operator") -> Schedule:
         """Fires it no more until it is unpaused."""
         return self._shown(await self._scheduler.pause(schedule_id, actor))
 
+    @verb
     async def unpause_schedule(self, schedule_id: str, *, actor: str = "operator") -> Schedule:
         """Goes on with its next slot; those that passed while it was paused are not made up for."""
         return self._shown(await self._scheduler.unpause(schedule_id, actor))
 
+    @verb
     async def trigger(self, schedule_id: str, *, key: str | None = None) -> Run[Any]:
         """Submits a run as the schedule would, now and besides its slots."""
         return await self._conductor.submit(birth_of(self._services, await self._scheduler.found(schedule_id), key=key))
@@ -401,6 +538,7 @@ class Runtime:
 
     # -- replay and fork ----------------------------------------------------------------------------
 
+    @verb
     async def replay(
         self,
         run_id: str,
@@ -425,12 +563,13 @@ class Runtime:
             drive: drive it to its rest if this process has the skill.
         """
         policy = None if effects is None else as_policy(effects)
-        wish = lineage.Wish(
-            kind=lineage.REPLAY, checkpoint_id=from_checkpoint, step=from_step, effects=policy, actor=actor, reason=reason, key=key, upgrade=upgrade,
+        wish = Wish(
+            kind=REPLAY, checkpoint_id=from_checkpoint, step=from_step, effects=policy, actor=actor, reason=reason, key=key, upgrade=upgrade,
             inherits=self._services.place.inherit_approvals,
         )  # fmt: skip
         return await self._conductor.reborn(run_id, wish, drive)
 
+    @checked(**dict.fromkeys(FORK, arguments.as_given))
     async def fork(
         self,
         run_id: str,
@@ -448,7 +587,18 @@ class Runtime:
         delay: dt.timedelta | float | None = None,
         inherit_approvals: bool | None = None,
         drive: bool = True,
-        **options: Any,
+        tags: Iterable[str] | None = None,
+        priority: int | None = None,
+        queue: str | None = None,
+        lane: str | None = None,
+        job_id: str | None = None,
+        trace_id: str | None = None,
+        environment: str | None = None,
+        policy_snapshot_id: str | None = None,
+        capabilities: str | None = None,
+        unattended: bool | None = None,
+        tenant_id: str | None = None,
+        recovery: str | None = None,
     ) -> Run[Any]:
         """A new run that goes its own way from a checkpoint of this one (§7.7); the source stays as it is.
 
@@ -465,19 +615,19 @@ class Runtime:
         Raises:
             RestrictedOption: the environment does not allow one, by name; those that raise privileges are never allowed by default.
         """
-        given = {"set": set, "inputs": inputs, "reason": reason, "effects": effects, "key": key, "upgrade": upgrade, "at": at, "delay": delay}
-        given["inherit_approvals"] = inherit_approvals
+        said = {
+            "set": set, "inputs": inputs, "reason": reason, "effects": effects, "key": key, "upgrade": upgrade, "at": at, "delay": delay,
+            "inherit_approvals": inherit_approvals, "tags": tags, "priority": priority, "queue": queue, "lane": lane, "job_id": job_id,
+            "trace_id": trace_id, "environment": environment, "policy_snapshot_id": policy_snapshot_id, "capabilities": capabilities,
+            "unattended": unattended, "tenant_id": tenant_id, "recovery": recovery,
+        }  # fmt: skip
         place = self._services.place
-        place.check_options([*(n for n, v in given.items() if v), *options])
-        wish = lineage.Wish(
-            kind=lineage.FORK, checkpoint_id=from_checkpoint, step=from_step, edits=set or {}, inputs=inputs or {}, reason=reason, actor=actor,
-            effects=None if effects is None else as_policy(effects), key=key, upgrade=upgrade, not_before=_due(at, delay, self._store.now()),
-            inherits=place.inherit_approvals if inherit_approvals is None else inherit_approvals, fields=option_fields(options),
-        )  # fmt: skip
+        wish = door.fork(said, place, self._store.now(), checkpoint_id=from_checkpoint, step=from_step, actor=actor)
         return await self._conductor.reborn(run_id, wish, drive)
 
     # -- decisions ----------------------------------------------------------------------------------
 
+    @verb
     async def decide(
         self,
         run_id: str,
@@ -502,6 +652,7 @@ class Runtime:
         await self._desk.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload, resume=resume, force=force)
         return await self._reader.get(run_id)
 
+    @verb
     async def approve(
         self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True
     ) -> Run[Any]:
@@ -509,11 +660,13 @@ class Runtime:
         run = await self.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload)
         return await self._conductor.if_able(run) if drive else run
 
+    @verb
     async def deny(self, run_id: str, *, reason: str, wait_id: str | None = None, actor: str = "operator", drive: bool = True) -> Run[Any]:
         """Denies: the run is halted, unless the wait delivers denials to its node."""
         run = await self.decide(run_id, "deny", wait_id=wait_id, actor=actor, note=reason)
         return await self._conductor.if_able(run) if drive else run
 
+    @verb
     async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> Run[Any]:
         """Asks a run to end. At rest it ends at once; a live one at its next safe boundary (§10.12).
 
@@ -525,15 +678,18 @@ class Runtime:
         await self._desk.cancel(run_id, actor=actor, reason=reason)
         return await self._conductor.wound_up(run_id)
 
+    @verb
     async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> Run[Any]:
         """Gives a run an outside input; the same key is delivered once (§5.11)."""
         found = await self._desk.signal(run_id, name, payload, key=key, actor=actor)
         return await self._reader.get(found)
 
+    @verb
     async def issue_token(self, wait_id: str, actor: str, ttl: dt.timedelta | float = dt.timedelta(days=7)) -> str:
         """A secret link that answers one wait once, as ``actor``; it is given here and kept nowhere (§5.9)."""
-        return await self._desk.issue(wait_id, actor=actor, ttl_us=microseconds(ttl, 0))
+        return await self._desk.issue(wait_id, actor=actor, ttl_us=duration(ttl, "ttl"))
 
+    @verb
     async def redeem(
         self, token: str, action: str, *, feedback: str | None = None, note: str | None = None, payload: Any = ..., tenant_id: str | None = None
     ) -> Run[Any]:
@@ -547,6 +703,7 @@ class Runtime:
 
     # -- resume -------------------------------------------------------------------------------------
 
+    @verb
     async def resume(
         self,
         run_id: str,
@@ -595,10 +752,12 @@ class Runtime:
 
     # -- reading ------------------------------------------------------------------------------------
 
+    @verb
     async def get(self, run_id: str) -> Run[Any]:
         """The run as it stands, with its state."""
         return await self._reader.get(run_id)
 
+    @verb
     async def runs(
         self,
         *,
@@ -612,45 +771,55 @@ class Runtime:
         """Runs, newest first; ``before`` is the last id of the page before."""
         return await self._reader.runs(status=status, condition=condition, skill_id=skill_id, thread_id=thread_id, limit=limit, before=before)
 
+    @verb
     async def waits(self, run_id: str | None = None, *, limit: int = 100) -> list[Wait]:
         """Open waits, of one run or of all that wait."""
         return await self._reader.waits(run_id, limit=limit)
 
+    @verb
     def events(self, run_id: str, after: int = 0, follow: bool = False, limit: int | None = None) -> Feed[EventView]:
         """Events newer than ``after``: ``await`` it for a list, or ``async for``; with ``follow`` until the run has ended."""
         return self._reader.events(run_id, after, follow, limit)
 
+    @verb
     async def checkpoints(self, run_id: str) -> list[CheckpointView]:
         """All checkpoints of a run, oldest first (§4.5)."""
         return await self._reader.checkpoints(run_id)
 
+    @verb
     async def checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> CheckpointView:
         """One checkpoint; the head by default."""
         return await self._reader.checkpoint(run_id, checkpoint_id)
 
+    @verb
     async def state(self, run_id: str, checkpoint_id: str | None = None) -> State:
         """The channels' values at the head, or at any checkpoint."""
         return await self._reader.state(run_id, checkpoint_id)
 
+    @verb
     async def masked(self, run_id: str) -> Mask:
         """Hides what this run has marked ``secret``, for whoever shows something of it (§13.5)."""
         return await self._reader.masked(run_id)
 
+    @verb
     async def record(self, run_id: str) -> dict[str, Any]:
         """The run record with every field of §3.1, as JSON-able values."""
         return await self._reader.record(run_id)
 
+    @verb
     async def effects(self, run_id: str) -> list[Effect]:
         """The effect records of a run, oldest first (§6.4)."""
         return await self._reader.effects(run_id)
 
     # -- upkeep -------------------------------------------------------------------------------------
 
+    @verb
     async def check(self, run_id: str | None = None) -> Findings:
         """What is wrong with one run, or with the store and all its runs (§12). It writes nothing."""
         checker = Checker(self._store)
         return await checker.all() if run_id is None else await checker.run(run_id)
 
+    @verb
     async def repair_run_state(self, run_id: str, apply: bool = False, *, actor: str = "operator", rebuild: bool = False) -> Repair:
         """Heals the safe shapes of §12.3, and those only; without ``apply`` it says what it would do and writes nothing.
 
@@ -658,6 +827,7 @@ class Runtime:
         """
         return await Repairer(self._store).repair(run_id, apply=apply, actor=actor, rebuild=rebuild)
 
+    @verb
     async def export(self, run_id: str, folder: str | os.PathLike[str]) -> str:
         """Writes a run into a workspace below ``folder``, its events byte for byte; gives the run's directory (§12.5)."""
         target = stores.WorkspaceStore(folder, now=self._clock.now)
@@ -668,6 +838,7 @@ class Runtime:
         finally:
             await target.close()
 
+    @verb
     async def import_runs(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
         """Takes over the runs of a workspace, or the one whose directory this is; gives those taken, and those here already."""
         folder = os.path.abspath(folder)
@@ -685,18 +856,22 @@ class Runtime:
             await source.close()
         return taken, there
 
+    @verb
     async def prune(self, older_than: dt.timedelta, *, dry: bool = False) -> Pruned:
         """Deletes whole lineages of runs, all ended longer ago than this (§6.10)."""
-        return await threads.prune(self._store, keeper(self._store), self._store.now() - microseconds(older_than, 0), dry=dry)
+        return await threads.prune(self._store, keeper(self._store), self._store.now() - duration(older_than, "older_than"), dry=dry)
 
+    @verb
     async def backup(self, path: str | os.PathLike[str]) -> None:
         """Copies the store into one file, while it is in use."""
         await self._copies().backup(os.fspath(path))
 
+    @verb
     async def restore(self, path: str | os.PathLike[str]) -> None:
         """Puts a backup in the place of what is there; workers of before are refused from then on (X-02)."""
         await self._copies().restore(os.fspath(path))
 
+    @verb
     async def acknowledge(self) -> None:
         """Accepts a log that has lost its end, as an operator's decision (§1.9)."""
         await self._copies().acknowledge()
@@ -706,13 +881,14 @@ class Runtime:
             return self._store
         raise UsageError(f"{self._store.url} is not a store in one file", hint="copy a workspace's directory, or export its runs")
 
+    @verb
     async def result(self, run_id: str, timeout: dt.timedelta | float | None = None) -> Any:
         """Waits for a run's end and gives its result.
 
         Raises:
             RunFailed, RunWaiting: it ended or rests without one. TimeoutError: it is still going.
         """
-        limit = None if timeout is None else microseconds(timeout, 0) / 1_000_000
+        limit = None if timeout is None else duration(timeout, "timeout") / 1_000_000
         async with asyncio.timeout(limit):
             while True:
                 run = await self._reader.get(run_id)
@@ -724,6 +900,7 @@ class Runtime:
                     return _result(run)
                 await self._store.wait_for_change(POLL_SECONDS)
 
+    @verb
     async def stream(self, run_id: str) -> AsyncIterator[Chunk]:
         """Provisional chunks of a run driven in this process, until it rests (§13.2a)."""
         queue = self._services.streams.listen(run_id)
@@ -741,10 +918,12 @@ class Runtime:
         finally:
             self._services.streams.leave(run_id, queue)
 
+    @verb
     async def history(self, thread_id: str) -> list[dict[str, Any]]:
         """Every checkpoint of a thread's runs, oldest first, as the snapshots of §4.16."""
         return await histories.history(self._store, self._reader, thread_id)
 
+    @verb
     async def diff(self, run_id: str, a: str, b: str) -> dict[str, Any]:
         """What changed in a run's state from checkpoint ``a`` to checkpoint ``b``: added, removed and changed channels."""
         return await histories.diff(self._reader, run_id, a, b)
@@ -755,44 +934,6 @@ def _home() -> None:
         pathlib.Path(".holdfast").mkdir(exist_ok=True)
     except OSError as e:
         raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
-
-
-def _mapping(inputs: Any) -> Mapping[str, Any]:
-    if inputs is None:
-        return {}
-    if isinstance(inputs, State):
-        return dict(inputs)
-    if not isinstance(inputs, Mapping):
-        raise InvalidInput(f"the input is a mapping of names to values, not {type(inputs).__name__}")
-    return inputs
-
-
-def _due(at: dt.datetime | None, delay: dt.timedelta | float | None, now: int) -> int | None:
-    if at is not None and delay is not None:
-        raise InvalidInput("a run begins at= a time or after a delay=, not both", hint="give one of them")
-    if at is not None:
-        if at.tzinfo is None:
-            raise InvalidInput("at= needs a timezone", hint="datetime(…, tzinfo=UTC)")
-        return int(at.timestamp() * 1_000_000)
-    return None if delay is None else now + _length(delay, "delay")
-
-
-def _length(value: dt.timedelta | float, name: str) -> int:
-    try:
-        us = microseconds(value, 0)
-    except (ValueError, OverflowError):  # not a number, or infinite
-        us = -1
-    if not 0 <= us <= sch.LONGEST_US:
-        raise InvalidInput(f"{name}= is a length of time from nothing to a hundred years, not {value}", hint="timedelta(minutes=5), or seconds")
-    return us
-
-
-def _request(thread_id: str | None, key: str | None, due: int | None, options: Mapping[str, Any]) -> Request:
-    known = {**options, "tags": tuple(options.get("tags", ()))}
-    try:
-        return Request(thread_id=thread_id, key=key, not_before=due, **known)
-    except TypeError as e:
-        raise UsageError(f"an option is not known: {e}", hint="options: " + ", ".join(Request.__struct_fields__)) from None
 
 
 def _result(run: Run[Any]) -> Any:
@@ -806,7 +947,20 @@ def _result(run: Run[Any]) -> Any:
     raise RunWaiting(run, f"{run.run_id} rests: {run.condition} ({asked})")
 
 
-def run(skill: Skill, inputs: Mapping[str, Any] | None = None, *, store: str | None = None, **options: Any) -> Any:
+@verb
+def run(
+    skill: Skill,
+    inputs: Mapping[str, Any] | State | None = None,
+    *,
+    store: str | None = None,
+    thread_id: str | None = None,
+    key: str | None = None,
+    step_limit: int | None = None,
+    tags: Iterable[str] = (),
+    trace_id: str | None = None,
+    budgets: Mapping[str, float] | None = None,
+    unattended: bool = False,
+) -> Any:
     """Runs a skill to its end in one line, without a loop of your own, and gives its result.
 
     Raises:
@@ -816,11 +970,12 @@ def run(skill: Skill, inputs: Mapping[str, Any] | None = None, *, store: str | N
     try:
         asyncio.get_running_loop()
     except RuntimeError:
-        return asyncio.run(_run(skill, inputs, store, options))
+        given = {"thread_id": thread_id, "key": key, "step_limit": step_limit, "tags": tags, "trace_id": trace_id, "budgets": budgets, "unattended": unattended}
+        return asyncio.run(_run(skill, inputs, store, given))
     raise UsageError("holdfast.run starts an event loop, and one is running here", hint="async with Runtime(…) as rt: await rt.run(…)")
 
 
-async def _run(skill: Skill, inputs: Mapping[str, Any] | None, store: str | None, options: Mapping[str, Any]) -> Any:
+async def _run(skill: Skill, inputs: Mapping[str, Any] | State | None, store: str | None, options: Mapping[str, Any]) -> Any:
     async with Runtime(store, skills=[skill]) as rt:
         return _result(await rt.invoke(skill, inputs, **options))
 

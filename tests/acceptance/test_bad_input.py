@@ -30,6 +30,7 @@ from holdfast.core.errors import (
     StoreCorrupt,
     StoreFull,
     StoreReadOnly,
+    UnknownOption,
     UnknownStatus,
     Unserializable,
     UnsupportedFormat,
@@ -172,7 +173,7 @@ async def _all(rt: Runtime, run_id: str) -> list[Any]:
 
 async def test_options_that_make_no_sense(place: Place) -> None:
     async with place.open() as rt:
-        await refused(UsageError, rt.invoke(good, {"text": "a"}, priorty=3), "priorty", "priority")
+        await refused(UnknownOption, rt.invoke(good, {"text": "a"}, priorty=3), "priorty", "priority")
         await refused(InvalidInput, rt.submit(good, {"text": "a"}, at=dt.datetime(2030, 1, 1)), "timezone")  # noqa: DTZ001
         await refused(InvalidInput, rt.runs(limit=0), "1 to 500")
         await refused(UnknownStatus, rt.runs(status="paused"), "paused", "waiting_for_human")

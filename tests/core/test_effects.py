@@ -127,6 +127,6 @@ def test_a_policy_by_its_word() -> None:
     """§6.6: a word that is none says which there are."""
     for policy in ReplayPolicy:
         assert fx.as_policy(policy.value) is fx.as_policy(policy) is policy
-    with pytest.raises(InvalidInput, match="^'reuse' is no replay policy$") as e:
+    with pytest.raises(InvalidInput, match="^'reuse' is no replay policy;") as e:
         fx.as_policy("reuse")
     assert e.value.hint == "one of reexecute, use_recorded_result, require_human"

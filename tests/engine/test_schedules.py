@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast import Context, Graph, Runtime, State, UsageError, calendar, flow, register
 from holdfast.core import canon
-from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound, SkillUnknown
+from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound, SkillUnknown, UnknownOption
 from holdfast.core.schedules import Schedule
 from holdfast.handle import when
 from holdfast.ports import Store
@@ -103,13 +103,13 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"every": HOUR, "grace": -1}, InvalidInput, "length of time"),
     ({"every": HOUR, "overlap": "maybe"}, InvalidInput, "overlap is skip or allow"),
     ({"every": HOUR, "missed": "never"}, InvalidInput, "missed is skip or catch_up"),
-    ({"every": HOUR, "missed": "catch_up", "catch_up": 0}, InvalidInput, "catch_up is 1 to 100"),
+    ({"every": HOUR, "missed": "catch_up", "catch_up": 0}, InvalidInput, "catch_up is a whole number from 1 to 100"),
     ({"every": HOUR, "id": ""}, InvalidInput, "no id for a schedule"),
     ({"every": HOUR, "id": "a b"}, InvalidInput, "no id for a schedule"),
     ({"every": HOUR, "inputs": {"nothing": 1}}, InvalidInput, "no input 'nothing'"),
-    ({"every": HOUR, "key": "k"}, UsageError, "no option key"),
-    ({"every": HOUR, "parent_run_id": "r"}, UsageError, "no option parent_run_id"),
-    ({"every": HOUR, "priority": "high"}, InvalidInput, "an option of the schedule"),
+    ({"every": HOUR, "key": "k"}, UnknownOption, "no option 'key'"),
+    ({"every": HOUR, "parent_run_id": "r"}, UnknownOption, "no option 'parent_run_id'"),
+    ({"every": HOUR, "priority": "high"}, InvalidInput, "priority is a whole number"),
 ]
 
 

@@ -18,7 +18,7 @@ from holdfast.cli.session import Call, actor_option, handling, options, over, pa
 from holdfast.cli.times import lasting, moment
 from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, SkillUnknown, StoreError
 from holdfast.core.status import TERMINAL, Condition
-from holdfast.engine.desk.intake import OnBusy
+from holdfast.engine.desk.door import OnBusy
 from holdfast.handle import Run, when
 from holdfast.runtime import Runtime
 from holdfast.workers.worker import Report

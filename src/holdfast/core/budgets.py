@@ -1,14 +1,16 @@
 """Budgets: durable counters that are looked at before each step (§8.5).
 
-``steps`` are super-steps, ``seconds`` the wall time without waits, ``cost`` and ``tokens`` (or any other name) what steps
+``steps`` are super-steps, ``seconds`` the wall time without waits, ``cost`` and ``tokens`` what steps
 report by ``ctx.spend``. Exceeding one opens a ``budget`` wait; an approval extends it once, by a stated amount.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from holdfast.core.errors import InvalidInput
+from holdfast.core.bounds import amount, known_only, wrong
 from holdfast.core.run import Run
 
 EXTENSION = {"type": ["object", "null"], "properties": {"extend": {"type": "number", "exclusiveMinimum": 0}}, "additionalProperties": False}
@@ -43,20 +45,21 @@ def _used(run: Run, name: str, step: int, now: int) -> float:
     return run.spent.get(name, 0.0)
 
 
-def checked(given: object) -> dict[str, float]:
+SPENT = ("cost", "tokens")
+"""What steps report by ``ctx.spend``."""
+KINDS = ("cost", "seconds", "steps", "tokens")
+
+
+def checked(given: object, field: str = "budgets", kinds: tuple[str, ...] = KINDS) -> dict[str, float]:
     """Limits by name, as a caller gives them.
 
     Raises:
-        InvalidInput: not a mapping of names to positive numbers.
+        UnknownOption: a budget of another kind. InvalidInput: not a mapping of names to positive numbers.
     """
-    if not isinstance(given, dict):
-        raise InvalidInput("budgets are a mapping of names to limits", hint='budgets={"cost": 2.5, "steps": 100}')
-    out = {}
-    for name, limit in given.items():
-        if not isinstance(name, str) or isinstance(limit, bool) or not isinstance(limit, int | float) or not limit > 0:
-            raise InvalidInput(f"the budget {name!r} is not a positive number: {limit!r}")
-        out[name] = float(limit)
-    return out
+    if not isinstance(given, Mapping):
+        raise wrong(field, "a mapping of names to limits", given, 'budgets={"cost": 2.5, "steps": 100}')
+    known_only(given, kinds, field)
+    return {str(name): amount(limit, f"{field}[{name!r}]") for name, limit in given.items()}
 
 
 def shown(over: Exceeded) -> dict[str, object]:
@@ -64,4 +67,4 @@ def shown(over: Exceeded) -> dict[str, object]:
     return {"budget": over.name, "used": over.used, "limit": over.limit, "extend": over.extend}
 
 
-__all__ = ["EXTENSION", "Exceeded", "checked", "exceeded", "shown"]
+__all__ = ["EXTENSION", "KINDS", "SPENT", "Exceeded", "checked", "exceeded", "shown"]

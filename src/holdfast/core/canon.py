@@ -29,10 +29,11 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from holdfast.core.bounds import GROWN_BYTES
 from holdfast.core.errors import EventUnreadable, TooLarge, Unserializable, UsageError
 
 MAX_DEPTH = 100
-MAX_VALUE_BYTES = 64 * 1024 * 1024
+MAX_VALUE_BYTES = GROWN_BYTES
 HASH_BYTES = 16
 REFERENCE = 2  # the extension that stands for a value kept elsewhere (core.blobs)
 _EXT = 1
@@ -436,7 +437,7 @@ def pack(value: Any, path: str = "value") -> tuple[Any, bytes]:
     frozen = walk.mapping(value, path, 0) if type(value) is dict else walk.admit(value, path, 0)
     data = _encoder.encode(_box(frozen) if walk.boxed else frozen)
     if len(data) > MAX_VALUE_BYTES:
-        raise TooLarge(f"{path}: {len(data)} bytes, the limit is {MAX_VALUE_BYTES}", hint="keep the bulk in a file and store its name")
+        raise TooLarge(path, len(data), MAX_VALUE_BYTES, hint="keep the bulk in a file and store its name")
     return frozen, data
 
 

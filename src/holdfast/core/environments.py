@@ -7,12 +7,12 @@ raise what a run may do are refused unless it lists them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any, Literal
 
 import msgspec
 
+from holdfast.core.bounds import unknown
 from holdfast.core.effects import ReplayPolicy
-from holdfast.core.errors import InvalidInput, RestrictedOption, UsageError
+from holdfast.core.errors import RestrictedOption
 
 # What a replay or fork may be given besides its source. Everything else is no option.
 OPTIONS = frozenset(
@@ -20,14 +20,6 @@ OPTIONS = frozenset(
      "environment", "policy_snapshot_id", "capabilities", "inherit_approvals", "unattended", "tenant_id", "recovery"}
 )  # fmt: skip
 PRIVILEGED = frozenset({"environment", "policy_snapshot_id", "capabilities", "inherit_approvals", "unattended", "tenant_id", "recovery"})
-# Those that become fields of the new run, and what they may be.
-FIELDS: Mapping[str, Any] = {
-    "tags": tuple[str, ...],
-    "priority": int,
-    **dict.fromkeys(("queue", "lane", "job_id", "trace_id", "environment", "policy_snapshot_id", "capabilities", "tenant_id"), str),
-    "unattended": bool,
-    "recovery": Literal["auto", "hold"],
-}
 INHERIT = "inherit_approvals"
 
 
@@ -49,11 +41,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             RestrictedOption: the environment does not allow it.
-            UsageError: it is no option at all.
+            UnknownOption: it is no option at all.
         """
         for name in names:
             if name not in OPTIONS:
-                raise UsageError(f"{name!r} is no option of a fork", hint="options: " + ", ".join(sorted(OPTIONS - PRIVILEGED)))
+                raise unknown(name, OPTIONS, "a fork")
             listed = (self.options is not None and name in self.options) or (name == INHERIT and self.inherit_approvals)
             if not listed and (name in PRIVILEGED or self.options is not None):
                 raise RestrictedOption(f"{self.name} does not allow the option {name!r} in a fork", hint="allow it in the Environment, or leave it out")
@@ -66,21 +58,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         """
         if not self.allow_force:
             raise RestrictedOption(f"{self.name} does not let anybody force {what}", hint="allow_force in the Environment")
-
-
-def fields(options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that become fields of the new run, each held against what it may be.
-
-    Raises:
-        InvalidInput: one is something else, by name.
-    """
-    found = {}
-    for name in options.keys() & FIELDS.keys():
-        try:
-            found[name] = msgspec.convert(options[name], FIELDS[name])
-        except msgspec.ValidationError as e:
-            raise InvalidInput(f"the option {name!r} of a fork: {e}") from None
-    return found
 
 
 DEVELOPMENT = Environment(name="development")

@@ -26,6 +26,12 @@ class HoldfastError(Exception):
         if code is not None:
             self.code = code
 
+    def __str__(self) -> str:
+        """What happened and, at the end, the way out."""
+        if not self.hint:
+            return self.message
+        return f"{self.message}{chr(10) if chr(10) in self.message else '; '}{self.hint}"
+
     def line(self) -> str:
         """One line for people: code, what happened, what to do."""
         text = " ".join(self.message.split())
@@ -44,8 +50,26 @@ class InvalidGraph(UsageError):
     code = "invalid_graph"
 
 
+class UnknownOption(UsageError, TypeError):
+    """An option that nobody knows, wherever it was given (§3.6). ``nearest``: the known one that is most like it."""
+
+    code = "unknown_option"
+
+    def __init__(self, name: str, nearest: str, where: str) -> None:
+        meant = f"did you mean {nearest!r}?" if nearest else "it takes no options"
+        super().__init__(f"{where} has no option {name!r}", hint=meant)
+        self.name = name
+        self.nearest = nearest
+
+
 class InvalidInput(UsageError):
+    """A value that is not what is wanted; ``field`` names it."""
+
     code = "invalid_input"
+
+    def __init__(self, message: str, *, field: str = "", hint: str = "", code: str | None = None) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.field = field
 
 
 class InvalidAnswer(InvalidInput):
@@ -62,11 +86,20 @@ class Unserializable(UsageError):
     def __init__(self, path: str, why: str, *, hint: str = "") -> None:
         super().__init__(f"{path}: {why}", hint=hint)
         self.path = path
+        self.field = path
         self.why = why
 
 
 class TooLarge(UsageError):
+    """More than may be kept of one ``field`` (§14.3)."""
+
     code = "too_large"
+
+    def __init__(self, field: str, size: int, limit: int, *, unit: str = "bytes", hint: str = "") -> None:
+        super().__init__(f"{field}: {size} {unit}, the limit is {limit}", hint=hint)
+        self.field = field
+        self.size = size
+        self.limit = limit
 
 
 class ChannelEmpty(UsageError, AttributeError):
@@ -296,6 +329,16 @@ class ContractViolation(StepFailure):
 
 class BadReturn(StepFailure):
     code = "bad_return"
+
+
+class InvalidWrite(StepFailure):
+    """A node wrote a value that is not what its channel's annotation says; ``field`` names it (§3.7)."""
+
+    code = "invalid_write"
+
+    def __init__(self, message: str, *, field: str = "", hint: str = "") -> None:
+        super().__init__(message, hint=hint)
+        self.field = field
 
 
 class StepTimeout(StepFailure):

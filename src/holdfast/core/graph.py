@@ -7,7 +7,6 @@ to the state channels themselves. ``plan`` (superstep) then needs one rule for a
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
@@ -15,6 +14,7 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.core import canon
+from holdfast.core.bounds import meant
 from holdfast.core.channels import LAST, Channel
 from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidGraph
@@ -135,7 +135,7 @@ def compile(
     """
     faults = [*known, *_faults(channels, nodes)] if not flow else []
     if redo is not None and redo not in nodes:
-        faults.append(f"redo names {redo!r}, which is not a node{nearest(redo, nodes)}")
+        faults.append(f"redo names {redo!r}, which is not a node{meant(redo, nodes)}")
     if faults:
         raise refused(id, faults)
     listeners: dict[str, list[str]] = {}
@@ -213,12 +213,12 @@ def _of_node(node: Node, channels: Mapping[str, Channel], nodes: Mapping[str, No
             if kind == "done" and name == END:
                 faults.append(f"{node.name} comes after END, and nothing does")
             elif kind == "done" and name not in nodes:
-                faults.append(f"{node.name} comes after {name!r}, which is not a node{nearest(name, nodes)}")
+                faults.append(f"{node.name} comes after {name!r}, which is not a node{meant(name, nodes)}")
             elif not colon and channel != START and channel not in channels:
-                faults.append(f"{node.name} listens to {channel!r}, which is not a channel of the state{nearest(channel, channels)}")
+                faults.append(f"{node.name} listens to {channel!r}, which is not a channel of the state{meant(channel, channels)}")
     for name in dict.fromkeys((*(node.reads or ()), *(node.writes or ()))):
         if name not in channels:
-            faults.append(f"{node.name} declares the channel {name!r}, which the state does not have{nearest(name, channels)}")
+            faults.append(f"{node.name} declares the channel {name!r}, which the state does not have{meant(name, channels)}")
     if isinstance(node.child, Program):
         faults += _of_child(node, node.child, channels)
     return faults
@@ -230,7 +230,7 @@ def _of_child(node: Node, child: Program, channels: Mapping[str, Channel]) -> li
         for name in names or ():
             for whose, has in (("the state", channels), (f"the state of {child.id}", child.channels)):
                 if name not in has:
-                    faults.append(f"{node.name} has {name!r} in {way}, which {whose} does not have{nearest(name, has)}")
+                    faults.append(f"{node.name} has {name!r} in {way}, which {whose} does not have{meant(name, has)}")
     missing = [c.name for c in child.channels.values() if c.required and c.name not in (node.pass_in or ())]
     if missing:
         faults.append(f"{node.name} does not pass in {', '.join(missing)}, which {child.id} needs")
@@ -273,9 +273,3 @@ def unwritten(program: Program) -> list[str]:
         for name, reader in readers.items()
         if name not in written and not program.channels[name].required
     ]
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A guess at what was meant."""
-    found = difflib.get_close_matches(name, list(known), n=1)
-    return f" (did you mean {found[0]!r}?)" if found else ""

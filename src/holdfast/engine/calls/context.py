@@ -358,7 +358,7 @@ class Context:
         with self._place("spend") as path:
             if self._lookup(path, "spend", "value") is not None:
                 return
-            clean = budgets.checked({n: a for n, a in amounts.items() if a})
+            clean = budgets.checked({n: a for n, a in amounts.items() if a != 0}, "spend", budgets.SPENT)
             self._journal.hold(
                 Draft(
                     facts=[ev.BudgetSpent(self._step, self._key, clean)],

@@ -30,7 +30,8 @@ from holdfast.core.waits import OnTimeout, Wait, WaitKind
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.scopes import Suspend
-from holdfast.engine.desk.intake import Request, birth, first_fence
+from holdfast.engine.desk import door
+from holdfast.engine.desk.intake import birth, first_fence
 from holdfast.handle import Decision
 
 Duration = dt.timedelta | float | int | None
@@ -415,8 +416,8 @@ async def child(ctx: Any, skill: Any, inputs: Mapping[str, Any] | None, *, optio
 
     def create(wait: Wait) -> Draft:
         parent = ctx._journal.run
-        asked = {"tenant_id": parent.tenant_id, "job_id": parent.job_id, "trace_id": parent.trace_id, "queue": parent.queue, **options}
-        made = Request(parent_run_id=parent.run_id, parent_wait_id=wait.wait_id, on_parent_end=on_parent_end, unattended=parent.unattended, **asked)
+        asked = {"tenant_id": parent.tenant_id, "job_id": parent.job_id, "trace_id": parent.trace_id, "queue": parent.queue, "unattended": parent.unattended, **options}
+        made = door.request(asked, where="ctx.child", parent_run_id=parent.run_id, parent_wait_id=wait.wait_id, on_parent_end=on_parent_end)
         born = birth(services, program, given, made, run_id=wait.name)
         draft = born.draft()
         draft.facts.append(ev.RunQueued(f"child of {parent.run_id}"))

@@ -6,65 +6,24 @@ import datetime as dt
 import os
 import uuid
 from collections.abc import Mapping
-from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from holdfast import machine
-from holdfast.core import budgets, canon, ids, superstep
+from holdfast.core import bounds, canon, ids, superstep
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult
 from holdfast.core.commit import DedupClaim
-from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Program
 from holdfast.core.lease import COUNTER_BITS, OwnerId
 from holdfast.core.progress import Progress
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
+from holdfast.engine.desk.door import OnBusy, Request
 from holdfast.ports import Store
 
 KEY_RETENTION_US = 24 * 3600 * 1_000_000
-
-
-class OnBusy(StrEnum):
-    """What a new run does whose lane is busy (§5.13): wait its turn; be refused; end at once, on record; or take the place of those that wait."""
-
-    QUEUE = "queue"
-    REJECT = "reject"
-    ACK = "ack"
-    REPLACE = "replace"
-
-
-class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What a caller asks for when a run is created; None means the default of §3.3."""
-
-    thread_id: str | None = None
-    session_key: str | None = None
-    lane: str = "main"
-    queue: str = "default"
-    priority: int = 0
-    not_before: int | None = None
-    key: str | None = None
-    job_id: str | None = None
-    trace_id: str | None = None
-    tags: tuple[str, ...] = ()
-    tenant_id: str = "default"
-    target: str | None = None
-    paused_lane: str = "hold"
-    recovery: str = "auto"
-    parent_run_id: str | None = None
-    parent_wait_id: str | None = None
-    on_parent_end: str = "cancel"
-    source_run_id: str | None = None
-    source_checkpoint_id: str | None = None
-    lineage_root: str = ""
-    policy_snapshot_id: str | None = None
-    unattended: bool = False
-    budgets: dict[str, float] = {}
-    on_busy: str = "queue"
-    schedule_id: str | None = None
-    slot: int | None = None
 
 
 class Birth(msgspec.Struct, frozen=True):
@@ -93,12 +52,10 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
 
     Raises:
         InvalidInput: by the name of the channel (§4.2).
-        Unserializable: by the path of the field (§1.10).
+        Unserializable: by the path of the field (§1.10). TooLarge.
     """
-    if request.on_busy not in set(OnBusy):
-        raise InvalidInput(f"on_busy={request.on_busy!r} is not known", hint="one of " + ", ".join(OnBusy))
     admitted = superstep.check_input(program, given)
-    data = canon.encode(admitted)
+    data = bounds.sized(canon.encode(admitted), "inputs")
     now = services.store.now()
     run_id = run_id or ids.run_id(now, services.entropy(), request.tenant_id, request.session_key or request.thread_id or "")
     thread = request.thread_id or run_id
@@ -148,7 +105,7 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
 
 def _budgets(services: Services, request: Request) -> dict[str, float]:
     """What a caller asked for, within what the environment allows."""
-    limits = budgets.checked(request.budgets)
+    limits = dict(request.budgets)
     for name, most in services.place.budgets.items():
         limits[name] = min(limits.get(name, most), most)
     return limits

@@ -13,7 +13,8 @@ from holdfast.core.errors import LaneBusy
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, WAITING, Status
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.desk.intake import Birth, OnBusy
+from holdfast.engine.desk.door import OnBusy
+from holdfast.engine.desk.intake import Birth
 from holdfast.ports import RunFilter, Store
 
 NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)

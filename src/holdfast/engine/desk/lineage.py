@@ -21,7 +21,6 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Source, StepRecord
 from holdfast.core.codec import Row, open_row
 from holdfast.core.commit import DedupClaim
-from holdfast.core.effects import ReplayPolicy
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, TOUCH
@@ -30,10 +29,10 @@ from holdfast.core.run import Run
 from holdfast.core.waits import APPROVE, HUMAN, Decision, Wait, WaitKind
 from holdfast.engine.base.journal import Draft, Echo, Journal
 from holdfast.engine.base.services import Services
+from holdfast.engine.desk.door import REPLAY, Wish
 from holdfast.engine.desk.intake import KEY_RETENTION_US
 from holdfast.ports import Loaded
 
-REPLAY, FORK = "replay", "fork"
 MANY = 1_000_000
 _OF_PEOPLE = frozenset(f"{kind.value}:" for kind in HUMAN)
 # Calls inside these are answered one by one, so that what a policy says of each effect holds.
@@ -109,26 +108,6 @@ def _place(intent: Intent) -> str:
 
 
 # -- making one ---------------------------------------------------------------------------------------
-
-
-class Wish(msgspec.Struct, frozen=True, kw_only=True):
-    """What somebody wants out of a source run; None means as the source had it. ``missing``: the first step of the source whose
-    effects were taken back; ``inherits``: what was approved there counts here (§5.8)."""
-
-    kind: str
-    checkpoint_id: str | None = None
-    step: int | str | None = None
-    edits: Mapping[str, Any] = {}
-    inputs: Mapping[str, Any] = {}
-    reason: str = ""
-    actor: str = "operator"
-    effects: ReplayPolicy | None = None
-    key: str | None = None
-    upgrade: bool = False
-    not_before: int | None = None
-    missing: int | None = None
-    inherits: bool = False
-    fields: Mapping[str, Any] = {}
 
 
 async def born(services: Services, source: Loaded, wish: Wish) -> str:
@@ -256,4 +235,4 @@ def _chosen(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
     return able[-1] if able else found[-1]
 
 
-__all__ = ["FORK", "REPLAY", "Wish", "born", "digest", "echo", "point", "recorded", "request_scope"]
+__all__ = ["born", "digest", "echo", "point", "recorded", "request_scope"]

@@ -8,15 +8,17 @@ from typing import Any
 import msgspec
 
 from holdfast.calendar import CALENDAR
-from holdfast.core import canon, superstep
+from holdfast.core import bounds, canon, superstep
 from holdfast.core import schedules as sch
-from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound, UsageError
+from holdfast.core.bounds import known_only
+from holdfast.core.errors import Conflict, InvalidInput, ScheduleNotFound
 from holdfast.core.graph import Program
 from holdfast.core.schedules import Schedule
 from holdfast.engine.base.services import Services
-from holdfast.engine.desk.intake import Birth, Request, birth
+from holdfast.engine.desk import door
+from holdfast.engine.desk.intake import Birth, birth
 
-OPTIONS = ("thread_id", "session_key", "lane", "priority", "job_id", "trace_id", "tags", "target", "paused_lane", "recovery", "unattended", "budgets")
+OPTIONS = tuple(name for name in door.KEPT if name not in ("queue", "tenant_id"))
 OVERLAP = {"skip": False, "allow": True}
 PATIENCE = 100
 
@@ -44,24 +46,22 @@ class Scheduler:
         """Adds a schedule, or changes the one of that id; the same again changes nothing.
 
         Raises:
-            InvalidInput: the input, by field; the cron line, zone or interval. UsageError: cronsim is missing, or an unknown option.
+            InvalidInput: the input, by field; the cron line, zone or interval. UsageError: cronsim is missing. UnknownOption.
         """
         new = self._drafted(program, given, rule, schedule_id, options)
         return await self._change(new.schedule_id, lambda old, now: sch.revised(old, new, now, actor, CALENDAR))
 
     def _drafted(self, program: Program, given: Mapping[str, Any], rule: Rule, schedule_id: str | None, options: Mapping[str, Any]) -> Schedule:
-        unknown = [name for name in options if name not in (*OPTIONS, "queue", "tenant_id")]
-        if unknown:
-            raise UsageError(f"a schedule has no option {', '.join(unknown)}", hint="options: queue, tenant_id, " + ", ".join(OPTIONS))
+        known_only(options, door.KEPT, "a schedule")
         if rule.overlap not in OVERLAP:
             raise InvalidInput(f"overlap is skip or allow, not {rule.overlap!r}")
         missed = rule.missed.replace("-", "_")
         if missed not in set(sch.Missed):
             raise InvalidInput(f"missed is skip or catch_up, not {rule.missed!r}")
         wanted = {name: options[name] for name in sorted(options) if options[name] is not None}
-        _request(wanted)
+        door.request(wanted, where="a schedule")
         said = msgspec.json.decode(msgspec.json.encode({name: value for name, value in wanted.items() if name in OPTIONS}))
-        data = canon.encode(superstep.check_input(program, given))
+        data = bounds.sized(canon.encode(superstep.check_input(program, given)), "inputs")
         every_us = 0 if rule.every_us is None else rule.every_us or -1  # no time at all is too short, not an interval left out
         more = {name: value for name, value in wanted.items() if name not in OPTIONS}
         parts = (program.id, rule.cron or "", str(rule.every_us), rule.zone or "", data.hex(), repr(said), repr(more))
@@ -106,20 +106,14 @@ def _there(schedule_id: str, found: Schedule | None) -> Schedule:
     return found
 
 
-def _request(options: Mapping[str, Any], **more: Any) -> Request:
-    try:
-        return msgspec.convert({**options, **more}, Request)
-    except msgspec.ValidationError as e:
-        raise InvalidInput(f"an option of the schedule does not fit: {e}") from None
-
-
 def birth_of(services: Services, s: Schedule, *, slot: int | None = None, key: str | None = None) -> Birth:
     """A run of a schedule about to be created: of one of its slots, or, without one, of somebody's wish.
 
     Raises:
         SkillUnknown: the skill is not registered here. InvalidInput: it does not take this input any more.
     """
-    request = _request(s.options, tenant_id=s.tenant_id, queue=s.queue, schedule_id=s.schedule_id, slot=slot, key=key)
+    said = {**s.options, "tenant_id": s.tenant_id, "queue": s.queue, "key": key}
+    request = door.request(said, where="a schedule", schedule_id=s.schedule_id, slot=slot)
     return birth(services, services.skills.find(s.skill_id), canon.decode(s.input), request)
 
 

@@ -40,6 +40,7 @@ from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import gates
 from holdfast.engine.desk import lanes, lineage
+from holdfast.engine.desk.door import Wish
 from holdfast.engine.desk.intake import Birth
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.desk import Desk
@@ -304,7 +305,7 @@ class Conductor:
                 task.cancel()
             await asyncio.gather(*waiting, return_exceptions=True)
 
-    async def reborn(self, run_id: str, wish: lineage.Wish, drive: bool) -> Run[Any]:
+    async def reborn(self, run_id: str, wish: Wish, drive: bool) -> Run[Any]:
         """Makes a replay or a fork (§7.6, §7.7), or finds the one already made under the same key."""
         await self._reader.found(run_id)
         source = await self._reader.loaded(run_id)

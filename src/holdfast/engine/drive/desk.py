@@ -10,9 +10,9 @@ import base64
 from collections.abc import Iterable
 from typing import Any
 
-from holdfast.core import canon, decisions
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
+from holdfast.core import decisions
 from holdfast.core import events as ev
 from holdfast.core import run as records
 from holdfast.core.commit import InboxItem
@@ -21,7 +21,6 @@ from holdfast.core.errors import (
     Conflict,
     DecisionConflict,
     Denied,
-    InvalidInput,
     NotDecidable,
     Rejected,
     TokenRefused,
@@ -35,6 +34,7 @@ from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
+from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
 from holdfast.ports import Loaded, RunFilter
 
@@ -70,8 +70,7 @@ class Desk:
         """
         run, _ = await self._reader.found(run_id)
         wait_id = wait_id or _only_wait(run, action)
-        raw = None if payload is ... else canon.pack(payload, "payload")[1]
-        command = cmd.Decide(wait_id=wait_id, action=action, actor=actor, feedback=feedback, note=note, payload=raw, at=self._store.now(), resume=resume, force=force)
+        command = door.decision(wait_id, action, actor=actor, feedback=feedback, note=note, given=payload, at=self._store.now(), resume=resume, force=force)
         wait = next((w for w in run.waits if w.wait_id == wait_id), None)
         if wait is not None:
             await self._may(run, wait, command)
@@ -203,7 +202,7 @@ class Desk:
         """
         for _ in range(10):
             run, lease = await self._reader.found(run_id)
-            command = cmd.Cancel(actor=actor, reason=reason, nonce=str(run.version))
+            command = door.cancel(actor=actor, reason=reason, nonce=str(run.version))
             facts = decisions.decide(run, command, self._store.now())
             if lease.live(self._store.now()):
                 await self._put(run_id, command)
@@ -235,10 +234,7 @@ class Desk:
         """
         run = await self._target(target)
         now = self._store.now()
-        raw = canon.pack(payload, "payload")[1]
-        if not name or ":" in name:
-            raise InvalidInput(f"a signal's name is not empty and holds no colon: {name!r}")
-        command = cmd.Signal(name=name, signal_key=key or f"{now}-{self._services.entropy() % 10**9}", payload=raw, actor=actor)
+        command = door.signal(name, payload, key=key, actor=actor, fresh=f"{now}-{self._services.entropy() % 10**9}")
         decisions.decide(run, command, now)  # refuses before anything is written
         await self._put(run.run_id, command)
         return run.run_id
@@ -320,8 +316,7 @@ class Desk:
         wait = next((w for w in run.waits if w.wait_id == token.wait_id), None)
         if wait is None or not decidable(run.status, run.waits, token.wait_id):
             raise TokenRefused(f"the question is closed; the run is {run.status}", hint="nothing is left to answer")
-        raw = None if payload is ... else canon.pack(payload, "payload")[1]
-        command = cmd.Decide(wait_id=token.wait_id, action=action, actor=token.actor, feedback=feedback, note=note, payload=raw, at=now)
+        command = door.decision(token.wait_id, action, actor=token.actor, feedback=feedback, note=note, given=payload, at=now)
         await self._may(run, wait, command)
         item = await self._store.redeem_token(token.hash, InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now))
         self._same(command, item)

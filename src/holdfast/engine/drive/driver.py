@@ -36,7 +36,7 @@ from holdfast.engine.calls.context import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
 from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.waits import Unattended
-from holdfast.engine.desk import lineage
+from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation, ending
 from holdfast.engine.drive.executor import StepError, execute
 from holdfast.engine.drive.supersteps import Outcome, Round, answered, failure
@@ -335,7 +335,7 @@ class Driver:
         """A replay or fork starts at the checkpoint it was born with (§7.6)."""
         journal = self._journal
         facts: list[ev.Fact] = [ev.RunStarted()] if journal.run.status is Status.PENDING else []
-        if journal.run.origin == lineage.REPLAY and journal.echo is not None and journal.echo.last > journal.checkpoint.step:
+        if journal.run.origin == door.REPLAY and journal.echo is not None and journal.echo.last > journal.checkpoint.step:
             facts.append(ev.RunReplaying())
         delta = Delta(journal.checkpoint.step, Source.FORK)
         checkpoint = cps.advance(journal.checkpoint, delta, {}, seq=0, at=0, hash=b"")

@@ -1,0 +1,233 @@
+"""The door: the only maker of requests and commands, for Python, shell, ports and HTTP (§3.6).
+
+Theory of operation. What a caller hands in comes either as arguments of a public verb, which ``core.arguments`` has met, or as
+a mapping of options: of a child, of a schedule, of a port. Both are made into one frozen, typed, bounded value here, before
+anything is decided or read. Behind the door nobody looks at what a caller gave any more.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any
+
+import msgspec
+
+from holdfast.core import arguments, bounds, canon
+from holdfast.core import budgets as limits
+from holdfast.core import commands as cmd
+from holdfast.core.effects import ReplayPolicy, as_policy
+from holdfast.core.environments import Environment
+from holdfast.core.errors import InvalidInput
+
+
+class OnBusy(StrEnum):
+    """What a new run does whose lane is busy (§5.13): wait its turn; be refused; end at once, on record; or take the place of those that wait."""
+
+    QUEUE = "queue"
+    REJECT = "reject"
+    ACK = "ack"
+    REPLACE = "replace"
+
+
+class Request(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller asks for when a run is created; None means the default of §3.3."""
+
+    thread_id: str | None = None
+    session_key: str | None = None
+    lane: str = "main"
+    queue: str = "default"
+    priority: int = 0
+    not_before: int | None = None
+    key: str | None = None
+    job_id: str | None = None
+    trace_id: str | None = None
+    tags: tuple[str, ...] = ()
+    tenant_id: str = "default"
+    target: str | None = None
+    paused_lane: str = "hold"
+    recovery: str = "auto"
+    parent_run_id: str | None = None
+    parent_wait_id: str | None = None
+    on_parent_end: str = "cancel"
+    source_run_id: str | None = None
+    source_checkpoint_id: str | None = None
+    lineage_root: str = ""
+    policy_snapshot_id: str | None = None
+    unattended: bool = False
+    budgets: dict[str, float] = {}
+    on_busy: str = "queue"
+    schedule_id: str | None = None
+    slot: int | None = None
+
+
+OPTIONS: Mapping[str, arguments.Convert] = {
+    **{
+        name: arguments.KNOWN[name]
+        for name in (
+            "thread_id", "session_key", "lane", "queue", "priority", "key", "job_id", "trace_id", "tags", "tenant_id", "target", "paused_lane",
+            "recovery", "unattended",
+        )
+    },
+    "budgets": lambda value, field: limits.checked(value, field),
+    "on_busy": arguments.word(*OnBusy),
+}  # fmt: skip
+"""What a caller may say about a new run, and what each may be."""
+KEPT = tuple(name for name in OPTIONS if name not in ("key", "on_busy"))
+"""What a schedule says about its runs."""
+
+
+def request(given: Mapping[str, Any], *, where: str, due: int | None = None, **own: Any) -> Request:
+    """A request for a new run, of the options a caller gave; ``own``: what the engine says of it.
+
+    Raises:
+        UnknownOption: by its name. InvalidInput, TooLarge: by the name of the option.
+    """
+    said = {name: value for name, value in given.items() if value is not None}
+    return msgspec.convert({**arguments.admitted(said, OPTIONS, where), "not_before": due, **own}, Request)
+
+
+def inputs(value: Any) -> Mapping[str, Any]:
+    """The input of a run: names to values; nothing is an empty one.
+
+    Raises:
+        InvalidInput: it is something else.
+    """
+    return {} if value is None else arguments.mapping(value, "inputs")
+
+
+def due(at: dt.datetime | None, delay: dt.timedelta | float | None, now: int) -> int | None:
+    """When a run begins that was asked for with ``at=`` or ``delay=``; None for at once.
+
+    Raises:
+        InvalidInput: both were given, or one is none.
+    """
+    if at is not None and delay is not None:
+        raise InvalidInput("a run begins at= a time or after a delay=, not both", field="delay", hint="give one of them")
+    if at is not None:
+        return bounds.moment(at, "at")
+    return None if delay is None else now + bounds.duration(delay, "delay")
+
+
+# -- replays and forks --------------------------------------------------------------------------------
+
+REPLAY = "replay"
+FORKED = "fork"
+
+class Wish(msgspec.Struct, frozen=True, kw_only=True):
+    """What somebody wants out of a source run; None means as the source had it. ``missing``: the first step of the source whose
+    effects were taken back; ``inherits``: what was approved there counts here (§5.8)."""
+
+    kind: str
+    checkpoint_id: str | None = None
+    step: int | str | None = None
+    edits: Mapping[str, Any] = {}
+    inputs: Mapping[str, Any] = {}
+    reason: str = ""
+    actor: str = "operator"
+    effects: ReplayPolicy | None = None
+    key: str | None = None
+    upgrade: bool = False
+    not_before: int | None = None
+    missing: int | None = None
+    inherits: bool = False
+    fields: Mapping[str, Any] = {}
+
+
+FIELDS = ("tags", "priority", "queue", "lane", "job_id", "trace_id", "unattended", "tenant_id", "recovery", "environment", "policy_snapshot_id", "capabilities")
+FORK: Mapping[str, arguments.Convert] = {
+    **{name: arguments.KNOWN[name] for name in FIELDS},
+    **{name: arguments.KNOWN[name] for name in ("set", "reason", "key", "upgrade", "at", "delay", "inherit_approvals")},
+    "inputs": arguments.mapping,
+    "effects": lambda value, field: as_policy(value),
+    "capabilities": bounds.text,
+}
+"""What a caller may say about a fork, and what each may be; ``FIELDS`` become fields of the new run."""
+
+
+def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_id: str | None, step: int | str | None, actor: str) -> Wish:
+    """What somebody wants a fork to be. Whether this place lets them is asked first.
+
+    Raises:
+        RestrictedOption: the place does not allow an option. UnknownOption: nobody knows it. InvalidInput, TooLarge: by its name.
+    """
+    said = {name: value for name, value in given.items() if value not in (None, False, "") or (name in FIELDS and value is not None)}
+    place.check_options(name for name, value in said.items() if name in FIELDS or value)
+    plain = arguments.admitted(said, FORK, "fork")
+    return Wish(
+        kind=FORKED,
+        checkpoint_id=checkpoint_id,
+        step=step,
+        edits=plain.get("set", {}),
+        inputs=plain.get("inputs", {}),
+        reason=plain.get("reason", ""),
+        actor=actor,
+        effects=plain.get("effects"),
+        key=plain.get("key"),
+        upgrade=plain.get("upgrade", False),
+        not_before=due(plain.get("at"), plain.get("delay"), now),
+        inherits=given.get("inherit_approvals") is True or (given.get("inherit_approvals") is None and place.inherit_approvals),
+        fields={name: value for name, value in plain.items() if name in FIELDS},
+    )
+
+
+# -- commands -----------------------------------------------------------------------------------------
+
+
+def payload(value: Any, field: str = "payload") -> bytes:
+    """What a signal, an answer or a decision carries.
+
+    Raises:
+        Unserializable: by the path of the field. TooLarge.
+    """
+    return bounds.sized(canon.pack(value, field)[1], field)
+
+
+def decision(
+    wait_id: str, action: str, *, actor: str, feedback: str | None, note: str | None, given: Any, at: int, resume: bool = True, force: bool = False
+) -> cmd.Decide:
+    """A decision about a wait; ``given`` is its payload, ``...`` for none.
+
+    Raises:
+        InvalidInput, Unserializable, TooLarge: by the name of what was given.
+    """
+    return cmd.Decide(
+        wait_id=bounds.text(wait_id, "wait_id"),
+        action=bounds.text(action, "action"),
+        actor=arguments.who(actor, "actor"),
+        feedback=None if feedback is None else arguments.KNOWN["feedback"](feedback, "feedback"),
+        note=None if note is None else arguments.note(note, "note"),
+        payload=None if given is ... else payload(given),
+        at=at,
+        resume=bounds.flag(resume, "resume"),
+        force=bounds.flag(force, "force"),
+    )
+
+
+def signal(name: str, given: Any, *, key: str | None, actor: str, fresh: str) -> cmd.Signal:
+    """A signal; ``fresh`` is its key where the caller gave none.
+
+    Raises:
+        InvalidInput, Unserializable, TooLarge: by the name of what was given.
+    """
+    if ":" in bounds.text(name, "name"):
+        raise InvalidInput(f"a signal's name holds no colon: {name!r}", field="name", hint="order-paid")
+    return cmd.Signal(
+        name=bounds.text(name, "name"),
+        signal_key=fresh if key is None else bounds.text(key, "key"),
+        payload=payload(given),
+        actor=arguments.who(actor, "actor"),
+    )
+
+
+def cancel(*, actor: str, reason: str, nonce: str) -> cmd.Cancel:
+    """A wish that a run ends.
+
+    Raises:
+        InvalidInput, TooLarge: by the name of what was given.
+    """
+    return cmd.Cancel(actor=arguments.who(actor, "actor"), reason=arguments.note(reason, "reason"), nonce=nonce)
+
+
+__all__ = ["FIELDS", "FORK", "FORKED", "KEPT", "OPTIONS", "REPLAY", "OnBusy", "Request", "Wish", "cancel", "decision", "due", "fork", "inputs", "payload", "request", "signal"]
