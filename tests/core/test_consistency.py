@@ -20,6 +20,7 @@ from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease, Release
 from holdfast.core.run import Run, Versions
 from holdfast.core.status import Status
+from holdfast.core.vouch import KINDS
 from holdfast.core.waits import WaitKind
 from holdfast.ports import Problem
 from tests.core.build import RUN, Log, decided, raw, wait
@@ -91,8 +92,8 @@ def test_a_healthy_run_has_no_problem() -> None:
 
 
 def test_every_code_has_a_severity_and_ports_share_the_value() -> None:
-    """§12.2, and the two of large results."""
-    assert len(SEVERITIES) == 28
+    """§12.1 and §12.2: two for each kind of record beside the log, and the rest by name."""
+    assert len(SEVERITIES) == 30 + 2 * len(KINDS)
     assert Problem("snapshot_field_drift", "error", "m") == problem("snapshot_field_drift", "m")
     assert ok([problem("active_handoff_without_decision", "m"), problem("lease_expired_running", "m")])
     assert not ok([problem("unknown_status", "m")])

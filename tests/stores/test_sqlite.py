@@ -22,6 +22,7 @@ from holdfast.core.errors import (
     IncarnationChanged,
     LeaseLost,
     LogRolledBack,
+    RecordDamaged,
     RunNotFound,
     StoreBusy,
     StoreCorrupt,
@@ -585,8 +586,9 @@ def test_hostile_bytes(tmp_path: Path) -> None:
         for garbage in (b"", b"\xc1", saved[:-1], b"\x81" * 200_000, b"\xdd\xff\xff\xff\xff", b"cos\nsystem\n(S'true'\ntR."):
             await reads(EventUnreadable, "UPDATE run SET doc = ?", garbage)
         db.execute("UPDATE run SET doc = ?", (saved,))
-        await reads(EventUnreadable, "UPDATE inbox SET command = x'c1'")
-        db.execute("DELETE FROM inbox")
+        await reads(RecordDamaged, "UPDATE inbox SET command = x'c1'")
+        await reads(RecordDamaged, "DELETE FROM inbox")
+        db.execute("DELETE FROM vouch")
         await reads(StoreCorrupt, "DELETE FROM log WHERE id = (SELECT tip FROM run)")
         db.close()
 

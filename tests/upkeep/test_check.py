@@ -16,6 +16,7 @@ from holdfast import Runtime
 from holdfast.core.consistency import SEVERITIES
 from holdfast.core.errors import InvalidInput, RunNotFound, StoreCorrupt
 from holdfast.core.run import Run
+from holdfast.core.vouch import KINDS
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.transfer import copy
 from holdfast.stores import MemoryStore, SqliteStore
@@ -72,6 +73,9 @@ ELSEWHERE = {
     "store_writer_stalled": "test_a_stopped_writer_is_named",
     "event_tail_partial": "test_workspace.py",
     "blob_orphaned": "test_workspace.py",
+    "index_damaged": "tests/stores/test_damage.py",
+    "record_unreadable": "tests/stores/test_damage.py",
+    **{f"{kind}_record_{what}": "tests/stores/test_vouched.py" for kind in KINDS for what in ("missing", "altered")},
 }
 
 

@@ -17,13 +17,14 @@ from holdfast.core import blobs, canon, codec, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Carry, Checkpoint
 from holdfast.core.effects import Effect, EffectStatus
-from holdfast.core.errors import HoldfastError, StoreError, UnknownStatus
+from holdfast.core.errors import HoldfastError, RecordDamaged, StoreError, UnknownStatus
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Lease
 from holdfast.core.outcomes import completes
 from holdfast.core.run import Run, fold
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Condition, Status
 from holdfast.core.views import condition
+from holdfast.core.vouch import KINDS
 from holdfast.core.waits import HALT, HALTING, Decision
 
 PER_CODE = 20
@@ -68,8 +69,11 @@ SEVERITIES: dict[str, Severity] = {
     "run_row_missing": Severity.ERROR,
     "blob_unreadable": Severity.ERROR,
     "blob_orphaned": Severity.WARNING,
+    "index_damaged": Severity.ERROR,
+    "record_unreadable": Severity.ERROR,
+    **{f"{kind}_record_{what}": Severity.ERROR for kind in KINDS for what in ("missing", "altered")},
 }
-"""Every code of §12.2, and those of large results. The codes are API."""
+"""Every code of §12.1 and §12.2. The codes are API."""
 
 
 class Problem(msgspec.Struct, frozen=True):
@@ -85,6 +89,11 @@ class Problem(msgspec.Struct, frozen=True):
 def problem(code: str, message: str, repair_hint: str = "", run_id: str | None = None) -> Problem:
     """A problem with the severity that belongs to its code."""
     return Problem(code, SEVERITIES[code].value, message, repair_hint, run_id)
+
+
+def record_problem(error: RecordDamaged) -> Problem:
+    """A record beside the log that is gone, or is not what was written, as the checker tells it."""
+    return problem(error.code, error.message, error.hint, error.run_id or None)
 
 
 def ok(problems: Iterable[Problem]) -> bool:
@@ -373,4 +382,4 @@ def diagnose(
     return diagnosis.problems()
 
 
-__all__ = ["SEVERITIES", "Diagnosis", "Problem", "Severity", "asleep", "diagnose", "drift", "ok", "problem"]
+__all__ = ["SEVERITIES", "Diagnosis", "Problem", "Severity", "asleep", "diagnose", "drift", "ok", "problem", "record_problem"]

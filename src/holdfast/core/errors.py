@@ -487,6 +487,25 @@ class IncarnationChanged(StoreCorrupt):
     code = "store_incarnation_changed"
 
 
+class RecordDamaged(StoreCorrupt):
+    """A record beside the log is gone, or is not what was written (§12.1): ``kind``, ``run_id`` and ``record`` say which.
+
+    The code is ``K_record_missing`` or ``K_record_altered`` with the kind in the place of K. ``run_id`` is empty for what belongs to no run.
+    """
+
+    code = "record_unreadable"
+
+    def __init__(self, kind: str, run_id: str, record: str, *, missing: bool = False) -> None:
+        shown = record.replace("\x1f", " ")
+        whose = f"the {kind} record {shown!r}" + (f" of {run_id}" if run_id else "")
+        said = "is missing, though it was written" if missing else "is not what was written"
+        way_out = "do not act on it again before you have looked; restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
+        super().__init__(f"{whose} {said}", hint=way_out, code=f"{kind}_record_{'missing' if missing else 'altered'}")
+        self.kind = kind
+        self.run_id = run_id
+        self.record = record
+
+
 class UnsupportedFormat(StoreError):
     """A payload of a newer or unknown major version (§1.8)."""
 

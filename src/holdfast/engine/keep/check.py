@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from holdfast.core.checkpoint import Checkpoint
-from holdfast.core.consistency import Diagnosis, Problem, ok, problem
-from holdfast.core.errors import HoldfastError, InvalidInput, RunNotFound, StoreCorrupt, UsageError
+from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_problem
+from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, RunNotFound, StoreCorrupt, UsageError
 from holdfast.ports import Evidence, Store, Upkeep, offers_upkeep
 
 PAGE = 2000
@@ -138,8 +138,10 @@ class Checker:
                 diagnosis.feed_effect(effect)
             for intent in await self._store.intents(diagnosis.run_id, limit=MOST):
                 diagnosis.feed_intent(intent)
+        except RecordDamaged as e:
+            diagnosis.add(record_problem(e))
         except HoldfastError as e:
-            diagnosis.add(problem("event_unreadable", e.message, "restore a backup", diagnosis.run_id))
+            diagnosis.add(problem("record_unreadable", e.message, "restore a backup", diagnosis.run_id))
         for digest, what in diagnosis.blobs.items():
             try:
                 await self._store.blob(digest)
@@ -151,7 +153,8 @@ def merged(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:
     """What the store itself noticed, and the diagnosis, each once."""
     problems = diagnosis.problems()
     codes = {p.code for p in problems}
-    return [*(p for p in evidence.problems if p.code not in codes), *problems]
+    told = {(p.code, p.message) for p in problems}
+    return [*(p for p in evidence.problems if (p.code, p.message) not in told and (p.code not in codes or "_record_" in p.code)), *problems]
 
 
 def _feed_whole(diagnosis: Diagnosis, whole: Checkpoint | HoldfastError) -> None:

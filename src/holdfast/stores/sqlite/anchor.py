@@ -18,31 +18,42 @@ from typing import NamedTuple
 
 from holdfast.core.errors import StoreReadOnly
 
-_LAYOUT = struct.Struct(">4sIQ16s")
-_MAGIC = b"HFA1"
+_LAYOUT = struct.Struct(">4sIQ16sQ")
+_MAGIC = b"HFA2"
 _SIZE = _LAYOUT.size + 4
+_FIRST = struct.Struct(">4sIQ16s")
+_FIRST_MAGIC = b"HFA1"  # release 0.1.0 counted log rows only
 SYNC_EVERY = 1.0
 
 
 class Mark(NamedTuple):
-    """Incarnation, the last log id and the hash of its row; id 0 is an empty log."""
+    """Incarnation, the last log id and the hash of its row; id 0 is an empty log. ``writes``: the last transaction without a log row."""
 
     incarnation: int
     last: int
     hash: bytes
+    writes: int = 0
+
+    def raised(self, other: Mark) -> Mark:
+        """The newer of both in each respect."""
+        last, digest = max((self.last, self.hash), (other.last, other.hash), key=lambda end: end[0])
+        return Mark(self.incarnation, last, digest, max(self.writes, other.writes))
 
 
 def pack(mark: Mark) -> bytes:
-    body = _LAYOUT.pack(_MAGIC, mark.incarnation, mark.last, mark.hash.ljust(16, b"\0"))
+    body = _LAYOUT.pack(_MAGIC, mark.incarnation, mark.last, mark.hash.ljust(16, b"\0"), mark.writes)
     return body + zlib.crc32(body).to_bytes(4, "big")
 
 
 def unpack(data: bytes) -> Mark | None:
     """The mark, or None if the bytes are no whole, undamaged one."""
-    if len(data) != _SIZE or zlib.crc32(data[:-4]).to_bytes(4, "big") != data[-4:] or data[:4] != _MAGIC:
+    if zlib.crc32(data[:-4]).to_bytes(4, "big") != data[-4:]:
         return None
-    _, incarnation, last, digest = _LAYOUT.unpack(data[:-4])
-    return Mark(incarnation, last, digest)
+    if len(data) == _SIZE and data[:4] == _MAGIC:
+        return Mark(*_LAYOUT.unpack(data[:-4])[1:])
+    if len(data) == _FIRST.size + 4 and data[:4] == _FIRST_MAGIC:
+        return Mark(*_FIRST.unpack(data[:-4])[1:])
+    return None
 
 
 def pack_head(incarnation: int) -> bytes:
@@ -97,11 +108,15 @@ class Anchor:
         with self._threads:
             fcntl.flock(self._fd, fcntl.LOCK_EX)
             try:
-                there = os.pread(self._fd, _SIZE + 1, 0)
-                if there[:8] != pack_head(mark.incarnation):
-                    return False
-                if int.from_bytes(there[8:16], "big") < mark.last:
-                    os.pwrite(self._fd, pack(mark), 0)
+                data = os.pread(self._fd, _SIZE + 1, 0)
+                if data[:8] != pack_head(mark.incarnation):  # of another incarnation, or of a past release
+                    there = unpack(data)
+                    if there is None or there.incarnation != mark.incarnation:
+                        return False
+                else:  # on the way of every commit: what is known of its bytes is read as numbers
+                    there = Mark(mark.incarnation, int.from_bytes(data[8:16], "big"), data[16:32], int.from_bytes(data[32:40], "big"))
+                if there.last < mark.last or there.writes < mark.writes or data[:4] != _MAGIC:
+                    os.pwrite(self._fd, pack(there.raised(mark)), 0)
                     self._dirty = True
                 return True
             finally:

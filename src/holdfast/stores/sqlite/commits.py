@@ -7,24 +7,25 @@ reads the run's row first and so can say exactly why it refuses.
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apsw
 import msgspec
 
-from holdfast.core import blobs, codec
+from holdfast.core import blobs, codec, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.commit import InboxItem, Tip
-from holdfast.core.effects import Effect
-from holdfast.core.errors import HoldfastError, RunNotFound
+from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound
 from holdfast.core.lease import Take, Touch
 from holdfast.core.schedules import Schedule
+from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
-from holdfast.stores.sqlite.connection import Q, abort, row
-from holdfast.stores.sqlite.outbox import intent_row, ledger_row
+from holdfast.stores.sqlite import besides, outbox
+from holdfast.stores.sqlite.connection import Q, abort, row, writing
 from holdfast.stores.sqlite.owners import Owners
 
 
@@ -41,11 +42,13 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
 
 
 class Committer:
-    """Applies commits on one connection. ``last`` is the newest log row it has committed: its id and hash."""
+    """Applies commits on one connection. ``last`` is the newest log row it has committed, its id and hash; ``wrote`` numbers the newest
+    transaction that left no row in the log."""
 
     def __init__(self, db: apsw.Connection, owners: Owners, now: Callable[[], int]) -> None:
         self.db = db
         self.last: tuple[int, bytes] = (0, b"")
+        self.wrote = 0
         self.took = 0.0
         self._cursor = db.cursor()
         self._owners = owners
@@ -133,6 +136,14 @@ class Committer:
             raise Refused
         self._log_id, self._log_hash = number, digest
 
+    @contextlib.contextmanager
+    def writing(self) -> Iterator[None]:
+        """A transaction of any other verb, counted so that the anchor covers it too (§1.9)."""
+        with writing(self.db):
+            yield
+            number = int(row(self.db, Q.meta_wrote)[0])
+        self.wrote = number
+
     # -- the general way ----------------------------------------------------------------------------
 
     def _apply(self, p: Prepared, now: int) -> Applied:
@@ -158,6 +169,9 @@ class Committer:
             execute(Q.inbox_take, (log.seq, key, taken))
             if self.db.changes() != 1:
                 raise apply.inbox_taken(run.run_id, taken)
+            execute(Q.vouch_taken, (log.seq, run.run_id, taken))
+            if self.db.changes() != 1:
+                raise RecordDamaged("inbox", run.run_id, taken)
         if state is not None:
             unread = owner is None and bool(row(self.db, Q.inbox_unread, (key,))[0])
             execute(Q.run_update, (*hot, apply.due_after(c, owner, now, unread), *cold, key))
@@ -168,7 +182,7 @@ class Committer:
             if self.db.changes() != 1:
                 raise apply.lender_gone(run.run_id, lender)
         for wait_id in p.closed:
-            execute(Q.token_revoke, (now, key, wait_id))
+            besides.revoke_tokens(self.db, run.run_id, key, wait_id, now)
         if not c.plain:
             self._beside(p, now)
         return Applied(p.tip(number), key, owner is not None)
@@ -195,18 +209,17 @@ class Committer:
 
     def _beside(self, p: Prepared, now: int) -> None:
         """What a commit writes beside its log row."""
-        c, execute = p.commit, self._cursor.execute
+        c, execute, db = p.commit, self._cursor.execute, self.db
         for claim in c.claims:
-            execute(Q.claim_insert, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at, now))
-            if self.db.changes() != 1:
-                there = row(self.db, Q.claim_get, (claim.kind, claim.scope, claim.key, now))
-                raise apply.claim_taken(claim.kind, claim.key, there[0])
-        for effect in c.effects:
-            execute(Q.effect_upsert, effect_row(effect))
-        for intent in c.intents:
-            execute(Q.intent_upsert, intent_row(intent))
+            if (there := besides.claimed(db, claim.kind, claim.scope, claim.key, now)) is not None:
+                raise apply.claim_taken(claim.kind, claim.key, there.run_id)
+            execute(Q.claim_put, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
+        vouchers: list[Voucher] = [vouch.of_claim(claim) for claim in c.claims]
+        vouchers += [besides.put_effect(db, effect) for effect in c.effects]
+        vouchers += [outbox.put_intent(db, intent) for intent in c.intents]
         if c.ledger:
-            self._cursor.executemany(Q.ledger_insert, [ledger_row(r) for r in c.ledger])
+            vouchers += outbox.put_ledger(db, c.ledger)
+        besides.vouch_for(db, vouchers)
         for blob in c.blobs:
             keep_blob(self.db, c.run.run_id, blob, now)
         for child in p.creates:
@@ -219,10 +232,9 @@ class Committer:
 
     def put_schedule(self, s: Schedule, before: Schedule | None) -> bool:
         """Inside a transaction: writes a schedule if it still stands as whoever moves it has seen it."""
-        there = row(self.db, Q.schedule_get, (s.schedule_id,))
-        if (None if there is None else codec.decode_schedule(there[0])) != before:
+        if besides.schedule(self.db, s.schedule_id) != before:
             return False
-        self._cursor.execute(Q.schedule_put, (s.schedule_id, s.tenant_id, s.due, codec.encode_schedule(s)))
+        besides.put_schedule(self.db, s)
         return True
 
     # -- inbox --------------------------------------------------------------------------------------
@@ -233,9 +245,13 @@ class Committer:
         state = row(self.db, Q.run_tip, (item.run_id,))
         if state is None:
             raise RunNotFound(f"there is no run {item.run_id}")
-        execute(Q.inbox_insert, (state[0], item.key, item.put_at, codec.encode_command(item.command)))
+        command = codec.encode_command(item.command)
+        execute(Q.inbox_insert, (state[0], item.key, item.put_at, command))
         if self.db.changes() != 1:
-            return inbox_item(item.run_id, row(self.db, Q.inbox_get, (state[0], item.key)))
+            return besides.inbox_item(self.db, item.run_id, row(self.db, Q.inbox_get, (state[0], item.key)))
+        execute(Q.vouch_new, vouch.of_inbox(item.run_id, item.key, item.put_at, command, None))
+        if self.db.changes() != 1:
+            raise RecordDamaged("inbox", item.run_id, item.key, missing=True)
         execute(Q.inbox_wake, (now, state[0]))
         return msgspec.structs.replace(item, taken_seq=None)
 
@@ -254,13 +270,3 @@ def keep_blob(db: apsw.Connection, run_id: str, blob: Blob, now: int) -> None:
     db.execute(Q.blob_use, (run_id, digest))
     if db.changes() != 1 and not row(db, Q.blob_used, (run_id, digest))[0]:
         blobs.read_back(blob.digest, None)
-
-
-def inbox_item(run_id: str, row: tuple[str, bytes, int, int | None]) -> InboxItem:
-    return InboxItem(run_id, row[0], codec.decode_command(row[1]), row[2], row[3])
-
-
-def effect_row(e: Effect) -> tuple[object, ...]:
-    return (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, codec.encode_effect(e))
-
-

@@ -15,7 +15,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from holdfast.core import canon
+from holdfast.core import canon, vouch
 from holdfast.core.errors import (
     Conflict,
     EffectInProgress,
@@ -210,6 +210,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
             readable(number, path)
             db.create_scalar_function("holdfast_field", _field, 2, deterministic=True)
             db.create_scalar_function("holdfast_json", _shown, 1, deterministic=True)
+            db.create_scalar_function("seal", _seal, deterministic=True)
             for script in MIGRATIONS[number:]:
                 db.execute(script)
             if number == 0:
@@ -220,6 +221,11 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
         except BaseException:
             db.execute(Q.rollback)
             raise
+
+
+def _seal(*parts: Any) -> bytes:
+    """``vouch.seal`` as a function of SQL, for the migration that seals what a past release has written."""
+    return vouch.seal(*parts)
 
 
 def schema_number(path: str) -> int:

@@ -13,13 +13,15 @@ from typing import Any
 import apsw
 from msgspec.structs import replace
 
-from holdfast.core import codec
+from holdfast.core import codec, vouch
 from holdfast.core.commit import LedgerRow, Settlement
-from holdfast.core.errors import EventUnreadable
+from holdfast.core.errors import EventUnreadable, RecordDamaged
 from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
 from holdfast.core.lease import Alive
+from holdfast.core.vouch import Voucher
 from holdfast.ports import IntentCount
 from holdfast.stores import apply
+from holdfast.stores.sqlite import besides
 from holdfast.stores.sqlite.connection import Q, as_json, row, rows
 from holdfast.stores.sqlite.owners import Owners
 
@@ -29,11 +31,14 @@ LANES = 2_000  # so many are looked at in one search; the next one goes on behin
 Lane = tuple[str, str, str, str]
 
 
-def intent_row(i: Intent) -> tuple[object, ...]:
-    return (
+def put_intent(db: apsw.Connection, i: Intent) -> Voucher:
+    data = codec.encode_intent(i)
+    values = (
         i.intent_id, i.run_id, i.tenant_id, i.type, i.target, i.order_key, i.created_at, i.state, i.due, i.owner, i.lease_until, i.settled_at,
-        i.attempts, int(bool(i.payload)), codec.encode_intent(i),
+        i.attempts, int(bool(i.payload)), data,
     )  # fmt: skip
+    db.execute(Q.intent_upsert, values)
+    return vouch.of_intent(i, data)
 
 
 def decode_intent(kept: Sequence[Any]) -> Intent:
@@ -42,7 +47,7 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
     Raises:
         EventUnreadable: damaged bytes.
     """
-    data, tenant_id, state, due, owner, lease_until, settled_at = kept
+    data, tenant_id, state, due, owner, lease_until, settled_at = kept[:7]
     if state not in _STATES:
         raise EventUnreadable(f"an intent has the state {state!r}, which there is not")
     return replace(
@@ -50,8 +55,23 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
     )
 
 
-def ledger_row(r: LedgerRow) -> tuple[object, ...]:
-    return (r.run_id, r.topic, r.key, r.at, r.data, r.step_id, as_json(r.data))
+def _voucher(kept: Sequence[Any]) -> Voucher:
+    """What vouches for an intent's row as it stands, whatever it says."""
+    data, tenant_id, state, due, owner, _, settled_at, type_, run_id, intent_id, target, order_key, created_at, attempts, carries = kept
+    content = (tenant_id, type_, target, order_key, created_at, state, due, owner, settled_at, attempts, carries, data)
+    return Voucher(run_id, "intent", intent_id, vouch.seal("intent", run_id, intent_id, *content), intent_id)
+
+
+def _sound(db: apsw.Connection, kept: Sequence[Sequence[Any]]) -> list[Intent]:
+    """Those that are what was written: nothing else is sent. The others are named where their run is read, and by the checker."""
+    return besides.sound(db, kept, _voucher, decode_intent)
+
+
+def put_ledger(db: apsw.Connection, entries: Sequence[LedgerRow]) -> list[Voucher]:
+    first = row(db, Q.ledger_last)[0] + 1
+    numbered = [replace(r, number=n) for n, r in enumerate(entries, first)]
+    db.executemany(Q.ledger_insert, [(r.number, r.run_id, r.topic, r.key, r.at, r.data, r.step_id, as_json(r.data)) for r in numbered])
+    return [vouch.of_ledger(r) for r in numbered]
 
 
 def listed(
@@ -61,11 +81,23 @@ def listed(
     wanted["id > (SELECT id FROM intent WHERE intent_id = ?)"] = after
     where = {sql: value for sql, value in wanted.items() if value is not None}
     sql = Q.intents + (" WHERE " + " AND ".join(where) if where else "") + " ORDER BY id LIMIT ?"
-    return [decode_intent(found) for found in rows(db, sql, (*where.values(), limit))]
+    if run_id is not None:
+        hold_intents(db, run_id)
+    return _sound(db, rows(db, sql, (*where.values(), limit)))
+
+
+def hold_intents(db: apsw.Connection, run_id: str) -> None:
+    """Holds all intents of a run against their vouchers.
+
+    Raises:
+        RecordDamaged: the first that is gone, or is not what was written.
+    """
+    vouch.hold(map(_voucher, rows(db, Q.intents + " WHERE run_id = ? ORDER BY id", (run_id,))), besides.stated(db, run_id, "intent"))
 
 
 def found(db: apsw.Connection, intent_id: str) -> Intent | None:
     kept = row(db, Q.intents + " WHERE intent_id = ?", (intent_id,))
+    vouch.hold([] if kept is None else [_voucher(kept)], besides.under(db, intent_id, "intent"))
     return None if kept is None else decode_intent(kept)
 
 
@@ -89,14 +121,15 @@ class Search:
             worker = self._owners.find(db, owner) if owner is not None else None
             gone = worker is not None and self._owners.alive(worker) is Alive.NO
             if gone or until is None or until <= now:
-                lost.append(decode_intent(kept[:7]))
-                dead.update([owner] if gone else [])
+                mine = _sound(db, [kept])
+                lost += mine
+                dead.update([owner] if gone and mine else [])
         due = self._of_run(db, types, now, limit, run_id) if run_id is not None else self._by_lanes(db, types, now, limit, each, room)
         chosen = apply.by_turns(lost, due, limit, each, room)
         return [(i, i.owner in dead) for i in chosen]
 
     def _of_run(self, db: apsw.Connection, types: Sequence[str], now: int, limit: int, run_id: str) -> list[Intent]:
-        found = [decode_intent(kept) for kept in rows(db, Q.intents_of_run_due, (run_id, now, limit))]
+        found = _sound(db, rows(db, Q.intents_of_run_due, (run_id, now, limit)))
         return [i for i in found if i.type in types]
 
     def _by_lanes(
@@ -122,7 +155,7 @@ class Search:
                 free = min(limit - taken, room.get((type_, tenant, target), each))
                 if free > 0:
                     kept = rows(db, Q.lane_head, (tenant, type_, order, target, now)) if order else rows(db, Q.lane_due, (type_, tenant, target, now, free))
-                    out += [decode_intent(k) for k in kept]
+                    out += _sound(db, kept)
                     taken += len(kept)
             self._after[type_] = at
         return out
@@ -130,31 +163,29 @@ class Search:
 
 def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int) -> list[Intent]:
     out = [claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead) for i, dead in ready]
-    db.executemany(Q.intent_keep, [_kept(i) for i in out])
+    besides.vouch_for(db, [_keep(db, i) for i in out])
     return out
 
 
-def _kept(i: Intent) -> tuple[object, ...]:
-    return (i.state, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, int(bool(i.payload)), codec.encode_intent(i), i.intent_id)
+def _keep(db: apsw.Connection, i: Intent) -> Voucher:
+    data = codec.encode_intent(i)
+    db.execute(Q.intent_keep, (i.state, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, int(bool(i.payload)), data, i.intent_id))
+    return vouch.of_intent(i, data)
 
 
 def settle(db: apsw.Connection, s: Settlement, put: Callable[[Any], object]) -> bool:
     there = found(db, s.after.intent_id)
     if there is None or not stands(there, s.before):
         return False
-    db.execute(Q.intent_keep, _kept(s.after))
-    for intent in s.intents:
-        db.execute(Q.intent_upsert, intent_row(intent))
-    for entry in s.ledger:
-        db.execute(Q.ledger_insert, ledger_row(entry))
+    besides.vouch_for(db, [_keep(db, s.after), *(put_intent(db, intent) for intent in s.intents), *put_ledger(db, s.ledger)])
     for item in s.puts:
         put(item)
     return True
 
 
 def drop_payloads(db: apsw.Connection, before: int, limit: int) -> int:
-    old = [dropped(decode_intent(kept)) for kept in rows(db, Q.intents_to_drop, (before, limit))]
-    db.executemany(Q.intent_keep, [_kept(i) for i in old])
+    old = [dropped(i) for i in _sound(db, rows(db, Q.intents_to_drop, (before, limit)))]
+    besides.vouch_for(db, [_keep(db, i) for i in old])
     return len(old)
 
 
@@ -169,4 +200,23 @@ def ledger(
     wanted["run_id IN (SELECT run_id FROM run WHERE tenant_id = ?)"] = tenant_id
     where = {sql: value for sql, value in wanted.items() if value is not None}
     sql = Q.ledger + (" WHERE " + " AND ".join(where) if where else "") + " ORDER BY id LIMIT ?"
-    return [LedgerRow(*kept) for kept in rows(db, sql, (*where.values(), -1 if limit is None else limit))]
+    kept = [LedgerRow(*found) for found in rows(db, sql, (*where.values(), -1 if limit is None else limit))]
+    if run_id is None or topic is not None or key is not None or tenant_id is not None:
+        fine = besides.each(db, [vouch.of_ledger(entry) for entry in kept])
+        return [entry for entry, ok in zip(kept, fine, strict=True) if ok]
+    first, last = vouch.ledger_id(after or 0), vouch.ledger_id(kept[-1].number) if kept and len(kept) == limit else "9"
+    known = [Voucher(*found) for found in rows(db, Q.vouch_between, (run_id, "ledger", first, last))]
+    vouch.hold(map(vouch.of_ledger, kept), known)
+    return kept
+
+
+def damage_of_run(db: apsw.Connection, run_id: str) -> list[RecordDamaged]:
+    """Every intent and ledger row of a run that is gone or is not what was written."""
+    intents = map(_voucher, rows(db, Q.intents + " WHERE run_id = ?", (run_id,)))
+    entries = [LedgerRow(*found) for found in rows(db, Q.ledger + " WHERE run_id = ?", (run_id,))]
+    out = list(vouch.damage(vouch.by_id(intents), vouch.by_id(besides.stated(db, run_id, "intent"))))
+    out += vouch.damage(vouch.by_id(map(vouch.of_ledger, entries)), vouch.by_id(besides.stated(db, run_id, "ledger")))
+    told = {e.record for e in out}
+    shown = dict(rows(db, Q.ledger_shown, (run_id,)))
+    out += [RecordDamaged("ledger", run_id, id) for e in entries if (id := vouch.ledger_id(e.number)) not in told and shown[e.number] != as_json(e.data)]
+    return out

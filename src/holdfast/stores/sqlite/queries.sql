@@ -48,25 +48,29 @@ INSERT INTO carry (source, run) SELECT id, ? FROM run WHERE run_id = ?;
 UPDATE inbox SET taken = ? WHERE run = ? AND key = ? AND taken IS NULL;
 -- name: inbox_unread
 SELECT EXISTS (SELECT 1 FROM inbox WHERE run = ? AND taken IS NULL);
--- name: claim_insert
--- An expired key is free again.
+-- name: claim_put
+-- Only where there is none, or one that has expired.
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?)
-ON CONFLICT DO UPDATE SET run_id = excluded.run_id, digest = excluded.digest, expires_at = excluded.expires_at
-WHERE claim.expires_at <= ?;
--- name: claim_get
-SELECT run_id, digest, expires_at FROM claim WHERE kind = ? AND scope = ? AND key = ? AND (expires_at IS NULL OR expires_at > ?);
+ON CONFLICT DO UPDATE SET run_id = excluded.run_id, digest = excluded.digest, expires_at = excluded.expires_at;
+-- name: claim_any
+-- Also one that has expired: it is vouched for until it is taken again or its run is pruned.
+SELECT run_id, digest, expires_at FROM claim WHERE kind = ? AND scope = ? AND key = ?;
+-- name: claims_all
+SELECT kind, scope, key, run_id, digest, expires_at FROM claim ORDER BY kind, scope, key;
 -- name: effect_upsert
 INSERT INTO effect (effect_id, run_id, lineage_root, key, status, data) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT (effect_id) DO UPDATE SET status = excluded.status, data = excluded.data;
--- name: effect_settle
-UPDATE effect SET status = ?, data = ? WHERE effect_id = ? AND status = ?;
+-- name: effect_stands
+SELECT EXISTS (SELECT 1 FROM effect WHERE effect_id = ? AND status = ?);
 -- name: intent_upsert
 INSERT INTO intent (intent_id, run_id, tenant_id, type, target, order_key, created_at, state, due, owner, lease_until, settled_at, attempts, carries, data)
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due, owner = excluded.owner, lease_until = excluded.lease_until,
   settled_at = excluded.settled_at, attempts = excluded.attempts, carries = excluded.carries, data = excluded.data;
 -- name: ledger_insert
-INSERT INTO ledger (run_id, topic, key, at, data, step_id, json) VALUES (?, ?, ?, ?, ?, ?, ?);
+INSERT INTO ledger (id, run_id, topic, key, at, data, step_id, json) VALUES (?, ?, ?, ?, ?, ?, ?, ?);
+-- name: ledger_last
+SELECT ifnull(max(id), 0) FROM ledger;
 
 -- name: blob_insert
 INSERT INTO blob (sha256, size, created_at, data) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
@@ -76,6 +80,33 @@ INSERT INTO blob_use (run_id, sha256) SELECT ?, sha256 FROM blob WHERE sha256 = 
 SELECT EXISTS (SELECT 1 FROM blob_use WHERE run_id = ? AND sha256 = ?);
 -- name: blob_get
 SELECT data FROM blob WHERE sha256 = ?;
+
+-- What vouches for the records beside the log -------------------------------------------------------
+
+-- name: vouch_put
+INSERT INTO vouch (run, kind, id, seal, under, mark) VALUES (?, ?, ?, ?, ?, ?)
+ON CONFLICT DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
+-- name: vouch_new
+INSERT INTO vouch (run, kind, id, seal, under, mark) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
+-- name: vouch_get
+SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = ? AND kind = ? AND id = ?;
+-- name: vouch_of_run
+SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = ? AND kind = ? ORDER BY id;
+-- name: vouch_between
+SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = ? AND kind = ? AND id > ? AND id <= ? ORDER BY id;
+-- name: vouch_under
+SELECT run, kind, id, seal, under, mark FROM vouch WHERE under = ? AND kind = ? AND under <> '' ORDER BY id;
+-- name: vouch_untaken
+SELECT run, kind, id, seal, under, mark FROM vouch INDEXED BY vouch_untaken WHERE run = ? AND kind = 'inbox' AND mark IS NULL ORDER BY id;
+-- name: vouch_taken
+UPDATE vouch SET mark = ? WHERE run = ? AND kind = 'inbox' AND id = ? AND mark IS NULL;
+-- name: vouch_runless
+-- Of runs that are not here: pruned ones leave what others share.
+SELECT run, kind, id, seal, under, mark FROM vouch v WHERE run <> '' AND NOT EXISTS (SELECT 1 FROM run r WHERE r.run_id = v.run) ORDER BY run, kind, id;
+-- name: vouch_drop
+DELETE FROM vouch WHERE run = ? AND kind = ? AND id = ?;
+-- name: vouch_prune
+DELETE FROM vouch WHERE run = ? AND kind <> 'effect';
 
 -- Inbox ---------------------------------------------------------------------------------------------
 
@@ -176,38 +207,40 @@ SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id;
 -- name: run_tip
 SELECT id, tip FROM run WHERE run_id = ?;
 -- name: effects_of_run
-SELECT data FROM effect WHERE run_id = ? ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, status, data FROM effect WHERE run_id = ? ORDER BY id;
 -- name: effects_of_key
-SELECT data FROM effect WHERE key = ? ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, status, data FROM effect WHERE key = ? ORDER BY id;
 -- name: effects_of_lineage
-SELECT data FROM effect WHERE lineage_root = ? ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, status, data FROM effect WHERE lineage_root = ? ORDER BY id;
 -- name: effects_open
 -- By the partial index of open attempts.
-SELECT data FROM effect INDEXED BY effect_open WHERE status IN ('attempted', 'unknown') ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, status, data FROM effect INDEXED BY effect_open WHERE status IN ('attempted', 'unknown') ORDER BY id;
 -- name: effects_all
-SELECT data FROM effect ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, status, data FROM effect ORDER BY id;
+-- name: effects_runless
+SELECT effect_id, run_id, lineage_root, key, status, data FROM effect e WHERE NOT EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id) ORDER BY id;
 -- Outbox --------------------------------------------------------------------------------------------
 
 -- name: intents
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM intent
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent
 -- name: intents_sending
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
 -- name: next_lane
 SELECT tenant_id, target, order_key FROM intent
 WHERE state = 'queued' AND type = ? AND (tenant_id, target, order_key) > (?, ?, ?) ORDER BY tenant_id, target, order_key LIMIT 1;
 -- name: next_lane_first
 SELECT tenant_id, target, order_key FROM intent WHERE state = 'queued' AND type = ? ORDER BY tenant_id, target, order_key LIMIT 1;
 -- name: lane_due
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM intent
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent
 WHERE state = 'queued' AND type = ? AND tenant_id = ? AND target = ? AND order_key = '' AND due <= ? ORDER BY due, id LIMIT ?;
 -- name: lane_head
 -- Of one order key only the oldest that is open is free, if it is due (§9.4).
-SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM intent i
+SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, i.created_at, i.attempts, i.carries FROM intent i
 WHERE i.id = (SELECT e.id FROM intent e WHERE e.tenant_id = ?1 AND e.type = ?2 AND e.order_key = ?3 AND e.order_key <> ''
                 AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1)
   AND i.state = 'queued' AND i.target = ?4 AND i.due <= ?5;
 -- name: intents_of_run_due
-SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM intent i
+SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, i.created_at, i.attempts, i.carries FROM intent i
 WHERE i.run_id = ?1 AND i.state = 'queued' AND i.due <= ?2
   AND (i.order_key = '' OR i.id = (
     SELECT e.id FROM intent e WHERE e.tenant_id = i.tenant_id AND e.type = i.type AND e.order_key = i.order_key AND e.order_key <> ''
@@ -218,17 +251,23 @@ UPDATE intent SET state = ?, due = ?, owner = ?, lease_until = ?, settled_at = ?
 -- name: intents_renew
 UPDATE intent SET lease_until = ? WHERE state = 'sending' AND owner = ?;
 -- name: intents_to_drop
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM intent
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent
 WHERE settled_at < ? AND settled_at IS NOT NULL AND carries = 1 AND state IN ('sent', 'abandoned') ORDER BY settled_at LIMIT ?;
 -- name: intent_counts
 SELECT type, state, count(*), min(created_at) FROM intent GROUP BY type, state ORDER BY type, state;
 -- name: ledger
 SELECT run_id, topic, key, data, at, step_id, id FROM ledger
 
+-- name: ledger_shown
+SELECT id, json FROM ledger WHERE run_id = ?;
+
 -- The store as a whole ------------------------------------------------------------------------------
 
 -- name: meta_get
 SELECT value FROM meta WHERE key = ?;
+-- name: meta_wrote
+-- A write transaction that leaves no row in the log.
+INSERT INTO meta (key, value) VALUES ('writes', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value;
 -- name: meta_set
 INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 -- name: log_last
@@ -321,7 +360,7 @@ DELETE FROM intent WHERE run_id = ?;
 -- name: prune_ledger
 DELETE FROM ledger WHERE run_id = ?;
 -- name: prune_claim
-DELETE FROM claim WHERE run_id = ? AND kind <> 'effect';
+DELETE FROM claim WHERE kind = ? AND scope = ? AND key = ?;
 
 -- People --------------------------------------------------------------------------------------------
 
@@ -333,21 +372,26 @@ INSERT INTO token (hash, run, wait_id, tenant_id, actor, created_at, expires_at)
 -- name: token_get
 SELECT t.hash, r.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at
 FROM token t JOIN run r ON r.id = t.run WHERE t.hash = ?;
--- name: token_use
-UPDATE token SET used_at = ?1 WHERE hash = ?2 AND used_at IS NULL AND revoked_at IS NULL AND expires_at > ?1;
--- name: token_revoke
-UPDATE token SET revoked_at = ?1 WHERE run = ?2 AND wait_id = ?3 AND revoked_at IS NULL AND used_at IS NULL;
+-- name: token_mark
+UPDATE token SET used_at = ?, revoked_at = ? WHERE hash = ?;
+-- name: tokens_open
+SELECT hash FROM token WHERE run = ? AND wait_id = ? AND revoked_at IS NULL AND used_at IS NULL;
+-- name: tokens_of_run
+SELECT t.hash, r.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at
+FROM token t JOIN run r ON r.id = t.run WHERE t.run = ? ORDER BY t.hash;
 
 -- Schedules -----------------------------------------------------------------------------------------
 
 -- name: schedule_get
-SELECT data FROM schedule WHERE schedule_id = ?;
+SELECT schedule_id, tenant_id, due, data FROM schedule WHERE schedule_id = ?;
 -- name: schedule_put
 INSERT INTO schedule (schedule_id, tenant_id, due, data) VALUES (?, ?, ?, ?)
 ON CONFLICT (schedule_id) DO UPDATE SET tenant_id = excluded.tenant_id, due = excluded.due, data = excluded.data;
 -- name: schedule_delete
 DELETE FROM schedule WHERE schedule_id = ?;
 -- name: schedules
-SELECT data FROM schedule ORDER BY due NULLS LAST, id LIMIT 10000;
+SELECT schedule_id, tenant_id, due, data FROM schedule ORDER BY due NULLS LAST, id LIMIT 10000;
+-- name: schedules_kept
+SELECT schedule_id, tenant_id, due, data FROM schedule ORDER BY id;
 -- name: schedules_due
-SELECT data FROM schedule WHERE due IS NOT NULL AND due <= ? ORDER BY due, id LIMIT 10000;
+SELECT schedule_id, tenant_id, due, data FROM schedule WHERE due IS NOT NULL AND due <= ? ORDER BY due, id LIMIT 10000;

@@ -22,11 +22,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import apsw
+import msgspec
 
-from holdfast.core import blobs, canon, codec
+from holdfast.core import blobs, canon, codec, vouch
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
+from holdfast.core.consistency import record_problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
     HoldfastError,
@@ -50,9 +52,9 @@ from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.changes import Changes
 from holdfast.stores.liveness import Liveness
-from holdfast.stores.sqlite import outbox, upkeep
+from holdfast.stores.sqlite import besides, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
-from holdfast.stores.sqlite.commits import Committer, effect_row, inbox_item, lane_blocker
+from holdfast.stores.sqlite.commits import Committer, lane_blocker
 from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, writing
 from holdfast.stores.sqlite.owners import Owners, WorkerRow
 from holdfast.stores.sqlite.writer import Writer
@@ -98,7 +100,7 @@ class SqliteStore:
         self._owners = Owners(self._liveness, self._now, given=now is not None)
         self._search = outbox.Search(self._owners)
         self._changes = Changes(self._data_version)
-        self._noted = 0
+        self._noted = (0, 0)
         self._orphans: dict[str, tuple[int, int]] = {}
         self._db: apsw.Connection | None = None
         self._writer: Writer | None = None
@@ -144,35 +146,44 @@ class SqliteStore:
     def _thread_committer(self) -> Committer:
         return self._committer(connect(self.path))
 
+    def _end(self, db: apsw.Connection) -> Mark:
+        """Where the store stands: its newest log row, and its newest transaction without one."""
+        last, digest = row(db, Q.log_last) or (0, b"")
+        return Mark(self.incarnation, last, digest, _one(db, Q.meta_get, ("writes",)) or 0)
+
     def _suspicion(self, db: apsw.Connection) -> HoldfastError | None:
-        """Holds the tail of the log against the anchor, in constant time (§1.9). The anchor is read first: it is never ahead."""
+        """Holds the end of the store against the anchor, in constant time (§1.9). The anchor is read first: it is never ahead."""
         mark = self._anchor.open()
-        last, _ = row(db, Q.log_last) or (0, b"")
-        self._noted = last
+        end = self._end(db)
+        self._noted = (end.last, end.writes)
         way_out = "look at what is missing (holdfast check), restore a backup, or accept the loss: holdfast doctor --acknowledge"
         if mark is None:
-            if last == 0:
+            if end.last == 0 and end.writes == 0:
                 self._anchor.begin(Mark(self.incarnation, 0, b""), first=True)
                 return None
             return LogRolledBack(f"{self._anchor.path} is missing or damaged: nothing vouches for the end of the log", hint=way_out)
-        if mark.last > last:
-            return LogRolledBack(f"{self.path} ends with log row {last}, but row {mark.last} was acknowledged", hint=way_out)
+        if mark.last > end.last:
+            return LogRolledBack(f"{self.path} ends with log row {end.last}, but row {mark.last} was acknowledged", hint=way_out)
         if mark.incarnation != self.incarnation:
             return IncarnationChanged(f"{self.path} is not the store its anchor belongs to", hint=way_out)
+        if mark.writes > end.writes:
+            about = f"{self.path} knows of {end.writes} writes beside the log, but {mark.writes} were acknowledged"
+            return LogRolledBack(about, hint=way_out)
         if mark.last:
             found = row(db, Q.log_hash, (mark.last,))
             if found is None or found[0] != mark.hash:
                 return LogRolledBack(f"{self.path}: log row {mark.last} is not the one that was acknowledged", hint=way_out)
+        self._anchor.raise_to(mark)  # one of a past release becomes one of this: what is still at work there writes no more
         return None
 
     def _after(self, committer: Committer) -> None:
-        """Between COMMIT and the answer: the anchor follows the log. May run in the writer's thread."""
+        """Between COMMIT and the answer: the anchor follows. May run in the writer's thread."""
         number, digest = committer.last
-        if number <= self._noted:
+        if number <= self._noted[0] and committer.wrote <= self._noted[1]:
             return
-        self._noted = number
+        self._noted = (max(number, self._noted[0]), max(committer.wrote, self._noted[1]))
         try:
-            followed = self._anchor.raise_to(Mark(self.incarnation, number, digest))
+            followed = self._anchor.raise_to(Mark(self.incarnation, number, digest, committer.wrote))
         except OSError as e:
             self.suspect = StoreError(f"{self._anchor.path} cannot be written: {e.strerror}", hint="look at the disk", code="store_io")
             return
@@ -221,7 +232,7 @@ class SqliteStore:
 
     async def put(self, item: InboxItem) -> InboxItem:
         def work(committer: Committer) -> InboxItem:
-            with writing(committer.db):
+            with committer.writing():
                 return committer.put(item, self._now())
 
         kept = await self._write().run(work)
@@ -229,12 +240,12 @@ class SqliteStore:
         return kept
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
-        _, _, _, _, status, data = effect_row(effect)
-
         def work(committer: Committer) -> bool:
-            with writing(committer.db):
-                committer.db.execute(Q.effect_settle, (status, data, effect.effect_id, str(expected)))
-                return committer.db.changes() == 1
+            with committer.writing():
+                if not row(committer.db, Q.effect_stands, (effect.effect_id, str(expected)))[0]:
+                    return False
+                besides.vouch_for(committer.db, [besides.put_effect(committer.db, effect)])
+                return True
 
         done = await self._write().run(work)
         self._changes.tell()
@@ -256,7 +267,7 @@ class SqliteStore:
                     return []
 
         def work(committer: Committer) -> list[tuple[int, Claim]]:
-            with writing(committer.db):
+            with committer.writing():
                 return self._claim(committer.db, owner, queues, skills, shapes, limit, run_id)
 
         taken = await writer.run(work)
@@ -293,7 +304,7 @@ class SqliteStore:
         gone = [o for o in gone if not row(db, Q.worker_runs, (o,))[0]]
         if not gone:
             return []
-        named = {e.owner for e in _open_effects(db) if not e.closed}
+        named = {e.owner for e in besides.effects_open(db) if not e.closed}
         return [o for o in gone if o not in named]
 
     def _candidates(
@@ -347,7 +358,7 @@ class SqliteStore:
         self._liveness.hold(owner)
 
         def work(committer: Committer) -> None:
-            with writing(committer.db):
+            with committer.writing():
                 committer.db.execute(Q.worker_insert, self._owners.fresh(owner, ttl_us))
 
         try:
@@ -368,7 +379,7 @@ class SqliteStore:
 
     async def retire(self, owner: str) -> None:
         def work(committer: Committer) -> None:
-            with writing(committer.db):
+            with committer.writing():
                 committer.db.execute(Q.hand_back, (self._now(), owner))
                 committer.db.execute(Q.worker_delete, (owner,))
 
@@ -440,7 +451,7 @@ class SqliteStore:
             newest = row(db, Q.whole_newest, (key,))
             whole = None if newest is None else codec.decode_whole(run_id, newest[2])
             since_then = _back(db, tip, 0 if newest is None else newest[1], 0)
-            items = tuple([inbox_item(run_id, r) for r in rows(db, Q.inbox_untaken, (key,))])
+            items = tuple(besides.inbox(db, run_id, key, taken=False))
             return Loaded(run, Tip(seq, digest, tip, since, size), lease, whole, tuple(since_then), items)
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
@@ -470,7 +481,7 @@ class SqliteStore:
             found = row(db, Q.run_tip, (run_id,))
             if found is None:
                 return []
-            return [inbox_item(run_id, r) for r in rows(db, Q.inbox_all if taken else Q.inbox_untaken, (found[0],))]
+            return besides.inbox(db, run_id, found[0], taken=taken)
 
     async def marked(self, owner: str) -> list[str]:
         with mapped(self.path):
@@ -482,27 +493,28 @@ class SqliteStore:
         t = token
 
         def work(committer: Committer) -> None:
-            with writing(committer.db):
+            with committer.writing():
                 if row(committer.db, Q.run_tip, (t.run_id,)) is None:
                     raise RunNotFound(f"there is no run {t.run_id}")
                 committer.db.execute(Q.token_insert, (t.hash, t.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at))
+                besides.vouch_for(committer.db, [vouch.of_token(t)])
 
         await self._write().run(work)
 
     async def token(self, hash: bytes) -> Token | None:
-        with mapped(self.path):
-            found = row(self._read(), Q.token_get, (hash,))
-        return None if found is None else Token(*found)
+        db = self._read()
+        with mapped(self.path), reading(db):
+            return besides.token(db, hash)
 
     async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
         def work(committer: Committer) -> InboxItem:
-            with writing(committer.db):
+            with committer.writing():
                 now = self._now()
-                found = row(committer.db, Q.token_get, (hash,))
+                token = besides.token(committer.db, hash)
                 run = row(committer.db, Q.run_tip, (item.run_id,))
                 answered = run is None or row(committer.db, Q.inbox_get, (run[0], item.key)) is not None
-                if apply.usable(None if found is None else Token(*found), now, answered=answered) is not None:
-                    committer.db.execute(Q.token_use, (now, hash))
+                if (usable := apply.usable(token, now, answered=answered)) is not None:
+                    besides.mark_token(committer.db, usable)
                 return committer.put(item, now)
 
         kept = await self._write().run(work)
@@ -511,7 +523,7 @@ class SqliteStore:
 
     async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
         def work(committer: Committer) -> bool:
-            with writing(committer.db):
+            with committer.writing():
                 return committer.put_schedule(schedule, before)
 
         done = await self._write().run(work)
@@ -520,36 +532,37 @@ class SqliteStore:
 
     async def drop_schedule(self, schedule_id: str) -> bool:
         def work(committer: Committer) -> bool:
-            with writing(committer.db):
-                committer.db.execute(Q.schedule_delete, (schedule_id,))
-                return committer.db.changes() == 1
+            with committer.writing():
+                return besides.drop_schedule(committer.db, schedule_id)
 
         return await self._write().run(work)
 
     async def schedule(self, schedule_id: str) -> Schedule | None:
-        with mapped(self.path):
-            found = row(self._read(), Q.schedule_get, (schedule_id,))
-        return None if found is None else codec.decode_schedule(found[0])
+        db = self._read()
+        with mapped(self.path), reading(db):
+            return besides.schedule(db, schedule_id)
 
     async def schedules(self, due: int | None = None) -> list[Schedule]:
-        with mapped(self.path):
-            sql, values = (Q.schedules, ()) if due is None else (Q.schedules_due, (due,))
-            return [codec.decode_schedule(data) for (data,) in rows(self._read(), sql, values)]
+        db = self._read()
+        with mapped(self.path), reading(db):
+            return besides.schedules(db, due)
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
-        with mapped(self.path):
-            found = row(self._read(), Q.claim_get, (kind, scope, key, self._now()))
-        return None if found is None else DedupClaim(kind, scope, key, *found)
+        db = self._read()
+        with mapped(self.path), reading(db):
+            return besides.claimed(db, kind, scope, key, self._now())
 
     async def open_effects(self, owner: str) -> list[Effect]:
         with mapped(self.path):
-            return [e for e in _open_effects(self._read()) if e.owner == owner]
+            return [e for e in besides.effects_open(self._read()) if e.owner == owner]
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
-        choices = ((key, Q.effects_of_key), (run_id, Q.effects_of_run), (lineage_root, Q.effects_of_lineage))
-        value, sql = next(((v, q) for v, q in choices if v is not None), (None, Q.effects_all))
-        with mapped(self.path):
-            found = [codec.decode_effect(data) for (data,) in rows(self._read(), sql, () if value is None else (value,))]
+        db = self._read()
+        choices = ((key, besides.effects_of_key), (run_id, besides.effects_of_run), (lineage_root, besides.effects_of_lineage))
+        with mapped(self.path), reading(db):
+            found = next((read(db, value) for value, read in choices if value is not None), None)
+            if found is None:
+                found = besides.effects_all(db)
         return [e for e in found if run_id in (None, e.run_id) and lineage_root in (None, e.lineage_root)]
 
     # -- outbox and ledger --------------------------------------------------------------------------
@@ -588,7 +601,7 @@ class SqliteStore:
 
         def work(committer: Committer) -> list[Intent]:
             now = self._now()
-            with writing(committer.db):
+            with committer.writing():
                 ready = self._search.ready(committer.db, types, now, limit, each, room or {}, run_id)
                 return outbox.claim(committer.db, ready, owner, now, now + ttl_us)
 
@@ -596,7 +609,7 @@ class SqliteStore:
 
     async def renew_intents(self, owner: str, ttl_us: int) -> None:
         def work(committer: Committer) -> None:
-            with writing(committer.db):
+            with committer.writing():
                 committer.db.execute(Q.intents_renew, (self._now() + ttl_us, owner))
 
         await self._write().run(work)
@@ -604,7 +617,7 @@ class SqliteStore:
     async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
         def work(committer: Committer) -> list[bool]:
             now = self._now()
-            with writing(committer.db):
+            with committer.writing():
                 return [outbox.settle(committer.db, s, lambda item: committer.put(item, now)) for s in settlements]
 
         done = await self._write().run(work)
@@ -617,7 +630,7 @@ class SqliteStore:
                 return 0
 
         def work(committer: Committer) -> int:
-            with writing(committer.db):
+            with committer.writing():
                 return outbox.drop_payloads(committer.db, before, limit)
 
         return await self._write().run(work)
@@ -667,7 +680,7 @@ class SqliteStore:
             with mapped(self.path), reading(db):
                 words = [str(r[0]) for r in rows(db, "PRAGMA quick_check(20)")]
                 bad = [Problem(StoreCorrupt.code, "error", f"{self.path}: {w}", "restore a backup") for w in words if w != "ok"]
-                found = bad + _chains(db)
+                found = bad + _chains(db) + [record_problem(e) for e in besides.damage_of_store(db)]
             with mapped(self.path), writing(db):
                 return found  # whoever holds the write lock for seconds is named, with the process id
         except HoldfastError as e:
@@ -692,7 +705,9 @@ class SqliteStore:
         with mapped(self.path), reading(db):
             raw = upkeep.raw_row(db, run_id)
             if raw is not None:
-                return upkeep.evidence_of(raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), row(db, Q.log_end, (raw["tip"],)))
+                found = upkeep.evidence_of(raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), row(db, Q.log_end, (raw["tip"],)))
+                beside = [record_problem(e) for e in [*besides.damage_of_run(db, run_id, raw["id"]), *outbox.damage_of_run(db, run_id)]]
+                return msgspec.structs.replace(found, problems=(*found.problems, *beside))
             place = self._orphan(db, run_id)
             return None if place is None else upkeep.orphaned(run_id, *place, row(db, Q.log_end, (place[1],)))
 
@@ -727,7 +742,7 @@ class SqliteStore:
             return self._owners.lost(self._owners.find(self._read(), owner)) is not None
 
         def work(committer: Committer) -> None:
-            with writing(committer.db):
+            with committer.writing():
                 committer.last = upkeep.rebuild(committer.db, evidence, commits, self._now(), lost)
 
         try:
@@ -741,7 +756,7 @@ class SqliteStore:
 
     async def claims_of(self, run_id: str) -> list[DedupClaim]:
         with mapped(self.path):
-            return upkeep.claims_of(self._read(), run_id)
+            return besides.claims_of(self._read(), run_id)
 
     async def adopt(self, dossier: Dossier) -> bool:
         run_id = dossier.run.run_id
@@ -749,7 +764,7 @@ class SqliteStore:
             return not apply.same(dossier, await self.rows(run_id))
 
         def work(committer: Committer) -> None:
-            with writing(committer.db):
+            with committer.writing():
                 committer.last = upkeep.adopt(committer.db, dossier, self.incarnation, self._now())
 
         await self._write().run(work)
@@ -762,7 +777,7 @@ class SqliteStore:
 
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
         def work(committer: Committer) -> None:
-            with writing(committer.db):
+            with committer.writing():
                 committer.db.execute(Q.origin_insert, (origin, run_id))
 
         await self._write().run(work)
@@ -773,7 +788,7 @@ class SqliteStore:
                 return upkeep.prunable(self._read(), before, ())
 
         def work(committer: Committer) -> Pruned:
-            with writing(committer.db):
+            with committer.writing():
                 found = upkeep.prunable(committer.db, before, rows(committer.db, Q.loans))
                 upkeep.prune(committer.db, found.run_ids)
                 return found
@@ -799,9 +814,10 @@ class SqliteStore:
             db.execute(Q.meta_set, ("incarnation", incarnation))
             db.execute(Q.move_fences, (incarnation, self._now()))
             db.execute(Q.forget_workers)
-            last, digest = row(db, Q.log_last) or (0, b"")
-        self._anchor.begin(Mark(incarnation, last, digest))
-        self.incarnation, self._noted, self.suspect = incarnation, last, None
+            db.execute(Q.meta_wrote)
+            end = self._end(db)._replace(incarnation=incarnation)
+        self._anchor.begin(end)
+        self.incarnation, self._noted, self.suspect = incarnation, (end.last, end.writes), None
         if self._writer is not None:
             self._writer.forget()
         self._changes.tell()
@@ -858,10 +874,6 @@ def check_backup(db: apsw.Connection, path: str) -> None:
 def _one(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:
     found = row(db, sql, values)
     return None if found is None else found[0]
-
-
-def _open_effects(db: apsw.Connection) -> list[Effect]:
-    return [codec.decode_effect(data) for (data,) in rows(db, Q.effects_open, ())]
 
 
 def _back(db: apsw.Connection, start: int, stop: int, after: int) -> list[Row]:

@@ -14,19 +14,20 @@ from typing import Any
 
 import apsw
 
-from holdfast.core import codec
+from holdfast.core import codec, vouch
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, Tip
+from holdfast.core.commit import Commit, Tip
 from holdfast.core.consistency import Problem, problem
 from holdfast.core.errors import HoldfastError, LeaseLost, StoreError, UnknownStatus, VersionConflict
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, Status
+from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
-from holdfast.stores.sqlite.commits import effect_row, keep_blob
+from holdfast.stores.sqlite import besides, outbox
+from holdfast.stores.sqlite.commits import keep_blob
 from holdfast.stores.sqlite.connection import Q, row, rows
-from holdfast.stores.sqlite.outbox import intent_row, ledger_row
 
 COLUMNS = (
     "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
@@ -192,19 +193,22 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
         db, run, None, seq=stands.seq, tip=0, since=0, fence=stands.fence, owner=None, due=None, holds=0, turn=row(db, Q.last_log)[0] + 1, whole=0
     )
     number, digest = 0, b""
+    vouchers: list[Voucher] = []
     for log in d.rows:
         db.execute(Q.step_log, (key, log.seq, number, log.hash, log.data))
         number, digest = db.last_insert_rowid(), log.hash
     for item in d.inbox:
-        db.execute(Q.inbox_adopt, (key, item.key, item.put_at, item.taken_seq, codec.encode_command(item.command)))
+        command = codec.encode_command(item.command)
+        db.execute(Q.inbox_adopt, (key, item.key, item.put_at, item.taken_seq, command))
+        vouchers.append(vouch.of_inbox(run.run_id, item.key, item.put_at, command, item.taken_seq))
     for claim in d.claims:
         db.execute(Q.claim_adopt, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
-    for effect in d.effects:
-        db.execute(Q.effect_upsert, effect_row(effect))
-    for intent in d.intents:
-        db.execute(Q.intent_upsert, intent_row(intent))
-    for entry in d.ledger:
-        db.execute(Q.ledger_insert, ledger_row(entry))
+        if db.changes():
+            vouchers.append(vouch.of_claim(claim))
+    vouchers += [besides.put_effect(db, effect) for effect in d.effects]
+    vouchers += [outbox.put_intent(db, intent) for intent in d.intents]
+    vouchers += outbox.put_ledger(db, d.ledger)
+    besides.vouch_for(db, vouchers)
     for blob in d.blobs:
         keep_blob(db, run.run_id, blob, now)
     if d.origin is not None:
@@ -247,17 +251,18 @@ def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
             db.execute(statement, (key, newest))
         for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_token, Q.run_delete):
             db.execute(statement, (key,))
-        gone, large = apply.tombstones([codec.decode_effect(data) for (data,) in rows(db, Q.effects_of_run, (run_id,))])
+        gone, large = apply.tombstones(besides.effects_of_run(db, run_id))
         db.executemany(Q.prune_effect, [(effect_id,) for effect_id in gone])
+        db.executemany(Q.vouch_drop, [(run_id, "effect", effect_id) for effect_id in gone])
         kept = {bytes.fromhex(digest) for digest in large}
         for (digest,) in rows(db, Q.blobs_of_run, (run_id,)):
             if digest not in kept:
                 db.execute(Q.prune_blob_use, (run_id, digest))
                 db.execute(Q.prune_blob, (digest,))
-        for statement in (Q.prune_intent, Q.prune_ledger, Q.prune_claim):
+        for statement in (Q.prune_intent, Q.prune_ledger, Q.vouch_prune):
             db.execute(statement, (run_id,))
+        for claim in besides.claims_of(db, run_id):
+            if claim.kind != "effect":
+                db.execute(Q.prune_claim, (claim.kind, claim.scope, claim.key))
+                db.execute(Q.vouch_drop, (OWN, "claim", vouch.claim_id(claim.kind, claim.scope, claim.key)))
     db.execute(Q.prune_log, (0, newest))
-
-
-def claims_of(db: apsw.Connection, run_id: str) -> list[DedupClaim]:
-    return [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in rows(db, Q.claims_of_run, (run_id,))]

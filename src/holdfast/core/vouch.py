@@ -1,0 +1,143 @@
+"""What vouches for the records beside the log: effects, inbox items, claims, tokens, intents, ledger rows, schedules, shelves (§12.1).
+
+Theory of operation. The log is a hash chain and vouches for itself. A record beside it is written in the same transaction as
+its ``Voucher``, which a store keeps apart from the record: a digest over the record's content *and its place* (kind, run, id).
+Whoever reads records holds them against their vouchers, and the vouchers against the records: one that was altered, moved into
+another's place or put back from an older copy does not match; one that was deleted, or is not found because an index is
+damaged, leaves its voucher behind. So is a voucher that is gone told by its record. The error names run and record, and only
+that run is harmed.
+
+A store calls the functions of this module and does no hashing of its own, so that all vouch alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from holdfast.core import canon
+from holdfast.core.commit import DedupClaim, LedgerRow
+from holdfast.core.effects import Effect
+from holdfast.core.errors import RecordDamaged
+from holdfast.core.intents import Intent
+from holdfast.core.schedules import Schedule
+from holdfast.core.tokens import Token
+
+Kind = Literal["effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf"]
+KINDS: tuple[Kind, ...] = ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf")
+OWN = ""
+"""The run of a record that belongs to the store itself."""
+
+_encode = msgspec.msgpack.Encoder().encode
+Part = str | bytes | int | None
+
+
+class Voucher(NamedTuple):
+    """What vouches for one record. ``under``: by which key it is looked for, where that is not its id.
+
+    ``mark`` is what changes about a record whose content does not: of an inbox item, the number of the commit that took it.
+    """
+
+    run_id: str
+    kind: str
+    id: str
+    seal: bytes
+    under: str = ""
+    mark: int | None = None
+
+
+def seal(kind: str, run_id: str, id: str, *content: Part) -> bytes:
+    """The digest of a record's content in its place."""
+    return canon.chain(b"", _encode((kind, run_id, id, *content)))
+
+
+# -- one function a kind: what of a record is vouched for ---------------------------------------------
+
+
+def of_effect(e: Effect, data: bytes) -> Voucher:
+    """``data`` is the record as kept."""
+    return Voucher(e.run_id, "effect", e.effect_id, seal("effect", e.run_id, e.effect_id, e.lineage_root, e.key, e.status.value, data), e.key)
+
+
+def of_inbox(run_id: str, key: str, put_at: int, command: bytes, taken: int | None) -> Voucher:
+    return Voucher(run_id, "inbox", key, seal("inbox", run_id, key, put_at, command), "", taken)
+
+
+def claim_id(kind: str, scope: str, key: str) -> str:
+    """The id of a claim: all that it is looked for by."""
+    return f"{kind}\x1f{scope}\x1f{key}"
+
+
+def of_claim(c: DedupClaim) -> Voucher:
+    id = claim_id(c.kind, c.scope, c.key)
+    return Voucher(OWN, "claim", id, seal("claim", OWN, id, c.run_id, c.digest, c.expires_at), c.run_id)
+
+
+def of_token(t: Token) -> Voucher:
+    id = t.hash.hex()
+    content = (t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at)
+    return Voucher(t.run_id, "token", id, seal("token", t.run_id, id, *content), id)
+
+
+def of_intent(i: Intent, data: bytes) -> Voucher:
+    """``data`` is the record as kept. How long its sender may take is not vouched for: it moves on by itself."""
+    content = (i.tenant_id, i.type, i.target, i.order_key, i.created_at, i.state.value, i.due, i.owner, i.settled_at, i.attempts, int(bool(i.payload)), data)
+    return Voucher(i.run_id, "intent", i.intent_id, seal("intent", i.run_id, i.intent_id, *content), i.intent_id)
+
+
+def of_ledger(row: LedgerRow) -> Voucher:
+    id = ledger_id(row.number)
+    return Voucher(row.run_id, "ledger", id, seal("ledger", row.run_id, id, row.topic, row.key, row.at, row.data, row.step_id))
+
+
+def ledger_id(number: int) -> str:
+    """The id of the row at a place of the ledger: ids sort as the numbers do."""
+    return f"{number:020}"
+
+
+def of_schedule(s: Schedule, data: bytes) -> Voucher:
+    return Voucher(OWN, "schedule", s.schedule_id, seal("schedule", OWN, s.schedule_id, s.tenant_id, s.due, data))
+
+
+def of_shelf(shelf: str, key: str, data: bytes) -> Voucher:
+    """A row that others keep here (``rt.shelf``)."""
+    id = f"{shelf}\x1f{key}"
+    return Voucher(OWN, "shelf", id, seal("shelf", OWN, id, data))
+
+
+# -- holding records and vouchers against each other --------------------------------------------------
+
+
+def damage(found: Mapping[str, Voucher], stated: Mapping[str, Voucher]) -> Iterator[RecordDamaged]:
+    """What differs between the records as they are and what was vouched for, both by id: in the order of their ids."""
+    for id in sorted(found.keys() | stated.keys()):
+        record, voucher = found.get(id), stated.get(id)
+        known = voucher or record
+        assert known is not None
+        run_id = known.under if known.kind == "claim" else known.run_id
+        if record is None:
+            yield RecordDamaged(known.kind, run_id, id, missing=True)
+        elif voucher is None or record.seal != voucher.seal or record.mark != voucher.mark:
+            yield RecordDamaged(known.kind, run_id, id)
+
+
+def by_id(vouchers: Iterable[Voucher]) -> dict[str, Voucher]:
+    return {v.id: v for v in vouchers}
+
+
+def hold(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
+    """Holds records of one kind against their vouchers.
+
+    Raises:
+        RecordDamaged: the first that is gone, or is not what was written.
+    """
+    for error in damage(by_id(found), by_id(stated)):
+        raise error
+
+
+__all__ = [
+    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "claim_id", "damage", "hold", "ledger_id", "of_claim", "of_effect", "of_inbox", "of_intent", "of_ledger",
+    "of_schedule", "of_shelf", "of_token", "seal",
+]  # fmt: skip

@@ -1,0 +1,220 @@
+"""The records beside the log, in SQLite: each is written with its voucher and held against it when it is read (``core/vouch.py``).
+
+All functions work on a connection inside whatever transaction is open there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
+
+import apsw
+import msgspec
+
+from holdfast.core import codec, vouch
+from holdfast.core.commit import DedupClaim, InboxItem
+from holdfast.core.effects import Effect
+from holdfast.core.errors import RecordDamaged
+from holdfast.core.schedules import Schedule
+from holdfast.core.tokens import Token
+from holdfast.core.vouch import OWN, Voucher, seal
+from holdfast.stores.sqlite.connection import Q, row, rows
+
+T = TypeVar("T")
+
+
+# -- vouching -----------------------------------------------------------------------------------------
+
+
+def vouch_for(db: apsw.Connection, vouchers: Sequence[Voucher]) -> None:
+    """Keeps vouchers of records that were written in this transaction."""
+    if vouchers:
+        db.executemany(Q.vouch_put, vouchers)
+
+
+def stated(db: apsw.Connection, run_id: str, kind: str) -> list[Voucher]:
+    """All vouchers of one kind that a run has."""
+    return [Voucher(*r) for r in rows(db, Q.vouch_of_run, (run_id, kind))]
+
+
+def one(db: apsw.Connection, run_id: str, kind: str, id: str) -> list[Voucher]:
+    return [Voucher(*r) for r in rows(db, Q.vouch_get, (run_id, kind, id))]
+
+
+def under(db: apsw.Connection, key: str, kind: str) -> list[Voucher]:
+    return [Voucher(*r) for r in rows(db, Q.vouch_under, (key, kind))]
+
+
+def each(db: apsw.Connection, found: Sequence[Voucher]) -> list[bool]:
+    """Which of these records are what was written, where the whole of what there must be is not asked for."""
+    return [v in one(db, v.run_id, v.kind, v.id) for v in found]
+
+
+# -- effects ------------------------------------------------------------------------------------------
+
+
+def put_effect(db: apsw.Connection, e: Effect) -> Voucher:
+    data = codec.encode_effect(e)
+    db.execute(Q.effect_upsert, (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, data))
+    return vouch.of_effect(e, data)
+
+
+def _effect(found: Sequence[Any]) -> Voucher:
+    id, run_id, root, key, status, data = found
+    return Voucher(run_id, "effect", id, seal("effect", run_id, id, root, key, status, data), key)
+
+
+def effects_of_run(db: apsw.Connection, run_id: str) -> list[Effect]:
+    found = rows(db, Q.effects_of_run, (run_id,))
+    vouch.hold(map(_effect, found), stated(db, run_id, "effect"))
+    return [codec.decode_effect(r[-1]) for r in found]
+
+
+def effects_of_key(db: apsw.Connection, key: str) -> list[Effect]:
+    """What was done under a key. A record that is lost, or that its index does not find, is no licence to do it again."""
+    found = rows(db, Q.effects_of_key, (key,))
+    vouch.hold(map(_effect, found), under(db, key, "effect"))
+    return [codec.decode_effect(r[-1]) for r in found]
+
+
+def effects_of_lineage(db: apsw.Connection, root: str) -> list[Effect]:
+    found = rows(db, Q.effects_of_lineage, (root,))
+    for voucher in map(_effect, found):
+        vouch.hold([voucher], one(db, voucher.run_id, "effect", voucher.id))
+    return [codec.decode_effect(r[-1]) for r in found]
+
+
+def effects_all(db: apsw.Connection) -> list[Effect]:
+    """All that can be read; a damaged one is named where its run is read, and by the checker."""
+    return sound(db, rows(db, Q.effects_all), _effect, lambda r: codec.decode_effect(r[-1]))
+
+
+def effects_open(db: apsw.Connection) -> list[Effect]:
+    """Attempts without an outcome, of whatever run; one that is damaged is named where its run is read."""
+    return sound(db, rows(db, Q.effects_open), _effect, lambda r: codec.decode_effect(r[-1]))
+
+
+def sound(db: apsw.Connection, found: Sequence[Any], voucher: Callable[[Sequence[Any]], Voucher], decode: Callable[[Sequence[Any]], T]) -> list[T]:
+    fine = each(db, [voucher(r) for r in found])
+    return [decode(r) for r, ok in zip(found, fine, strict=True) if ok]
+
+
+# -- inbox --------------------------------------------------------------------------------------------
+
+
+def inbox(db: apsw.Connection, run_id: str, key: int, *, taken: bool) -> list[InboxItem]:
+    """Commands of a run, oldest first; without ``taken`` those that nobody has taken."""
+    found = rows(db, Q.inbox_all if taken else Q.inbox_untaken, (key,))
+    known = stated(db, run_id, "inbox") if taken else [Voucher(*r) for r in rows(db, Q.vouch_untaken, (run_id,))]
+    vouch.hold([vouch.of_inbox(run_id, name, at, command, seq) for name, command, at, seq in found], known)
+    return [InboxItem(run_id, name, codec.decode_command(command), at, seq) for name, command, at, seq in found]
+
+
+def inbox_item(db: apsw.Connection, run_id: str, found: Sequence[Any]) -> InboxItem:
+    """The item that is there under a key."""
+    name, command, at, seq = found
+    vouch.hold([vouch.of_inbox(run_id, name, at, command, seq)], one(db, run_id, "inbox", name))
+    return InboxItem(run_id, name, codec.decode_command(command), at, seq)
+
+
+# -- claims -------------------------------------------------------------------------------------------
+
+
+def claimed(db: apsw.Connection, kind: str, scope: str, key: str, now: int) -> DedupClaim | None:
+    there = row(db, Q.claim_any, (kind, scope, key))
+    claim = None if there is None else DedupClaim(kind, scope, key, *there)
+    vouch.hold([] if claim is None else [vouch.of_claim(claim)], one(db, OWN, "claim", vouch.claim_id(kind, scope, key)))
+    return None if claim is None or (claim.expires_at is not None and claim.expires_at <= now) else claim
+
+
+def claims_of(db: apsw.Connection, run_id: str) -> list[DedupClaim]:
+    found = [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in rows(db, Q.claims_of_run, (run_id,))]
+    vouch.hold(map(vouch.of_claim, found), under(db, run_id, "claim"))
+    return found
+
+
+# -- tokens -------------------------------------------------------------------------------------------
+
+
+def token(db: apsw.Connection, hash: bytes) -> Token | None:
+    there = row(db, Q.token_get, (hash,))
+    found = None if there is None else Token(*there)
+    vouch.hold([] if found is None else [vouch.of_token(found)], under(db, hash.hex(), "token"))
+    return found
+
+
+def mark_token(db: apsw.Connection, t: Token) -> None:
+    """Keeps that a token was used or revoked."""
+    db.execute(Q.token_mark, (t.used_at, t.revoked_at, t.hash))
+    vouch_for(db, [vouch.of_token(t)])
+
+
+def revoke_tokens(db: apsw.Connection, run_id: str, key: int, wait_id: str, now: int) -> None:
+    """Revokes the links of a wait that are open."""
+    for (hash,) in rows(db, Q.tokens_open, (key, wait_id)):
+        if (there := token(db, hash)) is not None:
+            mark_token(db, msgspec.structs.replace(there, revoked_at=now))
+
+
+# -- schedules ----------------------------------------------------------------------------------------
+
+
+def put_schedule(db: apsw.Connection, s: Schedule) -> None:
+    data = codec.encode_schedule(s)
+    db.execute(Q.schedule_put, (s.schedule_id, s.tenant_id, s.due, data))
+    vouch_for(db, [vouch.of_schedule(s, data)])
+
+
+def _schedule_voucher(found: Sequence[Any]) -> Voucher:
+    id, tenant, due, data = found
+    return Voucher(OWN, "schedule", id, seal("schedule", OWN, id, tenant, due, data))
+
+
+def schedule(db: apsw.Connection, schedule_id: str) -> Schedule | None:
+    there = row(db, Q.schedule_get, (schedule_id,))
+    vouch.hold([] if there is None else [_schedule_voucher(there)], one(db, OWN, "schedule", schedule_id))
+    return None if there is None else codec.decode_schedule(there[-1])
+
+
+def schedules(db: apsw.Connection, due: int | None) -> list[Schedule]:
+    """Those that are what was written; one that is not fires nothing, and the checker names it."""
+    sql, values = (Q.schedules, ()) if due is None else (Q.schedules_due, (due,))
+    return sound(db, rows(db, sql, values), _schedule_voucher, lambda r: codec.decode_schedule(r[-1]))
+
+
+def drop_schedule(db: apsw.Connection, schedule_id: str) -> bool:
+    db.execute(Q.schedule_delete, (schedule_id,))
+    done = db.changes() == 1
+    db.execute(Q.vouch_drop, (OWN, "schedule", schedule_id))
+    return done
+
+
+# -- what the checker asks ----------------------------------------------------------------------------
+
+
+def damage_of_run(db: apsw.Connection, run_id: str, key: int | None) -> list[RecordDamaged]:
+    """Every record of a run that is gone or is not what was written."""
+    found: dict[str, list[Voucher]] = {
+        "effect": [_effect(r) for r in rows(db, Q.effects_of_run, (run_id,))],
+        "inbox": [vouch.of_inbox(run_id, n, at, command, seq) for n, command, at, seq in rows(db, Q.inbox_all, (key,))],
+        "token": [vouch.of_token(Token(*r)) for r in rows(db, Q.tokens_of_run, (key,))],
+    }
+    out: list[RecordDamaged] = []
+    for kind, records in found.items():
+        out += vouch.damage(vouch.by_id(records), vouch.by_id(stated(db, run_id, kind)))
+    return out
+
+
+def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
+    """Every record of the store itself, or of a run that is not here, that is gone or is not what was written."""
+    found: dict[str, Iterable[Voucher]] = {
+        "claim": [vouch.of_claim(DedupClaim(*r)) for r in rows(db, Q.claims_all)],
+        "schedule": [_schedule_voucher(r) for r in rows(db, Q.schedules_kept)],
+    }
+    out: list[RecordDamaged] = []
+    for kind, records in found.items():
+        out += vouch.damage(vouch.by_id(records), vouch.by_id(stated(db, OWN, kind)))
+    left = {Voucher(*r) for r in rows(db, Q.vouch_runless)}
+    out += vouch.damage(vouch.by_id(map(_effect, rows(db, Q.effects_runless))), vouch.by_id(v for v in left if v.kind == "effect"))
+    out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
+    return out
