@@ -394,6 +394,11 @@ class Graph(Generic[S]):
                 faults.append("a branch hangs on START; give the router a node to come after")
             else:
                 faults.append(f"a branch hangs on {name!r}, which is not a node{meant(name, nodes)}")
+        alone = [n for n, node in nodes.items() if not node.triggers]
+        if alone and (routes or self._routers):
+            for name, node in nodes.items():
+                if sends := _sends([node.call, *node.routers], alone):
+                    nodes[name] = msgspec.structs.replace(node, sends=sends)
         return compile(
             known=faults,
             id=self.id,
@@ -491,6 +496,29 @@ def _may_route(functions: list[Any]) -> bool:
             seen.add(found.__code__)
             todo += _known_to(found)
     return False
+
+
+def _sends(functions: list[Any], targets: list[str]) -> tuple[str, ...]:
+    """Which of these nodes a node's code, or that of its routers, sends to: those that it names, else the only one there is."""
+    seen: set[Any] = set()
+    named: set[Any] = set()
+    todo, knows = list(functions), False
+    while todo:
+        found = todo.pop()
+        knows = knows or found is Send
+        if isinstance(found, types.FunctionType | types.MethodType) and found.__code__ not in seen and (found in functions or not _foreign(found)):
+            seen.add(found.__code__)
+            todo += _known_to(found)
+            named |= _texts(found.__code__)
+    if not knows:
+        return ()
+    return tuple(n for n in targets if n in named) or (tuple(targets) if len(targets) == 1 else ())
+
+
+def _texts(code: types.CodeType) -> set[str]:
+    """The texts that stand in a function's code."""
+    found = {c for c in code.co_consts if isinstance(c, str)}
+    return found.union(*(_texts(c) for c in code.co_consts if isinstance(c, types.CodeType)))
 
 
 def _foreign(value: Any) -> bool:

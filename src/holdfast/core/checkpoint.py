@@ -90,7 +90,7 @@ class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     """What a finished task leaves: writes, routing, outcome and what it sends: one atomic record (§4.6).
 
     ``writes`` is an encoded dict; ``goto`` and ``chosen`` are what the node and its routers named; ``result`` is a flow's value;
-    ``feedback`` goes to the nodes that ``goto`` names, encoded.
+    ``feedback`` goes to the nodes that ``goto`` names, encoded; ``unsent`` are the nodes that an empty list of ``Send``s was for.
     """
 
     task: str
@@ -104,6 +104,7 @@ class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):
     intents: tuple[IntentWrite, ...] = ()
     ledger: tuple[LedgerWrite, ...] = ()
     feedback: bytes | None = None
+    unsent: tuple[str, ...] = ()
 
 
 class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
@@ -203,7 +204,10 @@ def written(result: TaskResult) -> Mapping[str, Any]:
 
 
 def bumped(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) -> list[str]:
-    """The channels that have news after these tasks, in a repeatable order (§4.3)."""
+    """The channels that have news after these tasks, in a repeatable order (§4.3).
+
+    A node that an empty list of ``Send``s was for is done, unless another task of the super-step sends to it.
+    """
     out: dict[str, None] = {}
     for result in done:
         task = result.task
@@ -217,7 +221,15 @@ def bumped(done: Sequence[TaskResult], writes: Mapping[str, Mapping[str, Any]]) 
             out[f"goto:{target}"] = None
         for channel in writes[task]:
             out[channel] = None
+    for node in unsent(done):
+        out[f"done:{node}"] = None
     return list(out)
+
+
+def unsent(done: Sequence[TaskResult]) -> list[str]:
+    """The nodes for which nothing was sent, though something might have been."""
+    named = [node for result in done for node in result.unsent]
+    return [node for node in named if all(s.node != node for result in done for s in result.sends)] if named else named
 
 
 def advance(
@@ -322,6 +334,8 @@ def advanced(
                 skipped |= {node}
             elif node in skipped:
                 skipped -= {node}
+        if skipped and (none := unsent(done)):
+            skipped -= set(none)
     moved = Checkpoint(
         run_id=parent.run_id,
         seq=seq,

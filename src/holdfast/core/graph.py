@@ -66,7 +66,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     """A declared node. ``call`` takes (state), (state, ctx) or, for a flow, (ctx, **inputs): ``shape`` says which.
 
     ``gate`` is asked before the step and ``check`` after it, ``on_fail`` says what follows if one does not pass (§8.2).
-    ``child`` is a sub-graph's Program; ``routes`` is False where the code plainly never returns Goto or Send.
+    ``child`` is a sub-graph's Program; ``routes`` is False where the code plainly never returns Goto or Send;
+    ``sends`` are the nodes that run for its ``Send``s alone: for an empty list of them they are done at once.
     """
 
     name: str
@@ -93,6 +94,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     pass_in: tuple[str, ...] | None = None
     pass_out: tuple[str, ...] | None = None
     routes: bool = True
+    sends: tuple[str, ...] = ()
 
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):

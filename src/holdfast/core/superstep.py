@@ -213,7 +213,7 @@ def _line(program: Program, parent: Checkpoint, result: TaskResult, inline: bool
 
     None: it is no such step. What comes out is what the long way gives (a property of the tests).
     """
-    if result.outcome != OK or result.goto is not None or result.chosen or result.sends or parent.topics or parent.skipped:
+    if result.outcome != OK or result.goto is not None or result.chosen or result.sends or result.unsent or parent.topics or parent.skipped:
         return None
     if writes is None:
         writes = written(result)

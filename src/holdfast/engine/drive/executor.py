@@ -247,9 +247,11 @@ def _finish(
         check_writes(program, node, raw)
         writes, packed = canon.pack(raw, node.name)
     chosen: tuple[str, ...] = ()
+    empty = isinstance(value, list | tuple) and not value
     if node.routers:
-        chosen, routed = _route(program, node, values, writes)
+        chosen, routed, none = _route(program, node, values, writes)
         sends += routed
+        empty = empty or none
     if goto or chosen or sends:
         _expect(program, node, [*(goto or ()), *chosen, *(s.node for s in sends)])
     result = TaskResult(
@@ -262,6 +264,7 @@ def _finish(
         attempt,
         intents=intents,
         ledger=ledger,
+        unsent=tuple([n for n in node.sends if n not in chosen and all(s.node != n for s in sends)]) if empty else (),
     )
     return Finished(result, writes)
 
@@ -318,8 +321,8 @@ def _intents(written: Any) -> list[IntentWrite]:
     return out
 
 
-def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapping[str, Any]) -> tuple[tuple[str, ...], list[Send]]:
-    """Asks the node's routers, which see the state with the node's own writes."""
+def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapping[str, Any]) -> tuple[tuple[str, ...], list[Send], bool]:
+    """Asks the node's routers, which see the state with the node's own writes. True: one of them gave an empty list."""
     seen = dict(values)
     for name, value in writes.items():
         reducer = program.channels[name].reducer
@@ -327,9 +330,11 @@ def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapp
         seen[name] = reduced(name, reducer, old, value)
     chosen: list[str] = []
     sends: list[Send] = []
+    empty = False
     snapshot = program.state._view(seen)
     for router in node.routers:
         answer = router(snapshot)
+        empty = empty or (isinstance(answer, list | tuple) and not answer)
         for target in answer if isinstance(answer, list | tuple) else [answer]:
             match target:
                 case None:
@@ -342,7 +347,7 @@ def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapp
                     chosen.append(target)
                 case _:
                     raise BadReturn(f"the router of {node.name} returned {target!r}", hint="return a node's name, END, Sends, or a list of them")
-    return tuple(dict.fromkeys(chosen)), sends
+    return tuple(dict.fromkeys(chosen)), sends, empty
 
 
 __all__ = ["Finished", "StepError", "Suspend", "execute"]
