@@ -84,7 +84,8 @@ class Act(msgspec.Struct, frozen=True):
 class Echo(msgspec.Struct):
     """What a run with a source goes by (§7.6): the records it is answered from, by (step, task, path); what its forebears did and
     sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first;
-    ``consents``: what people approved there, if it is inherited, with the questions (§5.8)."""
+    ``consents``: what people approved there, if it is inherited, with the questions (§5.8). A fork in the middle of a step is answered from
+    what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there."""
 
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
@@ -92,6 +93,8 @@ class Echo(msgspec.Struct):
     effects: list[Effect] = []
     intents: dict[str, Intent] = {}
     consents: dict[tuple[int, str, str], tuple[Wait, Decision]] = {}
+    results: tuple[TaskResult, ...] = ()
+    exact: bool = False
 
     @property
     def last(self) -> int:
@@ -141,13 +144,16 @@ class Journal:
     def checkpoint(self) -> Checkpoint:
         return self.progress.checkpoint
 
-    def record(self, task: str, path: str) -> StepRecord | None:
-        """The record at a place. A replay is answered from its echo, and writes what it is given into its own log."""
+    def record(self, task: str, path: str, digest: str | None = None) -> StepRecord | None:
+        """The record at a place. A replay is answered from its echo, and writes what it is given into its own log.
+
+        ``digest`` is that of the arguments, where a call is to be answered: a fork computes anew what it calls with others.
+        """
         known = self.progress.records.get((task, path))
         if known is not None or self.echo is None:
             return known
         echoed = self.echoed(task, path)
-        if echoed is None or echoed.kind == "effect":
+        if echoed is None or echoed.kind == "effect" or (self.echo.exact and digest is not None and digest != echoed.digest):
             return None
         self.hold(Draft(results=[echoed]))
         return echoed

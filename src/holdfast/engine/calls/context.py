@@ -202,7 +202,7 @@ class Context:
             RecordMismatch: showing what was recorded and what the code calls now.
         """
         self._told.append(_label(kind, name))
-        record = self._journal.record(self._key, path)
+        record = self._journal.record(self._key, path, digest)
         if record is None and self._services.recording is not None:
             record = self._services.recording.answer(Asked(self.run_id, self._step, self._key, path, kind, name, digest, args))
             if record is not None:

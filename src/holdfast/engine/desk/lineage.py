@@ -3,8 +3,8 @@
 Theory of operation. Both begin at a checkpoint of the source, copied whole into the new run's first one; nothing of the
 source is written. A replay is a run whose recorded calls are answered from an *echo*: the records of its source and, as far as that
 was a replay itself, of the source's source. What it is given it writes into its own log, so that a replay can be
-replayed. A fork has no echo: it runs its code afresh, under effect keys of its own, and finds in the ledger what its
-forebears did at the same place with the same arguments. Approvals are asked again in both, unless they are inherited: then a
+replayed. A fork runs its code afresh, under effect keys of its own, and finds in the ledger what its forebears did at the same place
+with the same arguments. One that begins in the middle of a step, without edits, is answered from what was finished and recorded of that step. Approvals are asked again in both, unless they are inherited: then a
 consent to the very same question, shown the same under the same policy, is taken over and on record as that.
 """
 
@@ -18,7 +18,7 @@ import msgspec
 from holdfast.core import canon, compensation, ids
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Base, Checkpoint, Delta, Source, StepRecord
+from holdfast.core.checkpoint import Base, Checkpoint, Delta, Source, StepRecord, TaskResult
 from holdfast.core.codec import Row, open_row
 from holdfast.core.commit import DedupClaim
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
@@ -31,12 +31,14 @@ from holdfast.engine.base.journal import Draft, Echo, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.desk.door import REPLAY, Wish
 from holdfast.engine.desk.intake import KEY_RETENTION_US
-from holdfast.ports import Loaded
+from holdfast.ports import Loaded, Store
 
 MANY = 1_000_000
 _OF_PEOPLE = frozenset(f"{kind.value}:" for kind in HUMAN)
 # Calls inside these are answered one by one, so that what a policy says of each effect holds.
 _OPENED = frozenset({"task", "feedback"})
+# What a fork in the middle of a step takes over; effects are found in the ledger, gates are asked again.
+_CARRIED = frozenset({"step", "value", "scope", "first_of", "wait", "task", "feedback", "child"})
 
 
 async def echo(services: Services, run: Run) -> Echo | None:
@@ -65,6 +67,9 @@ async def echo(services: Services, run: Run) -> Echo | None:
         if not scoped and forebear.origin != REPLAY:
             found.scope, scoped = source, True
         source = forebear.source_run_id
+    if run.origin != REPLAY and run.source_checkpoint_id is not None and not await _edited(store, run):
+        results, records = await unfinished(services, run.source_run_id, run.source_checkpoint_id)
+        found.records, found.results, found.exact = records, results, True
     found.effects = [e for r in reversed(found.forebears) for e in await store.effects(r)]
     return found
 
@@ -80,6 +85,44 @@ def recorded(rows: list[Row], progress: Progress) -> dict[tuple[int, str, str], 
                 out[step, result.task, result.path] = result
         progress.step(record)
     return out
+
+
+async def _edited(store: Store, run: Run) -> bool:
+    """Whether a fork began with other values than its source had."""
+    first = await store.rows(run.run_id, 0, 1)
+    return any(isinstance(e.fact, ev.StatePatched) for row in first for e in open_row(row).events)
+
+
+Unfinished = tuple[tuple[TaskResult, ...], dict[tuple[int, str, str], StepRecord]]
+
+
+async def unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unfinished:
+    """What was finished and recorded of the step that a checkpoint stands in the middle of. Failures, effects and people's answers are left
+    out: these are met anew. A fork of a fork finds what the first one began with too."""
+    loaded = await services.store.get(run_id)
+    if loaded is None:
+        return (), {}
+    rows = await services.store.rows(run_id)
+    progress = Progress(run_id, await services.threads.origin(run_id, rows))
+    for row in rows:
+        progress.step(open_row(row, progress.hash))
+        if progress.checkpoint.checkpoint_id == checkpoint_id:
+            break
+    step, forebear = progress.checkpoint.step, loaded[0]
+    progress.forgive()
+    records = {
+        (step + 1, task, path): record
+        for (task, path), record in progress.records.items()
+        if record.kind in _CARRIED and task != compensation.TASK and not _of_people(record)
+    }
+    results = {r.task: r for r in progress.results.values() if r.task[0] != "@"}
+    source, at = forebear.source_run_id, forebear.source_checkpoint_id
+    if source is not None and at is not None and forebear.origin != REPLAY and not await _edited(services.store, forebear):
+        theirs, earlier = await unfinished(services, source, at)
+        records = {p: r for p, r in earlier.items() if p[0] == step + 1} | records
+        if any(p[0] == step + 1 for p in earlier) or forebear.current_step_id is None:
+            results = {r.task: r for r in theirs} | results
+    return tuple(results.values()), records
 
 
 def consents(rows: list[Row]) -> dict[tuple[int, str, str], tuple[Wait, Decision]]:

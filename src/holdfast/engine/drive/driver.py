@@ -337,6 +337,8 @@ class Driver:
         facts: list[ev.Fact] = [ev.RunStarted()] if journal.run.status is Status.PENDING else []
         if journal.run.origin == door.REPLAY and journal.echo is not None and journal.echo.last > journal.checkpoint.step:
             facts.append(ev.RunReplaying())
+        if journal.echo is not None:
+            journal.hold(Draft(results=list(journal.echo.results)))
         delta = Delta(journal.checkpoint.step, Source.FORK)
         checkpoint = cps.advance(journal.checkpoint, delta, {}, seq=0, at=0, hash=b"")
         facts += _started(checkpoint)
