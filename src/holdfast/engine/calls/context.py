@@ -374,7 +374,8 @@ class Context:
                 await self._pause(due)
             attempt += 1
             try:
-                value, data = canon.pack(await act(), f"{name}()")
+                with scopes.attempting(path, attempt):
+                    value, data = canon.pack(await act(), f"{name}()")
                 return value, data, attempt
             except Exception as e:
                 error = recorded(e, where=path)
@@ -655,8 +656,9 @@ class Context:
         self._ledger.append(LedgerWrite(topic, key, canon.pack(data, "ledger")[1]))
 
     def emit(self, value: Any) -> None:
-        """A provisional chunk for whoever streams the run now; nothing of it is durable (§13.2a)."""
-        self._services.streams.emit(Chunk(self.run_id, self.attempt_id, value))
+        """A provisional chunk for whoever streams the run now; nothing of it is durable (§13.2a). Its tag names the attempt of the node, and
+        of the recorded call in whose midst it is made."""
+        self._services.streams.emit(Chunk(self.run_id, self.attempt_id + scopes.calling.get(), value))
 
     def report(self, outcome: str) -> None:
         """How this step ended, if not ``ok``: ``degraded``, ``skipped: why``, or anything else, which is then no completion (§4.11).

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any, NoReturn
 
 import msgspec
@@ -44,7 +45,7 @@ from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import undos
 from holdfast.engine.calls.functions import accepts_key, asynchronous, call, name_of
-from holdfast.engine.calls.scopes import Restart, Suspend
+from holdfast.engine.calls.scopes import Restart, Suspend, attempting
 from holdfast.engine.calls.waits import Redo
 
 VERIFY_TIMEOUT_US = 30_000_000
@@ -363,7 +364,8 @@ class Performance:
 
     async def _done(self, effect: Effect) -> tuple[bool, Any]:
         """The act, and what came of it written down. A cancel reaches an act that can be ended; a thread cannot."""
-        act = asyncio.ensure_future(call(self._gated(effect), self.args, self.options.timeout_us, self.name))
+        with attempting(self.path, self._tries() + 1) if self.path.rpartition("/")[2] != undos.NODE_PATH else nullcontext():
+            act = asyncio.ensure_future(call(self._gated(effect), self.args, self.options.timeout_us, self.name))
         acts = self.journal.acts
         acts[effect.effect_id] = Act(self.name, act if self._cooperative() else None)
         try:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 from holdfast.core import canon
@@ -51,6 +52,20 @@ class Scope:
 
 
 current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
+
+
+calling: contextvars.ContextVar[str] = contextvars.ContextVar("holdfast_calling", default="")
+"""The attempt of a recorded call in whose midst the code runs, after its node's own: ``.<path>@<attempt>``."""
+
+
+@contextmanager
+def attempting(path: str, attempt: int) -> Iterator[None]:
+    """Within it, what is made belongs to this attempt of the call at this path."""
+    token = calling.set(f"{calling.get()}.{path}@{attempt}")
+    try:
+        yield
+    finally:
+        calling.reset(token)
 
 
 class Owner(Protocol):
