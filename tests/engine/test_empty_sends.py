@@ -7,12 +7,12 @@ from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Context, Goto, Graph, Send, State, append
+from holdfast import Context, Goto, Graph, Send, State, append, last
 from tests.engine.support import World
 
 
 class Jobs(State):
-    items: list[int] = []
+    items: Annotated[list[int], last] = []  # noqa: RUF012
     done: Annotated[list[str], append]
 
 

@@ -6,13 +6,13 @@ predicates that readers and writers share.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
+from holdfast.core.bounds import unknown
 from holdfast.core.errors import ActionUnavailable, InvalidInput, NotDecidable
 from holdfast.core.status import Status
 
@@ -96,7 +96,7 @@ def at_gate(actions: Iterable[str], gate: Mapping[str, Passage] = BEFORE_STEP) -
     """The actions that a policy or a node offers at a gate.
 
     Raises:
-        InvalidInput: one of them is not known, or has no meaning there.
+        UnknownOption: nobody knows one of them. InvalidInput: one has no meaning there.
     """
     offered = tuple([actions] if isinstance(actions, str) else actions)
     for action in offered:
@@ -111,12 +111,10 @@ def known_action(action: object) -> None:
     """Refuses an action that nobody knows.
 
     Raises:
-        InvalidInput: it is none of those there are; names the nearest.
+        UnknownOption: it is none of those there are; names the nearest.
     """
     if action not in KNOWN:
-        near = difflib.get_close_matches(str(action), KNOWN, n=1)
-        guess = f" (did you mean {near[0]!r}?)" if near else ""
-        raise InvalidInput(f"{action!r} is no action{guess}", hint="there are " + ", ".join(KNOWN), code="unknown_option")
+        raise unknown(action, KNOWN, "the offer of actions")
 
 
 class OnTimeout(StrEnum):
