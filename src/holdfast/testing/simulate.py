@@ -32,7 +32,7 @@ from holdfast.testing.world import Host, World, approve_all
 LEASE = 3.0
 CHAOS = 15.0
 PATIENCE = 600.0
-MOST_TURNS = 1_000_000
+MOST_TURNS = 100_000
 SAID = {
     Fault.BEFORE: "{verb}: its process dies before it is done",
     Fault.AFTER: "{verb}: its process dies once it is done",

@@ -282,6 +282,7 @@ class World:
 
 
 Script = Callable[[Host, Run[Any]], Awaitable[object]]
+MOST_EVENTS = 500
 
 
 async def approve_all(host: Host, run: Run[Any]) -> None:
@@ -290,6 +291,8 @@ async def approve_all(host: Host, run: Run[Any]) -> None:
     While the process that attempted it may still be alive, nobody can say that it will not happen, so it waits.
     """
     known = host.world.outside.known
+    if run.version > MOST_EVENTS:
+        return  # a run that asks without end is stuck; its story says so
     for wait in run.waits:
         if "approve" in wait.available_actions:
             await host.rt.decide(run.run_id, "approve", wait_id=wait.wait_id, actor="tester")
