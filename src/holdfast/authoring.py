@@ -15,7 +15,8 @@ from typing import Annotated, Any, ClassVar, Concatenate, Generic, ParamSpec, Ty
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.bounds import meant
+from holdfast.core.arguments import as_given, checked, constructor, function, lasting
+from holdfast.core.bounds import ID_BYTES, NOTE_BYTES, duration, meant, one_of, shown, text, texts, wrong
 from holdfast.core.channels import CUSTOM as _CUSTOM
 from holdfast.core.channels import MISSING, Channel, Reducer, last, secret, thread
 from holdfast.core.drawing import draw as draw
@@ -190,6 +191,55 @@ After = NodeRef | AnyOf | list[NodeRef] | tuple[NodeRef, ...]
 
 
 _ON_FAIL = tuple(o.value for o in OnFail)
+_EFFECTS = tuple(c.value for c in EffectClass)
+TIMEOUT = lasting(low=1)
+"""A bound in time that is none at all would end every step before it began."""
+
+
+class _Declared(msgspec.Struct, frozen=True, kw_only=True):
+    """What an author says about a node, a sub-graph or a flow."""
+
+    start: bool = False
+    after: After | None = None
+    when: Callable[[Any], bool] | None = None
+    on: list[str] | None = None
+    reads: list[str] | None = None
+    writes: list[str] | None = None
+    retry: Retry | int | None = None
+    timeout: timedelta | float | None = None
+    side_effects: str = "none"
+    idempotent: bool = False
+    verify: Callable[..., Any] | None = None
+    undo: Callable[..., Any] | None = None
+    capabilities: tuple[str, ...] = ()
+    delivers: bool = False
+    gate: Callable[[Any], Any] | None = None
+    check: Callable[[Any], Any] | None = None
+    on_fail: str = "block"
+
+    def common(self, label: str, timeout_us: int) -> dict[str, Any]:
+        """The fields of the node, each held against what it may be.
+
+        Raises:
+            InvalidInput: one, by its name. InvalidGraph: a condition or a gate that is async.
+        """
+        for name, said in (("when", self.when), ("gate", self.gate), ("check", self.check)):
+            if inspect.iscoroutinefunction(said):
+                what = "a condition is a plain function of the state" if name == "when" else "a gate is a plain function of the request"
+                raise InvalidGraph(f"the {name}= of {label!r} is async; {what}")
+        return {
+            "when": self.when,
+            "retry": coerce(self.retry),
+            "timeout_us": microseconds(self.timeout, timeout_us),
+            "side_effects": EffectClass(one_of(self.side_effects, "side_effects", _EFFECTS)),
+            "idempotent": self.idempotent,
+            "verify": self.verify,
+            "undo": self.undo,
+            "capabilities": self.capabilities,
+            "gate": self.gate,
+            "check": self.check,
+            "on_fail": one_of(self.on_fail, "on_fail", _ON_FAIL),
+        }
 
 
 class Graph(Generic[S]):
@@ -205,6 +255,7 @@ class Graph(Generic[S]):
         migrates: fingerprints of older shapes whose runs this one may go on with (§3.2).
     """
 
+    @checked(id=as_given, redo=as_given, kind=text)
     def __init__(
         self,
         id: str,
@@ -217,7 +268,8 @@ class Graph(Generic[S]):
         migrates: tuple[str, ...] = (),
     ) -> None:
         if not isinstance(id, str) or not id:
-            raise InvalidGraph(f"a graph has a name, not {id!r}")
+            raise InvalidGraph(f"a graph has a name, not {shown(id)}")
+        id = text(id, "id")
         if not (isinstance(state, type) and issubclass(state, State)):
             raise InvalidGraph(f"the state of {id!r} is a subclass of State, not {state!r}", hint="class Notes(State): …")
         self.id = id
@@ -260,23 +312,55 @@ class Graph(Generic[S]):
         on_fail: str = "block",
     ) -> Callable[[F], F]: ...
 
-    def node(self, name: Any = None, **options: Any) -> Any:
+    @checked(name=as_given, after=as_given, check=function, timeout=TIMEOUT)
+    def node(
+        self,
+        name: Any = None,
+        *,
+        start: bool = False,
+        after: After | None = None,
+        when: Callable[[S], bool] | None = None,
+        on: list[str] | None = None,
+        reads: list[str] | None = None,
+        writes: list[str] | None = None,
+        retry: Retry | int | None = None,
+        timeout: timedelta | float | None = None,
+        side_effects: str = "none",
+        idempotent: bool = False,
+        verify: Callable[..., Any] | None = None,
+        undo: Callable[..., Any] | None = None,
+        capabilities: tuple[str, ...] = (),
+        delivers: bool = False,
+        gate: Callable[[Any], Any] | None = None,
+        check: Callable[[Any], Any] | None = None,
+        on_fail: str = "block",
+    ) -> Any:
         """Declares a node: bare ``@graph.node``, or with options.
 
         ``gate`` is asked before the step and ``check`` after it, with a request that holds the state and, after it, the step's writes. They
         answer True, or False or why not; ``on_fail`` says what follows then: block, warn, degrade or require_human (§8.2).
+
+        Raises:
+            UnknownOption, InvalidInput: an option, by its name. InvalidGraph: what cannot be.
         """
-        if callable(name):
-            self._add(name, None, {})
+        made = _Declared(
+            start=start, after=after, when=when, on=on, reads=reads, writes=writes, retry=retry, timeout=timeout, side_effects=side_effects,
+            idempotent=idempotent, verify=verify, undo=undo, capabilities=capabilities, delivers=delivers, gate=gate, check=check, on_fail=on_fail,
+        )  # fmt: skip
+        if name is not None and callable(name):
+            self._add(name, None, made)
             return name
+        label = None if name is None else text(name, "name")
 
         def declare(function: F) -> F:
-            self._add(function, name, options)
+            self._add(function, label, made)
             return function
 
         return declare
 
-    def _add(self, function: Callable[..., Any], name: str | None, options: dict[str, Any]) -> None:
+    def _add(self, function: Callable[..., Any], name: str | None, declared: _Declared) -> None:
+        if not callable(function):
+            raise wrong("a node", "a function", function)
         label: str = name or _label(function)
         parameters = [p for p in inspect.signature(function).parameters.values() if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
         given = [p for i, p in enumerate(parameters) if p.default is p.empty or (i == 1 and p.name == "ctx")]
@@ -285,49 +369,31 @@ class Graph(Generic[S]):
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidGraph(f"the node {label!r} yields; a node returns its writes", hint="ctx.emit(chunk) streams; ctx.step records")
         self._labels[function] = label
-        self._put(label, function, "state_ctx" if len(given) == 2 else "state", options)
+        self._put(label, function, "state_ctx" if len(given) == 2 else "state", declared)
 
-    def _put(self, label: str, function: Callable[..., Any], shape: Any, options: dict[str, Any], **more: Any) -> None:
+    def _put(self, label: str, function: Callable[..., Any], shape: Any, declared: _Declared, **more: Any) -> None:
         if label in self._nodes:
             raise InvalidGraph(f"the node {label!r} is declared twice in {self.id!r}", hint="give one of them another name: @graph.node('other')")
-        if inspect.iscoroutinefunction(options.get("when")):
-            raise InvalidGraph(f"the when= of {label!r} is async; a condition is a plain function of the state")
-        for name in ("gate", "check"):
-            if inspect.iscoroutinefunction(options.get(name)):
-                raise InvalidGraph(f"the {name}= of {label!r} is async; a gate is a plain function of the request")
-        if (on_fail := options.get("on_fail", "block")) not in _ON_FAIL:
-            raise InvalidGraph(f"on_fail={on_fail!r} of {label!r} is not known", hint="one of " + ", ".join(_ON_FAIL))
         if label in (START, END):
             raise InvalidGraph(f"{label!r} is taken: START and END are places, not nodes")
         triggers = []
-        if options.get("start"):
+        if declared.start:
             triggers.append(Trigger("any", (START,)))
-        if (after := options.get("after")) is not None:
-            triggers.append(self._after(after))
-        if (on := options.get("on")) is not None:
-            triggers.append(Trigger("any", _names_of(on) or ()))
-        timeout = options.get("timeout")
+        if declared.after is not None:
+            triggers.append(self._after(declared.after))
+        if declared.on is not None:
+            triggers.append(Trigger("any", _names_of(declared.on, "on") or ()))
         self._nodes[label] = Node(
             name=label,
             call=function,
             shape=shape,
             asynchronous=inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None)),
             triggers=tuple(triggers),
-            when=options.get("when"),
-            reads=_names_of(options.get("reads")),
-            writes=_names_of(options.get("writes")),
-            retry=coerce(options.get("retry")),
+            reads=_names_of(declared.reads, "reads"),
+            writes=_names_of(declared.writes, "writes"),
+            delivers=declared.delivers,
             # A sub-graph's nodes have timeouts of their own; as a whole it has one only if it is given.
-            timeout_us=microseconds(timeout, 0 if shape == "subgraph" else DEFAULT_TIMEOUT_US),
-            side_effects=EffectClass(options.get("side_effects", "none")),
-            idempotent=bool(options.get("idempotent", False)),
-            verify=options.get("verify"),
-            undo=options.get("undo"),
-            capabilities=tuple(options.get("capabilities", ())),
-            delivers=bool(options.get("delivers", False)),
-            gate=options.get("gate"),
-            check=options.get("check"),
-            on_fail=on_fail,
+            **declared.common(label, 0 if shape == "subgraph" else DEFAULT_TIMEOUT_US),
             **more,
         )
         self._program = None
@@ -340,26 +406,60 @@ class Graph(Generic[S]):
 
     def branch(self, node: NodeRef, router: Callable[[S], Any]) -> Graph[S]:
         """After ``node`` the router, given the state with that node's writes, names who is next: a name, several, Sends or END."""
+        if not callable(router):
+            raise wrong("router", "a function", router)
         if inspect.iscoroutinefunction(router):
             raise InvalidGraph(f"the router of {self._name(node)!r} is async; a router is a plain function of the state")
         self._routers.setdefault(self._name(node), []).append(router)
         self._program = None
         return self
 
+    @checked(after=as_given, check=function, timeout=TIMEOUT)
     def subgraph(
-        self, name: str, child: Graph[Any], *, pass_in: list[str] | None = None, pass_out: list[str] | None = None, **options: Any
+        self,
+        name: str,
+        child: Graph[Any],
+        *,
+        pass_in: list[str] | None = None,
+        pass_out: list[str] | None = None,
+        start: bool = False,
+        after: After | None = None,
+        when: Callable[[S], bool] | None = None,
+        on: list[str] | None = None,
+        reads: list[str] | None = None,
+        writes: list[str] | None = None,
+        retry: Retry | int | None = None,
+        timeout: timedelta | float | None = None,
+        side_effects: str = "none",
+        idempotent: bool = False,
+        capabilities: tuple[str, ...] = (),
+        delivers: bool = False,
+        gate: Callable[[Any], Any] | None = None,
+        check: Callable[[Any], Any] | None = None,
+        on_fail: str = "block",
     ) -> Graph[S]:
         """Runs a child graph in a node's place (§4.14): it gets copies of ``pass_in`` and returns ``pass_out`` as one write.
 
-        Left out, both are the channels that the two states have in common. The options are those of ``node``.
+        Left out, both are the channels that the two states have in common. The other options are those of ``node``.
+
+        Raises:
+            UnknownOption, InvalidInput: an option, by its name. InvalidGraph: what cannot be.
         """
+        declared = _Declared(
+            start=start, after=after, when=when, on=on, reads=reads, writes=writes, retry=retry, timeout=timeout, side_effects=side_effects,
+            idempotent=idempotent, capabilities=capabilities, delivers=delivers, gate=gate, check=check, on_fail=on_fail,
+        )  # fmt: skip
         if not isinstance(child, Graph):
             raise InvalidGraph(f"the sub-graph {name!r} is a Graph, not {type(child).__name__}")
-        self._put(name, _never, "subgraph", options, child=child, pass_in=_names_of(pass_in), pass_out=_names_of(pass_out))
+        self._put(name, _never, "subgraph", declared, child=child, pass_in=_names_of(pass_in, "pass_in"), pass_out=_names_of(pass_out, "pass_out"))
         return self
 
     def _name(self, ref: NodeRef) -> str:
-        return ref if isinstance(ref, str) else self._labels.get(ref) or _label(ref)
+        if isinstance(ref, str):
+            return text(ref, "a node")
+        if not callable(ref):
+            raise wrong("a node", "its name or its function", ref)
+        return self._labels.get(ref) or _label(ref)
 
     def _after(self, after: After) -> Trigger:
         if isinstance(after, AnyOf):
@@ -466,8 +566,8 @@ async def _never(*_: Any) -> None:
     raise AssertionError("a sub-graph is driven by the engine, not called")
 
 
-def _names_of(names: list[str] | tuple[str, ...] | str | None) -> tuple[str, ...] | None:
-    return None if names is None else (names,) if isinstance(names, str) else tuple(names)
+def _names_of(names: list[str] | tuple[str, ...] | str | None, field: str) -> tuple[str, ...] | None:
+    return None if names is None else texts([names] if isinstance(names, str) else names, field, ID_BYTES)
 
 
 def _label(function: Callable[..., Any]) -> str:
@@ -552,17 +652,21 @@ def _known_to(function: Any) -> list[Any]:
     return found + [getattr(m, n) for m in modules for n in names if hasattr(m, n)]
 
 
-def microseconds(value: timedelta | float | int | None, default: int) -> int:
-    """A duration given as timedelta or seconds, in microseconds."""
-    if value is None:
-        return default
-    return int((value.total_seconds() if isinstance(value, timedelta) else value) * 1_000_000)
+def microseconds(value: timedelta | float | int | None, default: int, field: str = "timeout") -> int:
+    """A duration given as timedelta or seconds, in microseconds.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    return default if value is None else duration(value, field)
 
 
 class Flow(Generic[P, R]):
     """A skill written as one ``async def fn(ctx, …)`` (§4.12): a graph of one node whose calls through ctx are recorded."""
 
-    def __init__(self, function: Callable[..., Awaitable[R]], id: str, version: str, options: dict[str, Any], frame: Any = None) -> None:
+    def __init__(
+        self, function: Callable[..., Awaitable[R]], id: str, version: str, declared: _Declared, migrates: tuple[str, ...] = (), frame: Any = None
+    ) -> None:
         if not inspect.iscoroutinefunction(function):
             raise InvalidGraph(f"the flow {id!r} must be an async def")
         self.function = function
@@ -587,8 +691,8 @@ class Flow(Generic[P, R]):
             call=function,
             shape="flow",
             triggers=(Trigger("any", (START,)),),
-            retry=coerce(options.get("retry")),
-            timeout_us=microseconds(options.get("timeout"), 0),
+            delivers=False,
+            **declared.common(id, 0),
         )
         self.program = compile(
             id=id,
@@ -599,7 +703,7 @@ class Flow(Generic[P, R]):
             signature=str(self.signature),
             state=Values,
             inputs=tuple(channels),
-            migrates=options.get("migrates", ()),
+            migrates=migrates,
         )
         self.__name__ = getattr(function, "__name__", id)
         self.__doc__ = function.__doc__
@@ -630,11 +734,38 @@ def _hints(function: Callable[..., Any], frame: Any) -> dict[str, Any]:
         return {}  # annotations of names that come later; they only spare the author a register() call
 
 
-def flow(id: str, *, version: str = "1", **options: Any) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Flow[P, R]]:
-    """``@flow("id", version="1")`` makes an ``async def fn(ctx, …)`` a skill."""
+@checked(check=function, timeout=TIMEOUT)
+def flow(
+    id: str,
+    *,
+    version: str = "1",
+    retry: Retry | int | None = None,
+    timeout: timedelta | float | None = None,
+    side_effects: str = "none",
+    idempotent: bool = False,
+    verify: Callable[..., Any] | None = None,
+    undo: Callable[..., Any] | None = None,
+    capabilities: tuple[str, ...] = (),
+    gate: Callable[[Any], Any] | None = None,
+    check: Callable[[Any], Any] | None = None,
+    on_fail: str = "block",
+    migrates: tuple[str, ...] = (),
+) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Flow[P, R]]:
+    """``@flow("id", version="1")`` makes an ``async def fn(ctx, …)`` a skill. The options are those of a node (§4.12).
+
+    Args:
+        migrates: fingerprints of older shapes whose runs this one may go on with (§3.2).
+
+    Raises:
+        UnknownOption, InvalidInput: an option, by its name. InvalidGraph: what cannot be.
+    """
+    declared = _Declared(
+        retry=retry, timeout=timeout, side_effects=side_effects, idempotent=idempotent, verify=verify, undo=undo, capabilities=capabilities,
+        gate=gate, check=check, on_fail=on_fail,
+    )  # fmt: skip
 
     def declare(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Flow[P, R]:
-        return cast("Flow[P, R]", Flow(function, id, version, options, sys._getframe(1)))
+        return cast("Flow[P, R]", Flow(function, id, version, declared, migrates, sys._getframe(1)))
 
     return declare
 
@@ -642,6 +773,7 @@ def flow(id: str, *, version: str = "1", **options: Any) -> Callable[[Callable[C
 Skill = Graph[Any] | Flow[..., Any]
 
 
+@constructor(timeout=TIMEOUT)
 @dataclasses.dataclass(frozen=True)
 class Tool:
     """A declared tool (§6.1): its effect class and idempotency are said once, here.
@@ -658,7 +790,7 @@ class Tool:
     env: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        EffectClass(self.side_effects)
-        Idempotency(self.idempotency)
-        if not self.command:
-            object.__setattr__(self, "command", (self.name,))
+        one_of(self.side_effects, "side_effects", _EFFECTS)
+        one_of(self.idempotency, "idempotency", tuple(i.value for i in Idempotency))
+        object.__setattr__(self, "command", texts(self.command, "command", NOTE_BYTES) or (self.name,))
+        object.__setattr__(self, "env", texts(self.env, "env", ID_BYTES))

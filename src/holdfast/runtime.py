@@ -16,7 +16,7 @@ from holdfast.clock import SystemClock
 from holdfast.core import arguments
 from holdfast.core import policy as policies
 from holdfast.core import schedules as sch
-from holdfast.core.arguments import checked, verb
+from holdfast.core.arguments import checked, function, lasting, verb
 from holdfast.core.bounds import duration
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
@@ -77,6 +77,7 @@ class Runtime:
             runtime and the skill, such as a wrapper around ``named.KernelExecutor``. By default this package's own.
     """
 
+    @checked(environment=arguments.as_given, lease=lasting(low=1), resolver=function)
     def __init__(
         self,
         store_url: str | Store | None = None,
@@ -93,16 +94,24 @@ class Runtime:
         clock: Clock | None = None,
         executor: Executor | Callable[[Any, Any], Executor] | None = None,
     ) -> None:
+        if executor is not None and not callable(executor):
+            door.has("executor", executor, "invoke", "resume")
         self._executor = executor
+        if clock is not None:
+            door.has("clock", clock, "now", "monotonic", "sleep")
         self._clock: Clock = clock or SystemClock()
         # A store judges leases by the clock since boot (X-13), unless the caller's own clock stands in for it.
         now = None if clock is None else clock.now
+        if store_url is not None and not isinstance(store_url, str):
+            door.has("store_url", store_url, "commit", "load", "claim")
         self._store: Store = open_url(chosen_store(store_url), now=now) if store_url is None or isinstance(store_url, str) else store_url
         self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
         self._skills = Skills()
-        for skill in skills:
+        for skill in door.several("skills", skills, (Graph, Flow)):
             self._skills.add(skill.program)
         place = as_environment(environment)
+        if tool_runner is not None:
+            door.has("tool_runner", tool_runner, "run")
         self._services = Services(
             store=self._store,
             clock=self._clock,
@@ -110,12 +119,12 @@ class Runtime:
             skills=self._skills,
             environment=place.name,
             place=place,
-            tools={t.name: t for t in tools},
-            transports=dict(transports or {}),
+            tools={t.name: t for t in door.several("tools", tools, (Tool,))},
+            transports=door.transports(transports),
             resolver=resolver,
             policy=policies.coerce(policy),
             tool_runner=tool_runner or LocalRunner(),
-            workspace=None if workspace is None else os.fspath(workspace),
+            workspace=None if workspace is None else door.path("workspace", workspace),
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
         self._reader = Reader(self._services)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import arguments, bounds, budgets
+from holdfast.core import arguments, bounds
 from holdfast.core.errors import HoldfastError, InvalidInput, InvalidWrite, TooLarge, UnknownOption, UsageError
 
 
@@ -201,11 +201,11 @@ def test_named_values_are_admitted_or_refused() -> None:
 
 def test_a_budget_of_another_kind() -> None:
     with pytest.raises(UnknownOption) as caught:
-        budgets.checked({"token": 3})
+        bounds.limits({"token": 3})
     assert caught.value.nearest == "tokens"
     for given in ({"cost": 0}, {"cost": "3"}, [("cost", 3)], {"cost": float("nan")}):
         with pytest.raises(InvalidInput):
-            budgets.checked(given)
+            bounds.limits(given)
 
 
 def test_a_run_is_never_named_by_nothing() -> None:
@@ -216,7 +216,7 @@ def test_a_run_is_never_named_by_nothing() -> None:
 
 
 def test_a_constructor_that_dataclasses_made() -> None:
-    @arguments.constructor
+    @arguments.constructor()
     @dataclasses.dataclass(frozen=True)
     class Named:
         name: str

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from holdfast.core import events as ev
-from holdfast.core.budgets import KINDS, Exceeded, checked, exceeded, shown
+from holdfast.core.bounds import BUDGETS, limits
+from holdfast.core.budgets import Exceeded, exceeded, shown
 from holdfast.core.errors import InvalidInput, UnknownOption
 from holdfast.core.run import Run, fold_all
 from holdfast.core.waits import WaitKind
@@ -101,9 +102,9 @@ def test_what_a_person_sees() -> None:
     assert shown(Exceeded("cost", 3.0, 2.5, 1.0)) == {"budget": "cost", "used": 3.0, "limit": 2.5, "extend": 1.0}
 
 
-@given(st.dictionaries(st.sampled_from(KINDS), st.integers(1, 9) | st.floats(0.1, 9), max_size=3))
+@given(st.dictionaries(st.sampled_from(BUDGETS), st.integers(1, 9) | st.floats(0.1, 9), max_size=3))
 def test_limits_are_positive_numbers_by_name(given: dict[str, float]) -> None:
-    found = checked(given)
+    found = limits(given)
     assert found == given
     assert all(type(v) is float for v in found.values())
 
@@ -115,4 +116,4 @@ def test_limits_are_positive_numbers_by_name(given: dict[str, float]) -> None:
 def test_anything_else_is_refused(given: object) -> None:
     """A limit that could never hold, or that nobody meant, is told at once and not at the first step."""
     with pytest.raises((InvalidInput, UnknownOption)):
-        checked(given)
+        limits(given)

@@ -166,5 +166,5 @@ def test_a_policy_from_what_a_caller_gives() -> None:
 
     versioned.version = 3  # type: ignore[attr-defined]
     assert ps.coerce(versioned) == Policy(gate=versioned, version="3")
-    with pytest.raises(InvalidInput, match="not str$"):
+    with pytest.raises(InvalidInput, match="of type str$"):
         ps.coerce("strict")

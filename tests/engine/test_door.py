@@ -9,8 +9,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State
+from holdfast import Context, Graph, Retry, Runtime, State, Tool, flow
+from holdfast import run as run_now
+from holdfast.core.environments import Environment
 from holdfast.core.errors import InvalidInput, TooLarge, UnknownOption, UsageError
+from holdfast.core.policy import Policy
 
 
 class Note(State):
@@ -146,3 +149,93 @@ async def test_a_budget_of_another_kind_is_refused(rt: Runtime) -> None:
     with pytest.raises(UnknownOption) as caught:
         await rt.submit("note", {"text": "a"}, budgets={"costs": 3})
     assert caught.value.nearest == "cost"
+
+
+# -- declarations -----------------------------------------------------------------------------------
+
+
+async def body(state: Note) -> None:
+    return None
+
+
+async def act(ctx: Context, n: int = 1) -> int:
+    return n
+
+
+def decorated(**options: Any) -> Any:
+    return Graph("g", Note).node("body", **{"start": True, **options})(body)
+
+
+def made(**options: Any) -> Any:
+    return flow("f", **options)(act)
+
+
+DECLARED: list[tuple[Any, str, str]] = [
+    (decorated, "gates", "gate"), (decorated, "side_effect", "side_effects"), (decorated, "time_out", "timeout"), (decorated, "retries", "retry"),
+    (decorated, "chek", "check"), (made, "versoin", "version"), (made, "timeuot", "timeout"), (made, "idempotnet", "idempotent"),
+    (lambda **o: Graph("g", Note, **o), "versoin", "version"), (lambda **o: Graph("g", Note, **o), "steps_limit", "step_limit"),
+    (lambda **o: Graph("g", Note).subgraph("s", note(), **o), "pass_on", "pass_in"), (lambda **o: Tool("git", **o), "side_effect", "side_effects"),
+    (lambda **o: Tool("git", **o), "time_out", "timeout"), (lambda **o: Retry(**o), "max_attempt", "max_attempts"), (lambda **o: Policy(**o), "versoin", "version"),
+    (lambda **o: Environment(name="e", **o), "allow_forced", "allow_force"), (lambda **o: Runtime("memory:", **o), "skill", "skills"),
+    (lambda **o: Runtime("memory:", **o), "transport", "transports"), (lambda **o: run_now(note(), **o), "stroe", "store"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("declare", "name", "nearest"), DECLARED, ids=[d[1] for d in DECLARED])
+def test_an_unknown_option_of_a_declaration(declare: Any, name: str, nearest: str) -> None:
+    """Mend 11: ``gates=`` was accepted, and nobody was ever asked."""
+    with pytest.raises(UnknownOption) as caught:
+        declare(**{name: 3})
+    assert (caught.value.name, caught.value.nearest) == (name, nearest) and name in str(caught.value) and nearest in str(caught.value)
+
+
+def sent() -> Any:
+    return None
+
+
+class Letter:
+    """A transport that sends nothing."""
+
+
+VALUES: list[tuple[Any, str, Any]] = [
+    *[(d, "retry", v) for d in (decorated, made) for v in (-2, 0, "3", True, 1.5)], *[(d, "timeout", v) for d in (decorated, made) for v in (0, -1, "5", float("nan"))],
+    (decorated, "side_effects", "external"), (decorated, "on_fail", "shout"), (decorated, "gate", "ask"), (decorated, "verify", 3), (decorated, "idempotent", "yes"),
+    (decorated, "capabilities", "net"), (decorated, "reads", [3]), (decorated, "start", 1), (decorated, "on", 5), (made, "undo", 4), (made, "version", 2),
+    (lambda **o: Graph("g", Note, **o), "version", 2), (lambda **o: Graph("g", Note, **o), "step_limit", 0), (lambda **o: Graph("g", Note, **o), "migrates", "abc"),
+    (lambda **o: Graph("g", Note, **o), "kind", 3), (lambda **o: Tool("git", **o), "side_effects", "some"), (lambda **o: Tool("git", **o), "timeout", 0),
+    (lambda **o: Tool("git", **o), "idempotency", "maybe"), (lambda **o: Tool(**o), "name", ""), (lambda **o: Retry(**o), "max_attempts", 0),
+    (lambda **o: Retry(**o), "base_us", -1), (lambda **o: Retry(**o), "on", ("KeyError",)), (lambda **o: Policy(**o), "gate", "deny"),
+    (lambda **o: Policy(**o), "version", 2), (lambda **o: Runtime("memory:", **o), "lease", 0), (lambda **o: Runtime("memory:", **o), "lease", "30"),
+    (lambda **o: Runtime("memory:", **o), "environment", 5), (lambda **o: Runtime("memory:", **o), "policy", "strict"),
+    (lambda **o: Runtime("memory:", **o), "resolver", "ada"), (lambda **o: Runtime("memory:", **o), "skills", [body]),
+    (lambda **o: Runtime("memory:", **o), "skills", note()), (lambda **o: Runtime("memory:", **o), "tools", ["git"]),
+    (lambda **o: Runtime("memory:", **o), "workspace", 3), (lambda **o: Runtime("memory:", **o), "clock", 3), (lambda **o: Runtime(**o), "store_url", 3),
+    *[(lambda **o: Runtime("memory:", **o), "transports", {"mail": t}) for t in (object(), None, "smtp", Letter(), sent, Letter)],
+    (lambda **o: Runtime("memory:", **o), "transports", [sent]), (lambda **o: Runtime("memory:", **o), "tool_runner", 3),
+    (lambda **o: Runtime("memory:", **o), "executor", 3),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("declare", "name", "value"), VALUES, ids=[f"{v[1]}={v[2]!r:.20}" for v in VALUES])
+def test_a_bad_value_of_a_declaration(declare: Any, name: str, value: Any) -> None:
+    with pytest.raises((InvalidInput, UsageError)) as caught:
+        declare(**{name: value})
+    assert isinstance(caught.value, InvalidInput) and caught.value.field.split("[")[0] == name and name in str(caught.value)
+
+
+async def test_a_flow_takes_the_options_of_a_node() -> None:
+    """Interfaces: ``@flow`` as ``node``, but for edges. What it declares has its effect."""
+    asked: list[str] = []
+
+    def gate(request: Any) -> bool:
+        asked.append(request.node)
+        return request.side_effects == "write"
+
+    @flow("careful", side_effects="write", capabilities=("disk",), gate=gate, idempotent=True)
+    async def careful(ctx: Context, n: int) -> int:
+        return n + 1
+
+    async with Runtime("memory:") as rt:
+        assert await rt.run(careful, 2) == 3
+        [done] = await rt.runs()
+        assert asked == ["careful"] and [e.status for e in await rt.effects(done.run_id)] == ["recorded"]

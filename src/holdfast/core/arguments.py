@@ -12,6 +12,8 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
+import msgspec
+
 from holdfast.core import bounds
 from holdfast.core.bounds import NOTE_BYTES, unknown, wrong
 from holdfast.core.errors import InvalidInput
@@ -63,6 +65,14 @@ def function(value: Any, field: str) -> Any:
     if not callable(value):
         raise wrong(field, "a function", value)
     return value
+
+
+def classes(value: Any, field: str) -> Any:
+    """Classes of exceptions, one or several."""
+    found = value if isinstance(value, tuple) else (value,)
+    if not found or not all(isinstance(kind, type) and issubclass(kind, BaseException) for kind in found):
+        raise wrong(field, "a class of exceptions, or a tuple of them", value)
+    return found
 
 
 def mapping(value: Any, field: str) -> Any:
@@ -207,10 +217,25 @@ def checked(**own: Convert) -> Callable[[F], F]:
     return mark
 
 
-def constructor(cls: type[Any]) -> type[Any]:
+class Declared(msgspec.StructMeta):
+    """The class of values that authors declare: an option that they do not have is refused by name."""
+
+    def __call__(cls, *args: Any, **options: Any) -> Any:
+        bounds.known_only(options, cls.__struct_fields__, cls.__name__)
+        return super().__call__(*args, **options)
+
+
+C = TypeVar("C", bound=type[Any])
+
+
+def constructor(**own: Convert) -> Callable[[C], C]:
     """Marks the constructor of a class that dataclasses has made."""
-    cls.__init__ = verb(cls.__init__)
-    return cls
+
+    def mark(cls: C) -> C:
+        cls.__init__ = checked(**own)(cls.__init__)
+        return cls
+
+    return mark
 
 
-__all__ = ["KNOWN", "admitted", "as_given", "checked", "constructor", "verb"]
+__all__ = ["KNOWN", "Declared", "admitted", "as_given", "checked", "constructor", "verb"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import datetime as dt
 import difflib
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 from holdfast.core.errors import InvalidInput, TooLarge, UnknownOption
@@ -127,7 +127,7 @@ def one_of(value: object, field: str, known: Collection[str]) -> str:
     """
     found = text(value, field)
     if found not in known:
-        raise InvalidInput(f"{field} is one of {', '.join(known)}, not {found!r}{meant(found, known)}", field=field, hint="one of " + ", ".join(known))
+        raise InvalidInput(f"{field}={found!r} is not known{meant(found, known)}", field=field, hint="one of " + ", ".join(known))
     return found
 
 
@@ -202,3 +202,20 @@ def known_only(given: Iterable[Any], known: Collection[str], where: str) -> None
     for name in given:
         if name not in known:
             raise unknown(name, known, where)
+
+
+SPENT = ("cost", "tokens")
+"""What steps report by ``ctx.spend``."""
+BUDGETS = ("cost", "seconds", "steps", "tokens")
+
+
+def limits(given: object, field: str = "budgets", kinds: tuple[str, ...] = BUDGETS) -> dict[str, float]:
+    """Limits by name, as a caller gives them.
+
+    Raises:
+        UnknownOption: a budget of another kind. InvalidInput: not a mapping of names to positive numbers.
+    """
+    if not isinstance(given, Mapping):
+        raise wrong(field, "a mapping of names to limits", given, 'budgets={"cost": 2.5, "steps": 100}')
+    known_only(given, kinds, field)
+    return {str(name): amount(limit, f"{field}[{name!r}]") for name, limit in given.items()}

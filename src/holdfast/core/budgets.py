@@ -6,11 +6,8 @@ report by ``ctx.spend``. Exceeding one opens a ``budget`` wait; an approval exte
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import msgspec
 
-from holdfast.core.bounds import amount, known_only, wrong
 from holdfast.core.run import Run
 
 EXTENSION = {"type": ["object", "null"], "properties": {"extend": {"type": "number", "exclusiveMinimum": 0}}, "additionalProperties": False}
@@ -45,26 +42,9 @@ def _used(run: Run, name: str, step: int, now: int) -> float:
     return run.spent.get(name, 0.0)
 
 
-SPENT = ("cost", "tokens")
-"""What steps report by ``ctx.spend``."""
-KINDS = ("cost", "seconds", "steps", "tokens")
-
-
-def checked(given: object, field: str = "budgets", kinds: tuple[str, ...] = KINDS) -> dict[str, float]:
-    """Limits by name, as a caller gives them.
-
-    Raises:
-        UnknownOption: a budget of another kind. InvalidInput: not a mapping of names to positive numbers.
-    """
-    if not isinstance(given, Mapping):
-        raise wrong(field, "a mapping of names to limits", given, 'budgets={"cost": 2.5, "steps": 100}')
-    known_only(given, kinds, field)
-    return {str(name): amount(limit, f"{field}[{name!r}]") for name, limit in given.items()}
-
-
 def shown(over: Exceeded) -> dict[str, object]:
     """What a person sees before extending it."""
     return {"budget": over.name, "used": over.used, "limit": over.limit, "extend": over.extend}
 
 
-__all__ = ["EXTENSION", "KINDS", "SPENT", "Exceeded", "checked", "exceeded", "shown"]
+__all__ = ["EXTENSION", "Exceeded", "exceeded", "shown"]

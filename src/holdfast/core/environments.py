@@ -10,8 +10,9 @@ from collections.abc import Iterable, Mapping
 
 import msgspec
 
-from holdfast.core.bounds import unknown
-from holdfast.core.effects import ReplayPolicy
+from holdfast.core.arguments import Declared
+from holdfast.core.bounds import flag, limits, text, unknown
+from holdfast.core.effects import ReplayPolicy, as_policy
 from holdfast.core.errors import RestrictedOption
 
 # What a replay or fork may be given besides its source. Everything else is no option.
@@ -23,7 +24,7 @@ PRIVILEGED = frozenset({"environment", "policy_snapshot_id", "capabilities", "in
 INHERIT = "inherit_approvals"
 
 
-class Environment(msgspec.Struct, frozen=True, kw_only=True):
+class Environment(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
     """``replay``: the laxest policy it allows; ``options``: what a fork may be given, None for all that raise nothing;
     ``inherit_approvals``: whether a replay or fork is answered by what people approved in its source (§5.8); ``allow_force``:
     whether a policy may be waived and an effect done again that may happen twice; ``budgets``: the most that any run may be
@@ -35,6 +36,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     allow_force: bool = True
     budgets: Mapping[str, float] = {}
     inherit_approvals: bool = False
+
+    def __post_init__(self) -> None:
+        text(self.name, "name")
+        flag(self.allow_force, "allow_force")
+        flag(self.inherit_approvals, "inherit_approvals")
+        msgspec.structs.force_setattr(self, "replay", as_policy(self.replay))
+        for option in () if self.options is None else self.options:
+            if option not in OPTIONS:
+                raise unknown(option, OPTIONS, "a fork")
+        limits(self.budgets, "budgets")
 
     def check_options(self, names: Iterable[str]) -> None:
         """Refuses what may not be given here, by name (§7.7).
@@ -75,4 +86,4 @@ def environment(value: Environment | str) -> Environment:
     """An environment by value or by name; a name of one's own is as lax as development."""
     if isinstance(value, Environment):
         return value
-    return KNOWN.get(value) or Environment(name=value)
+    return KNOWN.get(text(value, "environment")) or Environment(name=text(value, "environment"))

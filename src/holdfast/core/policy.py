@@ -12,7 +12,8 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon
+from holdfast.core import arguments, bounds, canon
+from holdfast.core.arguments import Declared
 from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Node
@@ -100,13 +101,20 @@ REVIEWS = ("planning", "research")
 """The kinds of work that end in a person's review, unless a policy lists others (§5.16)."""
 
 
-class Policy(msgspec.Struct, frozen=True):
+class Policy(msgspec.Struct, frozen=True, metaclass=Declared):
     """A gate with a version. ``reviews`` are the kinds of work that end in human review (§5.16)."""
 
     gate: Gate | None = None
     version: str = "1"
     reviews: tuple[str, ...] = REVIEWS
     allow_force: bool = True
+
+    def __post_init__(self) -> None:
+        if self.gate is not None:
+            arguments.function(self.gate, "gate")
+        bounds.text(self.version, "version")
+        bounds.flag(self.allow_force, "allow_force")
+        msgspec.structs.force_setattr(self, "reviews", bounds.texts(self.reviews, "reviews", bounds.ID_BYTES))
 
     @property
     def snapshot_id(self) -> str:
@@ -123,7 +131,7 @@ def coerce(value: Any) -> Policy | None:
         return value
     if callable(value):
         return Policy(gate=value, version=str(getattr(value, "version", "1")))
-    raise InvalidInput(f"policy= takes a Policy or a function of a request, not {type(value).__name__}")
+    raise bounds.wrong("policy", "a Policy or a function of a request", value)
 
 
 def verdict(answer: Any, on_fail: str = OnFail.BLOCK) -> Verdict:

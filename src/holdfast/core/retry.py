@@ -6,6 +6,8 @@ import hashlib
 
 import msgspec
 
+from holdfast.core.arguments import Declared, classes
+from holdfast.core.bounds import LONGEST_US, number
 from holdfast.core.errors import (
     BadReturn,
     ContractViolation,
@@ -24,6 +26,7 @@ from holdfast.core.errors import (
 
 SECOND = 1_000_000
 CEILING = 300 * SECOND
+MOST_ATTEMPTS = 10_000
 
 # What another attempt cannot mend: decided by type, never by an error's text.
 PERMANENT: tuple[type[BaseException], ...] = (
@@ -43,12 +46,17 @@ PERMANENT: tuple[type[BaseException], ...] = (
 )
 
 
-class Retry(msgspec.Struct, frozen=True):
+class Retry(msgspec.Struct, frozen=True, metaclass=Declared):
     """``max_attempts`` counts failures, the first try included; ``base_us`` is the first pause in microseconds."""
 
     max_attempts: int = 1
     base_us: int = SECOND
     on: tuple[type[BaseException], ...] = (Exception,)
+
+    def __post_init__(self) -> None:
+        number(self.max_attempts, "max_attempts", 1, MOST_ATTEMPTS)
+        number(self.base_us, "base_us", 0, LONGEST_US)
+        msgspec.structs.force_setattr(self, "on", classes(self.on, "on"))
 
     def retries(self, error: BaseException, attempt: int) -> bool:
         """Whether a failure of attempt number ``attempt`` (from 1) is tried again."""
@@ -58,11 +66,17 @@ class Retry(msgspec.Struct, frozen=True):
 ONCE = Retry()
 
 
-def coerce(value: Retry | int | None) -> Retry:
-    """``retry=3`` is short for three attempts."""
+def coerce(value: Retry | int | None, field: str = "retry") -> Retry:
+    """``retry=3`` is short for three attempts.
+
+    Raises:
+        InvalidInput: it is no number of attempts.
+    """
     if value is None:
         return ONCE
-    return Retry(max_attempts=value) if isinstance(value, int) else value
+    if isinstance(value, Retry):
+        return value
+    return Retry(max_attempts=number(value, field, 1, MOST_ATTEMPTS))
 
 
 def backoff(attempt_id: str, attempt: int, base_us: int = SECOND, retry_after_us: int | None = None) -> int:

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
 import msgspec
 
 from holdfast.authoring import microseconds
-from holdfast.core import budgets, canon, ids
+from holdfast.core import bounds, budgets, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
 from holdfast.core.effects import Effect
@@ -358,7 +358,7 @@ class Context:
         with self._place("spend") as path:
             if self._lookup(path, "spend", "value") is not None:
                 return
-            clean = budgets.checked({n: a for n, a in amounts.items() if a != 0}, "spend", budgets.SPENT)
+            clean = bounds.limits({n: a for n, a in amounts.items() if a != 0}, "spend", bounds.SPENT)
             self._journal.hold(
                 Draft(
                     facts=[ev.BudgetSpent(self._step, self._key, clean)],

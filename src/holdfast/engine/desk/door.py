@@ -8,18 +8,22 @@ anything is decided or read. Behind the door nobody looks at what a caller gave 
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Mapping
+import inspect
+import os
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from holdfast.core import arguments, bounds, canon
-from holdfast.core import budgets as limits
 from holdfast.core import commands as cmd
+from holdfast.core.bounds import wrong
 from holdfast.core.effects import ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.errors import InvalidInput
+
+T = TypeVar("T")
 
 
 class OnBusy(StrEnum):
@@ -70,7 +74,7 @@ OPTIONS: Mapping[str, arguments.Convert] = {
             "recovery", "unattended",
         )
     },
-    "budgets": lambda value, field: limits.checked(value, field),
+    "budgets": bounds.limits,
     "on_busy": arguments.word(*OnBusy),
 }  # fmt: skip
 """What a caller may say about a new run, and what each may be."""
@@ -172,6 +176,73 @@ def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_i
     )
 
 
+# -- what a runtime is made of ------------------------------------------------------------------------
+
+
+def has(field: str, value: object, *verbs: str) -> None:
+    """Holds an object against the verbs of its port.
+
+    Raises:
+        InvalidInput: it lacks one.
+    """
+    missing = [name for name in verbs if not callable(getattr(value, name, None))]
+    if missing or isinstance(value, type):
+        raise wrong(field, f"an object with {', '.join(verbs)}", value)
+
+
+def several(field: str, given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
+    """Values of these classes.
+
+    Raises:
+        InvalidInput: one is none.
+    """
+    wanted = f"a list of {' and '.join(kind.__name__ for kind in kinds)}"
+    if isinstance(given, (str, bytes, *kinds)) or not isinstance(given, Iterable):
+        raise wrong(field, wanted, given, f"{field}=[…]")
+    found = list(given)
+    for n, each in enumerate(found):
+        if not isinstance(each, kinds):
+            raise wrong(f"{field}[{n}]", f"one of {wanted}", each)
+    return found
+
+
+def path(field: str, value: Any) -> str:
+    """A path as text.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    if not isinstance(value, str | os.PathLike):
+        raise wrong(field, "a path", value)
+    return bounds.text(os.fspath(value), field, bounds.NOTE_BYTES)
+
+
+def transports(given: Any) -> dict[str, Any]:
+    """What sends the intents of each type: a function of payload and key, or an object that has ``send``.
+
+    Raises:
+        InvalidInput: a type that no text names, or something that nothing can be sent through.
+    """
+    if given is None:
+        return {}
+    found = dict(arguments.mapping(given, "transports"))
+    for kind, transport in found.items():
+        send = getattr(transport, "send", transport)
+        if isinstance(transport, type) or not callable(send) or not _takes_two(send):
+            raise wrong(f"transports[{kind!r}]", "a function of (payload, key), or an object with send(payload, key)", transport)
+    return found
+
+
+def _takes_two(send: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(send).bind(None, None)
+    except TypeError:
+        return False
+    except ValueError:  # built in, and it does not say
+        return True
+    return True
+
+
 # -- commands -----------------------------------------------------------------------------------------
 
 
@@ -230,4 +301,4 @@ def cancel(*, actor: str, reason: str, nonce: str) -> cmd.Cancel:
     return cmd.Cancel(actor=arguments.who(actor, "actor"), reason=arguments.note(reason, "reason"), nonce=nonce)
 
 
-__all__ = ["FIELDS", "FORK", "FORKED", "KEPT", "OPTIONS", "REPLAY", "OnBusy", "Request", "Wish", "cancel", "decision", "due", "fork", "inputs", "payload", "request", "signal"]
+__all__ = ["FIELDS", "FORK", "FORKED", "KEPT", "OPTIONS", "REPLAY", "OnBusy", "Request", "Wish", "cancel", "decision", "due", "fork", "has", "inputs", "path", "payload", "request", "several", "signal", "transports"]
