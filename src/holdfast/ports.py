@@ -174,6 +174,7 @@ class Store(Outbox, Protocol):
             EffectInProgress: another attempt under an effect's key is open.
             RunNotFound: the run, or one whose inbox it puts into, is not there.
             StoreCorrupt: a blob is named that is not there.
+            InboxUnread: it would end the run, and a command in its inbox has not been taken (§10.12).
             Conflict: ``claim_taken`` (a claim's key), ``lane_busy`` (it begins to execute and its lane is held or awaited:
                 submit it as pending), ``inbox_taken``, ``schedule_moved`` (a schedule does not stand where the commit found it).
         """

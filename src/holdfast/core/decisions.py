@@ -6,7 +6,7 @@ The named transition helpers of §5.15 stand at the end: they are what the funct
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -27,14 +27,17 @@ from holdfast.core.errors import (
     InvalidInput,
     NotDecidable,
     NothingEligible,
+    Rejected,
     RunIsLive,
     SettledTerminal,
     TooManySignals,
     UndecidedWait,
+    UsageError,
     WaitNotFound,
+    coded,
 )
 from holdfast.core.outcomes import Terminal
-from holdfast.core.run import Run
+from holdfast.core.run import Run, fold_all
 from holdfast.core.status import LIVE, RESUMABLE, TERMINAL, Status
 from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
 
@@ -50,6 +53,53 @@ def decide(run: Run, command: cmd.AnyCommand, now: int) -> Facts:
         Rejected, UsageError: by what stands against it; nothing is written then.
     """
     return _TABLE[type(command)](run, command, now)
+
+
+class Taken(msgspec.Struct, frozen=True):
+    """What commands from a run's inbox become in one commit. ``keys``: those taken; ``refused``: which of them came too late or do not
+    fit, and why; ``ends``: the run has ended by them."""
+
+    facts: Facts
+    keys: tuple[str, ...]
+    refused: dict[str, HoldfastError]
+    ends: bool
+
+
+NOTHING_TAKEN = Taken((), (), {}, False)
+
+
+def take(run: Run, waiting: Iterable[tuple[str, cmd.AnyCommand]], now: int) -> Taken:
+    """Takes the oldest command; where it ends the run, all that wait behind it too, for nobody will look after them later."""
+    facts: list[ev.Fact] = []
+    keys: list[str] = []
+    refused: dict[str, HoldfastError] = {}
+    after = run
+    for key, command in waiting:
+        became: Facts
+        try:
+            became = decide(after, command, now) or (ev.NoteAdded(f"{key} changed nothing"),)
+        except (Rejected, UsageError) as e:
+            refused[key] = e
+            became = (ev.NoteAdded(f"{key} was refused: {e.message}", refused=key, code=e.code),)
+        facts += became
+        keys.append(key)
+        after = told(after, became, now)
+        if not after.terminal:
+            break
+    return Taken(tuple(facts), tuple(keys), refused, after.terminal and not run.terminal)
+
+
+def told(run: Run, facts: Iterable[ev.Fact], now: int) -> Run:
+    """The run as it is once these facts are durable."""
+    return fold_all(run, [ev.Event(n, now, fact) for n, fact in enumerate(facts, run.version + 1)])
+
+
+def refusal(facts: Iterable[ev.Fact | ev.Unknown], key: str) -> HoldfastError | None:
+    """Why the command under this key was refused, if these facts say so."""
+    for fact in facts:
+        if isinstance(fact, ev.NoteAdded) and fact.refused == key:
+            return coded(fact.code, fact.text)
+    return None
 
 
 def _open(run: Run, wait_id: str) -> Wait | None:

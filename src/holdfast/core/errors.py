@@ -304,6 +304,18 @@ class IntentInFlight(Conflict):
     code = "intent_in_flight"
 
 
+class InboxUnread(Conflict):
+    """A run may not end over a command that nobody has taken: it is taken first (§10.12)."""
+
+    code = "inbox_unread"
+
+
+class SignalConflict(Conflict):
+    """The same signal key with another payload (§5.11)."""
+
+    code = "signal_conflict"
+
+
 # -- user code; a value in the run ------------------------------------------------------------------
 
 
@@ -519,6 +531,17 @@ class Frame(msgspec.Struct, frozen=True, array_like=True):
     line: int
     function: str
     source: str = ""
+
+
+def coded(code: str, message: str) -> HoldfastError:
+    """A refusal on record as the error it was: the class of that code, plain ``Rejected`` where none has it."""
+    todo: list[type[HoldfastError]] = [HoldfastError]
+    while todo:
+        cls = todo.pop()
+        if cls.code == code and not issubclass(cls, RunFailed | RunWaiting):
+            return cls(message)
+        todo += cls.__subclasses__()
+    return Rejected(message, code=code)
 
 
 class ErrorValue(msgspec.Struct, frozen=True, array_like=True):

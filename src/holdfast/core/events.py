@@ -450,8 +450,12 @@ class StatePatched(Fact, frozen=True, tag=61):
 
 
 class NoteAdded(Fact, frozen=True, tag=62):
+    """``refused``: the inbox key of a command that came too late or does not fit, with the ``code`` of its refusal."""
+
     wire: ClassVar[str] = "note.added"
     text: str
+    refused: str = ""
+    code: str = ""
 
 
 class BudgetSpent(Fact, frozen=True, tag=63):

@@ -15,7 +15,7 @@ from holdfast.core import blobs, codec
 from holdfast.core.checkpoint import Delta, Source
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, RunNotFound, TokenRefused, VersionConflict
+from holdfast.core.errors import Conflict, HoldfastError, InboxUnread, LeaseLost, RunNotFound, TokenRefused, VersionConflict
 from holdfast.core.events import WaitClosed
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, Alive, Keep, Release, Take, Touch, counter
@@ -97,12 +97,13 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 
 class Ruling(msgspec.Struct, frozen=True, gc=False):
     """What becomes of a run's row by a commit. ``turn`` 0: it gets a new place in its lane. ``lane``: nobody may hold the lane, nor be
-    due in it before that turn; None where the lane need not be asked."""
+    due in it before that turn; None where the lane need not be asked. ``ends``: the run ends by it, which it may not over an unread inbox."""
 
     owner: str | None
     holds: bool
     turn: int = 0
     lane: int | None = None
+    ends: bool = False
 
 
 def ruled(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) -> Ruling | HoldfastError:
@@ -129,7 +130,7 @@ def ruled(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) ->
         return error
     turn = 0 if found.status in TERMINAL and not c.run.terminal else found.turn
     lane = (turn or LAST_TURN) if wants_lane(c) and not found.holds else None
-    return Ruling(owner_after(c, found.owner), holds_after(c, found.holds), turn, lane)
+    return Ruling(owner_after(c, found.owner), holds_after(c, found.holds), turn, lane, c.run.terminal and found.status not in TERMINAL)
 
 
 def refusal(commit: Commit, found: Found) -> HoldfastError | None:
@@ -148,6 +149,10 @@ def refusal(commit: Commit, found: Found) -> HoldfastError | None:
     if after is None or after.row != found.row or after.hash != found.hash:
         return VersionConflict(f"the log of {run_id} has moved on", hint="load it again")
     return None
+
+
+def unread_at_the_end(run_id: str) -> InboxUnread:
+    return InboxUnread(f"{run_id} would end over a command that nobody has taken", hint="take it first; then decide again")
 
 
 def first_fence(commit: Commit, incarnation: int) -> HoldfastError | None:
@@ -393,5 +398,5 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 __all__ = [
     "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "by_turns", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
-    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "ruled", "same", "schedule_moved", "takeable", "taken", "tombstones", "usable", "woken",
+    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "ruled", "same", "schedule_moved", "takeable", "taken", "tombstones", "unread_at_the_end", "usable", "woken",
 ]  # fmt: skip

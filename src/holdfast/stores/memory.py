@@ -172,6 +172,8 @@ class MemoryStore:
             if item is None or item.taken_seq is not None:
                 raise apply.inbox_taken(run_id, key)
             self._set(self._inbox, (run_id, key), msgspec.structs.replace(item, taken_seq=tip.seq))
+        if ruling.ends and self._unread(run_id):
+            raise apply.unread_at_the_end(run_id)
         doc = p.sealed.doc if p.sealed.doc is not None or old is None else old.doc
         self._set(
             self._runs,

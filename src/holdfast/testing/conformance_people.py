@@ -10,9 +10,10 @@ from msgspec.structs import replace
 
 from holdfast.core import canon
 from holdfast.core import events as ev
-from holdfast.core.commands import Decide
+from holdfast.core.commands import Cancel, Decide, LateResult
 from holdfast.core.commit import DedupClaim, InboxItem
-from holdfast.core.errors import Conflict, RunNotFound, TokenRefused
+from holdfast.core.errors import Conflict, ErrorValue, InboxUnread, RunNotFound, TokenRefused
+from holdfast.core.lease import KEEP, RELEASE
 from holdfast.core.schedules import Change, Missed, Move, Schedule
 from holdfast.core.tokens import Token, hashed
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused, signal
@@ -39,8 +40,62 @@ async def case_marked(h: Harness) -> None:
     await mine.write(mine.commit(ev.NoteAdded("taken"), took=("signal:go:a",)))
     assert sorted(await h.store.marked("w")) == ["r1", "r2"], "one of two is left"
     await mine.write(mine.commit(ev.NoteAdded("taken"), took=("signal:go:b",)))
-    await other.complete()
+    await other.complete(took=("signal:go:a",))
     assert await h.store.marked("w") == []
+
+
+@case
+async def case_no_end_over_an_unread_inbox(h: Harness) -> None:
+    """§10.12, X-19: the commit that ends a run and a command decide against each other: whatever was put first is taken first."""
+    await h.store.register("w", TTL)
+    for run_id, end in (("r1", ev.RunCompleted()), ("r2", ev.RunFailed("boom", ErrorValue("E", "m"))), ("r3", ev.RunCanceled("halted", settled=True))):
+        script = await Script(h.store, run_id).begin("w")
+        await h.store.put(InboxItem(run_id, "cancel", Cancel("ann"), h.store.now()))
+        await refused(InboxUnread, h.store.commit(script.commit(end, lease=RELEASE)), "inbox_unread")
+        loaded = await h.store.load(run_id)
+        assert loaded is not None and loaded.tip == script.tip and loaded.lease.owner == "w", "nothing was written, and nothing let go"
+        await script.write(script.commit(ev.NoteAdded("not the end"), lease=KEEP))
+        await script.write(script.commit(end, lease=RELEASE, took=("cancel",)))
+        await h.store.put(InboxItem(run_id, "late:a", LateResult("a", "too late"), h.store.now()))
+        await script.write(script.touching(ev.NoteAdded("what has ended is no matter")))
+
+
+@case
+async def case_no_end_at_rest_over_an_unread_inbox(h: Harness) -> None:
+    """§10.12: the same for whoever ends a run at rest; and a run that goes to rest in a wait may leave its inbox to the next."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").begin("w")
+    await h.store.put(signal("r1", "a", h.store.now()))
+    await script.wait()
+    await refused(InboxUnread, h.store.commit(script.touching(ev.RunCanceled("canceled", at_rest=True))), "inbox_unread")
+    await script.write(script.touching(ev.RunCanceled("canceled", at_rest=True), took=("signal:go:a",)))
+
+
+@case
+async def case_puts_and_ends_race(h: Harness) -> None:
+    """X-19: many runs end while commands are put into them: each command is taken before the end, or put to a run that had ended."""
+    await h.store.register("w", TTL)
+    scripts = [await Script(h.store, f"r{n}").begin("w") for n in range(20)]
+
+    async def ends(script: Script) -> bool:
+        try:
+            await script.write(script.commit(ev.RunCompleted(), lease=RELEASE))
+        except InboxUnread:
+            return False
+        return True
+
+    async def asks(script: Script) -> bool:
+        await h.store.put(InboxItem(script.run_id, "cancel", Cancel("ann"), h.store.now()))
+        found = await h.store.get(script.run_id)
+        return found is not None and found[0].terminal
+
+    pairs = [x for n, s in enumerate(scripts) for x in ((ends(s), asks(s)) if n % 2 else (asks(s), ends(s)))]
+    await asyncio.gather(*pairs)
+    for script in scripts:
+        found, left = await h.store.get(script.run_id), await h.store.inbox(script.run_id)
+        assert found is not None and [i.key for i in left] == ["cancel"]
+        if not found[0].terminal:
+            await script.write(script.commit(ev.RunCancelRequested(""), took=("cancel",)))
 
 
 # -- links ------------------------------------------------------------------------------------------

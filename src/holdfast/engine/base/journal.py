@@ -19,7 +19,7 @@ from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Sour
 from holdfast.core.commands import Cancel
 from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectInProgress, StoreError
+from holdfast.core.errors import EffectInProgress, InboxUnread, StoreError
 from holdfast.core.intents import Intent
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress
@@ -279,7 +279,7 @@ class Journal:
         commit = self._number(draft, checkpoint, delta, lease, due, actor, behind)
         try:
             self.tip = await self.store.commit(commit)
-        except EffectInProgress:
+        except (EffectInProgress, InboxUnread):  # refused, and nothing is lost: whoever decided decides again
             self.held = held.joined(self.held)
             raise
         except BaseException as e:

@@ -45,6 +45,8 @@ class Reader:
         return found
 
     async def loaded(self, run_id: str) -> Loaded:
+        if not run_id:
+            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
         loaded = await self._services.threads.load(run_id)
         if loaded is None:
             raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
@@ -52,8 +54,6 @@ class Reader:
 
     async def get(self, run_id: str) -> Run[Any]:
         """The run as it stands, with its state."""
-        if not run_id:
-            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
         return self.handle(await self.loaded(run_id))
 
     def handle(self, loaded: Loaded) -> Run[Any]:

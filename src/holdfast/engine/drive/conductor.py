@@ -268,7 +268,7 @@ class Conductor:
         facts, refusal = gates.reevaluate(policy, todo, run, self._services.environment)
         if refusal is not None:
             if run.status not in LIVE:
-                await self._desk.at_rest(run.run_id, Draft(facts=facts), actor=actor)
+                await self._desk.at_rest(loaded, Draft(facts=facts), actor=actor)
             raise refusal
         return facts
 
@@ -373,11 +373,12 @@ class Conductor:
         judged = await self._permitted(run, program, actor, force)
         if run.status in TERMINAL:
             command = cmd.Resume(actor=actor, acknowledge=acknowledge, force=force)
-            facts = (*judged, *decisions.decide(run, command, now))
+            loaded = await self._reader.loaded(run_id)
+            facts = (*judged, *decisions.decide(loaded.run, command, now))
             judged = []
             upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
-            if not await self._desk.at_rest(run_id, Draft(facts=list(facts), results=list(decisions.answers(run))), actor=actor, due=now):
+            if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=now):
                 raise Conflict(f"somebody else went on with {run_id} meanwhile")
         return await self.drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged)
 

@@ -7,7 +7,7 @@ events at once, in one commit that takes the next fence and gives it back; if it
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from holdfast.core import checkpoint as cps
@@ -15,14 +15,16 @@ from holdfast.core import commands as cmd
 from holdfast.core import decisions
 from holdfast.core import events as ev
 from holdfast.core import run as records
+from holdfast.core.codec import open_row
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import (
     AmbiguousWait,
     Conflict,
     DecisionConflict,
     Denied,
+    HoldfastError,
     NotDecidable,
-    Rejected,
+    SignalConflict,
     TokenRefused,
     UsageError,
 )
@@ -37,6 +39,8 @@ from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
 from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
 from holdfast.ports import Loaded, RunFilter
+
+PATIENCE = 100
 
 
 class Desk:
@@ -116,14 +120,27 @@ class Desk:
         raise Denied(f"{command.actor} may not {command.action} {wait.wait_id}: {reason}")
 
     async def _put(self, run_id: str, command: cmd.AnyCommand) -> InboxItem:
-        """Into the inbox, and at once out of it if the run rests."""
+        """Into the inbox, and at once out of it if the run rests. Gives the item that is there under its key, which may be another's.
+
+        Raises:
+            Rejected, UsageError: it is on record as having come too late.
+        """
         item = await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
-        await self.settle(run_id)
+        if item.command == command and (refused := await self._outcome(item, await self.settle(run_id))) is not None:
+            raise refused
         return item
 
-    async def at_rest(self, run_id: str, draft: Draft, *, actor: str, source: cps.Source | None = None, due: int | None = None) -> bool:
-        """One commit on a run that nobody drives; False if somebody does, or came first."""
-        loaded = await self._reader.loaded(run_id)
+    async def _outcome(self, item: InboxItem, settled: Mapping[str, HoldfastError | None]) -> HoldfastError | None:
+        """Why a command was refused, if it has been taken already, by whomever."""
+        if item.key in settled:
+            return settled[item.key]
+        there = next((i for i in await self._store.inbox(item.run_id, taken=True) if i.key == item.key), None)
+        if there is None or there.taken_seq is None:
+            return None  # its owner will take it
+        return next((decisions.refusal([e.fact for e in open_row(r).events], item.key) for r in await self._store.rows(item.run_id, there.taken_seq - 1, 1)), None)
+
+    async def at_rest(self, loaded: Loaded, draft: Draft, *, actor: str, source: cps.Source | None = None, due: int | None = None) -> bool:
+        """One commit on a run as it was loaded, and as what is written was decided on; False if somebody drives it, or came first."""
         if loaded.lease.live(self._store.now()):
             return False
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
@@ -138,31 +155,34 @@ class Desk:
             return False
         return True
 
-    async def settle(self, run_id: str) -> None:
-        """Turns what waits in the inbox of a run at rest into events; a live run's owner does it itself."""
-        for _ in range(100):
+    async def settle(self, run_id: str) -> dict[str, HoldfastError | None]:
+        """Turns what waits in the inbox of a run at rest into events; a live run's owner does it itself. Gives the keys it took, and
+        what was refused of them."""
+        taken: dict[str, HoldfastError | None] = {}
+        for _ in range(PATIENCE):
             loaded = await self._reader.loaded(run_id)
             if not loaded.inbox:
-                return
+                break
             if loaded.lease.live(self._store.now()) or loaded.run.status in LIVE:
                 self._services.attendant.nudge(run_id)
-                return
-            item = loaded.inbox[0]
-            try:
-                facts = list(decisions.decide(loaded.run, item.command, self._store.now()))
-            except (Rejected, UsageError) as e:
-                facts = [ev.NoteAdded(f"{item.key} was refused: {e.message}")]
-            if (left := await self._left(loaded, facts, item)) is not None:
+                break
+            first = loaded.inbox[0]
+            waiting, now = [(i.key, i.command) for i in loaded.inbox], self._store.now()
+            found = decisions.take(loaded.run, waiting, now)
+            if found.ends and (left := await self._left(loaded, decisions.take(loaded.run, waiting[:1], now).facts, first)) is not None:
                 if left:
+                    taken[first.key] = None
                     await self._children(loaded.run)
                 continue
-            ends = any(isinstance(f, ev.RunCanceled | ev.RunFailed) for f in facts)
-            goes_on = any(isinstance(f, ev.WaitDecided | ev.WaitTimedOut) and f.decision.resume for f in facts)
-            draft = Draft(facts=facts or [ev.NoteAdded(f"{item.key} changed nothing")], took=[item.key])
-            due = self._store.now() if goes_on and not ends else None
-            await self.at_rest(run_id, draft, actor=getattr(item.command, "actor", ev.SYSTEM), source=cps.Source.CANCEL if ends else None, due=due)
-            if ends:
-                await self._children(loaded.run)
+            goes_on = any(isinstance(f, ev.WaitDecided | ev.WaitTimedOut) and f.decision.resume for f in found.facts)
+            draft = Draft(facts=list(found.facts), took=list(found.keys))
+            due = self._store.now() if goes_on and not found.ends else None
+            source = cps.Source.CANCEL if found.ends else None
+            if await self.at_rest(loaded, draft, actor=getattr(first.command, "actor", ev.SYSTEM), source=source, due=due):
+                taken |= {key: found.refused.get(key) for key in found.keys}
+                if found.ends:
+                    await self._children(loaded.run)
+        return taken
 
     async def time_out(self, run_id: str) -> None:
         """Injects the timeouts that are due into a run at rest, by the way of decisions (§5.10)."""
@@ -182,11 +202,11 @@ class Desk:
         if draft is None:
             return None
         by = actor if item is None else getattr(item.command, "actor", ev.SYSTEM)
-        return await self.at_rest(run.run_id, draft.joined(lost or Draft()), actor=by, due=self._store.now())
+        return await self.at_rest(loaded, draft.joined(lost or Draft()), actor=by, due=self._store.now())
 
     async def note(self, run_id: str, text: str, actor: str) -> None:
         """Puts an operator's doing on record, if the run rests."""
-        await self.at_rest(run_id, Draft(facts=[ev.NoteAdded(text)]), actor=actor)
+        await self.at_rest(await self._reader.loaded(run_id), Draft(facts=[ev.NoteAdded(text)]), actor=actor)
 
     async def _children(self, parent: records.Run) -> None:
         """Settles what an ended parent has put into its children's inboxes, those at rest; owners of live ones see it (§10.12)."""
@@ -200,28 +220,31 @@ class Desk:
         Raises:
             AlreadyTerminal: it has ended already.
         """
-        for _ in range(10):
-            run, lease = await self._reader.found(run_id)
+        for _ in range(PATIENCE):
+            loaded = await self._reader.loaded(run_id)
+            run, lease = loaded.run, loaded.lease
             command = door.cancel(actor=actor, reason=reason, nonce=str(run.version))
             facts = decisions.decide(run, command, self._store.now())
             if lease.live(self._store.now()):
                 await self._put(run_id, command)
                 return
+            if loaded.inbox and run.status not in LIVE:  # what came first is taken first
+                await self.settle(run_id)
+                continue
             lost = Draft()
             if run.status in LIVE:  # its owner is gone, and has not been able to say so
                 if not any(isinstance(f, ev.RunCanceled) for f in facts):
                     facts += decisions.mark_run_canceled(run)
                 if lease.owner is not None:
                     lost = await surfaced(self._services, run_id, lease.owner, "owner_dead" if lease.owner_alive is Alive.NO else "expired")
-            loaded = await self._reader.loaded(run_id)
-            if loaded.run.version != run.version:
-                continue
             if (left := await self._left(loaded, facts, actor=actor, lost=lost)) is not None:
                 if left:
                     await self._children(run)
                     return
                 continue
-            if await self.at_rest(run_id, Draft(facts=list(facts)).joined(lost), actor=actor, source=cps.Source.CANCEL):
+            late = decisions.take(decisions.told(run, facts, self._store.now()), [(i.key, i.command) for i in loaded.inbox], self._store.now())
+            draft = Draft(facts=[*facts, *late.facts], took=list(late.keys)).joined(lost)
+            if await self.at_rest(loaded, draft, actor=actor, source=cps.Source.CANCEL):
                 await self._children(run)
                 return
         raise Conflict(f"others keep writing {run_id}", hint="try again")
@@ -236,7 +259,9 @@ class Desk:
         now = self._store.now()
         command = door.signal(name, payload, key=key, actor=actor, fresh=f"{now}-{self._services.entropy() % 10**9}")
         decisions.decide(run, command, now)  # refuses before anything is written
-        await self._put(run.run_id, command)
+        there = (await self._put(run.run_id, command)).command
+        if isinstance(there, cmd.Signal) and bytes(there.payload) != bytes(command.payload):
+            raise SignalConflict(f"the key {there.signal_key!r} was used with another payload for {name!r} of {run.run_id}", hint="use another key")
         return run.run_id
 
     async def answer(self, run: records.Run, payload: Any, *, actor: str = "operator") -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from holdfast.core import canon, decisions, ids, intents, superstep
@@ -21,7 +21,7 @@ from holdfast.core.channels import MISSING
 from holdfast.core.checkpoint import Checkpoint, Delta, Source, Task, TaskResult
 from holdfast.core.commit import InboxItem, LedgerRow
 from holdfast.core.effects import ReplayPolicy
-from holdfast.core.errors import ErrorValue, HoldfastError, LeaseLost, Rejected, StepFailure, StepLimit, UsageError
+from holdfast.core.errors import Conflict, ErrorValue, HoldfastError, InboxUnread, LeaseLost, StepFailure, StepLimit, UsageError
 from holdfast.core.graph import Program
 from holdfast.core.lease import KEEP, RELEASE, Take
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
@@ -42,6 +42,8 @@ from holdfast.engine.drive.executor import StepError, execute
 from holdfast.engine.drive.supersteps import Outcome, Round, answered, failure
 from holdfast.engine.look.threads import carries
 from holdfast.ports import Claim, Loaded
+
+PATIENCE = 100
 
 
 class Driver:
@@ -122,15 +124,12 @@ class Driver:
 
     def _become(self, item: InboxItem, run: Run) -> Draft | None:
         """What a command becomes of this run; None if it ends the run and waits for the boundary."""
-        try:
-            facts = list(decisions.decide(run, item.command, self._services.clock.now()))
-        except (Rejected, UsageError) as e:
-            # The command came too late or does not fit; it is consumed and the log says why.
-            facts = [ev.NoteAdded(f"{item.key} was refused: {e.message}")]
-        if any(isinstance(f, ev.RunCanceled | ev.RunFailed) for f in facts):
+        found = decisions.take(run, [(item.key, item.command)], self._services.clock.now())
+        facts = found.facts
+        if found.ends:
             self._end = lambda: self._ending(item)
             return None
-        draft = Draft(facts=facts or [ev.NoteAdded(f"{item.key} changed nothing")], took=[item.key])
+        draft = Draft(facts=list(facts), took=[item.key])
         if run.status in LIVE:
             draft.results = list(decisions.answered(facts))
             if draft.results:
@@ -194,8 +193,37 @@ class Driver:
         back = await compensation.take_back(self._services, self._journal, self._program, self._end())
         async with self._lock:
             self._over = True
-            draft, source = back or (self._end(), Source.CANCEL)
-            await self._journal.rest(draft, source)
+            await self._rest_for_good(*(back or (self._end(), Source.CANCEL)))
+        return True
+
+    async def _rest_for_good(self, draft: Draft, source: Source) -> None:
+        """Ends the run over whatever waits in its inbox: all of that came too late, and the log says so."""
+        journal = self._journal
+        for _ in range(PATIENCE):
+            late = await self._services.store.inbox(journal.run.run_id)
+            now = self._services.clock.now()
+            ended = decisions.told(journal.run, [*journal.held.facts, *draft.facts], now)
+            rest = [(i.key, i.command) for i in late if i.key not in draft.took and i.key not in journal.held.took]
+            found = decisions.take(ended, rest, now) if ended.terminal else decisions.NOTHING_TAKEN
+            try:
+                await journal.rest(draft.joined(Draft(facts=list(found.facts), took=list(found.keys))), source)
+                return
+            except InboxUnread:
+                continue
+        raise Conflict(f"others keep putting commands into the inbox of {journal.run.run_id}", hint="resume it")
+
+    async def _end_unless_asked(self, write: Callable[[], Awaitable[None]]) -> bool:
+        """Ends the run, unless a command was put into its inbox meanwhile: then nothing is written and the command is taken (§10.12)."""
+        async with self._lock:
+            if self._end is not None:
+                return False  # it was asked just now
+            self._over = True
+            try:
+                await write()
+            except InboxUnread:
+                self._over = False
+                await self._take(tuple(await self._services.store.inbox(self._journal.run.run_id)))
+                return False
         return True
 
     async def _hand_back(self) -> bool:
@@ -469,8 +497,8 @@ class Driver:
         try:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals())
         except Exception as e:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
-            kept = [results[k] for k in inline]
-            return await self._fail(Draft(facts=[_completed(parent.step + 1, r) for r in kept], results=list(kept)), e, recorded(e))
+            done_now = [results[k] for k in inline]
+            return await self._fail(Draft(facts=[_completed(parent.step + 1, r) for r in done_now], results=list(done_now)), e, recorded(e))
         draft = Draft(facts=[_completed(moved.step, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
         for done in results.values():
             if done.intents or done.ledger:
@@ -484,11 +512,18 @@ class Driver:
             await journal.checkpointed(draft, delta, moved)
             return False
         result = results[parent.pending[-1].key].result if program.flow else None
-        async with self._lock:
-            self._over = True
+        kept = Draft(facts=[f for f in draft.facts if isinstance(f, ev.StepEnded)], results=[results[k] for k in inline])
+
+        async def complete() -> None:
             draft.facts += decisions.mark_run_done(journal.run, result)
             await journal.checkpointed(draft, delta, moved, lease=RELEASE)
-        return True
+
+        if await self._end_unless_asked(complete):
+            return True
+        if self._end is None:
+            return await self._barrier(results, inline, decoded)
+        journal.hold(kept)
+        return await self._ended()
 
     def _signals(self) -> tuple[TaskResult, ...]:
         """Signals whose name is a channel of the state, as writes to it at this barrier (§5.11)."""
@@ -538,13 +573,18 @@ class Driver:
                 await journal.checkpointed(draft, delta, moved)
                 return False
             outcome = ending.outcome(self._services, program, journal, delivery)
-            if outcome is not Terminal.DONE and self._end is not None:
+            if self._end is not None:
                 journal.hold(draft)
                 return False
             self._over = True
-            draft.facts += ending.facts(self._services, program, journal, outcome, delivery)
-            await journal.rest(draft, ending.source(journal.run, outcome))
-        return True
+            ends = Draft(facts=[*ending.facts(self._services, program, journal, outcome, delivery)])
+            try:
+                await journal.rest(draft.joined(ends), ending.source(journal.run, outcome))
+                return True
+            except InboxUnread:
+                self._over = False
+                await self._take(tuple(await self._services.store.inbox(journal.run.run_id)))
+        return await self._finish(draft, delivery)
 
     async def _step_failed(self, draft: Draft, e: StepError) -> bool:
         """Ends the run failed, unless the step that did not complete is a delivery that was rejected: that is for the reducer."""
@@ -569,24 +609,34 @@ class Driver:
 
     async def _stop(self, draft: Draft, why: Halted | Unattended) -> bool:
         """Ends the run because a policy said no (§8.1), or because nobody is there to be asked (§5.17)."""
-        async with self._lock:
-            self._over = True
+
+        async def stop() -> None:
             run = self._journal.run
             facts = decisions.mark_run_halted(run, "policy_denied") if isinstance(why, Halted) else decisions.mark_run_unattended(run, (why.wait,))
-            draft.facts += facts
-            await self._journal.rest(draft, Source.CANCEL)
+            await self._journal.rest(draft.joined(Draft(facts=list(facts))), Source.CANCEL)
+
+        while not await self._end_unless_asked(stop):
+            if self._end is not None:
+                self._journal.hold(draft)
+                return await self._ended()
         return True
 
     async def _fail(self, draft: Draft, cause: BaseException, error: ErrorValue) -> bool:
         """Ends the run failed; what is finished stays, and so do its open questions (§4.8, §5.14)."""
         if not isinstance(cause, Exception) or isinstance(cause, LeaseLost):
             raise cause
-        draft.facts += decisions.mark_run_failed(self._journal.run, decisions.stop_reason(cause), error)
-        back = await compensation.take_back(self._services, self._journal, self._program, draft)
-        async with self._lock:
-            self._over = True
-            draft, source = back or (draft, Source.FAILURE)
-            await self._journal.rest(draft, source)
+        journal = self._journal
+        failed = Draft(facts=list(decisions.mark_run_failed(journal.run, decisions.stop_reason(cause), error)))
+        back = await compensation.take_back(self._services, journal, self._program, draft.joined(failed))
+        if back is not None:
+            async with self._lock:
+                self._over = True
+                await self._rest_for_good(*back)
+            return True
+        while not await self._end_unless_asked(lambda: journal.rest(draft.joined(failed), Source.FAILURE)):
+            if self._end is not None:
+                journal.hold(draft)
+                return await self._ended()
         return True
 
     async def _restart(self, task: Task, restart: Restart) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from holdfast.core import canon, decisions
@@ -10,13 +10,14 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Delta, Source
 from holdfast.core.effects import Effect
-from holdfast.core.errors import HoldfastError, InvalidInput, RunIsLive, SettledTerminal, UndecidedWait
+from holdfast.core.errors import Conflict, HoldfastError, InvalidInput, RunIsLive, SettledTerminal, UndecidedWait
 from holdfast.core.lease import TOUCH
-from holdfast.core.status import TERMINAL, Status, move
+from holdfast.core.run import Run
+from holdfast.core.status import TERMINAL, WAITING, Status, move
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
-from holdfast.engine.drive.desk import Desk
+from holdfast.engine.drive.desk import PATIENCE, Desk
 from holdfast.ports import Store
 
 
@@ -59,44 +60,56 @@ class Patches:
             IllegalTransition: the table has no such edge.
             UndecidedWait: a person has not answered yet (§7.2).
         """
-        run, _ = await self._reader.found(run_id)
-        move(run.status, wanted)
-        if wanted is Status.RUNNING and any(w.human for w in run.waits):
-            raise UndecidedWait(f"{run_id} waits for a person", hint="holdfast approve, deny or decide")
-        facts: tuple[ev.Fact, ...]
-        match wanted:
-            case Status.RUNNING:
-                facts = (ev.RunStarted(),) if run.status is Status.PENDING else (ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head),)
-            case Status.COMPLETED:
-                facts = decisions.mark_run_done(run)
-            case Status.FAILED:
-                error = HoldfastError(reason or f"{actor} said so", code="marked_failed")
-                facts = decisions.mark_run_failed(run, "marked_failed", recorded(error))
-            case Status.CANCELED:
-                facts = (*decisions.close_waits(run, "canceled"), ev.RunCanceled(stop_reason=reason or "canceled"))
-            case Status.REPLAYING:
-                facts = (ev.RunReplaying(),)
-            case Status.WAITING_FOR_HUMAN:
-                facts = (ev.RunWaitingForHuman(),)
-            case _:
-                facts = (ev.RunWaitingForSignal(),)
         source = {Status.FAILED: Source.FAILURE, Status.CANCELED: Source.CANCEL}.get(wanted, Source.WAIT)
-        rests = wanted in TERMINAL or wanted in (Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL)
-        await self._put(run_id, Draft(facts=list(facts)), actor, source if rests else None)
+        await self._put(run_id, lambda run: Draft(facts=list(_moves(run, wanted, actor, reason))), actor, source if wanted in TERMINAL | WAITING else None)
 
     async def note(self, run_id: str, text: str, *, actor: str) -> None:
-        await self._put(run_id, Draft(facts=[ev.NoteAdded(text)]), actor)
+        await self._put(run_id, lambda _: Draft(facts=[ev.NoteAdded(text)]), actor)
 
     async def run(self, run_id: str, *, actor: str, tags: tuple[str, ...] | None, priority: int | None, trace_id: str | None) -> None:
-        await self._put(run_id, Draft(facts=[ev.RunPatched(tags, priority, trace_id)]), actor)
+        await self._put(run_id, lambda _: Draft(facts=[ev.RunPatched(tags, priority, trace_id)]), actor)
 
     async def effect(self, run_id: str, effect: Effect, fact: ev.Fact, *, actor: str) -> None:
-        await self._put(run_id, Draft(facts=[fact], effects=[effect]), actor)
+        await self._put(run_id, lambda _: Draft(facts=[fact], effects=[effect]), actor)
 
-    async def _put(self, run_id: str, draft: Draft, actor: str, source: Source | None = None) -> None:
-        loaded = await self._reader.loaded(run_id)
-        if not await self._desk.at_rest(run_id, draft, actor=actor, source=source, due=loaded.lease.due):
-            raise RunIsLive(f"{run_id} is driven by {loaded.lease.owner}", hint="wait for it to rest")
+    async def _put(self, run_id: str, become: Callable[[Run], Draft], actor: str, source: Source | None = None) -> None:
+        """One commit, decided on the run as it stands once its inbox is empty."""
+        for _ in range(PATIENCE):
+            await self._desk.settle(run_id)
+            loaded = await self._reader.loaded(run_id)
+            draft = become(loaded.run)
+            if loaded.lease.live(self._store.now()):
+                raise RunIsLive(f"{run_id} is driven by {loaded.lease.owner}", hint="wait for it to rest")
+            if await self._desk.at_rest(loaded, draft, actor=actor, source=source, due=loaded.lease.due):
+                return
+        raise Conflict(f"others keep writing {run_id}", hint="try again")
+
+
+def _moves(run: Run, wanted: Status, actor: str, reason: str) -> Iterable[ev.Fact]:
+    """The facts of one edge of the table.
+
+    Raises:
+        IllegalTransition, UndecidedWait: by what stands against it.
+    """
+    move(run.status, wanted)
+    if wanted is Status.RUNNING and any(w.human for w in run.waits):
+        raise UndecidedWait(f"{run.run_id} waits for a person", hint="holdfast approve, deny or decide")
+    match wanted:
+        case Status.RUNNING:
+            return [ev.RunStarted() if run.status is Status.PENDING else ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head)]
+        case Status.COMPLETED:
+            return decisions.mark_run_done(run)
+        case Status.FAILED:
+            error = HoldfastError(reason or f"{actor} said so", code="marked_failed")
+            return decisions.mark_run_failed(run, "marked_failed", recorded(error))
+        case Status.CANCELED:
+            return [*decisions.close_waits(run, "canceled"), ev.RunCanceled(stop_reason=reason or "canceled")]
+        case Status.REPLAYING:
+            return [ev.RunReplaying()]
+        case Status.WAITING_FOR_HUMAN:
+            return [ev.RunWaitingForHuman()]
+        case _:
+            return [ev.RunWaitingForSignal()]
 
 
 __all__ = ["Patches"]

@@ -174,6 +174,8 @@ class Committer:
                 raise RecordDamaged("inbox", run.run_id, taken)
         if state is not None:
             unread = owner is None and bool(row(self.db, Q.inbox_unread, (key,))[0])
+            if ruling.ends and unread:
+                raise apply.unread_at_the_end(run.run_id)
             execute(Q.run_update, (*hot, apply.due_after(c, owner, now, unread), *cold, key))
         if p.whole is not None:
             execute(Q.whole_insert, (key, log.seq, number, p.whole))
