@@ -20,6 +20,7 @@ from holdfast.core.errors import (
     InvalidAnswer,
     InvalidInput,
     RunFailed,
+    SignalConflict,
     TokenRefused,
     UndecidedWait,
 )
@@ -376,8 +377,10 @@ async def test_early_signals_are_kept_until_asked_for(tmp_path: Path) -> None:
     graph = listening()
     async with Runtime(url(tmp_path), skills=[graph]) as rt:
         run = await rt.submit(graph, {})
-        for key, word in (("1", "a"), ("2", "b"), ("1", "again")):
+        for key, word in (("1", "a"), ("2", "b"), ("1", "a")):
             run = await rt.signal(run.run_id, "news", word, key=key)
+        with pytest.raises(SignalConflict, match="the key '1' was used with another payload"):
+            await rt.signal(run.run_id, "news", "again", key="1")
         assert run.status == "pending" and len(run.signals) == 2
         await rt.worker(until_idle=True)
         run = await rt.get(run.run_id)
