@@ -57,6 +57,7 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     session_key: str | None = None
     parent_run_id: str | None = None
     lineage_root: str | None = None
+    owner: str | None = None
     before: str | None = None
     limit: int = 50
     by_turn: bool = False

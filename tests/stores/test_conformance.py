@@ -5,9 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
+from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, WorkspaceStore
 from holdfast.testing import conformance_blobs, conformance_outbox, conformance_people, conformance_threads
 from holdfast.testing.conformance import CASES, Clock
+from tests.postgres.server import shared
 
 assert conformance_blobs.__doc__ and conformance_outbox.__doc__ and conformance_people.__doc__ and conformance_threads.__doc__, "imported for their cases"
 
@@ -39,9 +40,21 @@ class Workspace:
         self.store.abandon(owner)
 
 
-@pytest.mark.parametrize("harness", [Memory, Sqlite, Workspace])
+class Postgres:
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.store = PostgresStore(shared().fresh(), now=self.clock)
+
+    def kill(self, owner: str) -> None:
+        self.store.abandon(owner)
+
+
+Harnesses = type[Memory] | type[Sqlite] | type[Workspace] | type[Postgres]
+
+
+@pytest.mark.parametrize("harness", [Memory, Sqlite, Workspace, Postgres], ids=lambda h: h.__name__.lower())
 @pytest.mark.parametrize("name", CASES)
-def test_conformance(name: str, harness: type[Memory] | type[Sqlite] | type[Workspace], tmp_path: Path) -> None:
+def test_conformance(name: str, harness: Harnesses, tmp_path: Path) -> None:
     async def run() -> None:
         h = harness(tmp_path)
         await h.store.open()

@@ -53,6 +53,10 @@ def referred(value: bytes | None) -> Blob | None:
     return Blob(value[len(_HEAD) : -_SIZE].hex(), int.from_bytes(value[-_SIZE:], "big"))
 
 
+def missing(digest: str) -> StoreCorrupt:
+    return StoreCorrupt(f"the large result {digest} is missing", hint="restore a backup", code=UNREADABLE)
+
+
 def read_back(digest: str, data: bytes | None) -> bytes:
     """Bytes read from a store, held against their name.
 
@@ -60,7 +64,7 @@ def read_back(digest: str, data: bytes | None) -> bytes:
         StoreCorrupt: ``blob_unreadable``: they are gone, or not what was written.
     """
     if data is None:
-        raise StoreCorrupt(f"the large result {digest} is missing", hint="restore a backup", code=UNREADABLE)
+        raise missing(digest)
     if hashlib.sha256(data).hexdigest() != digest:
         raise StoreCorrupt(f"the large result {digest} is not what was written", hint="restore a backup", code=UNREADABLE)
     return data

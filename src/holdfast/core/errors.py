@@ -471,6 +471,18 @@ class StoreBusy(StoreError):
     code = "store_writer_stalled"
 
 
+class StoreUnavailable(StoreError):
+    """The database cannot be reached for a while; nothing of this was written. Whoever tries again later may succeed."""
+
+    code = "store_unavailable"
+
+
+class OutcomeUnknown(StoreUnavailable):
+    """The connection was lost before the answer came, and could not be made again: it was written, or it was not."""
+
+    code = "outcome_unknown"
+
+
 class StoreReadOnly(StoreError):
     code = "store_read_only"
 

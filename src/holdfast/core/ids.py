@@ -12,6 +12,7 @@ _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 ENTROPY_BITS = 70
 BUCKETS = 1024
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_NUMBERS = {pair: number for number, pair in enumerate(_PAIRS)}
 
 
 def _base32(number: int, length: int) -> str:
@@ -27,6 +28,13 @@ def bucket(tenant: str, session: str) -> str:
     """Two characters that place a session's runs together in a partitioned store."""
     h = hashlib.sha256(f"{tenant}\0{session}".encode("utf-8", "surrogatepass")).digest()
     return _base32(int.from_bytes(h[:4], "big") % BUCKETS, 2)
+
+
+def bucket_number(run: str) -> int:
+    """The bucket that a run id names by its tail, 0 to 1023; of a name that is no such id, one by its text."""
+    if len(run) == 26 and (found := _NUMBERS.get(run[24:])) is not None:
+        return found
+    return int.from_bytes(hashlib.sha256(run.encode("utf-8", "surrogatepass")).digest()[:4], "big") % BUCKETS
 
 
 def stamp(at_us: int, entropy: int) -> str:

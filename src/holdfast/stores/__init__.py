@@ -6,6 +6,7 @@ from holdfast.lazily import lazily
 
 HOMES = {
     "holdfast.stores.memory": ("MemoryStore",),
+    "holdfast.stores.postgres.store": ("PostgresStore",),
     "holdfast.stores.sqlite.connection": ("schema_number",),
     "holdfast.stores.sqlite.store": ("SqliteStore",),
     "holdfast.stores.urls": ("SUPPORTED", "open_url", "schema_version"),

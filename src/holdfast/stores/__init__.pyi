@@ -1,4 +1,5 @@
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres.store import PostgresStore
 from holdfast.stores.sqlite.connection import schema_number
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.stores.urls import SUPPORTED, open_url, schema_version
@@ -6,4 +7,4 @@ from holdfast.stores.workspace import WorkspaceStore
 
 HOMES: dict[str, tuple[str, ...]]
 
-__all__ = ["SUPPORTED", "MemoryStore", "SqliteStore", "WorkspaceStore", "open_url", "schema_number", "schema_version"]
+__all__ = ["SUPPORTED", "MemoryStore", "PostgresStore", "SqliteStore", "WorkspaceStore", "open_url", "schema_number", "schema_version"]

@@ -382,6 +382,8 @@ class MemoryStore:
                 continue
             if query.statuses is not None and row.status not in query.statuses:
                 continue
+            if query.owner is not None and row.owner != query.owner:
+                continue
             if all(getattr(query, f) in (None, getattr(row.run, f)) for f in fields):
                 out.append((self._run(row), self._lease(row)))
         return out[: query.limit]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Callable
 from urllib.parse import unquote
@@ -10,7 +11,8 @@ from holdfast import stores
 from holdfast.core.errors import UsageError
 from holdfast.ports import Store
 
-SUPPORTED = "sqlite:///relative.db, sqlite:////absolute.db, workspace:DIR, memory:"
+SUPPORTED = "sqlite:///relative.db, sqlite:////absolute.db, postgresql://user@host/database, workspace:DIR, memory:"
+POSTGRES = ("postgresql", "postgres")
 
 
 def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
@@ -30,6 +32,10 @@ def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
             raise UsageError("SQLite in memory cannot be shared by its connections", hint="use memory:")
         if path and "\0" not in path and "?" not in path:
             return stores.SqliteStore(path, now=now)
+    if scheme in POSTGRES and rest.startswith("//"):
+        if importlib.util.find_spec("psycopg") is None:
+            raise UsageError("a postgresql:// store needs psycopg", hint="pip install 'holdfast[postgres]'")
+        return stores.PostgresStore(url, now=now)
     raise UsageError(f"{url!r} names no store", hint=f"supported: {SUPPORTED}")
 
 

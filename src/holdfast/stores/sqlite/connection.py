@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-import re
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -28,33 +26,17 @@ from holdfast.core.errors import (
     UnsupportedFormat,
     VersionConflict,
 )
+from holdfast.stores.statements import named, numbered
 
 APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
 LOOP_BUSY = 0.002
 PATIENCE = 5.0
 _WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
 _HERE = Path(__file__).parent  # importlib.resources would load archive and temporary-file modules with every start
-_NAME = re.compile(r"^-- name: (\w+)$", re.MULTILINE)
 
 
-def _statements() -> SimpleNamespace:
-    parts = _NAME.split(_HERE.joinpath("queries.sql").read_text("utf-8"))
-    found = {}
-    for name, body in zip(parts[1::2], parts[2::2], strict=True):
-        lines = [line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--")]
-        found[name] = "\n".join(lines).strip().removesuffix(";")
-    return SimpleNamespace(**found)
-
-
-def _migrations() -> list[str]:
-    folder = _HERE.joinpath("migrations")
-    names = sorted(f.name for f in folder.iterdir() if f.name.endswith(".sql"))
-    assert names == [f"{i:04}.sql" for i in range(1, len(names) + 1)], "migrations are numbered without a gap"
-    return [folder.joinpath(n).read_text("utf-8") for n in names]
-
-
-Q: Any = _statements()
-MIGRATIONS = _migrations()
+Q: Any = named(_HERE.joinpath("queries.sql").read_text("utf-8"))
+MIGRATIONS = numbered(_HERE / "migrations")
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:

@@ -69,6 +69,7 @@ _FILTERS = {
     "session_key": "session_key = ?",
     "parent_run_id": "parent_run_id = ?",
     "lineage_root": "lineage_root = ?",
+    "owner": "owner = ?",
     "before": "run_id < ?",
 }
 _OPEN = "status NOT IN ('completed', 'failed', 'canceled')"  # in the words of an index

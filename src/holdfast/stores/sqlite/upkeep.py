@@ -6,7 +6,6 @@ are one transaction each, like every verb.
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
@@ -17,14 +16,14 @@ import apsw
 from holdfast.core import codec, vouch
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, Tip
-from holdfast.core.consistency import Problem, problem
-from holdfast.core.errors import HoldfastError, LeaseLost, StoreError, UnknownStatus, VersionConflict
+from holdfast.core.errors import HoldfastError, LeaseLost, StoreError, VersionConflict
 from holdfast.core.run import Run
-from holdfast.core.status import TERMINAL, Status
+from holdfast.core.status import TERMINAL
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
+from holdfast.stores.evidence import COPIED, as_loaded, plain, row_problems
 from holdfast.stores.sqlite import besides, outbox
 from holdfast.stores.sqlite.commits import keep_blob
 from holdfast.stores.sqlite.connection import Q, row, rows
@@ -33,7 +32,6 @@ COLUMNS = (
     "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
     "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc",
 )  # fmt: skip
-COPIED = ("tenant_id", "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 
 
@@ -60,49 +58,7 @@ def orphans(db: apsw.Connection) -> dict[str, tuple[int, int]]:
 def raw_row(db: apsw.Connection, run_id: str) -> dict[str, Any] | None:
     """A run's row as it stands, writable as JSON."""
     found = row(db, Q.run_raw, (run_id,))
-    return None if found is None else {n: _plain(v) for n, v in zip(COLUMNS, found, strict=True)}
-
-
-def _plain(value: Any) -> Any:
-    return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
-
-
-def doc_of(raw: dict[str, Any]) -> bytes:
-    """The encoded part of a raw row."""
-    doc = raw["doc"]
-    return base64.b64decode(doc["base64"]) if isinstance(doc, dict) else str(doc).encode()
-
-
-def as_loaded(raw: dict[str, Any]) -> Run | HoldfastError:
-    """The run of a raw row, or why it cannot be read."""
-    try:
-        status = Status(raw["status"])
-    except ValueError:
-        return UnknownStatus(f"{raw['run_id']} is stored with the status {raw['status']!r}")
-    try:
-        run = codec.decode_run(doc_of(raw))
-    except HoldfastError as e:
-        return e
-    return apply.overlay(run, status=status.value, version=raw["version"], step=raw["step"], head=raw["head"])
-
-
-def row_problems(raw: dict[str, Any], run: Run | HoldfastError, last_seq: int | None) -> list[Problem]:
-    """What the columns beside the encoded part say otherwise than it does."""
-    run_id = raw["run_id"]
-    found = []
-    if isinstance(run, Run):
-        differ = [n for n in COPIED if raw[n] != getattr(run, n)] + (["run_id"] if run.run_id != run_id else [])
-        if differ:
-            hint = "holdfast repair-state --apply writes the fold of the events"
-            found.append(problem("snapshot_field_drift", f"the columns {', '.join(differ)} differ from the row they index", hint, run_id))
-        if codec.decode_run(doc_of(raw)).status != raw["status"]:
-            hint = "holdfast repair-state --apply writes the fold of the events"
-            found.append(problem("snapshot_status_drift", f"the column says {raw['status']} and the row's own record does not", hint, run_id))
-    if last_seq is None:
-        found.append(problem("event_seq_gap", "the newest commit that the row names is not in the log", "restore a backup", run_id))
-    elif last_seq != raw["seq"]:
-        found.append(problem("snapshot_field_drift", f"the row counts {raw['seq']} events, its log ends with {last_seq}", "", run_id))
-    return found
+    return None if found is None else {n: plain(v) for n, v in zip(COLUMNS, found, strict=True)}
 
 
 def evidence_of(raw: dict[str, Any], lease: Any, last: tuple[int, bytes] | None) -> Evidence:

@@ -1,0 +1,62 @@
+"""A run's row as it stands, sound or not: what a checker looks at, and a repair keeps before it writes (§12.1)."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.core import codec
+from holdfast.core.consistency import Problem, problem
+from holdfast.core.errors import HoldfastError, UnknownStatus
+from holdfast.core.run import Run
+from holdfast.core.status import Status
+from holdfast.stores import apply
+
+COPIED = ("tenant_id", "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
+
+
+def plain(value: Any) -> Any:
+    """A column's value, writable as JSON."""
+    return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
+
+
+def doc_of(raw: Mapping[str, Any]) -> bytes:
+    """The encoded part of a raw row."""
+    doc = raw["doc"]
+    return base64.b64decode(doc["base64"]) if isinstance(doc, dict) else str(doc).encode()
+
+
+def as_loaded(raw: Mapping[str, Any]) -> Run | HoldfastError:
+    """The run of a raw row, or why it cannot be read."""
+    try:
+        status = Status(raw["status"])
+    except ValueError:
+        return UnknownStatus(f"{raw['run_id']} is stored with the status {raw['status']!r}")
+    try:
+        run = codec.decode_run(doc_of(raw))
+    except HoldfastError as e:
+        return e
+    return apply.overlay(run, status=status.value, version=raw["version"], step=raw["step"], head=raw["head"])
+
+
+def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int | None) -> list[Problem]:
+    """What the columns beside the encoded part say otherwise than it does."""
+    run_id = raw["run_id"]
+    found = []
+    if isinstance(run, Run):
+        differ = [n for n in COPIED if raw[n] != getattr(run, n)] + (["run_id"] if run.run_id != run_id else [])
+        if differ:
+            hint = "holdfast repair-state --apply writes the fold of the events"
+            found.append(problem("snapshot_field_drift", f"the columns {', '.join(differ)} differ from the row they index", hint, run_id))
+        if codec.decode_run(doc_of(raw)).status != raw["status"]:
+            hint = "holdfast repair-state --apply writes the fold of the events"
+            found.append(problem("snapshot_status_drift", f"the column says {raw['status']} and the row's own record does not", hint, run_id))
+    if last_seq is None:
+        found.append(problem("event_seq_gap", "the newest commit that the row names is not in the log", "restore a backup", run_id))
+    elif last_seq != raw["seq"]:
+        found.append(problem("snapshot_field_drift", f"the row counts {raw['seq']} events, its log ends with {last_seq}", "", run_id))
+    return found
+
+
+__all__ = ["COPIED", "as_loaded", "doc_of", "plain", "row_problems"]

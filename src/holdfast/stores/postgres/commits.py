@@ -1,0 +1,516 @@
+"""Commits: who goes with whom, and in how many round trips (§1.11).
+
+Commits that wait at the same time go together. Plain steps of runs that are driven here share one statement that only inserts, one
+round trip in all; a step that was not written, for whatever reason, goes the general way, which says why.
+
+The general way is one transaction for a whole group in two round trips: the first locks the runs, in the order of their ids, and reads
+what ``apply`` asks for; the second writes what it ruled. A commit that may not be applied is a verdict and leaves its neighbours alone;
+only what nobody could see before (two who take one key in two transactions) breaks a group, and then each is tried alone.
+
+An answer that was lost is settled by sending the same thing again: the compare-and-set makes it harmless, and a run whose row after
+the commit's tip carries the commit's own hash has been written by it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import msgspec
+import psycopg
+from psycopg import errors as sql
+
+from holdfast.core import blobs, codec, ids
+from holdfast.core.blobs import Blob
+from holdfast.core.commit import Commit, InboxItem, Intent, Tip
+from holdfast.core.effects import Effect
+from holdfast.core.errors import EffectInProgress, HoldfastError, RunNotFound, StoreError
+from holdfast.core.lease import Take, Touch
+from holdfast.core.schedules import Schedule
+from holdfast.stores import apply
+from holdfast.stores.apply import Found, Prepared, Ruling
+from holdfast.stores.postgres.connection import Connection, Connections, Q, many, outlasting, passing, translate
+
+GROUP = 256
+STEPS = 512
+WRITERS = 2  # groups under way at once
+TRIES = 4
+Statement = tuple[str, Any]
+RACED = (sql.UniqueViolation, sql.DivisionByZero)  # what nobody could see before: the look is repeated, and then it is seen
+
+
+class Key(msgspec.Struct, frozen=True, gc=False):
+    """Where a run's rows lie."""
+
+    bucket: int
+    id: int
+
+
+class _Waiting(msgspec.Struct, gc=False):
+    """A commit nobody has answered yet. ``sent``: it has been sent before, and the answer was lost."""
+
+    prepared: Prepared
+    future: asyncio.Future[Tip]
+    sent: bool = False
+
+
+class Seen(msgspec.Struct):
+    """What the first round trip of a group has read. ``after``: the hash of the row that follows each commit's tip, if there is one."""
+
+    now: int
+    incarnation: int
+    keys: dict[str, Key]
+    found: dict[str, Found]
+    unread: dict[str, bool]
+    untaken: dict[str, set[str]]
+    after: dict[str, bytes | None]
+    takers: set[str]
+    lanes: dict[str, tuple[str | None, str | None, int | None]]
+    lenders: set[str]
+    claims: dict[tuple[str, str, str], str]
+    effects: dict[str, set[str]]
+    schedules: dict[str, Schedule]
+    blobs: set[str]
+
+
+class Committer:
+    """The way in for commits. ``keys``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them.
+    ``given`` is a clock that tests move; ``judge`` says why an owner is lost, by its name, boot and what is
+    left of its lease; ``tell`` is called when others may have something to do."""
+
+    def __init__(
+        self,
+        pool: Connections,
+        url: str,
+        patience: float,
+        given: Callable[[], int | None],
+        judge: Callable[[str, str | None, int | None], str | None],
+        tell: Callable[[], None],
+    ) -> None:
+        self.keys: dict[str, Key] = {}
+        self.fences: dict[str, int] = {}
+        self._pool = pool
+        self._url = url
+        self._patience = patience
+        self._given = given
+        self._judge = judge
+        self._tell = tell
+        self._steps: list[_Waiting] = []
+        self._others: list[_Waiting] = []
+        self._busy = 0
+        self._armed = False
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    async def commit(self, p: Prepared) -> Tip:
+        future: asyncio.Future[Tip] = asyncio.get_running_loop().create_future()
+        (self._steps if p.step and p.commit.run.run_id in self.keys else self._others).append(_Waiting(p, future))
+        self._arm()
+        return await future
+
+    def drives(self, run_id: str, key: Key, fence: int) -> None:
+        """A run was claimed through this store: the caller has been told so."""
+        self.keys[run_id], self.fences[run_id] = key, fence
+
+    def forget(self) -> None:
+        """Runs were handed back: what is still held is learnt anew."""
+        self.keys.clear()
+        self.fences.clear()
+
+    async def close(self) -> None:
+        """Ends what is under way; commits nobody has sent yet are refused."""
+        waiting, self._steps, self._others = self._steps + self._others, [], []
+        for w in waiting:
+            _fail(w, StoreError("the store was closed", code="store_closed"))
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
+    # -- groups -------------------------------------------------------------------------------------
+
+    def _arm(self) -> None:
+        """At the end of this tick of the loop, what has gathered until then is sent."""
+        if not self._armed and self._busy < WRITERS and (self._steps or self._others):
+            self._armed = True
+            asyncio.get_running_loop().call_soon(self._flush)
+
+    def _flush(self) -> None:
+        self._armed = False
+        while self._busy < WRITERS and (self._steps or self._others):
+            if self._steps:
+                batch, self._steps = _apart(self._steps, STEPS)
+                write = self._write_steps
+            else:
+                batch, self._others = _apart(self._others, GROUP)
+                write = self._write_others
+            if batch:
+                self._busy += 1
+                task = asyncio.ensure_future(write(batch))
+                self._under_way.add(task)
+                task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        self._busy -= 1
+        self._arm()
+
+    # -- steps --------------------------------------------------------------------------------------
+
+    async def _write_steps(self, batch: list[_Waiting]) -> None:
+        """One statement for all; whichever was not written goes the general way."""
+        try:
+            async with asyncio.timeout(self._patience), self._pool.held() as db:
+                written = await self._step(db, batch)
+        except (psycopg.Error, OSError) as e:
+            if not passing(e):
+                for w in batch:
+                    _fail(w, translate(e, self._url))
+                return
+            for w in batch:
+                w.sent = True
+            written = set()
+        for w in batch:
+            c = w.prepared.commit
+            if c.run.run_id in written:
+                _answer(w, w.prepared.tip(_number(c)))
+            elif not w.future.done():
+                self._others.append(w)
+
+    async def _step(self, db: Connection, batch: Sequence[_Waiting]) -> set[str]:
+        rows: list[tuple[Any, ...]] = []
+        names: dict[int, str] = {}
+        for w in batch:
+            p, c = w.prepared, w.prepared.commit
+            key, log, run, after = self.keys.get(c.run.run_id, _NOWHERE), p.sealed.row, c.run, c.after
+            assert after is not None, "a step follows something"
+            names[key.id] = run.run_id
+            rows.append(
+                (key.bucket, key.id, c.fence, log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data,
+                 after.row, after.hash)
+            )  # fmt: skip
+        if len(rows) == 1:
+            cursor = await db.execute(Q.step, rows[0])
+            return {names[rows[0][1]]} if cursor.rowcount == 1 else set()
+        cursor = await db.execute(Q.steps, [list(column) for column in zip(*sorted(rows), strict=True)])
+        return {names[run] for (run,) in await cursor.fetchall()}
+
+    # -- the general way ----------------------------------------------------------------------------
+
+    async def _write_others(self, batch: list[_Waiting]) -> None:
+        try:
+            await self._settle(batch)
+        except Exception as e:
+            if len(batch) == 1:
+                _fail(batch[0], translate(e, self._url))
+                return
+            for w in batch:  # rolled back as a whole; whose fault it was, and what it was, shows when each is tried alone
+                try:
+                    await self._settle([w])
+                except Exception as e:
+                    _fail(w, translate(e, self._url))
+
+    async def _settle(self, batch: list[_Waiting]) -> None:
+        """One group in one transaction; each is answered after the commit.
+
+        Raises:
+            HoldfastError: of all of them; nothing was written, or nobody knows.
+        """
+
+        async def work(sent: int) -> list[Tip | HoldfastError]:
+            for w in batch:
+                w.sent = w.sent or sent > 0
+            for attempt in range(TRIES):
+                try:
+                    async with self._pool.held() as db:
+                        return await self._transaction(db, batch)
+                except RACED:
+                    if len(batch) > 1 or attempt == TRIES - 1:
+                        raise
+            raise AssertionError("the last attempt gives an outcome")
+
+        outcomes = await outlasting(work, self._url, self._patience)
+        news = False
+        for w, outcome in zip(batch, outcomes, strict=True):
+            c = w.prepared.commit
+            if isinstance(outcome, Tip):
+                if apply.owner_after(c, "") is None:
+                    self.fences.pop(c.run.run_id, None)
+                elif isinstance(c.lease, Take):
+                    self.fences[c.run.run_id] = c.fence
+                _answer(w, outcome)
+                news = news or w.prepared.sealed.doc is not None or not c.plain
+            else:
+                self.keys.pop(c.run.run_id, None)
+                _fail(w, outcome)
+        if news:
+            self._tell()
+
+    async def _transaction(self, db: Connection, batch: Sequence[_Waiting]) -> list[Tip | HoldfastError]:
+        seen = await self._look(db, [w.prepared for w in batch])
+        outcomes: list[Tip | HoldfastError] = []
+        writes: list[Statement] = []
+        begun: list[tuple[int, str]] = []  # births that keep their owner, by the statement that tells their key
+        for w in batch:
+            p = w.prepared
+            c, run_id = p.commit, p.commit.run.run_id
+            if w.sent and seen.after.get(run_id) == p.sealed.row.hash:
+                outcomes.append(p.tip(_number(c)))  # the answer that was lost was a yes
+                continue
+            ruling = self._rule(p, seen)
+            if isinstance(ruling, HoldfastError):
+                outcomes.append(ruling)
+                continue
+            if run_id not in seen.keys and ruling.owner is not None:
+                begun.append((len(writes), run_id))
+            writes += self._written(p, ruling, seen)
+            outcomes.append(p.tip(_number(c)))
+            if run_id in seen.keys and ruling.owner is not None:
+                self.keys[run_id] = seen.keys[run_id]
+            else:
+                self.keys.pop(run_id, None)
+        if writes:
+            answers = await many(db, [*writes, (Q.commit, None)])
+            for place, run_id in begun:
+                self.keys[run_id] = Key(ids.bucket_number(run_id), answers[place][0][0])
+        else:
+            await db.execute(Q.commit)
+        return outcomes
+
+    async def _look(self, db: Connection, prepared: Sequence[Prepared]) -> Seen:
+        """The first round trip: locks, then whatever ``apply`` asks for."""
+        every = [q for p in prepared for q in (p, *p.creates)]
+        named = {q.commit.run.run_id: q for q in every}
+        runs = sorted({*named, *(i.run_id for q in every for i in q.commit.puts)})
+        lanes = [q.commit.run for q in every if apply.wants_lane(q.commit)]
+        lenders = sorted({r for q in every if q.commit.behind for r in q.commit.behind.runs})
+        claims = [m for q in every for m in q.commit.claims]
+        effects = sorted({e.key for q in every for e in q.commit.effects})
+        moves = sorted({m.after.schedule_id for q in every for m in q.commit.moves})
+        large = sorted({b.digest for q in every for b in q.commit.blobs if b.data is None})
+        at = {"now": self._given()}
+        asked: list[Statement] = [
+            (Q.begin, None),
+            (Q.lock_runs, {"b": [ids.bucket_number(r) for r in runs], "run": runs}),
+            (Q.see_runs, {
+                **at, "b": [ids.bucket_number(r) for r in named], "run": list(named), "n": [_number(q.commit) for q in named.values()],
+                "took": [json.dumps(q.commit.took) for q in named.values()],
+            }),
+            (Q.see_now, at),
+        ]  # fmt: skip
+        beside: list[tuple[bool, Statement]] = [
+            (any(isinstance(q.commit.lease, Take) for q in every), (Q.see_takers, {"owners": _takers(every)})),
+            (bool(lanes), (Q.see_lanes, {
+                **at, "run": [r.run_id for r in lanes], "tenant": [r.tenant_id for r in lanes], "session": [r.session_key for r in lanes],
+                "lane": [r.lane for r in lanes],
+            })),
+            (bool(lenders), (Q.see_lenders, {"b": [ids.bucket_number(r) for r in lenders], "run": lenders})),
+            (bool(claims), (Q.see_claims, {**at, "kind": [m.kind for m in claims], "scope": [m.scope for m in claims], "key": [m.key for m in claims]})),
+            (bool(effects), (Q.see_effects, {"keys": effects})),
+            (bool(moves), (Q.see_schedules, {"ids": moves})),
+            (bool(large), (Q.see_blobs, {"shas": large})),
+        ]  # fmt: skip
+        answers = await many(db, asked + [statement for wanted, statement in beside if wanted])
+        given = iter(answers[4:])
+        more = [next(given) if wanted else [] for wanted, _ in beside]
+        (now, incarnation) = answers[3][0]
+        seen = Seen(
+            now=now,
+            incarnation=incarnation,
+            keys={},
+            found={},
+            unread={},
+            untaken={},
+            after={},
+            takers={owner for (owner,) in more[0]},
+            lanes={run: (holder, first, turn) for run, holder, first, turn in more[1]},
+            lenders={run for (run,) in more[2]},
+            claims={(kind, scope, key): run for kind, scope, key, run in more[3]},
+            effects={},
+            schedules={i: codec.decode_schedule(data) for i, data in more[5]},
+            blobs={sha for (sha,) in more[6]},
+        )
+        for key, effect_id in more[4]:
+            seen.effects.setdefault(key, set()).add(effect_id)
+        ends = {run: rest for run, *rest in answers[2]}
+        for run, bucket, id, fence, owner, holds, turn, status in answers[1]:
+            seen.keys[run] = Key(bucket, id)
+            n, digest, after, boot, left, unread, untaken = ends.get(run, (0, b"", None, None, None, False, ()))
+            live = owner is not None and self._judge(owner, boot, left) is None
+            seen.found[run] = Found(fence, owner, live, n or 0, digest or b"", holds, turn, status)
+            seen.after[run], seen.unread[run], seen.untaken[run] = after, unread, set(untaken)
+        return seen
+
+    def _rule(self, p: Prepared, seen: Seen) -> Ruling | HoldfastError:
+        """What becomes of a commit, or why it may not be applied: everything that can be seen before it is written."""
+        c, run = p.commit, p.commit.run
+        taker = not isinstance(c.lease, Take) or c.lease.owner in seen.takers
+        ruling = apply.ruled(p, seen.found.get(run.run_id), incarnation=seen.incarnation, taker=taker)
+        if isinstance(ruling, HoldfastError):
+            return ruling
+        if ruling.lane is not None:
+            holder, first, turn = seen.lanes[run.run_id]
+            if (blocker := holder or (first if turn is not None and turn < ruling.lane else None)) is not None:
+                return apply.lane_busy(run, blocker)
+        for key in c.took:
+            if key not in seen.untaken.get(run.run_id, ()):
+                return apply.inbox_taken(run.run_id, key)
+        for blob in c.blobs:
+            if blob.data is None and blob.digest not in seen.blobs:
+                return blobs.missing(blob.digest)
+        for claim in c.claims:
+            if (taken := seen.claims.get((claim.kind, claim.scope, claim.key))) is not None:
+                return apply.claim_taken(claim.kind, claim.key, taken)
+        for effect in c.effects:
+            if effect.open and seen.effects.get(effect.key, set()) - {effect.effect_id}:
+                return EffectInProgress(f"another attempt under the key {effect.key!r} is not settled", hint="wait for it")
+        for lender in c.behind.runs if c.behind is not None else ():
+            if lender not in seen.lenders:
+                return apply.lender_gone(run.run_id, lender)
+        born = {q.commit.run.run_id for q in p.creates}
+        for item in c.puts:
+            if item.run_id not in seen.keys and item.run_id not in born and item.run_id != run.run_id:
+                return RunNotFound(f"there is no run {item.run_id}")
+        for move in c.moves:
+            if seen.schedules.get(move.after.schedule_id) != move.before:
+                return apply.schedule_moved(move.after.schedule_id)
+        for child in p.creates:
+            if isinstance(error := self._rule(child, seen), HoldfastError):
+                return error
+        return ruling
+
+    # -- what is written ----------------------------------------------------------------------------
+
+    def _written(self, p: Prepared, ruling: Ruling, seen: Seen) -> Iterator[Statement]:
+        """The statements of a commit, the run's own first: its answer is the run's key."""
+        c, run, log = p.commit, p.commit.run, p.sealed.row
+        key = seen.keys.get(run.run_id)
+        due = apply.due_after(c, ruling.owner, seen.now, seen.unread.get(run.run_id, False))
+        end = (log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data)
+        ended = run.finished_at if run.terminal else None
+        if key is None:
+            found_by = (run.tenant_id, run.skill_id, run.fingerprint, run.thread_id, run.session_key, run.lane, run.queue)
+            doc = p.sealed.doc or codec.encode_run(run)
+            place = (ids.bucket_number(run.run_id), run.run_id, c.fence, ruling.owner, due, ruling.holds, run.status.value)
+            yield Q.run_insert, (*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, doc, *end)
+        else:
+            stands = (c.fence, ruling.owner, due, ruling.holds, ruling.turn or None, run.status.value, run.priority, run.fingerprint, ended, p.sealed.doc)
+            yield Q.run_update, (*stands, key.bucket, key.id, _number(c), *end)
+            if c.took:
+                yield Q.inbox_take, {"seq": log.seq, "b": key.bucket, "run": key.id, "keys": list(c.took), "count": len(c.took), "name": run.run_id}
+        if p.whole is not None:
+            yield Q.whole_insert, (log.seq, _number(c), p.whole, ids.bucket_number(run.run_id), run.run_id)
+        for lender in c.behind.runs if c.behind is not None else ():
+            yield Q.carry_insert, (lender, run.run_id)
+        if p.closed:
+            yield Q.token_revoke, (seen.now, run.run_id, list(p.closed))
+        if not c.plain:
+            yield from self._beside(p, seen)
+
+    def _beside(self, p: Prepared, seen: Seen) -> Iterator[Statement]:
+        """What a commit writes beside its log row."""
+        c, at = p.commit, self._given()
+        for m in c.claims:
+            values = {"kind": m.kind, "scope": m.scope, "key": m.key, "run": m.run_id, "digest": m.digest, "until": m.expires_at, "now": at}
+            yield Q.claim_insert, values
+        yield from ((Q.effect_upsert, effect_row(effect)) for effect in c.effects)
+        yield from ((Q.intent_upsert, intent_row(intent)) for intent in c.intents)
+        yield from ((Q.ledger_insert, (r.run_id, r.topic, r.key, r.at, r.data)) for r in c.ledger)
+        for blob in c.blobs:
+            yield from keep_blob(c.run.run_id, blob)
+        for child in p.creates:
+            ruling = self._rule(child, seen)
+            assert isinstance(ruling, Ruling), "it was ruled on before"
+            yield from self._written(child, ruling, seen)
+        for item in c.puts:
+            yield Q.put, put_values(item, at)
+        for move in c.moves:
+            yield (Q.schedule_insert if move.before is None else Q.schedule_put), schedule_row(move.after)
+
+
+_NOWHERE = Key(0, 0)
+
+
+def _number(c: Commit) -> int:
+    """The number of the log row that a commit becomes."""
+    return 1 if c.after is None else c.after.row + 1
+
+
+def _takers(every: Iterable[Prepared]) -> list[str]:
+    return sorted({q.commit.lease.owner for q in every if isinstance(q.commit.lease, Take)})
+
+
+def _apart(waiting: Sequence[_Waiting], most: int) -> tuple[list[_Waiting], list[_Waiting]]:
+    """The oldest commits that have nothing to do with each other, and the rest: what one of them does to a run, a lane or a key that
+    another needs to see, is done when that other one is looked at."""
+    batch: list[_Waiting] = []
+    rest: list[_Waiting] = []
+    written: set[object] = set()
+    told: set[object] = set()
+    for w in waiting:
+        if w.future.done():
+            continue  # its task was cancelled before anything was sent
+        writes, tells = _touched(w.prepared)
+        if len(batch) == most or writes & written or writes & told or tells & written:
+            rest.append(w)
+        else:
+            batch.append(w)
+        written |= writes
+        told |= tells
+    return batch, rest
+
+
+def _touched(p: Prepared) -> tuple[set[object], set[object]]:
+    """What a commit changes, and the runs it puts something into, which several may do at once."""
+    c = p.commit
+    writes: set[object] = {c.run.run_id}
+    if p.step:
+        return writes, set()
+    if c.after is None or isinstance(c.lease, Take | Touch):
+        writes.add((c.run.tenant_id, c.run.session_key, c.run.lane))
+    writes.update((m.kind, m.scope, m.key) for m in c.claims)
+    writes.update(("effect", e.key) for e in c.effects)
+    writes.update(("schedule", m.after.schedule_id) for m in c.moves)
+    tells: set[object] = {i.run_id for i in c.puts}
+    for child in p.creates:
+        more, others = _touched(child)
+        writes |= more
+        tells |= others
+    return writes, tells - writes
+
+
+def _answer(w: _Waiting, tip: Tip) -> None:
+    if not w.future.done():
+        w.future.set_result(tip)
+
+
+def _fail(w: _Waiting, error: HoldfastError) -> None:
+    if not w.future.done():
+        w.future.set_exception(error)
+
+
+def put_values(item: InboxItem, at: int | None) -> dict[str, Any]:
+    return {
+        "b": ids.bucket_number(item.run_id), "run": item.run_id, "key": item.key, "at": item.put_at, "command": codec.encode_command(item.command), "now": at,
+    }  # fmt: skip
+
+
+def keep_blob(run_id: str, blob: Blob) -> Iterator[Statement]:
+    """Keeps a blob unless it is there, and notes who names it."""
+    if blob.data is not None:
+        yield Q.blob_insert, (blob.digest, blob.data)
+    yield Q.blob_use, (blob.digest, run_id)
+
+
+def effect_row(e: Effect) -> tuple[object, ...]:
+    return (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, codec.encode_effect(e))
+
+
+def intent_row(i: Intent) -> tuple[object, ...]:
+    return (i.intent_id, i.run_id, i.order_key, i.state, i.due, i.owner, i.lease_until, i.settled_at, codec.encode_intent(i))
+
+
+def schedule_row(s: Schedule) -> tuple[object, ...]:
+    return (s.schedule_id, s.tenant_id, s.due, codec.encode_schedule(s))
+
+
+__all__ = ["RACED", "TRIES", "Committer", "Key", "Statement", "effect_row", "intent_row", "keep_blob", "put_values", "schedule_row"]

@@ -1,0 +1,335 @@
+"""Connections to one PostgreSQL database: what a URL says, a handful of connections, and the one place where errors are mapped.
+
+Nothing is kept in a session: no SET, no LISTEN and no advisory lock outside a transaction, so that a transaction pooler may stand
+between. Behind one, prepared statements are left out: ``?pooler=transaction`` says so, or the first error that tells of it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import re
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from urllib.parse import parse_qsl, urlencode
+
+import msgspec
+import psycopg
+from psycopg import errors as sql
+from psycopg.rows import tuple_row
+
+from holdfast.core.errors import (
+    Conflict,
+    EffectInProgress,
+    HoldfastError,
+    OutcomeUnknown,
+    StoreCorrupt,
+    StoreError,
+    StoreFull,
+    StoreReadOnly,
+    StoreUnavailable,
+    UsageError,
+    VersionConflict,
+)
+from holdfast.stores.statements import named, numbered
+
+MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
+PATIENCE = 30.0  # seconds for which a verb outlasts an outage
+FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0
+ANSWER_SECONDS = 20.0  # a server that says nothing for so long is left
+SPREAD = 64  # the partitions of the partitioned profile are few: hash buckets over them
+Connection = psycopg.AsyncConnection[tuple[Any, ...]]
+T = TypeVar("T")
+
+# The store's clock is the database's: the wall clock at the statement. A clock that a test moves stands in for it.
+_NOW = "coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+# No lease runs out before one TTL after the database came back, so that an outage is no wave of takeovers.
+_EXPIRY = (
+    "greatest(w.expires_at, CASE WHEN %(now)s::bigint IS NULL THEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint + w.ttl ELSE 0 END)"
+)
+_HERE = Path(__file__).parent
+
+
+def _filled(text: str) -> str:
+    return text.replace("{now}", _NOW).replace("{expiry}", _EXPIRY)
+
+
+Q: Any = named(_filled(_HERE.joinpath("queries.sql").read_text("utf-8")))
+MIGRATIONS = numbered(_HERE / "migrations")
+
+
+class Place(msgspec.Struct, frozen=True):
+    """What a URL says: where the database is, whether a transaction pooler stands before it, and where news may be listened for."""
+
+    url: str
+    conninfo: str
+    pooled: bool = False
+    listen: str | None = None
+    partitions: int = 0
+
+
+def place(url: str) -> Place:
+    """Reads a URL. ``pooler=transaction``, ``listen=URL`` and ``partitions=N`` are ours, everything else is libpq's.
+
+    Raises:
+        UsageError: one of them is not understood.
+    """
+    base, _, query = url.partition("?")
+    ours: dict[str, str] = {}
+    theirs = []
+    for name, value in parse_qsl(query, keep_blank_values=True):
+        if name in ("pooler", "listen", "partitions"):
+            ours[name] = value
+        else:
+            theirs.append((name, value))
+    pooler, partitions = ours.get("pooler", ""), ours.get("partitions", "0")
+    if pooler not in ("", "session", "transaction"):
+        raise UsageError(f"pooler={pooler!r} in the URL of the store is not understood", hint="transaction, or session")
+    if not partitions.isascii() or not partitions.isdigit() or int(partitions) > SPREAD:
+        raise UsageError(f"partitions={partitions!r} in the URL of the store is no number up to {SPREAD}", hint="leave it out")
+    conninfo = base + ("?" + urlencode(theirs) if theirs else "")
+    try:
+        psycopg.conninfo.conninfo_to_dict(conninfo)
+    except psycopg.ProgrammingError as e:
+        raise UsageError(f"the URL of the store is not understood: {_text(e)}", hint="postgresql://user@host/database") from e
+    listen = ours.get("listen", "" if pooler == "transaction" else conninfo)
+    return Place(_shown(url), conninfo, pooler == "transaction", listen or None, int(partitions))
+
+
+def _shown(url: str) -> str:
+    """The URL without its password, as it may stand in an error or a page."""
+    return re.sub(r"(://[^/:@]*):[^@/]*@", r"\1:***@", url)
+
+
+def schema_of(place: Place) -> str:
+    """The statements of the schema; with ``partitions`` run, log and inbox lie in so many parts by the hash of their bucket."""
+    text, tables = MIGRATIONS[0], re.findall(r"CREATE TABLE holdfast\.(\w+) \((?:(?!CREATE)[^{}])*\n\) \{hash \w+\};", MIGRATIONS[0])
+    n = place.partitions
+    text = re.sub(r" \{hash (\w+)\};", r" PARTITION BY HASH (\1);" if n else ";", text)
+    text = text.replace("{, bucket}", ", bucket" if n else "")
+    tuned = []
+    for table in tables:
+        parts = [f"{table}_{i}" for i in range(n)] or [table]
+        for i, part in enumerate(parts if n else ()):
+            tuned.append(f"CREATE TABLE holdfast.{part} PARTITION OF holdfast.{table} FOR VALUES WITH (MODULUS {n}, REMAINDER {i});")
+        tuned += [f"ALTER TABLE holdfast.{part} SET ({_TUNED[table]});" for part in parts]
+    tuned += [f"ALTER TABLE holdfast.{table} SET ({_TUNED[table]});" for table in ("intent", "worker")]
+    return text.replace("{tuned}", "\n".join(tuned))
+
+
+_OFTEN = "autovacuum_vacuum_scale_factor = 0.02, autovacuum_vacuum_threshold = 500, autovacuum_vacuum_cost_delay = 0"
+_TUNED = {
+    "run": f"fillfactor = 70, {_OFTEN}",
+    "log": "autovacuum_vacuum_insert_scale_factor = 0.2",
+    "whole": "autovacuum_vacuum_insert_scale_factor = 0.2",
+    "inbox": f"fillfactor = 80, {_OFTEN}",
+    "claim": _OFTEN,
+    "effect": f"fillfactor = 80, {_OFTEN}",
+    "intent": f"fillfactor = 70, {_OFTEN}",
+    "worker": "fillfactor = 50, autovacuum_vacuum_threshold = 100, autovacuum_vacuum_scale_factor = 0",
+}
+
+
+# -- errors -----------------------------------------------------------------------------------------
+
+# For a while: the connection, starting up or shutting down, demoted to read-only, too many connections, and what another transaction did.
+_PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006")
+_LEFT = ("08", "57P", "25006")  # whoever meets one of these leaves the server at once, its other connections too
+_UNPREPARED = (sql.InvalidSqlStatementName, sql.DuplicatePreparedStatement)
+
+
+def passing(error: BaseException) -> bool:
+    """Whether the same may succeed a moment later."""
+    if isinstance(error, TimeoutError | OSError):
+        return True
+    if not isinstance(error, psycopg.Error):
+        return False
+    if error.sqlstate is not None:
+        return error.sqlstate.startswith(_PASSING)
+    # An error without a state is the client's own: the connection could not be made, or is gone.
+    return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+
+
+def leaving(error: BaseException) -> bool:
+    """Whether the server is no use any more: its other connections are closed too."""
+    return passing(error) and (not isinstance(error, psycopg.Error) or error.sqlstate is None or error.sqlstate.startswith(_LEFT))
+
+
+def translate(error: BaseException, url: str) -> HoldfastError:
+    """What an error of the database means to whoever must act; the only place where that is decided."""
+    if isinstance(error, HoldfastError):
+        return error
+    text = _text(error)
+    if isinstance(error, sql.UniqueViolation):
+        return _violated(error)
+    if passing(error):
+        return StoreUnavailable(f"{url}: {text}", hint="it is tried again by itself where a worker runs; else look at the database")
+    if isinstance(error, sql.DiskFull):
+        return StoreFull(f"{url}: the disk is full; nothing of this commit was written", hint="free some space and go on")
+    if isinstance(error, sql.DataCorrupted | sql.IndexCorrupted):
+        return StoreCorrupt(f"{url} is damaged: {text}", hint="stop, then restore a backup")
+    if isinstance(error, sql.InsufficientPrivilege):
+        return StoreReadOnly(f"{url} may not be written: {text}", hint="the role needs CREATE on the database, or to own the schema holdfast")
+    return StoreError(f"{url}: {type(error).__name__}: {text}")
+
+
+def unreachable(error: BaseException, url: str) -> HoldfastError:
+    """Why a connection cannot be made, for good as far as can be told."""
+    return StoreError(f"{url} cannot be opened: {_text(error)}", hint="look at the URL, the server and its access rules", code="store_unreachable")
+
+
+def _text(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _violated(error: psycopg.Error) -> HoldfastError:
+    """A unique index said no: what that means is known by the index, whatever its partition is called."""
+    where = f"{error.diag.table_name or ''} {error.diag.constraint_name or ''}"
+    if "effect" in where:
+        return EffectInProgress("another attempt under this key is not settled", hint="wait for it")
+    if "session_key" in where or "lane_holder" in where:
+        return Conflict("the lane is held by another run", hint="submit it as pending", code="lane_busy")
+    if "worker" in where:
+        return Conflict("the worker is registered already", hint="an owner id is unique per process start", code="owner_taken")
+    if "run" in where or "log" in where:
+        return VersionConflict("the run exists already, or its log has moved on", hint="load it")
+    return StoreError(f"a constraint was violated: {_text(error)}", code="constraint")
+
+
+# -- connections ------------------------------------------------------------------------------------
+
+
+async def connect(place: Place, *, prepared: bool = True, conninfo: str | None = None) -> Connection:
+    """A connection on which each statement is a transaction of its own until one is begun."""
+    db = await psycopg.AsyncConnection.connect(
+        conninfo or place.conninfo,
+        autocommit=True,
+        row_factory=tuple_row,
+        connect_timeout=5,
+        keepalives_idle=5,
+        keepalives_interval=2,
+        keepalives_count=3,
+        tcp_user_timeout=10_000,
+        application_name="holdfast",
+    )
+    db.prepare_threshold = 1 if prepared and not place.pooled else None
+    return db
+
+
+class Connections:
+    """A few connections, made when they are first needed, handed out one at a time, the warmest first. ``generation`` moves when the
+    server is left: what was connected before is closed when it comes back. ``check`` looks at each new connection."""
+
+    def __init__(self, place: Place, *, check: Callable[[Connection], Awaitable[None]], most: int = MOST) -> None:
+        self._place = place
+        self._check = check
+        self._idle: list[tuple[int, Connection]] = []
+        self._room = asyncio.Semaphore(most)
+        self._prepared = True
+        self._generation = 0
+        self._closed = False
+
+    @contextlib.asynccontextmanager
+    async def held(self) -> AsyncIterator[Connection]:
+        """One connection, at rest. One that comes back with an error in it is closed."""
+        async with self._room:
+            generation, db = await self._one()
+            try:
+                yield db
+            except BaseException as error:
+                await self._after(error, generation, db)
+                raise
+            if self._closed or generation != self._generation or db.closed:
+                await db.close()
+            else:
+                self._idle.append((generation, db))
+
+    async def _one(self) -> tuple[int, Connection]:
+        while self._idle:
+            generation, db = self._idle.pop()
+            if not db.closed and not db.broken:
+                return generation, db
+        generation, db = self._generation, await connect(self._place, prepared=self._prepared)
+        try:
+            await self._check(db)
+        except BaseException:
+            await db.close()
+            raise
+        return generation, db
+
+    async def _after(self, error: BaseException, generation: int, db: Connection) -> None:
+        """What an error leaves of a connection: one that is at rest again after a rollback may be used on."""
+        if isinstance(error, _UNPREPARED):
+            self._prepared = False  # a pooler hands each transaction to another backend
+            await self.leave()
+        elif leaving(error) or not isinstance(error, psycopg.Error | HoldfastError):
+            await db.close()
+            if leaving(error):
+                await self.leave()
+            return
+        try:
+            await db.rollback()
+        except (psycopg.Error, OSError):
+            await db.close()
+            return
+        if generation == self._generation and not self._closed and not db.closed:
+            self._idle.append((generation, db))
+        else:
+            await db.close()
+
+    async def leave(self) -> None:
+        """Closes what is idle; what is in use is closed when it comes back."""
+        self._generation += 1
+        idle, self._idle = self._idle, []
+        for _, db in idle:
+            await db.close()
+
+    async def close(self) -> None:
+        self._closed = True
+        await self.leave()
+
+
+async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: float, *, wrote: bool = True) -> T:
+    """Does something until it succeeds or fails for good: the same thing is sent again after what passes, with backoff and jitter.
+
+    ``work`` is told how often it has been sent before: whoever writes can then tell its own earlier writing from somebody else's.
+
+    Raises:
+        OutcomeUnknown: it passed for too long, and something may have been written.
+        StoreUnavailable: it passed for too long, and nothing was.
+        HoldfastError: what the error means, where it is none that passes.
+    """
+    until, wait, sent, broken = time.monotonic() + patience, FIRST_WAIT, 0, False
+    while True:
+        try:
+            async with asyncio.timeout(ANSWER_SECONDS):
+                return await work(sent)
+        except _UNPREPARED:
+            sent += 1
+            if sent > 3:
+                raise
+        except (psycopg.Error, OSError) as e:
+            if not passing(e):
+                raise translate(e, url) from e
+            sent, broken = sent + 1, broken or leaving(e)
+            if time.monotonic() + wait > until:
+                if wrote and broken:
+                    raise OutcomeUnknown(f"{url}: {_text(e)}", hint="load it again: what is there decides") from e
+                raise translate(e, url) from e
+            await asyncio.sleep(wait * (0.5 + random.random()))
+            wait = min(wait * 2, LONGEST_WAIT)
+
+
+async def many(db: Connection, asked: Sequence[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
+    """Several statements in one round trip; gives the rows of each."""
+    cursors = []
+    async with db.pipeline():
+        for text, values in asked:
+            cursors.append(await db.execute(text, values))
+    return [await c.fetchall() if c.description is not None else [] for c in cursors]
+
+
+__all__ = ["MIGRATIONS", "PATIENCE", "Connection", "Connections", "Place", "Q", "connect", "leaving", "many", "outlasting", "passing", "place", "schema_of", "translate", "unreachable"]

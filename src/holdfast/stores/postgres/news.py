@@ -1,0 +1,132 @@
+"""Wake-ups over PostgreSQL: polling is the truth, a notification only shortens it (§10.16).
+
+Whoever waits makes one task of this store poll for all: a number that moves with every write of the server, asked often for a second
+after news and seldom after that. Where the URL leads to the server itself, a connection listens besides; whoever writes something others
+may wait for says so at most every ``QUIET`` seconds, in a statement of its own. A listener that is cut or half-open costs nothing but
+its hints; it proves that it is heard by a heartbeat in its own session, and is made anew when it is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import random
+import time
+from collections.abc import Awaitable, Callable
+
+import psycopg
+
+from holdfast.core.errors import HoldfastError
+from holdfast.stores.changes import Changes
+from holdfast.stores.postgres.connection import Connections, Place, connect
+
+ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
+ACTIVE_FOR = 1.0
+QUIET = 0.020
+HEARTBEAT = 5.0
+CHANNEL = "holdfast_news"
+
+
+class News:
+    """The waiters of one store, and the tasks that look out for them. Everything belongs to the loop that opened the store."""
+
+    def __init__(self, place: Place, look: Callable[[], Awaitable[int]]) -> None:
+        self._place = place
+        self._look = look
+        self._changes = Changes()
+        self._pool: Connections | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._wanted = asyncio.Event()
+        self._waiting = 0
+        self._moved_at = 0.0
+        self._saying: asyncio.Task[None] | None = None
+
+    def open(self, pool: Connections) -> None:
+        self._pool = pool
+        self._changes.reopen()
+        self._wanted = asyncio.Event()
+
+    def close(self) -> None:
+        """Lets everybody go."""
+        for task in [*self._tasks, *([self._saying] if self._saying is not None else [])]:
+            with contextlib.suppress(RuntimeError):  # its loop has been closed
+                task.cancel()
+        self._tasks, self._saying, self._pool = [], None, None
+        self._changes.close()
+
+    def tell(self) -> None:
+        """Something of interest to others was written here: those who wait here are woken, others are told once it is quiet."""
+        self._moved_at = time.monotonic()
+        self._changes.tell()
+        if self._place.listen is not None and self._pool is not None and (self._saying is None or self._saying.done()):
+            self._saying = asyncio.ensure_future(self._say(self._pool))
+
+    async def _say(self, pool: Connections) -> None:
+        await asyncio.sleep(0)
+        try:
+            async with pool.held() as db:
+                await db.execute(f"NOTIFY {CHANNEL}")
+        except (psycopg.Error, OSError):
+            return  # a hint that was not given: polling finds it
+        await asyncio.sleep(QUIET)
+        if self._moved_at > time.monotonic() - QUIET and self._pool is pool:
+            self._saying = asyncio.ensure_future(self._say(pool))
+
+    async def wait(self, timeout: float) -> None:
+        """Returns at once if anything changed since this task's last return, else at the next change or the timeout."""
+        if self._pool is not None and not self._tasks:
+            self._tasks.append(asyncio.ensure_future(self._poll()))
+            if self._place.listen is not None:
+                self._tasks.append(asyncio.ensure_future(self._listen(self._place.listen)))
+        self._waiting += 1
+        self._wanted.set()
+        try:
+            await self._changes.wait(timeout)
+        finally:
+            self._waiting -= 1
+
+    async def _poll(self) -> None:
+        last: int | None = None
+        while True:
+            if not self._waiting:
+                self._wanted.clear()
+                await self._wanted.wait()
+            active = time.monotonic() - self._moved_at < ACTIVE_FOR
+            await asyncio.sleep((ACTIVE_POLL if active else IDLE_POLL) * (0.9 + 0.2 * random.random()))
+            try:
+                number = await self._look()
+            except (psycopg.Error, OSError, HoldfastError):
+                await asyncio.sleep(0.2)
+                last = None
+                self._changes.tell()  # whoever waits looks for itself, and meets the error
+                continue
+            if number != last:
+                first, last = last is None, number
+                if not first:
+                    self._changes.tell()
+
+    async def _listen(self, conninfo: str) -> None:
+        wait = 0.1
+        while True:
+            try:
+                db = await connect(self._place, conninfo=conninfo)
+            except (psycopg.Error, OSError):
+                await asyncio.sleep(wait * (0.5 + random.random()))
+                wait = min(wait * 2, 5.0)
+                continue
+            try:
+                await db.execute(f"LISTEN {CHANNEL}")
+                wait = 0.1
+                while True:
+                    async for _ in db.notifies(timeout=HEARTBEAT, stop_after=1):
+                        self._moved_at = time.monotonic()
+                        self._changes.tell()
+                    async with asyncio.timeout(HEARTBEAT):
+                        await db.execute("SELECT 1")
+            except (psycopg.Error, OSError):
+                pass  # made anew; polling goes on meanwhile
+            finally:
+                await db.close()
+
+
+__all__ = ["News"]

@@ -1,0 +1,472 @@
+-- Every statement the store runs, by name. {now} is the database's clock at the statement, {expiry} when a worker's leases run out.
+-- Run rows are locked in the order of their ids, before anything else; a statement after that sees what others have committed.
+
+-- name: begin
+BEGIN;
+-- name: begin_snapshot
+BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
+-- name: commit
+COMMIT;
+
+-- A step --------------------------------------------------------------------------------------------
+
+-- name: step
+-- A lone step: one statement, one round trip. The run's row is locked in share mode, so that its fence cannot move; the key of the log
+-- lets only one row follow another; the hash says that it is the very row.
+WITH held AS MATERIALIZED (
+  SELECT bucket, id FROM holdfast.run WHERE bucket = %s AND id = %s AND fence = %s AND owner IS NOT NULL FOR SHARE
+)
+INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+SELECT held.bucket, held.id, before.n + 1, %s, %s, %s, %s, %s, %s, %s, %s
+FROM held JOIN holdfast.log before ON before.bucket = held.bucket AND before.run = held.id AND before.n = %s AND before.hash = %s
+ON CONFLICT DO NOTHING;
+-- name: steps
+-- Steps of many runs. Gives the runs whose step was written; what became of the others, and why, the general way finds out.
+WITH given AS MATERIALIZED (
+  SELECT * FROM unnest(%s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[],
+    %s::bytea[], %s::bytea[], %s::bigint[], %s::bytea[]) AS t (b, run, fence, seq, since, whole, version, step, head, hash, data, n, after)
+), held AS MATERIALIZED (
+  SELECT r.bucket, r.id FROM given g JOIN holdfast.run r ON r.bucket = g.b AND r.id = g.run
+  WHERE r.fence = g.fence AND r.owner IS NOT NULL ORDER BY r.bucket, r.id FOR SHARE OF r
+)
+INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+SELECT g.b, g.run, g.n + 1, g.seq, g.since, g.whole, g.version, g.step, g.head, g.hash, g.data
+FROM given g JOIN held ON held.bucket = g.b AND held.id = g.run
+JOIN holdfast.log before ON before.bucket = g.b AND before.run = g.run AND before.n = g.n AND before.hash = g.after
+ON CONFLICT DO NOTHING
+RETURNING run;
+
+-- Any other commit: what it needs to know ------------------------------------------------------------
+
+-- name: lock_runs
+SELECT r.run_id, r.bucket, r.id, r.fence, r.owner, r.holds, r.turn, r.status
+FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
+ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
+-- name: see_runs
+-- The ends of the logs, whether the inbox holds more than is being taken, and the owners' leases; `mine` is the row that follows the
+-- one that the commit names, if there is one.
+SELECT x.run, t.n, t.hash, mine.hash, w.boot, {expiry} - {now}, i.unread,
+  ARRAY(SELECT i.key FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND x.took::jsonb ? i.key)
+FROM unnest(%(b)s::smallint[], %(run)s::text[], %(n)s::bigint[], %(took)s::text[]) AS x (b, run, n, took)
+JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
+LEFT JOIN LATERAL (SELECT l.n, l.hash FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true
+LEFT JOIN holdfast.log mine ON mine.bucket = r.bucket AND mine.run = r.id AND mine.n = x.n
+LEFT JOIN holdfast.worker w ON w.owner = r.owner
+CROSS JOIN LATERAL (SELECT EXISTS (SELECT 1 FROM holdfast.inbox i
+  WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND NOT x.took::jsonb ? i.key) AS unread) i;
+-- name: see_now
+SELECT {now}, (SELECT value FROM holdfast.meta WHERE key = 'incarnation');
+-- name: see_takers
+SELECT owner FROM holdfast.worker WHERE owner = ANY(%(owners)s::text[]) ORDER BY owner FOR KEY SHARE;
+-- name: see_lanes
+-- Who holds each lane, and who is first due in it.
+SELECT x.run,
+  (SELECT h.run_id FROM holdfast.run h WHERE h.tenant_id = x.tenant AND h.session_key = x.session AND h.lane = x.lane AND h.holds AND h.run_id <> x.run LIMIT 1),
+  p.run_id, p.turn
+FROM unnest(%(run)s::text[], %(tenant)s::text[], %(session)s::text[], %(lane)s::text[]) AS x (run, tenant, session, lane)
+LEFT JOIN LATERAL (
+  SELECT r.run_id, r.turn FROM holdfast.run r
+  WHERE r.tenant_id = x.tenant AND r.session_key = x.session AND r.lane = x.lane AND r.due IS NOT NULL AND r.due <= {now} AND r.run_id <> x.run
+  ORDER BY r.turn LIMIT 1) p ON true;
+-- name: see_lenders
+SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
+ORDER BY r.bucket, r.id FOR KEY SHARE OF r;
+-- name: see_claims
+SELECT c.kind, c.scope, c.key, c.run_id FROM unnest(%(kind)s::text[], %(scope)s::text[], %(key)s::text[]) AS x (kind, scope, key)
+JOIN holdfast.claim c ON c.kind = x.kind AND c.scope = x.scope AND c.key = x.key WHERE c.expires_at IS NULL OR c.expires_at > {now};
+-- name: see_effects
+SELECT key, effect_id FROM holdfast.effect WHERE key = ANY(%(keys)s::text[]) AND status IN ('attempted', 'unknown');
+-- name: see_blobs
+SELECT sha256 FROM holdfast.blob WHERE sha256 = ANY(%(shas)s::text[]) ORDER BY sha256 FOR KEY SHARE;
+-- name: see_schedules
+SELECT schedule_id, data FROM holdfast.schedule WHERE schedule_id = ANY(%(ids)s::text[]) ORDER BY schedule_id FOR UPDATE;
+
+-- Any other commit: what it writes -------------------------------------------------------------------
+
+-- name: run_insert
+WITH r AS (
+  INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
+    priority, parent_run_id, lineage_root, ended, doc)
+  VALUES (%s, %s, %s, %s, %s, %s, nextval('holdfast.number'), %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING bucket, id
+)
+INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %s, %s FROM r RETURNING run;
+-- name: run_update
+-- The row was locked in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is, a null turn the place.
+WITH r AS (
+  UPDATE holdfast.run SET fence = %s, owner = %s, due = %s, holds = %s, turn = coalesce(%s, nextval('holdfast.number')), status = %s, priority = %s,
+    fingerprint = %s, ended = %s, doc = coalesce(%s, doc) WHERE bucket = %s AND id = %s RETURNING bucket, id
+)
+INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+SELECT bucket, id, %s, %s, %s, %s, %s, %s, %s, %s, %s FROM r RETURNING run;
+-- name: whole_insert
+INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, %s, %s, %s FROM holdfast.run WHERE bucket = %s AND run_id = %s;
+-- name: carry_insert
+INSERT INTO holdfast.carry (source, run) VALUES (%s, %s) ON CONFLICT DO NOTHING;
+-- name: inbox_take
+-- All of them, or an error that breaks the transaction.
+WITH took AS (
+  UPDATE holdfast.inbox SET taken = %(seq)s WHERE bucket = %(b)s AND run = %(run)s AND key = ANY(%(keys)s::text[]) AND taken IS NULL RETURNING 1
+)
+SELECT 1 / (count(*) = %(count)s)::int FROM took;
+-- name: token_revoke
+UPDATE holdfast.token SET revoked_at = %s WHERE run_id = %s AND wait_id = ANY(%s::text[]) AND revoked_at IS NULL AND used_at IS NULL;
+-- name: claim_insert
+-- An expired key is free again; one that somebody took since the look is an error that breaks the transaction.
+WITH claimed AS (
+  INSERT INTO holdfast.claim AS c (kind, scope, key, run_id, digest, expires_at) VALUES (%(kind)s, %(scope)s, %(key)s, %(run)s, %(digest)s, %(until)s)
+  ON CONFLICT (kind, scope, key) DO UPDATE SET run_id = excluded.run_id, digest = excluded.digest, expires_at = excluded.expires_at
+  WHERE c.expires_at <= {now} RETURNING 1
+)
+SELECT 1 / count(*) FROM claimed;
+-- name: effect_upsert
+INSERT INTO holdfast.effect (effect_id, run_id, lineage_root, key, status, data) VALUES (%s, %s, %s, %s, %s, %s)
+ON CONFLICT (key, effect_id) DO UPDATE SET status = excluded.status, data = excluded.data;
+-- name: intent_upsert
+INSERT INTO holdfast.intent (intent_id, run_id, order_key, state, due, owner, lease_until, settled_at, data) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due, owner = excluded.owner,
+  lease_until = excluded.lease_until, settled_at = excluded.settled_at, data = excluded.data;
+-- name: ledger_insert
+INSERT INTO holdfast.ledger (run_id, topic, key, at, data) VALUES (%s, %s, %s, %s, %s);
+-- name: blob_insert
+INSERT INTO holdfast.blob (sha256, data) VALUES (%s, %s) ON CONFLICT DO NOTHING;
+-- name: blob_use
+-- The blob's row is locked against whoever prunes; that it is not there is an error that breaks the transaction.
+WITH b AS MATERIALIZED (SELECT sha256 FROM holdfast.blob WHERE sha256 = %s FOR KEY SHARE), u AS (
+  INSERT INTO holdfast.blob_use (run_id, sha256) SELECT %s, sha256 FROM b ON CONFLICT DO NOTHING)
+SELECT 1 / count(*) FROM b;
+-- name: schedule_put
+INSERT INTO holdfast.schedule (schedule_id, tenant_id, due, data) VALUES (%s, %s, %s, %s)
+ON CONFLICT (schedule_id) DO UPDATE SET tenant_id = excluded.tenant_id, due = excluded.due, data = excluded.data;
+-- name: schedule_insert
+WITH added AS (
+  INSERT INTO holdfast.schedule (schedule_id, tenant_id, due, data) VALUES (%s, %s, %s, %s) ON CONFLICT DO NOTHING RETURNING 1
+)
+SELECT 1 / count(*) FROM added;
+
+-- Inbox ---------------------------------------------------------------------------------------------
+
+-- name: lock_run
+SELECT bucket, id, owner, status FROM holdfast.run WHERE bucket = %s AND run_id = %s FOR NO KEY UPDATE;
+-- name: put
+-- A run at rest becomes claimable in the transaction that put something into its inbox. Its row was locked by the statement before:
+-- a rest that is being committed is over, and is seen. Gives the item that was there already, if any.
+WITH put AS (
+  INSERT INTO holdfast.inbox (bucket, run, key, put_at, command)
+  SELECT bucket, id, %(key)s, %(at)s, %(command)s FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s
+  ON CONFLICT DO NOTHING RETURNING bucket, run
+), woken AS (
+  UPDATE holdfast.run r SET due = least(coalesce(r.due, {now}), {now}) FROM put
+  WHERE r.bucket = put.bucket AND r.id = put.run AND r.owner IS NULL AND r.status NOT IN ('completed', 'failed', 'canceled') RETURNING 1
+)
+SELECT i.key, i.command, i.put_at, i.taken FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
+WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND i.key = %(key)s AND NOT EXISTS (SELECT 1 FROM put);
+-- name: inbox_of
+SELECT i.key, i.command, i.put_at, i.taken FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
+WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND (%(taken)s OR i.taken IS NULL) ORDER BY i.id;
+-- name: inbox_get
+SELECT i.key, i.command, i.put_at, i.taken FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
+WHERE r.bucket = %s AND r.run_id = %s AND i.key = %s;
+-- name: marked
+-- Runs of an owner whose inbox holds what nobody has taken.
+SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
+  AND EXISTS (SELECT 1 FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL) LIMIT 10000;
+
+-- Claims --------------------------------------------------------------------------------------------
+
+-- name: claim
+-- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
+-- that what is due within each is one range of the index. A run whose lane is held, or has somebody due before it, is left; one that is
+-- being claimed by another is passed over.
+WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner = %(owner)s FOR KEY SHARE), gone AS MATERIALIZED (
+  SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
+  WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
+), orphans AS MATERIALIZED (
+  SELECT r.bucket, r.id, r.owner, gone.cause FROM gone JOIN holdfast.run r ON r.owner = gone.owner
+  WHERE EXISTS (SELECT 1 FROM me) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
+    AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
+  ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
+), level AS (
+  (SELECT queue, priority FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC LIMIT 1)
+  UNION ALL
+  SELECT n.queue, n.priority FROM level l CROSS JOIN LATERAL (
+    (SELECT r.queue, r.priority FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority < l.priority
+     ORDER BY r.priority DESC LIMIT 1)
+    UNION ALL
+    (SELECT r.queue, r.priority FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue > l.queue
+     ORDER BY r.queue, r.priority DESC LIMIT 1)
+    LIMIT 1) n
+), due AS MATERIALIZED (
+  SELECT c.* FROM (SELECT queue, priority FROM level WHERE EXISTS (SELECT 1 FROM me)
+    AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC) l
+  CROSS JOIN LATERAL (
+    SELECT r.bucket, r.id FROM holdfast.run r
+    WHERE r.queue = l.queue AND r.priority = l.priority AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL
+      AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+      AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
+      AND (r.holds OR (NOT EXISTS (
+          SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
+        ) AND NOT EXISTS (
+          SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
+            AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now})))
+    ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
+  ) c LIMIT greatest(%(limit)s::bigint - (SELECT count(*) FROM orphans), 0)
+), taken_over AS (
+  UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(coalesce(r.due, {now}), {now}),
+    previous = o.owner, cause = o.cause FROM orphans o WHERE r.bucket = o.bucket AND r.id = o.id
+  RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
+), taken AS (
+  UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, previous = NULL, cause = NULL FROM due
+  WHERE r.bucket = due.bucket AND r.id = due.id
+  RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
+)
+SELECT * FROM taken_over UNION ALL SELECT * FROM taken;
+-- name: claimers
+SELECT owner, boot FROM holdfast.worker WHERE boot = %(boot)s OR owner = %(owner)s ORDER BY owner LIMIT 10000;
+-- name: claim_one
+SELECT r.bucket, r.id, r.fence, r.owner, r.holds, r.turn, r.status, r.tenant_id, r.session_key, r.lane FROM holdfast.run r
+WHERE r.bucket = %s AND r.run_id = %s FOR NO KEY UPDATE;
+-- name: see_owner
+SELECT w.boot, {expiry} - {now} FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
+-- name: take
+UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, due = least(coalesce(due, {now}), {now}), previous = %(previous)s, cause = %(cause)s
+WHERE bucket = %(b)s AND id = %(id)s;
+-- name: held
+-- What an owner holds: a claim whose answer was lost is found again.
+SELECT run_id, bucket, id, fence, previous, cause FROM holdfast.run WHERE owner = %s ORDER BY bucket, id LIMIT 10000;
+
+-- Workers -------------------------------------------------------------------------------------------
+
+-- name: worker_insert
+INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid)
+VALUES (%(owner)s, {now}, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s);
+-- name: worker_keep
+INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid)
+VALUES (%(owner)s, {now}, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s) ON CONFLICT DO NOTHING;
+-- name: worker_known
+SELECT boot, pid FROM holdfast.worker WHERE owner = %s;
+-- name: worker_renew
+UPDATE holdfast.worker SET expires_at = {now} + %(ttl)s::bigint, ttl = %(ttl)s::bigint WHERE owner = %(owner)s RETURNING expires_at, {now};
+-- name: worker_delete
+DELETE FROM holdfast.worker WHERE owner = %s;
+-- name: workers_idle
+-- Owners that are gone for good and hold nothing.
+DELETE FROM holdfast.worker w WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now} - 3600000000)
+  AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) RETURNING owner;
+-- name: workers
+SELECT w.owner, w.started_at, {expiry}, w.boot, (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner)
+FROM holdfast.worker w ORDER BY w.started_at, w.owner LIMIT 10000;
+-- name: lock_owned
+SELECT id FROM holdfast.run WHERE owner = %s ORDER BY bucket, id FOR NO KEY UPDATE;
+-- name: hand_back
+-- The fence moves too: nothing its old owner still has in hand can be written.
+UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = {now} WHERE owner = %(owner)s;
+
+-- Reads ---------------------------------------------------------------------------------------------
+
+-- name: run_get
+SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
+FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
+LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true
+WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
+-- name: runs
+SELECT r.run_id, r.doc, r.status, t.version, t.step, t.head, r.fence, r.owner, r.due, {expiry}, w.boot
+FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner
+LEFT JOIN LATERAL (SELECT l.version, l.step, l.head FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true;
+-- name: load_tip
+SELECT t.seq, t.hash, t.n, t.since, t.whole FROM holdfast.run r
+CROSS JOIN LATERAL (SELECT * FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t
+WHERE r.bucket = %s AND r.run_id = %s;
+-- name: load_whole
+SELECT w.data FROM holdfast.whole w JOIN holdfast.run r ON r.bucket = w.bucket AND r.id = w.run
+WHERE r.bucket = %s AND r.run_id = %s ORDER BY w.seq DESC LIMIT 1;
+-- name: load_rows
+SELECT l.seq, l.data, l.hash FROM holdfast.run r JOIN holdfast.log l ON l.bucket = r.bucket AND l.run = r.id
+WHERE r.bucket = %s AND r.run_id = %s
+  AND l.n > coalesce((SELECT max(w.n) FROM holdfast.whole w WHERE w.bucket = r.bucket AND w.run = r.id), 0) ORDER BY l.n;
+-- name: rows
+SELECT l.seq, l.data, l.hash FROM holdfast.run r JOIN holdfast.log l ON l.bucket = r.bucket AND l.run = r.id
+WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND l.n >= coalesce((SELECT max(w.n) FROM holdfast.whole w
+  WHERE w.bucket = r.bucket AND w.run = r.id AND w.seq <= %(after)s), 0) AND l.seq > %(after)s ORDER BY l.n LIMIT %(limit)s;
+-- name: effects
+SELECT data FROM holdfast.effect WHERE (%(key)s::text IS NULL OR key = %(key)s) AND (%(run)s::text IS NULL OR run_id = %(run)s)
+  AND (%(root)s::text IS NULL OR lineage_root = %(root)s) ORDER BY id;
+-- name: effect_settle
+UPDATE holdfast.effect SET status = %s, data = %s WHERE key = %s AND effect_id = %s AND status = %s RETURNING 1;
+-- name: effect_get
+SELECT data FROM holdfast.effect WHERE key = %s AND effect_id = %s;
+-- name: ledger_of
+SELECT run_id, topic, key, data, at FROM holdfast.ledger WHERE run_id = %s ORDER BY id;
+-- name: blob_get
+SELECT data FROM holdfast.blob WHERE sha256 = %s;
+-- name: claimed
+SELECT run_id, digest, expires_at FROM holdfast.claim
+WHERE kind = %(kind)s AND scope = %(scope)s AND key = %(key)s AND (expires_at IS NULL OR expires_at > {now});
+
+-- Outbox --------------------------------------------------------------------------------------------
+
+-- name: intents
+SELECT data FROM holdfast.intent WHERE (%(run)s::text IS NULL OR run_id = %(run)s) AND (%(state)s::text IS NULL OR state = %(state)s)
+ORDER BY id LIMIT %(limit)s;
+-- name: intents_ready
+-- Those whose sender is lost, and those that are due; of one order key only the oldest that is not settled is free.
+SELECT i.id, i.data, i.state = 'sending' FROM holdfast.intent i
+WHERE ((i.state = 'queued' AND i.due <= {now}) OR (i.state = 'sending' AND (i.lease_until IS NULL OR i.lease_until <= {now} OR i.owner = ANY(%(dead)s::text[]))))
+  AND (i.order_key = '' OR NOT EXISTS (SELECT 1 FROM holdfast.intent e
+    WHERE e.order_key = i.order_key AND e.order_key <> '' AND e.id < i.id AND e.state IN ('queued', 'sending', 'unknown')))
+ORDER BY i.state = 'sending' DESC, i.due, i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED;
+-- name: intent_take
+UPDATE holdfast.intent SET state = 'sending', owner = %s, lease_until = %s, data = %s WHERE id = %s;
+-- name: intent_settle
+UPDATE holdfast.intent SET state = %s, due = %s, owner = %s, lease_until = %s, settled_at = %s, data = %s
+WHERE intent_id = %s AND owner = %s AND state = 'sending' RETURNING 1;
+-- name: intent_get
+SELECT data FROM holdfast.intent WHERE intent_id = %s;
+
+-- People and schedules ------------------------------------------------------------------------------
+
+-- name: token_insert
+INSERT INTO holdfast.token (hash, run_id, wait_id, tenant_id, actor, created_at, expires_at)
+SELECT %s, run_id, %s, %s, %s, %s, %s FROM holdfast.run WHERE bucket = %s AND run_id = %s FOR KEY SHARE
+ON CONFLICT (hash) DO UPDATE SET hash = excluded.hash RETURNING 1;
+-- name: token_get
+SELECT hash, run_id, wait_id, tenant_id, actor, created_at, expires_at, used_at, revoked_at FROM holdfast.token WHERE hash = %s;
+-- name: token_lock
+SELECT hash, run_id, wait_id, tenant_id, actor, created_at, expires_at, used_at, revoked_at FROM holdfast.token WHERE hash = %s FOR UPDATE;
+-- name: token_use
+UPDATE holdfast.token SET used_at = %s WHERE hash = %s;
+-- name: schedule_lock
+SELECT data FROM holdfast.schedule WHERE schedule_id = %s FOR UPDATE;
+-- name: schedule_get
+SELECT data FROM holdfast.schedule WHERE schedule_id = %s;
+-- name: schedule_delete
+DELETE FROM holdfast.schedule WHERE schedule_id = %s RETURNING 1;
+-- name: schedules
+SELECT data FROM holdfast.schedule WHERE %(due)s::bigint IS NULL OR due <= %(due)s ORDER BY due NULLS LAST, id LIMIT 10000;
+
+-- The store as a whole ------------------------------------------------------------------------------
+
+-- name: is_there
+SELECT to_regnamespace('holdfast') IS NOT NULL, to_regclass('holdfast.meta') IS NOT NULL;
+-- name: make_schema
+CREATE SCHEMA holdfast;
+-- name: meta
+SELECT key, value FROM holdfast.meta;
+-- name: meta_lock
+SELECT key, value FROM holdfast.meta ORDER BY key FOR UPDATE;
+-- name: meta_set
+INSERT INTO holdfast.meta (key, value) VALUES (%s, %s) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
+-- name: one_maker
+-- Only one makes the schema, whoever comes at the same time; the lock ends with the transaction.
+SELECT pg_advisory_xact_lock(4853);
+-- name: server
+-- Which server this is, and on which history: any role may read both.
+SELECT (SELECT system_identifier FROM pg_control_system()), (SELECT timeline_id FROM pg_control_checkpoint()),
+  pg_is_in_recovery(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+-- name: news
+-- A number that moves when anything is written, without a look at any table; and the time.
+SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+-- name: move_fences
+-- A new incarnation: every fence given out before is refused from now on, every run is at rest.
+UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE {now} END, owner = NULL;
+-- name: forget_workers
+DELETE FROM holdfast.worker;
+-- name: health
+SELECT current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes'),
+  (SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'async'), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
+  (SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8 FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()),
+  (SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = 'holdfast' AND n_dead_tup > 100000 AND n_dead_tup > n_live_tup),
+  current_setting('autovacuum');
+-- name: chain_page
+SELECT l.bucket, l.run, l.n, l.seq, l.hash, l.data FROM holdfast.log l
+WHERE (l.bucket, l.run, l.n) > (%s, %s, %s) ORDER BY l.bucket, l.run, l.n LIMIT 500;
+-- name: run_names
+SELECT bucket, id, run_id FROM holdfast.run WHERE (bucket, id) IN (SELECT * FROM unnest(%s::smallint[], %s::bigint[]));
+-- name: runs_without_log
+SELECT r.run_id FROM holdfast.run r WHERE NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id) LIMIT 100;
+
+-- Upkeep --------------------------------------------------------------------------------------------
+
+-- name: run_ids
+SELECT run_id FROM holdfast.run WHERE run_id > %s ORDER BY run_id LIMIT %s;
+-- name: log_orphans
+-- Runs of which only the log is left, with its first row.
+SELECT l.bucket, l.run, l.seq, l.data, l.hash FROM holdfast.log l
+WHERE l.n = 1 AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.bucket = l.bucket AND r.id = l.run) ORDER BY l.bucket, l.run LIMIT 10000;
+-- name: run_raw
+SELECT r.bucket, r.id, r.run_id, r.fence, r.owner, r.due, r.holds, r.turn, r.status, r.tenant_id, r.skill_id, r.fingerprint, r.thread_id, r.session_key,
+  r.lane, r.queue, r.priority, r.parent_run_id, r.lineage_root, r.ended, r.doc FROM holdfast.run r WHERE r.bucket = %s AND r.run_id = %s;
+-- name: log_tip
+SELECT seq, hash, n, since, whole, version, step, head FROM holdfast.log WHERE bucket = %s AND run = %s ORDER BY n DESC LIMIT 1;
+-- name: log_rows
+SELECT seq, data, hash FROM holdfast.log WHERE bucket = %s AND run = %s AND seq > %s ORDER BY n LIMIT %s;
+-- name: whole_next
+SELECT seq, data FROM holdfast.whole WHERE bucket = %s AND run = %s AND seq > %s ORDER BY seq LIMIT 1;
+-- name: log_append
+INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
+-- name: run_put
+INSERT INTO holdfast.run (bucket, id, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
+  priority, parent_run_id, lineage_root, ended, doc)
+VALUES (%s, %s, %s, %s, %s, %s, %s, coalesce(%s, nextval('holdfast.number')), %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
+-- name: next_number
+SELECT nextval('holdfast.number');
+-- name: run_delete
+DELETE FROM holdfast.run WHERE bucket = %s AND id = %s;
+-- name: lane_holder
+SELECT run_id FROM holdfast.run WHERE tenant_id = %s AND session_key = %s AND lane = %s AND holds AND run_id <> %s LIMIT 1;
+-- name: inbox_unread
+SELECT EXISTS (SELECT 1 FROM holdfast.inbox WHERE bucket = %s AND run = %s AND taken IS NULL);
+-- name: inbox_adopt
+INSERT INTO holdfast.inbox (bucket, run, key, put_at, taken, command) VALUES (%s, %s, %s, %s, %s, %s);
+-- name: claim_adopt
+-- A key that somebody has here already stays theirs.
+INSERT INTO holdfast.claim (kind, scope, key, run_id, digest, expires_at) VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING;
+-- name: claims_of
+SELECT kind, scope, key, digest, expires_at FROM holdfast.claim WHERE run_id = %s ORDER BY kind, scope, key;
+-- name: loans
+SELECT b.run_id, s.run_id FROM holdfast.carry c JOIN holdfast.run b ON b.run_id = c.run JOIN holdfast.run s ON s.run_id = c.source
+WHERE NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w.run = b.id AND w.seq = 0);
+-- name: origin_insert
+INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, 0, 0, %s FROM holdfast.run WHERE bucket = %s AND run_id = %s ON CONFLICT DO NOTHING;
+-- name: old_roots
+-- Lineages of which some run ended before that time.
+SELECT DISTINCT lineage_root FROM holdfast.run WHERE ended < %(before)s AND lineage_root > %(after)s ORDER BY lineage_root LIMIT %(limit)s;
+-- name: family
+-- What goes or stays together with lineages: those of parents and children, and those whose log a run of theirs is carried on from, or carries on.
+SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.run o ON o.run_id = m.parent_run_id WHERE m.lineage_root = ANY(%(roots)s::text[])
+UNION SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.run o ON o.parent_run_id = m.run_id WHERE m.lineage_root = ANY(%(roots)s::text[])
+UNION SELECT DISTINCT o.lineage_root FROM holdfast.run m JOIN holdfast.carry c ON c.source = m.run_id JOIN holdfast.run o ON o.run_id = c.run
+  WHERE m.lineage_root = ANY(%(roots)s::text[]);
+-- name: members
+SELECT run_id, lineage_root, parent_run_id, ended FROM holdfast.run WHERE lineage_root = ANY(%(roots)s::text[]) ORDER BY id;
+-- name: lock_members
+SELECT run_id FROM holdfast.run WHERE lineage_root = ANY(%(roots)s::text[]) ORDER BY bucket, id FOR UPDATE;
+-- name: loans_among
+SELECT b.run_id, s.run_id FROM holdfast.carry c JOIN holdfast.run b ON b.run_id = c.run JOIN holdfast.run s ON s.run_id = c.source
+WHERE s.lineage_root = ANY(%(roots)s::text[]) AND NOT EXISTS (SELECT 1 FROM holdfast.whole w WHERE w.bucket = b.bucket AND w.run = b.id AND w.seq = 0);
+-- name: open_among
+SELECT r.lineage_root FROM holdfast.run r JOIN holdfast.intent i ON i.run_id = r.run_id
+WHERE r.lineage_root = ANY(%(roots)s::text[]) AND i.state IN ('queued', 'sending', 'unknown')
+UNION SELECT lineage_root FROM holdfast.effect WHERE lineage_root = ANY(%(roots)s::text[]) AND status IN ('attempted', 'unknown');
+-- name: effects_among
+SELECT run_id, data FROM holdfast.effect WHERE run_id = ANY(%(runs)s::text[]);
+-- name: lock_blobs
+SELECT b.sha256 FROM holdfast.blob b WHERE b.sha256 IN (SELECT sha256 FROM holdfast.blob_use WHERE run_id = ANY(%(runs)s::text[])) ORDER BY b.sha256 FOR UPDATE;
+-- name: prune_uses
+DELETE FROM holdfast.blob_use WHERE run_id = ANY(%(runs)s::text[]) AND NOT (run_id || ' ' || sha256 = ANY(%(kept)s::text[])) RETURNING sha256;
+-- name: prune_blobs
+DELETE FROM holdfast.blob b WHERE b.sha256 = ANY(%(shas)s::text[]) AND NOT EXISTS (SELECT 1 FROM holdfast.blob_use u WHERE u.sha256 = b.sha256);
+-- name: prune_effects
+DELETE FROM holdfast.effect WHERE effect_id = ANY(%(effects)s::text[]);
+-- name: prune_runs
+WITH gone AS (DELETE FROM holdfast.run WHERE run_id = ANY(%(runs)s::text[]) RETURNING bucket, id),
+  logs AS (DELETE FROM holdfast.log l USING gone WHERE l.bucket = gone.bucket AND l.run = gone.id),
+  wholes AS (DELETE FROM holdfast.whole w USING gone WHERE w.bucket = gone.bucket AND w.run = gone.id)
+DELETE FROM holdfast.inbox i USING gone WHERE i.bucket = gone.bucket AND i.run = gone.id;
+-- name: prune_beside
+WITH tokens AS (DELETE FROM holdfast.token WHERE run_id = ANY(%(runs)s::text[])),
+  intents AS (DELETE FROM holdfast.intent WHERE run_id = ANY(%(runs)s::text[])),
+  rows AS (DELETE FROM holdfast.ledger WHERE run_id = ANY(%(runs)s::text[])),
+  claims AS (DELETE FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect')
+DELETE FROM holdfast.carry WHERE source = ANY(%(runs)s::text[]) OR run = ANY(%(runs)s::text[]);

@@ -1,0 +1,818 @@
+"""The PostgreSQL store: the verbs of the port, each one transaction at READ COMMITTED.
+
+Theory of operation. Nothing here rests on an isolation level: run rows are locked in the order of their ids, unique indexes guard
+lanes, keys and the log, and every commit is a compare-and-set by fence and by the hash of the row it follows (``commits.py``).
+All times are the database's: what is stored or compared is compared inside it, and ``now()`` is what it said last and the clock
+since boot from there on. A few connections are shared by all verbs; renewal has one of its own, and so has the listener for news.
+
+What passes (a lost connection, a restart, a deadlock) is outlasted: the same thing is sent again until ``patience`` ends, and each verb
+tells its own earlier writing from somebody else's. A server that has become another one (a standby promoted, a backup put back) is a
+new incarnation: every fence given out before is void, and workers load again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import os
+import platform
+import secrets
+import tempfile
+import threading
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+import psycopg
+from psycopg import errors as sql
+
+from holdfast.core import blobs, canon, codec, ids
+from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.codec import Row
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.consistency import Problem
+from holdfast.core.effects import Effect
+from holdfast.core.errors import (
+    HoldfastError,
+    LeaseLost,
+    LogRolledBack,
+    RunNotFound,
+    StoreCorrupt,
+    StoreError,
+    UnknownStatus,
+    UnsupportedFormat,
+)
+from holdfast.core.lease import Alive, Lease
+from holdfast.core.run import Run
+from holdfast.core.schedules import Schedule
+from holdfast.core.status import TERMINAL, Status
+from holdfast.core.tokens import Token
+from holdfast.ports import Claim, Dossier, Evidence, Loaded, Pruned, RunFilter, Worker
+from holdfast.stores import apply
+from holdfast.stores.apply import Found
+from holdfast.stores.liveness import Liveness, boot, ticks
+from holdfast.stores.postgres import upkeep
+from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, intent_row, put_values, schedule_row
+from holdfast.stores.postgres.connection import (
+    MIGRATIONS,
+    PATIENCE,
+    Connection,
+    Connections,
+    Q,
+    many,
+    outlasting,
+    place,
+    schema_of,
+    translate,
+)
+from holdfast.stores.postgres.news import News
+
+OPEN_PATIENCE = 5.0
+MAX_LIST = 10_000
+MAX_PROBLEMS = 100
+_LINEAGES = 100  # pruned in one transaction
+_FILTERS = {
+    "tenant_id": "r.tenant_id = %(tenant_id)s",
+    "skill_id": "r.skill_id = %(skill_id)s",
+    "thread_id": "r.thread_id = %(thread_id)s",
+    "session_key": "r.session_key = %(session_key)s",
+    "parent_run_id": "r.parent_run_id = %(parent_run_id)s",
+    "lineage_root": "r.lineage_root = %(lineage_root)s",
+    "owner": "r.owner = %(owner)s",
+    "before": "r.run_id < %(before)s",
+}
+_OPEN = "r.status NOT IN ('completed', 'failed', 'canceled')"  # in the words of an index
+T = TypeVar("T")
+
+
+class PostgresStore:
+    """A store in one PostgreSQL database, in a schema of its own. ``now`` replaces its clock, so that tests can move time; ``patience``
+    is for how many seconds a verb outlasts an outage."""
+
+    def __init__(self, url: str, *, now: Callable[[], int] | None = None, patience: float = PATIENCE) -> None:
+        self._place = place(url)
+        self.url = self._place.url
+        self.incarnation = 0
+        self.patience = patience
+        self._given = now
+        self._heard = (time.time_ns() // 1000, ticks())
+        self._boot = "" if now is not None else boot()
+        self._liveness: Liveness | None = None
+        self._mine: dict[str, int] = {}
+        self._tips: dict[str, Tip] = {}
+        self._rolled: dict[str, str] = {}
+        self._history: tuple[int, int] = (0, 0)
+        self._dead: tuple[str, ...] = ()
+        self._pool: Connections | None = None
+        self._committer: Committer | None = None
+        self._news = News(self._place, self._look_for_news)
+        self._renewing: psycopg.Connection[tuple[Any, ...]] | None = None
+        self._renewal = threading.Lock()
+
+    # -- life ---------------------------------------------------------------------------------------
+
+    async def open(self) -> None:
+        """Opens the store, or makes its schema in the database.
+
+        Raises:
+            StoreUnavailable, StoreReadOnly, UnsupportedFormat, StoreError: by what stands in the way.
+        """
+        if self._pool is not None:
+            return
+        pool = Connections(self._place, check=self._same_server)
+
+        async def work(sent: int) -> None:
+            async with pool.held() as db:
+                await self._make(db)
+
+        try:
+            await outlasting(work, self.url, OPEN_PATIENCE, wrote=False)
+        except BaseException:
+            await pool.close()
+            raise
+        self._pool = pool
+        self._committer = Committer(pool, self.url, self.patience, self._clock, self._lost, self._news.tell)
+        self._news.open(pool)
+
+    async def _make(self, db: Connection) -> None:
+        async with db.transaction():
+            await db.execute(Q.one_maker)
+            schema, tables = await _one(db, Q.is_there)
+            if not schema:  # one that an administrator has made for this role is as good
+                await db.execute(Q.make_schema)
+            if not tables:
+                await db.execute(schema_of(self._place))
+                incarnation, store = secrets.randbits(31), secrets.randbits(62)
+                system, timeline = self._history
+                for name, value in (("schema", len(MIGRATIONS)), ("incarnation", incarnation), ("store", store), ("system", system), ("timeline", timeline)):
+                    await db.execute(Q.meta_set, (name, value))
+        meta = dict(await _all(db, Q.meta))
+        if meta["schema"] > len(MIGRATIONS):
+            raise UnsupportedFormat(f"{self.url} has the schema {meta['schema']}, this release reads {len(MIGRATIONS)}", hint="use the release that wrote it")
+        self.incarnation = meta["incarnation"]
+        self._liveness = self._liveness or Liveness(_proofs(f"{meta['system']}.{meta['store']}"))
+        if (meta["system"], meta["timeline"]) != self._history:
+            await self._new_incarnation(db)
+
+    async def _same_server(self, db: Connection) -> None:
+        """Looks at a new connection: a server in recovery is left, and one on another history is a new incarnation (§1.9)."""
+        system, timeline, recovering, now = await _one(db, Q.server)
+        self._heard = (now, ticks())
+        if recovering:
+            raise sql.ReadOnlySqlTransaction(f"{self.url} is a standby")
+        if self._history not in ((0, 0), (system, timeline)):
+            self._history = (system, timeline)
+            await self._new_incarnation(db)
+        self._history = (system, timeline)
+
+    async def _new_incarnation(self, db: Connection) -> None:
+        """Every fence given out before is void; whoever comes first takes the new one, the others read it."""
+        async with db.transaction():
+            meta = dict(await _all(db, Q.meta_lock))
+            if (meta["system"], meta["timeline"]) != self._history:
+                meta["incarnation"] = await self._void(db, meta["incarnation"])
+                await db.execute(Q.meta_set, ("system", self._history[0]))
+                await db.execute(Q.meta_set, ("timeline", self._history[1]))
+            for owner, ttl in self._mine.items():  # the row of a living worker may be among what was lost
+                await db.execute(Q.worker_keep, self._worker(owner, ttl))
+        self.incarnation = meta["incarnation"]
+        if self._committer is not None:
+            self._committer.forget()
+        self._news.tell()
+
+    async def _void(self, db: Connection, before: int) -> int:
+        incarnation = before
+        while incarnation == before:
+            incarnation = secrets.randbits(31)
+        await db.execute(Q.meta_set, ("incarnation", incarnation))
+        await db.execute(Q.move_fences, {"incarnation": incarnation, "now": self._clock()})
+        return incarnation
+
+    async def close(self) -> None:
+        """Ends what is in hand, and lets go of every owner's proof of life."""
+        self._news.close()
+        if self._committer is not None:
+            await self._committer.close()
+            self._committer = None
+        pool, self._pool = self._pool, None
+        if pool is not None:
+            await pool.close()
+        with self._renewal:
+            if self._renewing is not None:
+                self._renewing.close()
+                self._renewing = None
+        if self._liveness is not None:
+            self._liveness.close()
+        self._mine = {}
+
+    def now(self) -> int:
+        """The database's time as it was heard last, and what the clock since boot counted from there on (§10.3)."""
+        if self._given is not None:
+            return self._given()
+        heard, at = self._heard
+        return heard + ticks() - at
+
+    def _clock(self) -> int | None:
+        """The time that a statement compares with: a test's, or None for the database's own."""
+        return None if self._given is None else self._given()
+
+    # -- the ways in --------------------------------------------------------------------------------
+
+    def _open(self) -> Connections:
+        if self._pool is None:
+            raise StoreError(f"{self.url} is not open", hint="await store.open() first", code="store_closed")
+        return self._pool
+
+    def _commits(self) -> Committer:
+        if self._committer is None:
+            raise StoreError(f"{self.url} is not open", hint="await store.open() first", code="store_closed")
+        return self._committer
+
+    async def _ask(self, *asked: Statement) -> list[list[tuple[Any, ...]]]:
+        """Reads, one statement or several in one round trip; several see one snapshot."""
+        pool = self._open()
+
+        async def work(sent: int) -> list[list[tuple[Any, ...]]]:
+            async with pool.held() as db:
+                if len(asked) == 1:
+                    return [await _all(db, *asked[0])]
+                return (await many(db, [(Q.begin_snapshot, None), *asked, (Q.commit, None)]))[1:-1]
+
+        return await outlasting(work, self.url, self.patience, wrote=False)
+
+    async def _do(self, work: Callable[[Connection, int], Awaitable[T]]) -> T:
+        """A transaction. ``work`` is told how often it has been sent before."""
+        pool = self._open()
+
+        async def transaction(sent: int) -> T:
+            for attempt in range(TRIES):
+                try:
+                    async with pool.held() as db, db.transaction():
+                        return await work(db, sent)
+                except RACED:
+                    if attempt == TRIES - 1:
+                        raise
+            raise AssertionError("the last attempt gives an outcome")
+
+        return await outlasting(transaction, self.url, self.patience)
+
+    async def _change(self, statement: str, values: Any, mine: Callable[[Connection], Awaitable[bool]] | None = None) -> bool:
+        """One statement that gives a row if it changed something. ``mine``: whether what is there now is what was to be written, asked
+        where an answer was lost."""
+
+        async def work(db: Connection, sent: int) -> bool:
+            done = await _first(db, statement, values) is not None
+            return done or (sent > 0 and mine is not None and await mine(db))
+
+        return await self._do(work)
+
+    # -- writing ------------------------------------------------------------------------------------
+
+    async def commit(self, commit: Commit) -> Tip:
+        committer = self._commits()
+        prepared = apply.prepare(commit)
+        if __debug__ and not prepared.step:
+            commit.check()
+        tip = await committer.commit(prepared)
+        run_id = commit.run.run_id
+        if apply.owner_after(commit, "") is not None:
+            self._tips[run_id] = tip
+        else:
+            self._tips.pop(run_id, None)
+        return tip
+
+    async def put(self, item: InboxItem) -> InboxItem:
+        async def work(db: Connection, sent: int) -> InboxItem:
+            return _mine(await self._put(db, item), item, sent)
+
+        kept = await self._do(work)
+        self._news.tell()
+        return kept
+
+    async def _put(self, db: Connection, item: InboxItem) -> InboxItem:
+        bucket = ids.bucket_number(item.run_id)
+        locked, there = await many(db, [(Q.lock_run, (bucket, item.run_id)), (Q.put, put_values(item, self._clock()))])
+        if not locked:
+            raise RunNotFound(f"there is no run {item.run_id}")
+        return _item(item.run_id, there[0]) if there else msgspec.structs.replace(item, taken_seq=None)
+
+    async def settle_effect(self, effect: Effect, expected: str) -> bool:
+        data = codec.encode_effect(effect)
+
+        async def mine(db: Connection) -> bool:
+            return await _first(db, Q.effect_get, (effect.key, effect.effect_id)) == (data,)
+
+        done = await self._change(Q.effect_settle, (effect.status.value, data, effect.key, effect.effect_id, str(expected)), mine)
+        self._news.tell()
+        return done
+
+    # -- leases and lanes ---------------------------------------------------------------------------
+
+    async def claim(
+        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+    ) -> list[Claim]:
+        if limit <= 0:
+            return []
+        committer = self._commits()
+
+        async def work(db: Connection, sent: int) -> list[tuple[Key, Claim]]:
+            if sent and (found := await self._unheard(db, owner)):
+                return found  # the claim whose answer was lost
+            if run_id is not None:
+                return await self._claim_one(db, owner, run_id)
+            return await self._claim(db, owner, queues, skills, shapes, limit)
+
+        taken = await self._do(work)
+        for key, claim in taken:
+            committer.drives(claim.run_id, key, claim.fence)
+        return [claim for _, claim in taken]
+
+    async def _claim(
+        self, db: Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limit: int
+    ) -> list[tuple[Key, Claim]]:
+        values = {
+            "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
+            "shapes": None if shapes is None else list(shapes), "limit": limit, "dead": list(self._dead), "now": self._clock(),
+        }  # fmt: skip
+        here = {"owner": owner, "boot": self._boot}
+        found, known = await many(db, [(Q.claim, values), (Q.claimers, here)])
+        if owner not in {name for name, _ in known}:
+            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+        dead = tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
+        if dead != self._dead:
+            self._dead = dead
+            if dead and len(found) < limit:
+                found += await _all(db, Q.claim, {**values, "dead": list(dead), "limit": limit - len(found)})
+            for (gone,) in await _all(db, Q.workers_idle, {"owner": owner, "dead": list(dead), "now": self._clock()}):
+                self._proofs().forget(gone)
+        found.sort(key=lambda r: (-r[6], r[7], r[8]))
+        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in found]
+
+    async def _claim_one(self, db: Connection, owner: str, run_id: str) -> list[tuple[Key, Claim]]:
+        at = self._clock()
+        known, found, see = await many(
+            db,
+            [
+                (Q.see_takers, {"owners": [owner]}),
+                (Q.claim_one, (ids.bucket_number(run_id), run_id)),
+                (Q.see_owner, {"b": ids.bucket_number(run_id), "run": run_id, "now": at}),
+            ],
+        )
+        if not known:
+            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+        if not found:
+            raise RunNotFound(f"there is no run {run_id}")
+        bucket, id, fence, previous, holds, turn, status, tenant, session, lane = found[0]
+        its, left = see[0]
+        lost = None if previous is None else self._lost(previous, its, left)
+        if not apply.takeable(Found(fence, previous, lost is None, 0, b"", holds, turn, status), owner):
+            return []
+        if not holds:
+            asked = {"run": [run_id], "tenant": [tenant], "session": [session], "lane": [lane], "now": at}
+            (_, holder, first, before), *_ = await _all(db, Q.see_lanes, asked)
+            if holder is not None or (first is not None and before < turn):
+                return []
+        claim = apply.taken(run_id, fence, previous, owner, lost)
+        taking = {"owner": owner, "previous": claim.previous_owner, "cause": claim.cause or None, "b": bucket, "id": id, "now": at}
+        await db.execute(Q.take, taking)
+        return [(Key(bucket, id), claim)]
+
+    async def _unheard(self, db: Connection, owner: str) -> list[tuple[Key, Claim]]:
+        """What an owner holds and has never been told of: claims whose answer was lost."""
+        told = self._commits().fences
+        held = await _all(db, Q.held, (owner,))
+        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause in held if told.get(run) != fence]
+
+    async def register(self, owner: str, ttl_us: int) -> None:
+        self._open()
+        proofs = self._proofs()
+        proofs.hold(owner)
+        values = self._worker(owner, ttl_us)
+
+        async def work(db: Connection, sent: int) -> None:
+            there = await _first(db, Q.worker_known, (owner,)) if sent else None
+            if there != (values["boot"], values["pid"]):
+                await db.execute(Q.worker_insert, values)
+
+        try:
+            await self._do(work)
+        except BaseException:
+            proofs.release(owner)
+            raise
+        self._mine[owner] = ttl_us
+
+    def _worker(self, owner: str, ttl_us: int) -> dict[str, Any]:
+        return {"owner": owner, "ttl": ttl_us, "boot": self._boot, "host": platform.node(), "pid": os.getpid(), "now": self._clock()}
+
+    async def renew(self, owner: str, ttl_us: int) -> int:
+        """May be driven from any thread, by a loop of its own: it has a connection of its own, which that thread waits for."""
+        self._open()
+        return await asyncio.to_thread(self._renew, owner, ttl_us)
+
+    def _renew(self, owner: str, ttl_us: int) -> int:
+        with self._renewal:
+            try:
+                if self._renewing is None or self._renewing.closed:
+                    self._renewing = psycopg.connect(self._place.conninfo, autocommit=True, connect_timeout=5, tcp_user_timeout=5_000, prepare_threshold=None)
+                found = self._renewing.execute(Q.worker_renew, {"owner": owner, "ttl": ttl_us, "now": self._clock()}).fetchone()
+            except (psycopg.Error, OSError) as e:
+                if self._renewing is not None:
+                    self._renewing.close()
+                    self._renewing = None
+                raise translate(e, self.url) from e
+        if found is None:
+            return 0
+        self._heard = (found[1], ticks())
+        return int(found[0])
+
+    async def retire(self, owner: str) -> None:
+        async def work(db: Connection, sent: int) -> None:
+            asked = [(Q.lock_owned, (owner,)), (Q.hand_back, {"owner": owner, "now": self._clock()}), (Q.worker_delete, (owner,))]
+            await many(db, asked)
+
+        await self._do(work)
+        self._mine.pop(owner, None)
+        self._commits().forget()
+        self._proofs().release(owner)
+        self._news.tell()
+
+    def abandon(self, owner: str) -> None:
+        """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
+        self._mine.pop(owner, None)
+        self._proofs().drop(owner)
+
+    def _proofs(self) -> Liveness:
+        if self._liveness is None:
+            raise StoreError(f"{self.url} is not open", hint="await store.open() first", code="store_closed")
+        return self._liveness
+
+    def _alive(self, owner: str, its: str | None) -> Alive:
+        """By proof only: a file on this machine that is locked for as long as its process lives."""
+        return self._proofs().alive(owner) if its == self._boot else Alive.UNKNOWN
+
+    def _lost(self, owner: str, its: str | None, left: int | None) -> str | None:
+        return apply.lost(left, self._alive(owner, its))
+
+    async def workers(self) -> list[Worker]:
+        (found,) = await self._ask((Q.workers, {"now": self._clock()}))
+        return [Worker(owner, started, expires, self._alive(owner, its).value, count) for owner, started, expires, its, count in found]
+
+    # -- reading ------------------------------------------------------------------------------------
+
+    def _run(self, found: Sequence[Any]) -> Run:
+        """The run of a row.
+
+        Raises:
+            UnknownStatus: a stored status outside the eight (§2.6).
+            EventUnreadable: the cold part is damaged.
+        """
+        run_id, doc, status, version, step, head = found[:6]
+        try:
+            known = Status(status)
+        except ValueError:
+            raise UnknownStatus(f"{run_id} is stored with the status {status!r}", hint="holdfast check names the damage") from None
+        run = codec.decode_run(doc)
+        return run if version is None else apply.overlay(run, status=known.value, version=version, step=step, head=head)
+
+    def _lease(self, fence: int, owner: str | None, due: int | None, expires: int | None, its: str | None) -> Lease:
+        if owner is None or its is None:
+            return Lease(fence, owner, None, Alive.UNKNOWN, due)
+        return Lease(fence, owner, expires, self._alive(owner, its), due)
+
+    async def get(self, run_id: str) -> tuple[Run, Lease] | None:
+        (found,) = await self._ask((Q.run_get, {"b": ids.bucket_number(run_id), "run": run_id, "now": self._clock()}))
+        return (self._run(found[0]), self._lease(*found[0][6:])) if found else None
+
+    async def load(self, run_id: str) -> Loaded | None:
+        bucket = ids.bucket_number(run_id)
+        by, name = (bucket, run_id), {"b": bucket, "run": run_id, "now": self._clock(), "taken": False}
+        found, tips, wholes, rows, items = await self._ask((Q.run_get, name), (Q.load_tip, by), (Q.load_whole, by), (Q.load_rows, by), (Q.inbox_of, name))
+        if not found:
+            return None
+        run, lease = self._run(found[0]), self._lease(*found[0][6:])
+        if not tips:
+            raise StoreCorrupt(f"the newest commit of {run_id} is missing from the log", hint="restore a backup", code="checkpoint_head_missing")
+        seq, digest, n, since, size = tips[0]
+        tip = Tip(seq, digest, n, since, size)
+        self._remember(run_id, tip)
+        whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
+        return Loaded(run, tip, lease, whole, tuple([_row(r) for r in rows]), tuple([_item(run_id, r) for r in items]))
+
+    def _remember(self, run_id: str, tip: Tip) -> None:
+        """A log that ends before what was committed here has lost its tail (§1.9)."""
+        known = self._tips.get(run_id)
+        if known is not None and tip.row < known.row:
+            self._rolled[run_id] = f"{run_id} ends with commit {tip.row}, but commit {known.row} was acknowledged here"
+
+    async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
+        values = {field: getattr(query, field) for field in _FILTERS if getattr(query, field) is not None}
+        where = [_FILTERS[field] for field in values]
+        if query.statuses is not None:
+            where.append("r.status = ANY(%(statuses)s::text[])")
+            values["statuses"] = [str(s) for s in query.statuses]
+            if not TERMINAL.intersection(query.statuses):
+                where.append(_OPEN)
+        order = "r.turn DESC" if query.by_turn else "r.run_id DESC"
+        text = Q.runs + (" WHERE " + " AND ".join(where) if where else "") + f" ORDER BY {order} LIMIT %(limit)s"
+        (found,) = await self._ask((text, {**values, "limit": min(query.limit, MAX_LIST), "now": self._clock()}))
+        return [(self._run(r), self._lease(*r[6:])) for r in found]
+
+    async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
+        (found,) = await self._ask((Q.rows, {"b": ids.bucket_number(run_id), "run": run_id, "after": after, "limit": limit}))
+        return [_row(r) for r in found]
+
+    async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
+        (found,) = await self._ask((Q.inbox_of, {"b": ids.bucket_number(run_id), "run": run_id, "taken": taken}))
+        return [_item(run_id, r) for r in found]
+
+    async def marked(self, owner: str) -> list[str]:
+        (found,) = await self._ask((Q.marked, (owner,)))
+        return [run_id for (run_id,) in found]
+
+    async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+        (found,) = await self._ask((Q.claimed, {"kind": kind, "scope": scope, "key": key, "now": self._clock()}))
+        return DedupClaim(kind, scope, key, *found[0]) if found else None
+
+    async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
+        (found,) = await self._ask((Q.effects, {"run": run_id, "key": key, "root": lineage_root}))
+        return [codec.decode_effect(data) for (data,) in found]
+
+    async def ledger(self, run_id: str) -> list[LedgerRow]:
+        (found,) = await self._ask((Q.ledger_of, (run_id,)))
+        return [LedgerRow(*r) for r in found]
+
+    async def blob(self, digest: str) -> bytes:
+        (found,) = await self._ask((Q.blob_get, (digest,)))
+        return blobs.read_back(digest, found[0][0] if found else None)
+
+    # -- people and schedules -----------------------------------------------------------------------
+
+    async def issue_token(self, token: Token) -> None:
+        t = token
+        values = (t.hash, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, ids.bucket_number(t.run_id), t.run_id)
+        if not await self._change(Q.token_insert, values):
+            raise RunNotFound(f"there is no run {t.run_id}")
+
+    async def token(self, hash: bytes) -> Token | None:
+        (found,) = await self._ask((Q.token_get, (hash,)))
+        return Token(*found[0]) if found else None
+
+    async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
+        async def work(db: Connection, sent: int) -> InboxItem:
+            bucket = ids.bucket_number(item.run_id)
+            locked, tokens, there = await many(
+                db, [(Q.lock_run, (bucket, item.run_id)), (Q.token_lock, (hash,)), (Q.inbox_get, (bucket, item.run_id, item.key))]
+            )
+            if sent and there and (kept := _mine(_item(item.run_id, there[0]), item, sent)).taken_seq is None:
+                return kept
+            used = apply.usable(Token(*tokens[0]) if tokens else None, self.now(), answered=not locked or bool(there))
+            if used is not None:
+                await db.execute(Q.token_use, (used.used_at, hash))
+            return await self._put(db, item)
+
+        kept = await self._do(work)
+        self._news.tell()
+        return kept
+
+    async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
+        async def work(db: Connection, sent: int) -> bool:
+            found = await _first(db, Q.schedule_lock, (schedule.schedule_id,))
+            there = None if found is None else codec.decode_schedule(found[0])
+            if sent and there == schedule:
+                return True
+            if there != before:
+                return False
+            await db.execute(Q.schedule_put if before is not None else Q.schedule_insert, schedule_row(schedule))
+            return True
+
+        done = await self._do(work)
+        self._news.tell()
+        return done
+
+    async def drop_schedule(self, schedule_id: str) -> bool:
+        async def gone(db: Connection) -> bool:
+            return True  # nobody else puts it back: that it is not there is this verb's doing
+
+        return await self._change(Q.schedule_delete, (schedule_id,), gone)
+
+    async def schedule(self, schedule_id: str) -> Schedule | None:
+        (found,) = await self._ask((Q.schedule_get, (schedule_id,)))
+        return codec.decode_schedule(found[0][0]) if found else None
+
+    async def schedules(self, due: int | None = None) -> list[Schedule]:
+        (found,) = await self._ask((Q.schedules, {"due": due}))
+        return [codec.decode_schedule(data) for (data,) in found]
+
+    # -- outbox -------------------------------------------------------------------------------------
+
+    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
+        (found,) = await self._ask((Q.intents, {"run": run_id, "state": state, "limit": limit}))
+        return [codec.decode_intent(data) for (data,) in found]
+
+    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
+        async def work(db: Connection, sent: int) -> list[Intent]:
+            now = (await _one(db, Q.see_now, {"now": self._clock()}))[0]
+            out, writes = [], []
+            for id, data, lost in await _all(db, Q.intents_ready, {"dead": list(self._dead), "limit": limit, "now": now}):
+                mine = apply.sending(codec.decode_intent(data), owner, now + ttl_us, lost=lost)
+                writes.append((Q.intent_take, (owner, mine.lease_until, codec.encode_intent(mine), id)))
+                out.append(mine)
+            await many(db, writes)
+            return out
+
+        return await self._do(work)
+
+    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool:
+        _, _, _, state, due, owner, until, settled, data = intent_row(intent)
+
+        async def mine(db: Connection) -> bool:
+            return await _first(db, Q.intent_get, (intent.intent_id,)) == (data,)
+
+        done = await self._change(Q.intent_settle, (state, due, owner, until, settled, data, intent.intent_id, expected_owner), mine)
+        self._news.tell()
+        return done
+
+    # -- waiting ------------------------------------------------------------------------------------
+
+    async def _look_for_news(self) -> int:
+        """A number that moves when anything is written; and the time, heard anew."""
+        async with self._open().held() as db:
+            number, now = await _one(db, Q.news)
+        self._heard = (now, ticks())
+        return int(number)
+
+    async def wait_for_change(self, timeout: float) -> None:
+        await self._news.wait(timeout)
+
+    # -- the store as a whole -----------------------------------------------------------------------
+
+    async def verify(self) -> list[Problem]:
+        """Every chain of the log, in pages, and what was lost with a server's tail."""
+        problems = [Problem(LogRolledBack.code, "error", about, "look at what is missing: holdfast check", run) for run, about in self._rolled.items()]
+        return problems + await self._chains()
+
+    async def health(self) -> list[Problem]:
+        """What of the server's settings and state endangers what is kept, or slows it: for ``doctor``."""
+        (found,) = await self._ask((Q.health, None))
+        return upkeep.health(found[0], time.time_ns() // 1000)
+
+    async def _chains(self) -> list[Problem]:
+        broken: dict[tuple[int, int], str] = {}
+        last, at, previous = (-1, -1, -1), (-1, -1), b""
+        while page := (await self._ask((Q.chain_page, last)))[0]:
+            for bucket, run, n, seq, digest, data in page:
+                before = last[2] if (bucket, run) == at else 0
+                if (n != before + 1 or canon.chain(previous if before else b"", data) != digest) and len(broken) < MAX_PROBLEMS:
+                    broken.setdefault((bucket, run), f"the commit that ends with event {seq} does not match its hash")
+                last, at, previous = (bucket, run, n), (bucket, run), digest
+        if not broken:
+            names: dict[tuple[int, int], str] = {}
+        else:
+            (found,) = await self._ask((Q.run_names, ([b for b, _ in broken], [r for _, r in broken])))
+            names = {(bucket, run): run_id for bucket, run, run_id in found}
+        out = [Problem("event_chain_broken", "error", why, "restore a backup", names.get(key)) for key, why in broken.items()]
+        for (run_id,) in (await self._ask((Q.runs_without_log, None)))[0]:
+            out.append(Problem("event_chain_broken", "error", f"{run_id} has no log", "restore a backup", run_id))
+        return out
+
+    # -- upkeep: ports.Upkeep -----------------------------------------------------------------------
+
+    async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
+        found, orphans = await self._ask((Q.run_ids, (after, limit)), (Q.log_orphans, None))
+        here = [r for (r,) in found]
+        end = here[-1] if len(here) == limit else None
+        lost = [r for r in upkeep.orphans(orphans) if r > after and (end is None or r <= end)]
+        return sorted([*here, *lost]) if lost else here
+
+    async def _where(self, run_id: str) -> Key | None:
+        """Where a run's rows lie, also where only its log is left."""
+        found, orphans = await self._ask((Q.run_raw, (ids.bucket_number(run_id), run_id)), (Q.log_orphans, None))
+        return Key(*found[0][:2]) if found else upkeep.orphans(orphans).get(run_id)
+
+    async def evidence(self, run_id: str) -> Evidence | None:
+        bucket = ids.bucket_number(run_id)
+        raws, found, orphans = await self._ask(
+            (Q.run_raw, (bucket, run_id)), (Q.run_get, {"b": bucket, "run": run_id, "now": self._clock()}), (Q.log_orphans, None)
+        )
+        key = Key(*raws[0][:2]) if raws else upkeep.orphans(orphans).get(run_id)
+        if key is None:
+            return None
+        (tips,) = await self._ask((Q.log_tip, (key.bucket, key.id)))
+        lease = self._lease(*found[0][6:]) if found else None
+        return upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
+
+    async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
+        key = await self._where(run_id)
+        return [] if key is None else [_row(r) for r in (await self._ask((Q.log_rows, (key.bucket, key.id, after, limit))))[0]]
+
+    async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
+        key = await self._where(run_id)
+        found = [] if key is None else (await self._ask((Q.whole_next, (key.bucket, key.id, after))))[0]
+        if not found:
+            return None
+        seq, data = found[0]
+        try:
+            return seq, codec.decode_whole(run_id, data)[0]
+        except HoldfastError as e:
+            return seq, e
+
+    async def rebuild(self, evidence: Evidence, commits: Sequence[Commit]) -> str:
+        there = await self.evidence(evidence.run_id)
+        if error := apply.mendable(evidence, there, self.now()):
+            raise error
+        await self._do(lambda db, sent: upkeep.rebuild(db, evidence, commits, self.now()))
+        self._commits().forget()
+        self._news.tell()
+        return ""
+
+    async def claims_of(self, run_id: str) -> list[DedupClaim]:
+        (found,) = await self._ask((Q.claims_of, (run_id,)))
+        return [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in found]
+
+    async def adopt(self, dossier: Dossier) -> bool:
+        run_id = dossier.run.run_id
+        if await self.get(run_id) is not None:
+            return not apply.same(dossier, await self.rows(run_id))
+        await self._do(lambda db, sent: upkeep.adopt(db, dossier, self.incarnation, self.now()))
+        self._news.tell()
+        return True
+
+    async def loans(self) -> list[tuple[str, str]]:
+        (found,) = await self._ask((Q.loans, None))
+        return [(borrower, lender) for borrower, lender in found]
+
+    async def keep_origin(self, run_id: str, origin: bytes) -> None:
+        async def work(db: Connection, sent: int) -> None:
+            await db.execute(Q.origin_insert, (origin, ids.bucket_number(run_id), run_id))
+
+        await self._do(work)
+
+    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+        """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes."""
+        gone: list[str] = []
+        kept: dict[str, str] = {}
+        after = ""
+        while roots := [r for (r,) in (await self._ask((Q.old_roots, {"before": before, "after": after, "limit": _LINEAGES})))[0]]:
+            after = roots[-1]
+
+            async def work(db: Connection, sent: int, roots: list[str] = roots) -> Pruned:
+                return await upkeep.prune(db, roots, before, dry=dry)
+
+            found = await self._do(work)
+            gone += [r for r in found.run_ids if r not in gone] if dry else found.run_ids
+            kept.update(found.kept)
+        if gone and not dry:
+            self._news.tell()
+        return Pruned(tuple(sorted(set(gone))), dict(sorted(kept.items())))
+
+    async def acknowledge(self) -> None:
+        """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""
+
+        async def work(db: Connection, sent: int) -> int:
+            meta = dict(await _all(db, Q.meta_lock))
+            await db.execute(Q.forget_workers)
+            return await self._void(db, meta["incarnation"])
+
+        self.incarnation = await self._do(work)
+        self._rolled, self._tips = {}, {}
+        self._commits().forget()
+        self._news.tell()
+
+
+def _proofs(store: str) -> str:
+    """The folder of a store's proofs of life on this machine, this user's alone."""
+    base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+    return os.path.join(base, f"holdfast-{os.getuid()}", hashlib.sha256(store.encode()).hexdigest()[:24])
+
+
+def _item(run_id: str, found: Sequence[Any]) -> InboxItem:
+    return InboxItem(run_id, found[0], codec.decode_command(found[1]), found[2], found[3])
+
+
+def _mine(there: InboxItem, item: InboxItem, sent: int) -> InboxItem:
+    """The item that is there; where an answer was lost, and it is this one, as if it had just been put."""
+    if sent and (there.command, there.put_at) == (item.command, item.put_at):
+        return msgspec.structs.replace(item, taken_seq=None)
+    return there
+
+
+def _row(found: Sequence[Any]) -> Row:
+    return Row(found[0], found[1], found[2])
+
+
+async def _all(db: Connection, text: str, values: Any = None) -> list[tuple[Any, ...]]:
+    return await (await db.execute(text, values)).fetchall()
+
+
+async def _first(db: Connection, text: str, values: Any = None) -> tuple[Any, ...] | None:
+    return await (await db.execute(text, values)).fetchone()
+
+
+async def _one(db: Connection, text: str, values: Any = None) -> tuple[Any, ...]:
+    found = await _first(db, text, values)
+    assert found is not None, "the statement gives a row whatever there is"
+    return found
+
+
+__all__ = ["PostgresStore"]

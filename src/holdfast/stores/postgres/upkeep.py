@@ -1,0 +1,198 @@
+"""The store's keeper (``ports.Upkeep``): damaged rows as they stand, mending, carrying over, pruning, and what is wrong with a server.
+
+Nothing here is on the way of a step. Writes are one transaction each, like every verb.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.core import codec, ids
+from holdfast.core.codec import Row
+from holdfast.core.commit import Commit, Tip
+from holdfast.core.consistency import Problem
+from holdfast.core.errors import LeaseLost, StoreError, VersionConflict
+from holdfast.core.lease import Lease
+from holdfast.core.run import Run
+from holdfast.ports import Dossier, Evidence, Pruned
+from holdfast.stores import apply
+from holdfast.stores.apply import WHOLE_FLOOR
+from holdfast.stores.evidence import COPIED, as_loaded, plain, row_problems
+from holdfast.stores.postgres.commits import Key, Statement, effect_row, intent_row, keep_blob
+from holdfast.stores.postgres.connection import Connection, Q, many
+
+COLUMNS = ("bucket", "id", "run_id", "fence", "owner", "due", "holds", "turn", "status", *COPIED, "ended", "doc")
+APART_US = 1_000_000
+OLD_SNAPSHOT_SECONDS = 300
+
+
+# -- looking ----------------------------------------------------------------------------------------
+
+
+def orphans(found: Sequence[Sequence[Any]]) -> dict[str, Key]:
+    """Runs of which only the log is left, from their first rows, and where those lie."""
+    out = {}
+    for bucket, run, seq, data, digest in found:
+        try:
+            events = codec.open_row(Row(seq, data, digest)).events
+        except StoreError:
+            continue  # its first row does not say whose it is; the walk over all chains names it
+        run_id = getattr(events[0].fact, "run_id", None) if events else None
+        if isinstance(run_id, str):
+            out[run_id] = Key(bucket, run)
+    return out
+
+
+def evidence_of(run_id: str, key: Key, row: Sequence[Any] | None, end: Sequence[Any] | None, lease: Lease | None) -> Evidence:
+    """The evidence of a run: its row as it stands, and the newest row of its log."""
+    tip = None if end is None else Tip(end[0], end[1], end[2], end[3], end[4])
+    if row is None:
+        tip = None if tip is None else Tip(tip.seq, tip.hash, tip.row, WHOLE_FLOOR + 1, 0)
+        return Evidence(run_id=run_id, run=None, lease=None, tip=tip, raw={"bucket": key.bucket, "id": key.id})
+    raw = {name: plain(value) for name, value in zip(COLUMNS, row, strict=True)}
+    hot = dict(zip(("version", "step", "head"), end[5:] if end is not None else (0, None, None), strict=True))
+    shown = {**raw, **hot, "seq": None if end is None else end[0]}
+    run = as_loaded(shown)
+    return Evidence(run_id=run_id, run=run, lease=lease, tip=tip, raw=shown, problems=tuple(row_problems(shown, run, None if end is None else end[0])))
+
+
+def health(found: Sequence[Any], here: int) -> list[Problem]:
+    """What of a server's settings and state endangers what is kept, or slows it. ``here``: this machine's time."""
+    synchronous, fsync, pages, asynchronous, there, snapshot, dead, autovacuum = found
+    out = []
+
+    def warn(code: str, message: str, hint: str) -> None:
+        out.append(Problem(code, "warning", message, hint))
+
+    if fsync != "on":
+        warn("server_not_durable", "the server runs with fsync = off: a crash of its machine may lose or damage everything", "fsync = on")
+    if pages != "on":
+        warn("server_not_durable", "the server runs with full_page_writes = off: a crash of its machine may damage pages", "full_page_writes = on")
+    if synchronous in ("off", "local") and not (synchronous == "local" and not asynchronous):
+        warn("server_not_durable", f"synchronous_commit is {synchronous}: the last commits may be lost with the server", "synchronous_commit = on")
+    if asynchronous:
+        warn("standby_asynchronous", f"{asynchronous} standby(s) follow asynchronously: a failover may lose the last commits", "synchronous_standby_names")
+    if abs(here - there) > APART_US:
+        warn("clock_apart", f"this machine's clock and the server's are {abs(here - there) / 1e6:.1f} s apart", "the server's counts; set both by NTP")
+    if snapshot > OLD_SNAPSHOT_SECONDS:
+        warn("snapshot_old", f"a transaction has held a snapshot for {snapshot:.0f} s: dead rows cannot be taken away", "end it: pg_stat_activity")
+    if dead or autovacuum != "on":
+        warn("vacuum_behind", "autovacuum is off" if autovacuum != "on" else f"{dead} dead rows wait for autovacuum", "let autovacuum run, or VACUUM")
+    return out
+
+
+# -- mending ----------------------------------------------------------------------------------------
+
+
+async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit], now: int) -> None:
+    """Inside a transaction: appends the commits and writes the last one's run over the row."""
+    run, fence = commits[-1].run, commits[-1].fence
+    key, tip = Key(evidence.raw["bucket"], evidence.raw["id"]), evidence.tip
+    assert tip is not None
+    held = {name: evidence.raw.get(name) for name in ("fence", "owner", "due", "holds", "turn", "status")}
+    locked, ends, unread, holder = await many(
+        db,
+        [
+            (Q.claim_one, (ids.bucket_number(evidence.run_id), evidence.run_id)),
+            (Q.log_tip, (key.bucket, key.id)),
+            (Q.inbox_unread, (key.bucket, key.id)),
+            (Q.lane_holder, (run.tenant_id, run.session_key, run.lane, run.run_id)),
+        ],
+    )
+    there = None if not locked else (locked[0][2], locked[0][3], locked[0][4], locked[0][5], locked[0][6])
+    shown = None if "doc" not in evidence.raw else (held["fence"], held["owner"], held["holds"], held["turn"], held["status"])
+    if there != shown or not ends or ends[0][1] != tip.hash:
+        raise VersionConflict(f"{run.run_id} has changed since it was looked at", hint="look again")
+    if held["owner"] is not None and evidence.lease is not None and evidence.lease.live(now):
+        raise LeaseLost(f"{run.run_id} is held by {held['owner']}", hint="wait until it rests")
+    writes: list[Statement] = []
+    n, since = tip.row, tip.since
+    for commit in commits:
+        log = apply.prepare(commit).sealed.row
+        n, since = n + 1, since + len(log.data)
+        end = (commit.run.version, commit.run.current_step_id, commit.run.checkpoint_head, log.hash, log.data)
+        writes.append((Q.log_append, (key.bucket, key.id, n, log.seq, since, tip.whole, *end)))
+    owner, holds = (None, False) if run.terminal else (held["owner"], bool(held["holds"]) and not holder)
+    due = None if run.terminal else apply.due_rebuilt(commits[-1], owner, held["due"], held["status"] != run.status.value, now, bool(unread[0][0]))
+    writes += [(Q.run_delete, (key.bucket, key.id)), _row(run, key.id, fence=fence, owner=owner, due=due, holds=holds, turn=held["turn"])]
+    await many(db, writes)
+
+
+def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, holds: bool, turn: int | None) -> Statement:
+    bucket, ended = ids.bucket_number(run.run_id), run.finished_at if run.terminal else None
+    copied = [getattr(run, name) for name in COPIED]
+    return Q.run_put, (bucket, id, run.run_id, fence, owner, due, holds, turn, run.status.value, *copied, ended, codec.encode_run(run))
+
+
+# -- carrying over ----------------------------------------------------------------------------------
+
+
+async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
+    """Inside a transaction: writes a run that is not here yet."""
+    run, stands = d.run, apply.adopted(d, incarnation, now)
+    ((id,),) = (await many(db, [(Q.next_number, None)]))[0]
+    bucket = ids.bucket_number(run.run_id)
+    writes: list[Statement] = [_row(run, id, fence=stands.fence, owner=None, due=stands.due, holds=False, turn=id)]
+    since = 0
+    for n, log in enumerate(d.rows, 1):
+        since += len(log.data)
+        writes.append((Q.log_append, (bucket, id, n, log.seq, since, stands.whole, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data)))
+    writes += [(Q.inbox_adopt, (bucket, id, i.key, i.put_at, i.taken_seq, codec.encode_command(i.command))) for i in d.inbox]
+    writes += [(Q.claim_adopt, (c.kind, c.scope, c.key, c.run_id, c.digest, c.expires_at)) for c in d.claims]
+    writes += [(Q.effect_upsert, effect_row(e)) for e in d.effects]
+    writes += [(Q.intent_upsert, intent_row(i)) for i in d.intents]
+    writes += [(Q.ledger_insert, (r.run_id, r.topic, r.key, r.at, r.data)) for r in d.ledger]
+    writes += [statement for blob in d.blobs for statement in keep_blob(run.run_id, blob)]
+    if d.origin is not None:
+        writes.append((Q.origin_insert, (d.origin, bucket, run.run_id)))
+    writes += [(Q.carry_insert, (lender, run.run_id)) for lender in stands.carries]
+    await many(db, writes)
+
+
+# -- pruning ----------------------------------------------------------------------------------------
+
+
+async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool) -> Pruned:
+    """Inside a transaction: lets lineages go, with those of their families, or says why they stay.
+
+    What is decided on is locked first, and read after that: a commit that carries a thread on from a run, or creates a child of it,
+    either was before and is seen, or comes after and finds it gone.
+    """
+    whole = set(roots)
+    while more := {r for (r,) in (await many(db, [(Q.family, {"roots": sorted(whole)})]))[0]} - whole:
+        whole |= more
+    among = {"roots": sorted(whole)}
+    asked: list[Statement] = [(Q.members, among), (Q.loans_among, among), (Q.open_among, among)]
+    answers = await many(db, asked if dry else [(Q.lock_members, among), *asked])
+    rows, loans, unsettled = answers[-3:]
+    members: dict[str, list[tuple[str, int | None]]] = {}
+    for run_id, root, _, ended in rows:
+        members.setdefault(root, []).append((run_id, ended))
+    root_of = {run_id: root for run_id, root, *_ in rows}
+    links = [(run_id, parent) for run_id, _, parent, _ in rows if parent is not None]
+    lent = [] if dry else [(borrower, lender) for borrower, lender in loans if lender in root_of]
+    strangers = {borrower for borrower, _ in lent} - root_of.keys()
+    for borrower in strangers:  # a run that came meanwhile and was not looked at: what it is on stays
+        members[borrower], root_of[borrower] = [(borrower, None)], borrower
+    found = apply.prunable(members, links, root_of, before, {r for (r,) in unsettled}, lent)
+    if found.run_ids and not dry:
+        await _forget(db, list(found.run_ids))
+    return found
+
+
+async def _forget(db: Connection, runs: list[str]) -> None:
+    """Deletes runs with all that hangs on them; effects under keys that other runs share stay, as tombstones."""
+    effects, _ = await many(db, [(Q.effects_among, {"runs": runs}), (Q.lock_blobs, {"runs": runs})])
+    gone: list[str] = []
+    kept: list[str] = []
+    for run_id in {run_id for run_id, _ in effects}:
+        ended, large = apply.tombstones([codec.decode_effect(data) for of, data in effects if of == run_id])
+        gone += ended
+        kept += [f"{run_id} {digest}" for digest in large]
+    (uses,) = await many(db, [(Q.prune_uses, {"runs": runs, "kept": kept})])
+    shas = sorted({sha for (sha,) in uses})
+    await many(db, [(Q.prune_blobs, {"shas": shas}), (Q.prune_effects, {"effects": gone}), (Q.prune_beside, {"runs": runs}), (Q.prune_runs, {"runs": runs})])
+
+
+__all__ = ["adopt", "evidence_of", "health", "orphans", "prune", "rebuild"]
