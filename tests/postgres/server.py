@@ -169,6 +169,9 @@ _EMPTY = """DO $$ DECLARE t text; BEGIN
   FOR t IN SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast' AND tablename <> 'meta' LOOP
     EXECUTE format('DELETE FROM holdfast.%I', t);
   END LOOP;
+  IF to_regclass('holdfast.meta') IS NOT NULL THEN
+    UPDATE holdfast.meta SET value = floor(random() * 2147483647) WHERE key IN ('store', 'incarnation');
+  END IF;
 END $$"""
 
 

@@ -24,7 +24,7 @@ from psycopg import errors as sql
 
 from holdfast.core import blobs, codec, ids
 from holdfast.core.blobs import Blob
-from holdfast.core.commit import Commit, InboxItem, Intent, Tip
+from holdfast.core.commit import Commit, InboxItem, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, HoldfastError, RunNotFound, StoreError
 from holdfast.core.lease import Take, Touch
@@ -32,6 +32,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.postgres.connection import Connection, Connections, Q, many, outlasting, passing, translate
+from holdfast.stores.postgres.outbox import intent_row, ledger_row
 
 GROUP = 256
 STEPS = 512
@@ -414,7 +415,7 @@ class Committer:
             yield Q.claim_insert, values
         yield from ((Q.effect_upsert, effect_row(effect)) for effect in c.effects)
         yield from ((Q.intent_upsert, intent_row(intent)) for intent in c.intents)
-        yield from ((Q.ledger_insert, (r.run_id, r.topic, r.key, r.at, r.data)) for r in c.ledger)
+        yield from ((Q.ledger_insert, ledger_row(r)) for r in c.ledger)
         for blob in c.blobs:
             yield from keep_blob(c.run.run_id, blob)
         for child in p.creates:
@@ -505,12 +506,8 @@ def effect_row(e: Effect) -> tuple[object, ...]:
     return (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, codec.encode_effect(e))
 
 
-def intent_row(i: Intent) -> tuple[object, ...]:
-    return (i.intent_id, i.run_id, i.order_key, i.state, i.due, i.owner, i.lease_until, i.settled_at, codec.encode_intent(i))
-
-
 def schedule_row(s: Schedule) -> tuple[object, ...]:
     return (s.schedule_id, s.tenant_id, s.due, codec.encode_schedule(s))
 
 
-__all__ = ["RACED", "TRIES", "Committer", "Key", "Statement", "effect_row", "intent_row", "keep_blob", "put_values", "schedule_row"]
+__all__ = ["RACED", "TRIES", "Committer", "Key", "Statement", "effect_row", "keep_blob", "put_values", "schedule_row"]

@@ -325,6 +325,8 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
 
 async def many(db: Connection, asked: Sequence[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
     """Several statements in one round trip; gives the rows of each."""
+    if not asked:
+        return []
     cursors = []
     async with db.pipeline():
         for text, values in asked:

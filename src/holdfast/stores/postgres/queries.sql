@@ -123,11 +123,12 @@ SELECT 1 / count(*) FROM claimed;
 INSERT INTO holdfast.effect (effect_id, run_id, lineage_root, key, status, data) VALUES (%s, %s, %s, %s, %s, %s)
 ON CONFLICT (key, effect_id) DO UPDATE SET status = excluded.status, data = excluded.data;
 -- name: intent_upsert
-INSERT INTO holdfast.intent (intent_id, run_id, order_key, state, due, owner, lease_until, settled_at, data) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s)
-ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due, owner = excluded.owner,
-  lease_until = excluded.lease_until, settled_at = excluded.settled_at, data = excluded.data;
+INSERT INTO holdfast.intent (intent_id, run_id, tenant_id, type, target, order_key, created_at, state, due, owner, lease_until, settled_at, attempts, carries, data)
+VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
+ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due, owner = excluded.owner, lease_until = excluded.lease_until,
+  settled_at = excluded.settled_at, attempts = excluded.attempts, carries = excluded.carries, data = excluded.data;
 -- name: ledger_insert
-INSERT INTO holdfast.ledger (run_id, topic, key, at, data) VALUES (%s, %s, %s, %s, %s);
+INSERT INTO holdfast.ledger (run_id, topic, key, at, data, step_id, json) VALUES (%s, %s, %s, %s, %s, %s, %s);
 -- name: blob_insert
 INSERT INTO holdfast.blob (sha256, data) VALUES (%s, %s) ON CONFLICT DO NOTHING;
 -- name: blob_use
@@ -252,8 +253,10 @@ UPDATE holdfast.worker SET expires_at = {now} + %(ttl)s::bigint, ttl = %(ttl)s::
 DELETE FROM holdfast.worker WHERE owner = %s;
 -- name: workers_idle
 -- Owners that are gone for good and hold nothing.
-DELETE FROM holdfast.worker w WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now} - 3600000000)
-  AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) RETURNING owner;
+SELECT w.owner FROM holdfast.worker w WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now} - 3600000000)
+  AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) LIMIT 1000;
+-- name: workers_delete
+DELETE FROM holdfast.worker w WHERE w.owner = ANY(%s::text[]) AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) RETURNING owner;
 -- name: workers
 SELECT w.owner, w.started_at, {expiry}, w.boot, (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner)
 FROM holdfast.worker w ORDER BY w.started_at, w.owner LIMIT 10000;
@@ -292,12 +295,12 @@ WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND l.n >= coalesce((SELECT max(w.
 -- name: effects
 SELECT data FROM holdfast.effect WHERE (%(key)s::text IS NULL OR key = %(key)s) AND (%(run)s::text IS NULL OR run_id = %(run)s)
   AND (%(root)s::text IS NULL OR lineage_root = %(root)s) ORDER BY id;
+-- name: effects_open
+SELECT data FROM holdfast.effect WHERE status IN ('attempted', 'unknown') ORDER BY id;
 -- name: effect_settle
 UPDATE holdfast.effect SET status = %s, data = %s WHERE key = %s AND effect_id = %s AND status = %s RETURNING 1;
 -- name: effect_get
 SELECT data FROM holdfast.effect WHERE key = %s AND effect_id = %s;
--- name: ledger_of
-SELECT run_id, topic, key, data, at FROM holdfast.ledger WHERE run_id = %s ORDER BY id;
 -- name: blob_get
 SELECT data FROM holdfast.blob WHERE sha256 = %s;
 -- name: claimed
@@ -307,22 +310,49 @@ WHERE kind = %(kind)s AND scope = %(scope)s AND key = %(key)s AND (expires_at IS
 -- Outbox --------------------------------------------------------------------------------------------
 
 -- name: intents
-SELECT data FROM holdfast.intent WHERE (%(run)s::text IS NULL OR run_id = %(run)s) AND (%(state)s::text IS NULL OR state = %(state)s)
-ORDER BY id LIMIT %(limit)s;
--- name: intents_ready
--- Those whose sender is lost, and those that are due; of one order key only the oldest that is not settled is free.
-SELECT i.id, i.data, i.state = 'sending' FROM holdfast.intent i
-WHERE ((i.state = 'queued' AND i.due <= {now}) OR (i.state = 'sending' AND (i.lease_until IS NULL OR i.lease_until <= {now} OR i.owner = ANY(%(dead)s::text[]))))
-  AND (i.order_key = '' OR NOT EXISTS (SELECT 1 FROM holdfast.intent e
-    WHERE e.order_key = i.order_key AND e.order_key <> '' AND e.id < i.id AND e.state IN ('queued', 'sending', 'unknown')))
-ORDER BY i.state = 'sending' DESC, i.due, i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED;
--- name: intent_take
-UPDATE holdfast.intent SET state = 'sending', owner = %s, lease_until = %s, data = %s WHERE id = %s;
--- name: intent_settle
-UPDATE holdfast.intent SET state = %s, due = %s, owner = %s, lease_until = %s, settled_at = %s, data = %s
-WHERE intent_id = %s AND owner = %s AND state = 'sending' RETURNING 1;
--- name: intent_get
-SELECT data FROM holdfast.intent WHERE intent_id = %s;
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM holdfast.intent;
+-- name: intents_senders
+SELECT DISTINCT i.owner, w.boot FROM holdfast.intent i JOIN holdfast.worker w ON w.owner = i.owner WHERE i.state = 'sending';
+-- name: intents_lost
+SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM holdfast.intent i
+WHERE i.state = 'sending' AND i.type = ANY(%(types)s::text[]) AND (%(run)s::text IS NULL OR i.run_id = %(run)s)
+  AND (i.lease_until IS NULL OR i.lease_until <= {now} OR i.owner = ANY(%(dead)s::text[]))
+ORDER BY i.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
+-- name: intents_due
+-- Lane by lane; of one order key only the oldest that is open is free, if it is due.
+WITH RECURSIVE lane AS (
+  (SELECT type, tenant_id, target, order_key FROM holdfast.intent WHERE state = 'queued' ORDER BY type, tenant_id, target, order_key LIMIT 1)
+  UNION ALL
+  SELECT n.* FROM lane l CROSS JOIN LATERAL (
+    SELECT i.type, i.tenant_id, i.target, i.order_key FROM holdfast.intent i
+    WHERE i.state = 'queued' AND (i.type, i.tenant_id, i.target, i.order_key) > (l.type, l.tenant_id, l.target, l.order_key)
+    ORDER BY i.type, i.tenant_id, i.target, i.order_key LIMIT 1) n
+), lanes AS (SELECT * FROM lane WHERE type = ANY(%(types)s::text[]) LIMIT 10000)
+SELECT c.* FROM lanes l CROSS JOIN LATERAL (
+  SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM holdfast.intent i
+  WHERE i.state = 'queued' AND i.type = l.type AND i.tenant_id = l.tenant_id AND i.target = l.target AND i.order_key = l.order_key AND i.due <= {now}
+    AND (i.order_key = '' OR i.id = (SELECT e.id FROM holdfast.intent e WHERE e.tenant_id = l.tenant_id AND e.type = l.type AND e.order_key = l.order_key
+      AND e.order_key <> '' AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1))
+  ORDER BY i.due, i.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) c;
+-- name: intents_of_run_due
+SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM holdfast.intent i
+WHERE i.run_id = %(run)s AND i.state = 'queued' AND i.due <= {now} AND i.type = ANY(%(types)s::text[])
+  AND (i.order_key = '' OR i.id = (SELECT e.id FROM holdfast.intent e WHERE e.tenant_id = i.tenant_id AND e.type = i.type AND e.order_key = i.order_key
+    AND e.order_key <> '' AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1))
+ORDER BY i.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
+-- name: intent_lock
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM holdfast.intent WHERE intent_id = ANY(%s::text[]) ORDER BY intent_id FOR UPDATE;
+-- name: intent_keep
+UPDATE holdfast.intent SET state = %s, due = %s, owner = %s, lease_until = %s, settled_at = %s, attempts = %s, carries = %s, data = %s WHERE intent_id = %s;
+-- name: intents_renew
+UPDATE holdfast.intent SET lease_until = {now} + %(ttl)s::bigint WHERE state = 'sending' AND owner = %(owner)s;
+-- name: intents_to_drop
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM holdfast.intent
+WHERE settled_at < %s AND settled_at IS NOT NULL AND carries AND state IN ('sent', 'abandoned') ORDER BY settled_at LIMIT %s FOR UPDATE SKIP LOCKED;
+-- name: intent_counts
+SELECT type, state, count(*), min(created_at) FROM holdfast.intent GROUP BY type, state ORDER BY type, state;
+-- name: ledger
+SELECT run_id, topic, key, data, at, step_id, id FROM holdfast.ledger;
 
 -- People and schedules ------------------------------------------------------------------------------
 

@@ -20,7 +20,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -30,7 +30,7 @@ from psycopg import errors as sql
 from holdfast.core import blobs, canon, codec, ids
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, Intent, LedgerRow, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
@@ -43,17 +43,19 @@ from holdfast.core.errors import (
     UnknownStatus,
     UnsupportedFormat,
 )
-from holdfast.core.lease import Alive, Lease
+from holdfast.core.intents import Intent
+from holdfast.core.lease import Alive, Lease, OwnerId
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
-from holdfast.ports import Claim, Dossier, Evidence, Loaded, Pruned, RunFilter, Worker
+from holdfast.machine import boot, ticks
+from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Loaded, Pruned, RunFilter, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
-from holdfast.stores.liveness import Liveness, boot, ticks
-from holdfast.stores.postgres import upkeep
-from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, intent_row, put_values, schedule_row
+from holdfast.stores.liveness import Liveness
+from holdfast.stores.postgres import outbox, upkeep
+from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, put_values, schedule_row
 from holdfast.stores.postgres.connection import (
     MIGRATIONS,
     PATIENCE,
@@ -344,10 +346,16 @@ class PostgresStore:
             self._dead = dead
             if dead and len(found) < limit:
                 found += await _all(db, Q.claim, {**values, "dead": list(dead), "limit": limit - len(found)})
-            for (gone,) in await _all(db, Q.workers_idle, {"owner": owner, "dead": list(dead), "now": self._clock()}):
-                self._proofs().forget(gone)
+            await self._tidy(db, owner)
         found.sort(key=lambda r: (-r[6], r[7], r[8]))
         return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in found]
+
+    async def _tidy(self, db: Connection, owner: str) -> None:
+        """Lets go of owners that are gone for good, hold nothing, and whom no attempt names that is not closed: that they are dead must stay provable."""
+        idle, unsettled = await many(db, [(Q.workers_idle, {"owner": owner, "dead": list(self._dead), "now": self._clock()}), (Q.effects_open, None)])
+        named = {e.owner for e in (codec.decode_effect(data) for (data,) in unsettled) if not e.closed}
+        for (gone,) in await _all(db, Q.workers_delete, ([name for (name,) in idle if name not in named],)):
+            self._proofs().forget(gone)
 
     async def _claim_one(self, db: Connection, owner: str, run_id: str) -> list[tuple[Key, Claim]]:
         at = self._clock()
@@ -447,9 +455,18 @@ class PostgresStore:
             raise StoreError(f"{self.url} is not open", hint="await store.open() first", code="store_closed")
         return self._liveness
 
+    async def outlive(self, owner: str) -> None:
+        self._proofs().keep(owner)
+
+    async def owner_alive(self, owner: str) -> Alive:
+        (found,) = await self._ask((Q.worker_known, (owner,)))
+        return self._alive(owner, found[0][0] if found else None)
+
     def _alive(self, owner: str, its: str | None) -> Alive:
-        """By proof only: a file on this machine that is locked for as long as its process lives."""
-        return self._proofs().alive(owner) if its == self._boot else Alive.UNKNOWN
+        """By proof only: a file on this machine that is locked for as long as its process lives, or the owner's name."""
+        if its is not None and its != self._boot and OwnerId.parse(owner) is None:
+            return Alive.UNKNOWN
+        return self._proofs().alive(owner)
 
     def _lost(self, owner: str, its: str | None, left: int | None) -> str | None:
         return apply.lost(left, self._alive(owner, its))
@@ -538,9 +555,22 @@ class PostgresStore:
         (found,) = await self._ask((Q.effects, {"run": run_id, "key": key, "root": lineage_root}))
         return [codec.decode_effect(data) for (data,) in found]
 
-    async def ledger(self, run_id: str) -> list[LedgerRow]:
-        (found,) = await self._ask((Q.ledger_of, (run_id,)))
+    async def ledger(
+        self,
+        run_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        tenant_id: str | None = None,
+        after: int | None = None,
+        limit: int | None = None,
+    ) -> list[LedgerRow]:
+        (found,) = await self._ask(outbox.ledger(run_id, topic, key, tenant_id, after, limit))
         return [LedgerRow(*r) for r in found]
+
+    async def open_effects(self, owner: str) -> list[Effect]:
+        (found,) = await self._ask((Q.effects_open, None))
+        return [e for e in (codec.decode_effect(data) for (data,) in found) if e.owner == owner]
 
     async def blob(self, digest: str) -> bytes:
         (found,) = await self._ask((Q.blob_get, (digest,)))
@@ -606,32 +636,62 @@ class PostgresStore:
 
     # -- outbox -------------------------------------------------------------------------------------
 
-    async def intents(self, run_id: str | None = None, *, state: str | None = None, limit: int = 500) -> list[Intent]:
-        (found,) = await self._ask((Q.intents, {"run": run_id, "state": state, "limit": limit}))
-        return [codec.decode_intent(data) for (data,) in found]
+    async def intents(
+        self,
+        run_id: str | None = None,
+        *,
+        state: str | None = None,
+        type: str | None = None,
+        tenant_id: str | None = None,
+        after: str | None = None,
+        limit: int = 500,
+    ) -> list[Intent]:
+        (found,) = await self._ask(outbox.listed(run_id, state, type, tenant_id, after, limit))
+        return [outbox.decode_intent(k) for k in found]
 
-    async def claim_intents(self, owner: str, *, limit: int, ttl_us: int) -> list[Intent]:
+    async def intent(self, intent_id: str) -> Intent | None:
+        (found,) = await self._ask((Q.intents + " WHERE intent_id = %s", (intent_id,)))
+        return outbox.decode_intent(found[0]) if found else None
+
+    async def claim_intents(
+        self,
+        owner: str,
+        types: Sequence[str],
+        *,
+        limit: int,
+        ttl_us: int,
+        each: int = 1_000_000,
+        room: Mapping[tuple[str, str, str], int] | None = None,
+        run_id: str | None = None,
+    ) -> list[Intent]:
         async def work(db: Connection, sent: int) -> list[Intent]:
-            now = (await _one(db, Q.see_now, {"now": self._clock()}))[0]
-            out, writes = [], []
-            for id, data, lost in await _all(db, Q.intents_ready, {"dead": list(self._dead), "limit": limit, "now": now}):
-                mine = apply.sending(codec.decode_intent(data), owner, now + ttl_us, lost=lost)
-                writes.append((Q.intent_take, (owner, mine.lease_until, codec.encode_intent(mine), id)))
-                out.append(mine)
-            await many(db, writes)
-            return out
+            senders, clock = await many(db, [(Q.intents_senders, None), (Q.see_now, {"now": self._clock()})])
+            dead = [name for name, its in senders if self._alive(name, its) is Alive.NO]
+            now = clock[0][0]
+            return await outbox.claim(db, owner, types, dead, now, now + ttl_us, limit, each, room or {}, run_id)
 
         return await self._do(work)
 
-    async def settle_intent(self, intent: Intent, expected_owner: str) -> bool:
-        _, _, _, state, due, owner, until, settled, data = intent_row(intent)
+    async def renew_intents(self, owner: str, ttl_us: int) -> None:
+        async def work(db: Connection, sent: int) -> None:
+            await db.execute(Q.intents_renew, {"owner": owner, "ttl": ttl_us, "now": self._clock()})
 
-        async def mine(db: Connection) -> bool:
-            return await _first(db, Q.intent_get, (intent.intent_id,)) == (data,)
+        await self._do(work)
 
-        done = await self._change(Q.intent_settle, (state, due, owner, until, settled, data, intent.intent_id, expected_owner), mine)
+    async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
+        async def work(db: Connection, sent: int) -> list[bool]:
+            return await outbox.settle(db, settlements, lambda item: self._put(db, item), sent=sent > 0)
+
+        done = await self._do(work)
         self._news.tell()
         return done
+
+    async def drop_payloads(self, before: int, limit: int) -> int:
+        return await self._do(lambda db, sent: outbox.drop_payloads(db, before, limit))
+
+    async def intent_counts(self) -> list[IntentCount]:
+        (found,) = await self._ask((Q.intent_counts, None))
+        return [IntentCount(*r) for r in found]
 
     # -- waiting ------------------------------------------------------------------------------------
 

@@ -19,8 +19,9 @@ from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
 from holdfast.stores.evidence import COPIED, as_loaded, plain, row_problems
-from holdfast.stores.postgres.commits import Key, Statement, effect_row, intent_row, keep_blob
+from holdfast.stores.postgres.commits import Key, Statement, effect_row, keep_blob
 from holdfast.stores.postgres.connection import Connection, Q, many
+from holdfast.stores.postgres.outbox import intent_row, ledger_row
 
 COLUMNS = ("bucket", "id", "run_id", "fence", "owner", "due", "holds", "turn", "status", *COPIED, "ended", "doc")
 APART_US = 1_000_000
@@ -142,7 +143,7 @@ async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
     writes += [(Q.claim_adopt, (c.kind, c.scope, c.key, c.run_id, c.digest, c.expires_at)) for c in d.claims]
     writes += [(Q.effect_upsert, effect_row(e)) for e in d.effects]
     writes += [(Q.intent_upsert, intent_row(i)) for i in d.intents]
-    writes += [(Q.ledger_insert, (r.run_id, r.topic, r.key, r.at, r.data)) for r in d.ledger]
+    writes += [(Q.ledger_insert, ledger_row(r)) for r in d.ledger]
     writes += [statement for blob in d.blobs for statement in keep_blob(run.run_id, blob)]
     if d.origin is not None:
         writes.append((Q.origin_insert, (d.origin, bucket, run.run_id)))

@@ -133,35 +133,52 @@ CREATE TABLE holdfast.effect (
 CREATE INDEX effect_id ON holdfast.effect (effect_id);
 CREATE INDEX effect_run ON holdfast.effect (run_id, id);
 CREATE INDEX effect_lineage ON holdfast.effect (lineage_root, id);
+CREATE INDEX effect_unsettled ON holdfast.effect (id) WHERE status IN ('attempted', 'unknown');
 -- At most one attempt of a key is open: nobody acts under it until that one is settled.
 CREATE UNIQUE INDEX effect_open ON holdfast.effect (key) WHERE status IN ('attempted', 'unknown');
 
+-- Acts decided, not yet done. Columns are what an intent is found by and what changes with each attempt; columns win over `data`.
 CREATE TABLE holdfast.intent (
   id          bigint NOT NULL DEFAULT nextval('holdfast.number'),
   intent_id   text PRIMARY KEY,
   run_id      text NOT NULL,
+  tenant_id   text NOT NULL,
+  type        text NOT NULL,
+  target      text NOT NULL,         -- the receiver, as far as that can be told
   order_key   text NOT NULL,
+  created_at  bigint NOT NULL,
   state       text NOT NULL,
   due         bigint NOT NULL,
   owner       text,
   lease_until bigint,
   settled_at  bigint,
+  attempts    integer NOT NULL,
+  carries     boolean NOT NULL,      -- false: its payload has been dropped
   data        bytea NOT NULL
 );
 CREATE INDEX intent_run ON holdfast.intent (run_id, id);
-CREATE INDEX intent_queued ON holdfast.intent (due, id) WHERE state = 'queued';
+CREATE INDEX intent_id ON holdfast.intent (id);
+-- Lanes are walked one after the other, so that a receiver with a long queue does not keep the others from theirs.
+CREATE INDEX intent_queued ON holdfast.intent (type, tenant_id, target, order_key, due, id) WHERE state = 'queued';
 CREATE INDEX intent_sending ON holdfast.intent (id) WHERE state = 'sending';
-CREATE INDEX intent_order ON holdfast.intent (order_key, id) WHERE order_key <> '' AND state IN ('queued', 'sending', 'unknown');
+-- Of one order key the oldest that is open comes first, whatever became of its attempts.
+CREATE INDEX intent_order ON holdfast.intent (tenant_id, type, order_key, id) WHERE order_key <> '' AND state IN ('queued', 'sending', 'unknown');
+CREATE INDEX intent_stuck ON holdfast.intent (state, id) WHERE state IN ('unknown', 'dead');
+CREATE INDEX intent_settled ON holdfast.intent (settled_at) WHERE settled_at IS NOT NULL AND carries AND state IN ('sent', 'abandoned');
 
+-- For people: SELECT topic, key, json FROM holdfast.ledger.
 CREATE TABLE holdfast.ledger (
-  id     bigint PRIMARY KEY DEFAULT nextval('holdfast.number'),
-  run_id text NOT NULL,
-  topic  text NOT NULL,
-  key    text NOT NULL,
-  at     bigint NOT NULL,
-  data   bytea NOT NULL
+  id      bigint PRIMARY KEY DEFAULT nextval('holdfast.number'),
+  run_id  text NOT NULL,
+  step_id text NOT NULL,
+  topic   text NOT NULL,
+  key     text NOT NULL,
+  at      bigint NOT NULL,
+  data    bytea NOT NULL,
+  json    json
 );
 CREATE INDEX ledger_run ON holdfast.ledger (run_id, id);
+CREATE INDEX ledger_topic ON holdfast.ledger (topic, key, id);
 
 -- Processes that hold leases: one row holds the expiry of all their runs.
 CREATE TABLE holdfast.worker (
