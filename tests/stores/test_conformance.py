@@ -4,11 +4,11 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.postgres.server import shared
 
 from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, WorkspaceStore
 from holdfast.testing import conformance_blobs, conformance_outbox, conformance_people, conformance_threads
 from holdfast.testing.conformance import CASES, Clock
-from tests.postgres.server import shared
 
 assert conformance_blobs.__doc__ and conformance_outbox.__doc__ and conformance_people.__doc__ and conformance_threads.__doc__, "imported for their cases"
 
