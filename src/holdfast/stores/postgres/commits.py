@@ -352,6 +352,8 @@ class Committer:
             holder, first, turn = seen.lanes[run.run_id]
             if (blocker := holder or (first if turn is not None and turn < ruling.lane else None)) is not None:
                 return apply.lane_busy(run, blocker)
+        if ruling.ends and seen.unread.get(run.run_id):
+            return apply.unread_at_the_end(run.run_id)
         for key in c.took:
             if key not in seen.untaken.get(run.run_id, ()):
                 return apply.inbox_taken(run.run_id, key)
