@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Container, Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from holdfast.core import canon, schedules
+from holdfast.core import canon, intents, schedules
 from holdfast.core import run as records
 from holdfast.core import waits as ws
+from holdfast.core.commit import LedgerRow
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import Lease
 from holdfast.core.status import Condition, Status
@@ -275,6 +276,103 @@ class EventView(msgspec.Struct, frozen=True):
     @property
     def type(self) -> str:
         return self.event_type
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class DeliveryView(msgspec.Struct, frozen=True):
+    """One attempt at sending an intent (§9.3). ``answer`` is the digest of what the receiver said."""
+
+    number: int
+    owner: str
+    started_at: dt.datetime
+    ended_at: dt.datetime | None
+    outcome: str | None
+    error: ErrorValue | None
+    answer: str | None
+
+    @classmethod
+    def of(cls, raw: intents.Delivery) -> DeliveryView:
+        outcome = None if raw.outcome is None else raw.outcome.value
+        return cls(raw.number, raw.owner, when(raw.began_at), optional_when(raw.ended_at), outcome, raw.error, raw.answer or None)
+
+
+class RulingView(msgspec.Struct, frozen=True):
+    """What a person said about an intent: ``redrive``, ``sent`` or ``abandoned``."""
+
+    at: dt.datetime
+    actor: str
+    action: str
+    reason: str
+    forced: bool
+
+
+class IntentView(msgspec.Struct, frozen=True, kw_only=True):
+    """An intent at one moment (§9.3). ``payload`` and ``answer`` are None once they are dropped; ``no_transport_for``: its type, where
+    nobody who is known here can send it."""
+
+    intent_id: str
+    run_id: str
+    tenant_id: str
+    type: str
+    key: str
+    order: str
+    state: str
+    payload: Any
+    answer: Any
+    attempts: tuple[DeliveryView, ...]
+    rulings: tuple[RulingView, ...]
+    created_at: dt.datetime
+    due: dt.datetime | None
+    settled_at: dt.datetime | None
+    detail: str
+    no_transport_for: str | None = None
+
+    @classmethod
+    def of(cls, raw: intents.Intent, types: Container[str] | None = None) -> IntentView:
+        """``types`` are those that can be sent, if that is known."""
+        queued = raw.state is intents.IntentState.QUEUED
+        with canon.looking():
+            payload, answer = (canon.thaw(canon.decode(data)) if data else None for data in (raw.payload, raw.answer))
+        return cls(
+            intent_id=raw.intent_id,
+            run_id=raw.run_id,
+            tenant_id=raw.tenant_id,
+            type=raw.type,
+            key=raw.key,
+            order=raw.order_key,
+            state=raw.state.value,
+            payload=payload,
+            answer=answer,
+            attempts=tuple(DeliveryView.of(t) for t in raw.tries),
+            rulings=tuple(RulingView(when(r.at), r.actor, r.action, r.reason, r.forced) for r in raw.rulings),
+            created_at=when(raw.created_at),
+            due=when(raw.due) if queued else None,
+            settled_at=optional_when(raw.settled_at),
+            detail=raw.detail,
+            no_transport_for=raw.type if queued and types is not None and raw.type not in types else None,
+        )
+
+    def __getitem__(self, name: str) -> Any:
+        return getattr(self, name)
+
+
+class LedgerView(msgspec.Struct, frozen=True):
+    """A row of the ledger (§9.6). ``number`` is its place among all rows, the cursor of ``rt.ledger``."""
+
+    number: int
+    run_id: str
+    step_id: str
+    topic: str
+    key: str
+    data: Any
+    created_at: dt.datetime
+
+    @classmethod
+    def of(cls, raw: LedgerRow) -> LedgerView:
+        with canon.looking():
+            return cls(raw.number, raw.run_id, raw.step_id, raw.topic, raw.key, canon.thaw(canon.decode(raw.data)), when(raw.at))
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)

@@ -18,10 +18,15 @@ from holdfast.core import policy as policies
 from holdfast.core import schedules as sch
 from holdfast.core.arguments import checked, function, lasting, verb
 from holdfast.core.bounds import duration
+from holdfast.core.commit import Settlement
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
 from holdfast.core.errors import (
+    AttemptMayLive,
+    IntentInFlight,
+    IntentNotFound,
+    InvalidInput,
     RunFailed,
     RunWaiting,
     StoreError,
@@ -29,7 +34,8 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.graph import Program
-from holdfast.core.lease import DEFAULT_TTL_US
+from holdfast.core.intents import Intent, IntentState, may_live, redriven, ruled
+from holdfast.core.lease import DEFAULT_TTL_US, Alive
 from holdfast.core.masks import Mask
 from holdfast.core.status import AT_REST, TERMINAL, Status
 from holdfast.engine.base import histories
@@ -49,7 +55,12 @@ from holdfast.engine.keep import transfer as archive
 from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look import threads
-from holdfast.handle import CheckpointView, EventView, Feed, Run, Schedule, Wait
+from holdfast.handle import CheckpointView, EventView, Feed, IntentView, LedgerView, Run, Schedule, Wait
+from holdfast.outbox.deliveries import Deliveries
+from holdfast.outbox.dispatcher import Dispatcher, Sender
+from holdfast.outbox.links import Links
+from holdfast.outbox.transports import routes
+from holdfast.outbox.webhook import Webhook
 from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Store, offers_copies
 from holdfast.stores import open_url
 from holdfast.tools import LocalRunner
@@ -75,6 +86,8 @@ class Runtime:
         lease: how long a run stays with a silent owner before another may take it over.
         executor: another engine to invoke and resume threads through (§4.16): one that is bound to its program, or a function of this
             runtime and the skill, such as a wrapper around ``named.KernelExecutor``. By default this package's own.
+        transports: what carries an intent of each type (``holdfast.transports``); ``webhook`` is there unless another is given.
+        base_url: where the pages are reached, for the links in intents.
     """
 
     @checked(environment=arguments.as_given, lease=lasting(low=1), resolver=function)
@@ -93,6 +106,7 @@ class Runtime:
         lease: dt.timedelta | float | None = None,
         clock: Clock | None = None,
         executor: Executor | Callable[[Any, Any], Executor] | None = None,
+        base_url: str | None = None,
     ) -> None:
         if executor is not None and not callable(executor):
             door.has("executor", executor, "invoke", "resume")
@@ -120,7 +134,6 @@ class Runtime:
             environment=place.name,
             place=place,
             tools={t.name: t for t in door.several("tools", tools, (Tool,))},
-            transports=door.transports(transports),
             resolver=resolver,
             policy=policies.coerce(policy),
             tool_runner=tool_runner or LocalRunner(),
@@ -131,6 +144,10 @@ class Runtime:
         self._desk = Desk(self._services, self._reader)
         self._scheduler = Scheduler(self._services)
         self._conductor = Conductor(self._services, self._reader, self._desk, self._own)
+        self._routes = routes({"webhook": Webhook(), **door.transports(transports)})
+        self._links = Links(self._store, lambda: base_url)
+        self._deliveries = Deliveries(self._dispatcher)
+        self._services.sendings = self._deliveries
         self._registered = False
         self._open = False
 
@@ -164,6 +181,7 @@ class Runtime:
         self._open = False
         try:
             if self._registered:
+                await self._deliveries.close()
                 self._heartbeat.stop()
                 await close_attempts(self._services)
                 if self._services.acting:
@@ -173,6 +191,11 @@ class Runtime:
             if self._registered and not self._services.acting:
                 closed_owners.add(self._services.owner)
             await self._store.close()
+
+    async def _dispatcher(self) -> Dispatcher:
+        await self._own()
+        sender = Sender(self._services.owner, lambda: self._services.alive(), self._ttl_us)
+        return Dispatcher(self._store, self._clock, sender, self._routes, self._links)
 
     @property
     def store(self) -> Store:
@@ -436,23 +459,120 @@ class Runtime:
         until_idle: bool = False,
         on_report: Callable[[Report], Awaitable[None] | None] | None = None,
         stop: asyncio.Event | None = None,
+        dispatch: bool = True,
     ) -> None:
-        """Works on due runs and fires schedules until ``stop`` is set; with ``until_idle`` until nothing is due (§10)."""
+        """Works on due runs, fires schedules and sends intents until ``stop`` is set; with ``until_idle`` until nothing is due (§10).
+
+        With ``dispatch=False`` it leaves the intents to others.
+        """
         await self._own()
         worker = Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle)
-        if stop is None:
-            await worker.run()
-            return
+        stopping = asyncio.Event()
+        dispatcher = await self._dispatcher() if dispatch else None
+        sending = asyncio.ensure_future(dispatcher.run(stop=stopping)) if dispatcher is not None and not until_idle else None
 
         async def drain() -> None:
-            await stop.wait()
-            worker.drain()
+            waits = [asyncio.ensure_future(stop.wait())] if stop is not None else []
+            try:
+                await asyncio.wait([*waits, *([sending] if sending is not None else [])], return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                for wait in waits:
+                    wait.cancel()
+            worker.drain()  # told to stop; or the dispatcher has met an error, and nothing goes on half-dead (X-14)
 
-        watcher = asyncio.ensure_future(drain())
+        watcher = asyncio.ensure_future(drain()) if stop is not None or sending is not None else None
         try:
             await worker.run()
+            while until_idle and dispatcher is not None and await dispatcher.run(stop=stop, until_idle=True) and not (stop is not None and stop.is_set()):
+                await Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=True).run()
+        except BaseException:
+            if sending is not None:
+                sending.cancel()
+            raise
         finally:
-            watcher.cancel()
+            if watcher is not None:
+                watcher.cancel()
+            stopping.set()
+            if sending is not None:
+                await asyncio.wait([sending])
+        if sending is not None:
+            sending.result()
+
+    # -- the outbox ---------------------------------------------------------------------------------
+
+    @verb
+    async def dispatch(self, *, stop: asyncio.Event | None = None, until_idle: bool = False) -> int:
+        """Sends intents that are due, of the types that there is a transport for, until ``stop`` is set; with ``until_idle`` until
+        nothing is due (§9.1). Gives how many were settled.
+
+        Raises:
+            StoreError: the store failed.
+        """
+        dispatcher = await self._dispatcher()
+        return await dispatcher.run(stop=stop, until_idle=until_idle)
+
+    @verb
+    async def intents(
+        self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, limit: int = 100
+    ) -> list[IntentView]:
+        """Intents, oldest first, with every attempt at sending them (§9.3)."""
+        if state is not None and state not in list(IntentState):
+            raise InvalidInput(f"{state!r} is no state of an intent", hint="one of " + ", ".join(IntentState))
+        if run_id is not None:
+            await self._reader.found(run_id)
+        found = await self._store.intents(run_id, state=state, type=type, limit=limit)
+        return [IntentView.of(i, self._routes) for i in found]
+
+    @verb
+    async def redrive(self, intent_id: str, *, actor: str, reason: str = "", force: bool = False) -> IntentView:
+        """Has an intent sent again that is dead or unknown; one that is put off is sent at once (§9.4).
+
+        Raises:
+            IntentNotFound: there is none.
+            IntentSettled, IntentInFlight: it was sent or given up, or is being sent.
+            AttemptMayLive: its last sender may still be at it; ``force`` accepts that it may be sent twice.
+        """
+        before = await self._intent(intent_id)
+        after = redriven(before, actor=actor, reason=reason, forced=force, now=self._store.now())
+        alive = {w.owner: Alive(w.alive) for w in await self._store.workers()} | dict.fromkeys(closed_owners, Alive.NO)
+        if not force and (attempt := may_live(before, alive)) is not None:
+            raise AttemptMayLive(
+                f"attempt {attempt.number} of {intent_id} was begun by {attempt.owner}, which may still be alive: sent again, it could happen twice",
+                hint="wait until that process is proven dead; --force accepts that it may happen twice",
+            )
+        return await self._ruled(before, after)
+
+    @verb
+    async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str = "") -> IntentView:
+        """Says how an intent stands that nobody knows about, or that shall not be sent: ``sent`` or ``abandoned`` (§9.4).
+
+        Raises:
+            IntentNotFound: there is none.
+            IntentSettled, IntentInFlight: it is settled otherwise, or is being sent.
+        """
+        before = await self._intent(intent_id)
+        after = ruled(before, outcome, actor=actor, reason=reason, now=self._store.now())
+        return IntentView.of(before, self._routes) if after is before else await self._ruled(before, after)
+
+    async def _intent(self, intent_id: str) -> Intent:
+        found = await self._store.intent(intent_id)
+        if found is None:
+            raise IntentNotFound(f"there is no intent {intent_id!r}", hint="holdfast outbox lists them")
+        return found
+
+    async def _ruled(self, before: Intent, after: Intent) -> IntentView:
+        if not (await self._store.settle_intents([Settlement(before, after)]))[0]:
+            raise IntentInFlight(f"somebody else has {before.intent_id} by now", hint="look at it again: holdfast outbox")
+        return IntentView.of(after, self._routes)
+
+    @verb
+    async def ledger(
+        self, run_id: str | None = None, *, topic: str | None = None, key: str | None = None, after: int | None = None, limit: int = 100
+    ) -> list[LedgerView]:
+        """Rows of the ledger, oldest first (§9.6). ``after`` is a row's number."""
+        if run_id is not None:
+            await self._reader.found(run_id)
+        return [LedgerView.of(r) for r in await self._store.ledger(run_id, topic=topic, key=key, after=after, limit=limit)]
 
     # -- schedules ----------------------------------------------------------------------------------
 

@@ -305,11 +305,13 @@ def absent(intent: Intent) -> Intent:
 def _rest(
     intent: Intent, state: IntentState, outcome: Ended, now: int, *, detail: str, error: ErrorValue | None = None, answer: bytes = b"", said: str = ""
 ) -> Intent:
-    last = intent.tries[-1]
+    *before, last = intent.tries
+    if outcome is Ended.LATE:  # nothing happened, however often: the latest of them will do
+        before = [t for t in before if t.outcome is not Ended.LATE]
     done = replace(last, ended_at=now, outcome=outcome, error=error, answer=said, closed=True)
     settled = None if state in OPEN else now
     return replace(
-        intent, state=state, owner=None, lease_until=None, tries=(*intent.tries[:-1], done), detail=detail[:1000], settled_at=settled, answer=answer
+        intent, state=state, owner=None, lease_until=None, tries=(*before, done), detail=detail[:1000], settled_at=settled, answer=answer
     )
 
 

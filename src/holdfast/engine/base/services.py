@@ -89,6 +89,22 @@ class Asked(msgspec.Struct, frozen=True):
     args: tuple[Any, ...]
 
 
+class Sendings(Protocol):
+    """Who sends the intents of runs that are driven here (§4.18)."""
+
+    def attend(self, run_id: str, *, look: bool) -> None:
+        """A run is driven from now on; ``look``: it may have intents from before."""
+
+    def posted(self, run_id: str) -> None:
+        """A commit of this run has intents."""
+
+    async def delivered(self, run_id: str) -> None:
+        """The run rests: what it has to be sent is sent, as far as that can be done now."""
+
+    def leave(self, run_id: str) -> None:
+        """The run is not driven here any more."""
+
+
 class Recording(Protocol):
     """What answers the calls of a run in the place of the outside (``holdfast.testing.replay``)."""
 
@@ -114,7 +130,6 @@ class Services:
     environment: str = "development"
     place: Environment = DEVELOPMENT
     tools: Mapping[str, Any] = dataclasses.field(default_factory=dict)
-    transports: Mapping[str, Any] = dataclasses.field(default_factory=dict)
     resolver: Resolver | None = None
     policy: Policy | None = None
     tool_runner: Any = None
@@ -131,6 +146,7 @@ class Services:
     entropy: Callable[[], int] = lambda: int.from_bytes(os.urandom(16))
     grace: float = 10.0
     recording: Recording | None = None
+    sendings: Sendings | None = None
     undos: dict[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     attendant: Attendant = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)

@@ -166,10 +166,18 @@ class Conductor:
         self, run_id: str, driver: Driver, claim: Claim | None, inbox: tuple[InboxItem, ...], named: bool = False
     ) -> records.Run:
         self._services.driving.add(run_id)
+        sendings = self._services.sendings
+        if sendings is not None:
+            sendings.attend(run_id, look=claim is not None)
         try:
             with self._services.attendant.on(run_id, driver):
-                return await driven(self._services, driver, claim, inbox, named=named)
+                record = await driven(self._services, driver, claim, inbox, named=named)
+            if sendings is not None:
+                await sendings.delivered(run_id)
+            return record
         finally:
+            if sendings is not None:
+                sendings.leave(run_id)
             self._services.driving.discard(run_id)
             self._services.streams.end(run_id)
 

@@ -510,6 +510,7 @@ class Driver:
         if moved.pending or ending.outcome(self._services, program, journal, delivery) is not Terminal.DONE:
             draft.facts += _started(moved)
             await journal.checkpointed(draft, delta, moved)
+            self._posted(draft)
             return False
         result = results[parent.pending[-1].key].result if program.flow else None
         kept = Draft(facts=[f for f in draft.facts if isinstance(f, ev.StepEnded)], results=[results[k] for k in inline])
@@ -517,6 +518,7 @@ class Driver:
         async def complete() -> None:
             draft.facts += decisions.mark_run_done(journal.run, result)
             await journal.checkpointed(draft, delta, moved, lease=RELEASE)
+            self._posted(draft)
 
         if await self._end_unless_asked(complete):
             return True
@@ -524,6 +526,11 @@ class Driver:
             return await self._barrier(results, inline, decoded)
         journal.hold(kept)
         return await self._ended()
+
+    def _posted(self, draft: Draft) -> None:
+        """What is to be sent is durable: whoever sends for this run may begin (§1.7)."""
+        if draft.intents and self._services.sendings is not None:
+            self._services.sendings.posted(self._journal.run.run_id)
 
     def _signals(self) -> tuple[TaskResult, ...]:
         """Signals whose name is a channel of the state, as writes to it at this barrier (§5.11)."""

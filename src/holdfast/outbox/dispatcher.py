@@ -1,0 +1,414 @@
+"""The dispatcher: claims intents that are due, sends each through its transport, and settles what came of it (§9.1).
+
+Theory of operation. One loop per dispatcher. What it claims it begins at once, so that its lease covers nothing that waits: it
+takes no more than it has room for, and of one receiver no more than that receiver has lately been able to take. Each sending
+is a task of its own. What tasks have found out is settled in groups, before more is claimed. Two dispatchers need not know of
+each other: the store gives an intent to one of them, and takes a settlement only from whoever has it.
+
+A sender that dies leaves its intents claimed. Whoever finds them acts by ``intents.next_move``: sends again where the receiver dedupes
+by the key, asks the transport, or leaves it to a person. An error of the store ends the dispatcher; it never goes on half-dead
+(X-14). An error of a transport concerns one intent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import canon, intents
+from holdfast.core import effects as fx
+from holdfast.core.commands import Signal as SignalCommand
+from holdfast.core.commit import InboxItem, LedgerRow, Settlement
+from holdfast.core.errors import ErrorValue, HoldfastError, MaybeSent, PermanentError, RetryAfter, StoreError, UsageError
+from holdfast.core.intents import Ask, Doubtful, Failed, Intent, Late, LookUp, Outcome, Refused, Sent
+from holdfast.core.lease import SAFE_PART
+from holdfast.handle import IntentView
+from holdfast.outbox.transports import Further, Given, Route, Row, Signal, called, given
+from holdfast.ports import Clock, Store
+
+POLL_SECONDS = 0.5
+CONCURRENCY = 256
+EACH = 16  # to one receiver at once, as long as it keeps up
+SWEEP_SECONDS = 300.0
+SWEEP_BATCH = 500
+THREADS = 32
+VERIFY_SECONDS = 30.0
+
+log = logging.getLogger("holdfast.outbox")
+
+Lane = tuple[str, str, str]
+
+
+class NotBegun(Exception):
+    """The gate was shut when it was to be sent: nothing has happened."""
+
+
+class Shut(Exception):
+    """What an intent needs before it can be sent is not there. ``after_us``: when to look again; zero is never."""
+
+    def __init__(self, why: str, after_us: int = 0) -> None:
+        super().__init__(why)
+        self.why = why
+        self.after_us = after_us
+
+
+class Sender(msgspec.Struct):
+    """Whoever a dispatcher sends for: the owner of its leases, and ``safe``, whether something may begin under them."""
+
+    owner: str
+    safe: Callable[[], bool]
+    ttl_us: int
+
+
+class Dispatcher:
+    """Sends what it has routes for. ``link`` gives the text that stands for ``{wait_link}`` in an intent.
+
+    ``settled`` counts what was settled; ``put_off``: the latest ``run`` met an intent that waits for a question to be asked.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        sender: Sender,
+        routes: Mapping[str, Route],
+        link: Callable[[Intent], Awaitable[tuple[Intent, str]]],
+        *,
+        concurrency: int = CONCURRENCY,
+        each: int = EACH,
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._sender = sender
+        self._routes = routes
+        self._link = link
+        self._concurrency = concurrency
+        self._each = each
+        self._tasks: dict[asyncio.Task[None], Intent] = {}
+        self._done: list[Settlement] = []
+        self._pace: dict[Lane, int] = {}
+        self._news = asyncio.Event()
+        self._pool: ThreadPoolExecutor | None = None
+        self._swept = float("-inf")
+        self._renewed = float("-inf")
+        self.settled = 0
+        self.put_off = False
+
+    # -- the loop -----------------------------------------------------------------------------------
+
+    async def run(self, *, stop: asyncio.Event | None = None, until_idle: bool = False, run_id: str | None = None) -> int:
+        """Sends until ``stop`` is set; with ``until_idle`` until nothing is due; with ``run_id`` that run's intents alone.
+
+        What was begun is brought to its end first. Gives how many intents were settled.
+
+        Raises:
+            StoreError: the store failed; nothing is reported as sent that is not settled.
+        """
+        before, self.put_off = self.settled, False
+        watch = asyncio.ensure_future(self._watch(stop))
+        watch.add_done_callback(lambda _: self._news.set())
+        try:
+            while True:
+                stopping = stop is not None and stop.is_set()
+                await self._settle()
+                found = [] if stopping else await self._claim(run_id)
+                for intent in found:
+                    task = asyncio.ensure_future(self._one(intent, self._clock.monotonic()))
+                    self._tasks[task] = intent
+                    task.add_done_callback(lambda _: self._news.set())
+                if not found and not self._tasks and not self._done and (stopping or until_idle):
+                    return self.settled - before
+                if run_id is None and not stopping:
+                    await self._sweep()
+                await self._pause(bool(found))
+                if watch.done() and not stopping:
+                    watch.result()
+        finally:
+            watch.cancel()
+            await asyncio.shield(self._break_off())
+
+    async def _watch(self, stop: asyncio.Event | None) -> None:
+        """Looks out for changes in one task that stays: a store tells each task what it has not yet been told."""
+        stopped = asyncio.ensure_future(stop.wait()) if stop is not None else None
+        if stopped is not None:
+            stopped.add_done_callback(lambda _: self._news.set())
+        try:
+            while True:
+                await self._store.wait_for_change(POLL_SECONDS)
+                self._news.set()
+                await asyncio.sleep(0)  # a store that was closed meanwhile lets everybody go at once
+        finally:
+            if stopped is not None:
+                stopped.cancel()
+
+    async def _pause(self, busy: bool) -> None:
+        if busy:
+            await asyncio.sleep(0)
+        if not self._done:
+            try:
+                async with asyncio.timeout(POLL_SECONDS):
+                    await self._news.wait()
+            except TimeoutError:
+                pass
+        self._news.clear()
+        for task in [t for t in self._tasks if t.done()]:
+            del self._tasks[task]
+            if not task.cancelled() and (error := task.exception()) is not None:
+                raise error
+        await self._renew()
+
+    async def _break_off(self) -> None:
+        """Whatever is still being sent is cut off, and what is known of it is kept."""
+        for task in self._tasks:
+            task.cancel()
+        if self._tasks:
+            await asyncio.wait(self._tasks)
+        self._tasks.clear()
+        if self._pool is not None:
+            self._pool.shutdown(wait=False, cancel_futures=True)
+            self._pool = None
+        with contextlib.suppress(StoreError):  # what cannot be kept is found by whoever comes after this sender's lease
+            await self._settle()
+
+    async def _claim(self, run_id: str | None) -> list[Intent]:
+        free = self._concurrency - len(self._tasks)
+        if free <= 0 or not self._routes or not self._sender.safe():
+            return []
+        busy: dict[Lane, int] = {}
+        for intent in self._tasks.values():
+            busy[intent.lane] = busy.get(intent.lane, 0) + 1
+        room = {lane: max(0, self._pace.get(lane, self._each) - busy.get(lane, 0)) for lane in {*busy, *self._pace}}
+        return await self._store.claim_intents(
+            self._sender.owner, tuple(self._routes), limit=free, ttl_us=self._sender.ttl_us, each=self._each, room=room, run_id=run_id
+        )
+
+    async def _renew(self) -> None:
+        """What takes long is not taken away meanwhile: speech, an upload."""
+        now = self._clock.monotonic()
+        if not self._tasks:
+            self._renewed = now
+        elif now - self._renewed >= self._sender.ttl_us / 3_000_000 and self._sender.safe():
+            await self._store.renew_intents(self._sender.owner, self._sender.ttl_us)
+            self._renewed = now
+
+    async def _sweep(self) -> None:
+        """Drops what intents carried that were settled a day ago (§9.7), a batch at a time."""
+        now = self._clock.monotonic()
+        if now - self._swept >= SWEEP_SECONDS:
+            dropped = await self._store.drop_payloads(self._store.now() - intents.RETENTION_US, SWEEP_BATCH)
+            self._swept = now if dropped < SWEEP_BATCH else self._swept
+
+    # -- settling -----------------------------------------------------------------------------------
+
+    async def _settle(self) -> None:
+        """Keeps what has been found out, in one transaction; where a hook's signal has nobody to go to, each alone."""
+        done, self._done = self._done, []
+        if not done:
+            return
+        try:
+            kept = await self._store.settle_intents(done)
+        except StoreError:
+            raise
+        except HoldfastError:
+            kept = [await self._alone(s) for s in done]
+        self.settled += sum(kept)
+        for s, held in zip(done, kept, strict=True):
+            if not held:
+                log.warning("%s was taken over while it was sent as attempt %d: its end is not on record", s.after.intent_id, s.before.attempts)
+
+    async def _alone(self, s: Settlement) -> bool:
+        try:
+            return (await self._store.settle_intents([s]))[0]
+        except StoreError:
+            raise
+        except HoldfastError as e:
+            after = replace(s.after, detail=f"sent; what on_response gave was not kept: {e.message}"[:1000])
+            return (await self._store.settle_intents([Settlement(s.before, after)]))[0]
+
+    # -- one intent ---------------------------------------------------------------------------------
+
+    async def _one(self, intent: Intent, began: float) -> None:
+        route = self._routes[intent.type]
+        before = intent
+        try:
+            move = intents.next_move(intent, route.how)
+            if isinstance(move, LookUp):
+                intent, settled = await self._looked_up(intent, route, move)
+                if settled is not None:
+                    self._done.append(Settlement(before, settled))
+                    return
+            elif isinstance(move, Ask):
+                self._done.append(Settlement(before, intents.asked(intent, move.why, self._store.now())))
+                return
+            intent, outcome, answer = await self._sent(intent, route, began)
+        except StoreError:
+            raise
+        except Exception as e:  # whatever is wrong with one intent is told on it, and concerns no other
+            outcome, answer = Failed(ErrorValue.of(e)), None
+        self._judge(intent.lane, outcome)
+        self.put_off = self.put_off or (isinstance(outcome, Late) and outcome.after_us > 0)
+        after = intents.after(intent, outcome, route.how, self._store.now())
+        beside = await self._hooked(intent, after, route, answer) if isinstance(outcome, Sent) and route.on_response is not None else None
+        self._done.append((beside and replace(beside, before=before)) or Settlement(before, after))
+
+    def _judge(self, lane: Lane, outcome: Outcome) -> None:
+        """A receiver that fails is given less at once, one that keeps up more: it hinders its own intents, and nobody else's."""
+        pace = self._pace.get(lane, self._each)
+        if isinstance(outcome, Sent):
+            pace += 1
+        elif isinstance(outcome, Failed | Doubtful):
+            pace //= 2
+        self._pace[lane] = max(1, pace)
+        if self._pace[lane] >= self._each:
+            del self._pace[lane]
+
+    async def _looked_up(self, intent: Intent, route: Route, move: LookUp) -> tuple[Intent, Intent | None]:
+        """What the transport says about an attempt that was lost: the intent as it is to be sent, or as it is settled."""
+        assert route.verify is not None
+        try:
+            async with asyncio.timeout(VERIFY_SECONDS):
+                answer = await called(route.verify, canon.thaw(canon.decode(intent.payload)), intent.key)
+        except Exception as e:  # the hook is the author's code; one that raises or hangs does not know (X-05)
+            answer = fx.Unknown(f"verify raised {type(e).__name__}: {e}")
+        now = self._store.now()
+        match answer:
+            case fx.Happened(result):
+                return intent, intents.after(intent, Sent(_packed(result), "looked up: it had been sent"), route.how, now)
+            case fx.Absent() if move.closed:
+                return intents.absent(intent), None
+            case fx.Absent():
+                return intent, intents.asked(intent, intents.MAY_LIVE, now)
+            case _:
+                return intent, intents.asked(intent, getattr(answer, "why", "") or intents.SENDER_LOST, now)
+
+    async def _sent(self, intent: Intent, route: Route, began: float) -> tuple[Intent, Outcome, Any]:
+        """One sending. Gives the intent as it was sent, what came of it, and what the receiver answered."""
+        try:
+            payload = canon.thaw(canon.decode(intent.payload))
+            if intents.WAIT_LINK.encode() in intent.payload:
+                intent, link = await self._link(intent)
+                payload = _filled(payload, link)
+            answer = await self._act(route, payload, intent.key, began)
+        except NotBegun as e:
+            return intent, Late(str(e)), None
+        except Shut as e:
+            return intent, Late(e.why, e.after_us) if e.after_us else Refused(ErrorValue.of(PermanentError(e.why))), None
+        except asyncio.CancelledError as e:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                return intent, Doubtful(ErrorValue.of(MaybeSent("its sender was ended while it was sending"))), None
+            return intent, Failed(ErrorValue.of(e)), None
+        except TimeoutError:
+            return intent, Doubtful(ErrorValue.of(MaybeSent(f"there was no answer within {route.timeout:g} s"))), None
+        except RetryAfter as e:
+            return intent, Failed(ErrorValue.of(e), int(e.seconds * 1_000_000)), None
+        except (PermanentError, UsageError) as e:
+            return intent, Refused(ErrorValue.of(e)), None
+        except MaybeSent as e:
+            return intent, Doubtful(ErrorValue.of(e)), None
+        except StoreError:
+            raise
+        except (Exception, SystemExit) as e:  # a transport is the author's code and may raise anything
+            return intent, Failed(ErrorValue.of(e)), None
+        return intent, Sent(_packed(answer)), answer
+
+    async def _act(self, route: Route, payload: Any, key: str, began: float) -> Any:
+        def gate() -> None:
+            """Asked immediately before the act, in the thread that acts (§6.5)."""
+            if self._clock.monotonic() - began > self._sender.ttl_us * SAFE_PART / 1_000_000:
+                raise NotBegun("its turn came too late for its lease")
+            if not self._sender.safe():
+                raise NotBegun("the lease may have been lost")
+
+        def act_in_thread() -> Any:
+            gate()
+            try:
+                return route.send(payload, key)
+            except StopIteration as e:  # a future cannot carry it, and whoever waited for it would wait for ever
+                raise RuntimeError("a transport raised StopIteration") from e
+
+        try:
+            async with asyncio.timeout(route.timeout):
+                if not route.threaded:
+                    gate()
+                    return await route.send(payload, key)
+                value = await asyncio.get_running_loop().run_in_executor(self._threads(), act_in_thread)
+                return await value if isinstance(value, Awaitable) else value
+        except TimeoutError:
+            if route.threaded and self._pool is not None:  # its thread goes on, and is not waited for
+                self._pool.shutdown(wait=False)
+                self._pool = None
+            raise
+
+    def _threads(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(THREADS, "holdfast-send")
+        return self._pool
+
+    # -- hooks --------------------------------------------------------------------------------------
+
+    async def _hooked(self, intent: Intent, after: Intent, route: Route, answer: Any) -> Settlement:
+        """The settlement with what the transport's hook gives (§9.5). A hook that fails is told on the intent, which was sent all the same."""
+        assert route.on_response is not None
+        try:
+            async with asyncio.timeout(route.timeout):
+                values = given(await called(route.on_response, IntentView.of(after), answer))
+            return self._beside(intent, after, values)
+        except Exception as e:  # the hook is the author's code and may raise anything
+            return Settlement(intent, replace(after, detail=f"sent; on_response failed: {type(e).__name__}: {e}"[:1000]))
+
+    def _beside(self, intent: Intent, after: Intent, values: Sequence[Given]) -> Settlement:
+        now = self._store.now()
+        ledger: list[LedgerRow] = []
+        puts: list[InboxItem] = []
+        more: list[Intent] = []
+        for n, value in enumerate(values, 1):
+            key = f"{intent.key}:{n}"
+            match value:
+                case Row(topic, row_key, data):
+                    step = intent.intent_id.rpartition("!")[0]
+                    ledger.append(LedgerRow(intent.run_id, topic, row_key, canon.pack(data, "ledger")[1], now, step))
+                case Signal(name, payload, signal_key, run_id):
+                    command = SignalCommand(name=name, signal_key=signal_key or key, payload=canon.pack(payload, "payload")[1], actor=f"intent:{intent.intent_id}")
+                    puts.append(InboxItem(run_id=run_id or intent.run_id, key=command.key, command=command, put_at=now))
+                case Further(type_, payload, order):
+                    data = canon.pack(payload, "intent")[1]
+                    more.append(
+                        Intent(
+                            intent_id=f"{intent.intent_id}:{n}", run_id=intent.run_id, type=type_, payload=data, key=key, order_key=order, created_at=now,
+                            due=now, tenant_id=intent.tenant_id, target=intents.target(payload), digest=intents.digest(type_, data),
+                        )
+                    )  # fmt: skip
+        return Settlement(intent, after, tuple(ledger), tuple(puts), tuple(more))
+
+
+def _packed(answer: Any) -> bytes:
+    """An answer as it is kept; of what cannot be kept, its description."""
+    if answer is None:
+        return b""
+    try:
+        return canon.pack(answer, "answer")[1]
+    except HoldfastError:
+        text = repr(answer)[:2000].replace("\0", "\ufffd").encode("utf-8", "replace").decode()
+        return canon.pack(text, "answer")[1]
+
+
+def _filled(value: Any, link: str) -> Any:
+    """The value with the link in the place of ``{wait_link}``."""
+    if isinstance(value, str):
+        return value.replace(intents.WAIT_LINK, link)
+    if isinstance(value, Mapping):
+        return {_filled(k, link): _filled(v, link) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_filled(v, link) for v in value]
+    return value
+
+
+__all__ = ["Dispatcher", "Sender", "Shut"]

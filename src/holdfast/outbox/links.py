@@ -1,0 +1,123 @@
+"""Wait links: what stands for ``{wait_link}`` in an intent (§5.9).
+
+A link answers the question that the intent's run asks. Its token is HMAC(intent, wait) under a secret that is kept outside the
+database, so it is the same at every attempt: a key that is sent twice never carries another body. The store keeps its hash alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import hashlib
+import hmac
+import os
+import secrets
+from collections.abc import Callable
+from urllib.parse import unquote
+
+from msgspec.structs import replace
+
+from holdfast.core.commit import Settlement
+from holdfast.core.errors import UsageError
+from holdfast.core.intents import Intent
+from holdfast.core.run import Run
+from holdfast.core.tokens import Token, hashed
+from holdfast.core.waits import DEFAULT_DEADLINE_US, Wait
+from holdfast.outbox.dispatcher import NotBegun, Shut
+from holdfast.ports import Store
+
+SECRET = "HOLDFAST_SECRET"
+SOON_US = 500_000
+LEAST = 16
+
+
+class Links:
+    """Makes the links of one store. ``base_url``: where its pages are reached; without it a link is a path."""
+
+    def __init__(self, store: Store, base_url: Callable[[], str | None]) -> None:
+        self._store = store
+        self._base_url = base_url
+        self._secret: bytes | None = None
+
+    async def __call__(self, intent: Intent) -> tuple[Intent, str]:
+        """The intent, bound to the wait that its link answers, and the link.
+
+        Raises:
+            Shut: the run asks nothing yet, or never will.
+            UsageError: there is no secret.
+        """
+        secret = self._secret = self._secret or secret_of(self._store.url)
+        found = await self._store.get(intent.run_id)
+        if found is None:
+            raise Shut(f"there is no run {intent.run_id} to answer")
+        run, _ = found
+        if not intent.wait_id:
+            intent = await self._bound(intent, run)
+        digest = hmac.new(secret, f"{intent.intent_id}\0{intent.wait_id}".encode("utf-8", "surrogatepass"), hashlib.sha256).digest()
+        token = base64.urlsafe_b64encode(digest).decode().rstrip("=")
+        if await self._store.token(hashed(token)) is None:
+            now = self._store.now()
+            wait = next((w for w in run.waits if w.wait_id == intent.wait_id), None)
+            until = wait.deadline if wait is not None and wait.deadline is not None else now + DEFAULT_DEADLINE_US
+            await self._store.issue_token(Token(hashed(token), run.run_id, intent.wait_id, run.tenant_id, _actor(intent, wait), now, until))
+        return intent, f"{(self._base_url() or '').rstrip('/')}/w/{token}"
+
+    async def _bound(self, intent: Intent, run: Run) -> Intent:
+        """The intent with its wait, kept before anything is sent: later attempts carry the same link."""
+        waits = sorted((w for w in run.waits if w.human), key=lambda w: w.requested_at or 0)
+        if not waits:
+            raise Shut("its run has ended and asks nothing") if run.terminal else Shut("its run asks nothing yet", SOON_US)
+        bound = replace(intent, wait_id=waits[0].wait_id)
+        if not (await self._store.settle_intents([Settlement(intent, bound)]))[0]:
+            raise NotBegun("somebody else has it")
+        return bound
+
+
+def _actor(intent: Intent, wait: Wait | None) -> str:
+    """Who answers by a link: the one who was asked, if that is one; else whoever holds the link."""
+    return wait.who[0] if wait is not None and len(wait.who) == 1 else f"link:{intent.intent_id}"
+
+
+_of_memory: dict[str, bytes] = {}
+
+
+def secret_of(url: str) -> bytes:
+    """The secret of a store: a file of mode 0600 beside a store in files, else ``$HOLDFAST_SECRET``.
+
+    Raises:
+        UsageError: there is none, or others can read it.
+    """
+    if url.startswith("sqlite:///"):
+        return _from_file(unquote(url.removeprefix("sqlite:///")) + "-secret")
+    if url.startswith("workspace:"):
+        return _from_file(os.path.join(unquote(url.removeprefix("workspace:")), ".secret"))
+    given = os.environ.get(SECRET, "").encode()
+    if url.startswith("memory:"):
+        return given or _of_memory.setdefault(url, secrets.token_bytes(32))
+    if len(given) < LEAST:
+        raise UsageError(f"links need a secret of at least {LEAST} characters", hint=f"set ${SECRET}, the same for all processes of this store")
+    return given
+
+
+def _from_file(path: str) -> bytes:
+    if not os.path.exists(path):
+        draft = f"{path}.{secrets.token_hex(8)}"
+        handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        try:
+            os.write(handle, secrets.token_hex(32).encode())
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+        with contextlib.suppress(FileExistsError):  # another process was first: its secret is everybody's
+            os.link(draft, path)
+        os.unlink(draft)
+    if os.stat(path).st_mode & 0o077:
+        raise UsageError(f"{path} can be read by others", hint=f"chmod 600 {path}")
+    with open(path, "rb") as file:
+        found = file.read(1024).strip()
+    if len(found) < LEAST:
+        raise UsageError(f"{path} holds no secret", hint="delete it: a new one is made, and links given out before end")
+    return found
+
+
+__all__ = ["Links", "secret_of"]

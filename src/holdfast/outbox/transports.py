@@ -1,0 +1,204 @@
+"""Transports: what carries one type of intent to its receiver, and what it says of itself (§9.1, §9.4).
+
+A transport is a function ``(payload, key)``, or an object with ``send(payload, key)`` and, where it can, ``dedupes``,
+``verify(payload, key)``, ``on_response(intent, answer)``, ``retry`` and ``timeout``. What it raises says what happened: ``PermanentError``
+is refused for good, ``RetryAfter`` is later, ``MaybeSent`` may have happened, anything else has not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import os
+import signal
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+import msgspec
+
+from holdfast.core.errors import InvalidInput, MaybeSent, PermanentError, UsageError
+from holdfast.core.intents import Sending
+from holdfast.core.retry import Retry, coerce
+
+TIMEOUT_SECONDS = 60.0
+OUTPUT_CAP = 1024 * 1024
+REFUSED_EXIT = 65  # EX_DATAERR
+RETRY = Retry(max_attempts=10)
+ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
+
+
+class Intent(Protocol):
+    """What a hook is shown of the intent that was sent."""
+
+    intent_id: str
+    run_id: str
+    type: str
+    key: str
+
+
+class Row(msgspec.Struct, frozen=True):
+    """A ledger row that a hook has kept with the settlement."""
+
+    topic: str
+    key: str
+    data: Any = None
+
+
+class Signal(msgspec.Struct, frozen=True):
+    """A signal to a run, by default the one that sent the intent. The same ``key`` is delivered once."""
+
+    name: str
+    payload: Any = None
+    key: str = ""
+    run_id: str = ""
+
+
+class Further(msgspec.Struct, frozen=True):
+    """A further intent, under the key of the first with ``:n`` behind it."""
+
+    type: str
+    payload: Any = None
+    order: str = ""
+
+
+Given = Row | Signal | Further
+
+
+class Route(msgspec.Struct, frozen=True):
+    """A transport as a dispatcher uses it. ``threaded``: its functions are plain ones, so each is called in a thread."""
+
+    type: str
+    send: Callable[[Any, str], Any]
+    how: Sending
+    timeout: float
+    threaded: bool
+    verify: Callable[[Any, str], Any] | None = None
+    on_response: Callable[[Any, Any], Any] | None = None
+
+
+def route(type: str, transport: Any) -> Route:
+    """A transport as it was registered, looked at once.
+
+    Raises:
+        UsageError: it is none.
+    """
+    send = getattr(transport, "send", None)
+    if send is None:
+        send = transport
+    if not callable(send):
+        raise UsageError(f"the transport of {type!r} is neither a function (payload, key) nor an object with send(payload, key)")
+    try:
+        inspect.signature(send).bind(None, "")
+    except ValueError:
+        pass  # a function of C tells nothing about itself
+    except TypeError:
+        raise UsageError(f"the transport of {type!r} does not take (payload, key)", hint="def send(payload, key): …") from None
+    retry = coerce(getattr(transport, "retry", None) or RETRY)
+    verify = getattr(transport, "verify", None)
+    timeout = getattr(transport, "timeout", None)
+    how = Sending(bool(getattr(transport, "dedupes", False)), verify is not None, retry.max_attempts, retry.base_us)
+    return Route(
+        type, send, how, TIMEOUT_SECONDS if timeout is None else float(timeout), not _asynchronous(send), verify, getattr(transport, "on_response", None)
+    )
+
+
+def routes(transports: Mapping[str, Any]) -> dict[str, Route]:
+    """All transports of a process by type."""
+    return {type: route(type, transport) for type, transport in transports.items()}
+
+
+def _asynchronous(function: Callable[..., Any]) -> bool:
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
+
+
+async def called(function: Callable[..., Any], *args: Any) -> Any:
+    """Calls a hook: awaited if it is asynchronous, else in a thread."""
+    value = function(*args) if _asynchronous(function) else await asyncio.to_thread(function, *args)
+    return await value if isinstance(value, Awaitable) else value
+
+
+def given(answer: Any) -> list[Given]:
+    """What a hook returned, as values; a mapping stands for the value whose fields it has.
+
+    Raises:
+        InvalidInput: it is none of them.
+    """
+    items = answer if isinstance(answer, list | tuple) else [] if answer is None else [answer]
+    return [item if isinstance(item, Row | Signal | Further) else _value(item) for item in items]
+
+
+def _value(item: Any) -> Given:
+    if isinstance(item, Mapping):
+        for kind, mark in ((Row, "topic"), (Signal, "name"), (Further, "type")):
+            if mark in item:
+                try:
+                    return kind(**item)
+                except TypeError as e:
+                    raise InvalidInput(f"on_response returned a mapping that is no {kind.__name__}: {e}") from None
+    raise InvalidInput(
+        f"on_response returned {type(item).__name__}", hint="return Row, Signal or Further of holdfast.transports, a list of them, or None"
+    )
+
+
+class Subprocess:
+    """Runs a command for each intent: the payload as JSON on its standard input, the key in ``$HOLDFAST_IDEMPOTENCY_KEY``.
+
+    Exit code 0 is sent, 65 refused for good, any other failed for now. What it prints is the answer.
+    """
+
+    def __init__(self, argv: Sequence[str], *, dedupes: bool = False, timeout: float = TIMEOUT_SECONDS, env: Sequence[str] = ()) -> None:
+        if isinstance(argv, str) or not argv:
+            raise InvalidInput("a subprocess is given as a list of words", hint='Subprocess(["sendmail", "-t"])')
+        self._argv = tuple(str(word) for word in argv)
+        self._env = (*ALLOWED, *env)
+        self.dedupes = dedupes
+        self.timeout = timeout
+
+    async def send(self, payload: Any, key: str) -> Any:
+        env = {n: os.environ[n] for n in self._env if n in os.environ} | {"HOLDFAST_IDEMPOTENCY_KEY": key}
+        pipe = asyncio.subprocess.PIPE
+        try:
+            process = await asyncio.create_subprocess_exec(*self._argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
+        except FileNotFoundError:
+            raise UsageError(f"{self._argv[0]} cannot be run", hint="install it, or name its path") from None
+        try:
+            out, err, _ = await asyncio.gather(_read(process.stdout), _read(process.stderr), _feed(process.stdin, msgspec.json.encode(payload)))
+            code = await process.wait()
+        except BaseException:
+            try:
+                os.killpg(process.pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+            await process.wait()
+            raise
+        said = err.decode("utf-8", "replace").strip()[-500:]
+        if code == REFUSED_EXIT:
+            raise PermanentError(f"{self._argv[0]} refused it: {said}")
+        if code < 0:
+            raise MaybeSent(f"{self._argv[0]} was killed by signal {-code}")
+        if code != 0:
+            raise OSError(f"{self._argv[0]} ended with {code}: {said}")
+        return out.decode("utf-8", "replace").replace("\0", "\ufffd")
+
+
+async def _read(stream: asyncio.StreamReader | None) -> bytes:
+    """What a stream gives, up to the cap; the rest is read and dropped."""
+    assert stream is not None
+    kept = bytearray()
+    while chunk := await stream.read(64 * 1024):
+        kept += chunk[: OUTPUT_CAP - len(kept)]
+    return bytes(kept)
+
+
+async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
+    assert stream is not None
+    try:
+        stream.write(data)
+        await stream.drain()
+        stream.close()
+        await stream.wait_closed()
+    except (BrokenPipeError, ConnectionResetError):
+        return  # a command need not read what it is given
+
+
+__all__ = ["Further", "Given", "Route", "Row", "Signal", "Subprocess", "called", "given", "route", "routes"]

@@ -1,0 +1,300 @@
+"""The webhook: one HTTP request an intent, to a public address, bounded in time and size (§9.1, §9.4).
+
+The name is looked up once, what it gives is judged, and the connection goes to that very address, so that a name which changes
+its address between look and connect leads nowhere else. Redirects are not followed. The key goes with each request as
+``Idempotency-Key``: a receiver is expected to drop a repeated one, so by default a doubtful sending is repeated.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import email.utils
+import hashlib
+import hmac
+import ipaddress
+import os
+import re
+import socket
+import ssl
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any
+from urllib.parse import quote, urlsplit
+
+import msgspec
+
+from holdfast.core.errors import MaybeSent, PermanentError, RetryAfter
+
+ALLOW = "HOLDFAST_WEBHOOK_ALLOW"
+BODY_CAP = 16 * 1024 * 1024
+ANSWER_CAP = 64 * 1024
+HEAD_CAP = 64 * 1024
+LONGEST_PAUSE = 24 * 3600.0
+METHODS = ("POST", "PUT", "PATCH", "DELETE")
+OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "idempotency-key", "holdfast-signature", "expect", "upgrade"})
+AGAIN = frozenset({408, 409, 423, 425, 429})
+NAT64 = ipaddress.ip_network("64:ff9b::/96")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_VALUE = re.compile(r"[\t\x20-\x7e]*")
+
+
+class Answer(msgspec.Struct, frozen=True):
+    """What a receiver answered. ``cut``: its body was longer than what is kept."""
+
+    status: int
+    body: str = ""
+    cut: bool = False
+
+
+class Request(msgspec.Struct, frozen=True):
+    """One request, ready to be sent."""
+
+    method: str
+    secure: bool
+    host: str
+    port: int
+    path: str
+    headers: tuple[tuple[str, str], ...]
+    body: bytes
+
+
+class Webhook:
+    """Sends ``{url, body, method="POST", headers={}}``. The body goes as JSON, or as it is if it is text.
+
+    Args:
+        secret: signs each request: ``Holdfast-Signature: t=<unix time>,v1=<hex of HMAC-SHA256 over "t.body">``.
+        allow: private, loopback and link-local hosts that may be sent to: ``host``, ``host:port``, an address, a network.
+            ``$HOLDFAST_WEBHOOK_ALLOW`` names more, by commas.
+        timeout: seconds for everything, from the look-up to the end of the answer.
+        dedupes: whether the receiver drops a repeated ``Idempotency-Key``; if not, a doubtful sending asks a person.
+    """
+
+    def __init__(self, secret: str | bytes | None = None, allow: Sequence[str] = (), timeout: float = 10, *, dedupes: bool = True) -> None:
+        self._secret = secret.encode() if isinstance(secret, str) else secret
+        self._allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        self._tls: ssl.SSLContext | None = None
+        self.timeout = float(timeout)
+        self.dedupes = dedupes
+
+    async def send(self, payload: Any, key: str) -> dict[str, Any]:
+        """Sends it; gives ``{status, body, cut}``.
+
+        Raises:
+            PermanentError: it can never be sent so, or the receiver will never take it.
+            RetryAfter: the receiver said when to come again.
+            MaybeSent: it was on its way when something broke.
+        """
+        asked = request(payload, key, self._secret, int(time.time()))
+        addresses = await self._addresses(asked.host, asked.port)
+        reader, writer = await self._connect(asked, addresses)
+        try:
+            answer = await _exchange(reader, writer, asked)
+        except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as e:
+            raise MaybeSent(f"{asked.host} broke off: {e or type(e).__name__}") from e
+        finally:
+            writer.transport.abort()  # a receiver that still talks is not listened to
+        return msgspec.structs.asdict(judged(asked.host, *answer))
+
+    async def _addresses(self, host: str, port: int) -> list[tuple[int, str]]:
+        """The addresses of a host that may be sent to, with their families.
+
+        Raises:
+            PermanentError: all are private, and nobody allowed that.
+            OSError: the name is not known, now.
+        """
+        try:
+            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+        except UnicodeError:
+            raise PermanentError(f"{host!r} is no host name") from None
+        named = (*self._allow, *(w.strip() for w in os.environ.get(ALLOW, "").split(",") if w.strip()))
+        usable: list[tuple[int, str]] = [(family, str(place[0])) for family, _, _, _, place in found if permitted(host, port, str(place[0]), named)]
+        if not usable:
+            raise PermanentError(
+                f"{host} is a private, loopback or link-local address, and may not be sent to", hint=f"Webhook(allow=({host!r},)), or ${ALLOW}"
+            )
+        return usable
+
+    async def _connect(self, asked: Request, addresses: Sequence[tuple[int, str]]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection to the first address that takes one; before it nothing has been sent."""
+        if asked.secure and self._tls is None:
+            self._tls = await asyncio.to_thread(ssl.create_default_context)
+        failed: OSError | None = None
+        for family, address in addresses[:4]:
+            try:
+                return await asyncio.open_connection(
+                    address, asked.port, family=family, ssl=self._tls if asked.secure else None, server_hostname=asked.host if asked.secure else None, limit=HEAD_CAP
+                )
+            except OSError as e:
+                failed = e
+        assert failed is not None
+        raise failed
+
+
+def permitted(host: str, port: int, address: str, allow: Sequence[str]) -> bool:
+    """Whether an address that a host has may be sent to: it is public, or the host or the address is named."""
+    place = ipaddress.ip_address(address.partition("%")[0])
+    if isinstance(place, ipaddress.IPv6Address):
+        inner = place.ipv4_mapped or place.sixtofour or (ipaddress.IPv4Address(int(place) & 0xFFFFFFFF) if place in NAT64 else None)
+        place = inner or place
+    if place.is_global and not place.is_multicast:
+        return True
+    name = host.lower().rstrip(".")
+    return any(_names(word.lower(), name, port, place) for word in allow)
+
+
+def _names(word: str, host: str, port: int, place: ipaddress.IPv4Address | ipaddress.IPv6Address) -> bool:
+    if word in (host, f"{host}:{port}", f"[{host}]:{port}", str(place), f"{place}:{port}", f"[{place}]:{port}"):
+        return True
+    try:
+        return "/" in word and place in ipaddress.ip_network(word, strict=False)
+    except ValueError:
+        return False
+
+
+def request(payload: Any, key: str, secret: bytes | None, now: int) -> Request:
+    """The request that a payload asks for.
+
+    Raises:
+        PermanentError: it asks for none that can be made; says what is wrong with it.
+    """
+    if not isinstance(payload, Mapping) or not isinstance(payload.get("url"), str):
+        raise PermanentError("the payload of a webhook is {url, body, method, headers}", hint='ctx.send("webhook", {"url": "https://…", "body": …})')
+    if unknown := set(payload) - {"url", "body", "method", "headers"}:
+        raise PermanentError(f"a webhook knows no {sorted(map(str, unknown))[0]!r}", hint="the payload is {url, body, method, headers}")
+    method = payload.get("method", "POST")
+    if not isinstance(method, str) or method.upper() not in METHODS:
+        raise PermanentError(f"{method!r} is no method of a webhook", hint="one of " + ", ".join(METHODS))
+    secure, host, port, path, shown = _place(payload["url"])
+    given = payload.get("body")
+    plain = isinstance(given, str)
+    body = b"" if given is None else given.encode("utf-8", "replace") if plain else bytes(given) if isinstance(given, bytes) else msgspec.json.encode(given)
+    if len(body) > BODY_CAP:
+        raise PermanentError(f"the body has {len(body)} bytes; a webhook takes {BODY_CAP}")
+    headers = {
+        "Content-Type": "text/plain; charset=utf-8" if plain else "application/octet-stream" if isinstance(given, bytes) else "application/json",
+        "User-Agent": "holdfast",
+        "Accept": "*/*",
+        **_headers(payload.get("headers")),
+    }
+    ours = {"Host": shown, "Content-Length": str(len(body)), "Connection": "close", "Idempotency-Key": quote(key, safe="!#$&'()*+,/:;=?@[]~|^ {}<>`")}
+    if secret is not None:
+        ours["Holdfast-Signature"] = f"t={now},v1={signature(secret, now, body)}"
+    return Request(method.upper(), secure, host, port, path, tuple((headers | ours).items()), body)
+
+
+def signature(secret: bytes, at: int, body: bytes) -> str:
+    """What a receiver computes to know that a request is ours, and how old it is."""
+    return hmac.new(secret, b"%d.%b" % (at, body), hashlib.sha256).hexdigest()
+
+
+def _place(url: str) -> tuple[bool, str, int, str, str]:
+    try:
+        parts = urlsplit(url)
+        host, port = parts.hostname, parts.port
+    except ValueError as e:
+        raise PermanentError(f"{url[:200]!r} is no URL: {e}") from None
+    if parts.scheme not in ("http", "https") or not host or parts.username is not None:
+        raise PermanentError(f"{url[:200]!r} is no address of a webhook", hint="http://host/path or https://host/path, without a name and a password")
+    secure = parts.scheme == "https"
+    number = port or (443 if secure else 80)
+    path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._") + (f"?{quote(parts.query, safe='/%:@!$&()*+,;=~-._?')}" if parts.query else "")
+    name = f"[{host}]" if ":" in host else host.encode("idna").decode() if not host.isascii() else host
+    return secure, name.strip("[]"), number, path, name if port is None else f"{name}:{port}"
+
+
+def _headers(given: Any) -> dict[str, str]:
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise PermanentError("the headers of a webhook are names with texts")
+    out = {}
+    for name, value in given.items():
+        if not isinstance(name, str) or not isinstance(value, str) or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):
+            raise PermanentError(f"the header {name!r} cannot be sent", hint="names and values are text without line breaks")
+        if name.lower() in OURS:
+            raise PermanentError(f"the header {name!r} is the webhook's own")
+        out[name.title()] = value
+    return out
+
+
+async def _exchange(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, asked: Request) -> tuple[int, dict[str, str], bytes, bool]:
+    """Status, headers and body of the answer; the body up to its cap."""
+    head = [f"{asked.method} {asked.path} HTTP/1.1", *(f"{name}: {value}" for name, value in asked.headers), "", ""]
+    writer.write("\r\n".join(head).encode("latin-1") + asked.body)
+    await writer.drain()
+    while True:
+        status, headers = _parsed(await reader.readuntil(b"\r\n\r\n"))
+        if status >= 200:
+            break
+    if status in (204, 304):
+        return status, headers, b"", False
+    if headers.get("transfer-encoding", "").lower() == "chunked":
+        return status, headers, *await _chunks(reader)
+    length = int(headers["content-length"]) if "content-length" in headers else None
+    if length is None:
+        body = await _upto(reader, ANSWER_CAP + 1)
+    else:
+        body = await reader.readexactly(min(length, ANSWER_CAP + 1))
+    return status, headers, body[:ANSWER_CAP], len(body) > ANSWER_CAP
+
+
+async def _upto(reader: asyncio.StreamReader, size: int) -> bytes:
+    kept = bytearray()
+    while len(kept) < size and (chunk := await reader.read(size - len(kept))):
+        kept += chunk
+    return bytes(kept)
+
+
+async def _chunks(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
+    kept = bytearray()
+    while len(kept) <= ANSWER_CAP:
+        size = int((await reader.readuntil(b"\r\n")).split(b";")[0], 16)
+        if size == 0:
+            return bytes(kept), False
+        if size < 0:
+            raise ValueError("a chunk of less than nothing")
+        kept += await reader.readexactly(min(size, ANSWER_CAP + 1 - len(kept)))
+        if len(kept) > ANSWER_CAP:
+            break
+        await reader.readexactly(2)
+    return bytes(kept[:ANSWER_CAP]), True
+
+
+def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
+    first, *lines = head.decode("latin-1").split("\r\n")
+    version, _, rest = first.partition(" ")
+    if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
+        raise ValueError("the answer is no HTTP")
+    return int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
+
+
+def judged(host: str, status: int, headers: Mapping[str, str], body: bytes, cut: bool) -> Answer:
+    """What an answer means.
+
+    Raises:
+        PermanentError: it will never be taken, or it is a redirect, which is not followed.
+        RetryAfter: it may come again, not before that time.
+        OSError: not now.
+    """
+    if 200 <= status < 300:
+        return Answer(status, body.decode("utf-8", "replace").replace("\0", "\ufffd"), cut)
+    said = f"{host} answered {status}"
+    if 300 <= status < 400:
+        raise PermanentError(f"{said}, a redirect, which is not followed", hint="give the address that it leads to")
+    if status not in AGAIN and status < 500:
+        raise PermanentError(f"{said}: {body[:200].decode('utf-8', 'replace')}")
+    if (pause := retry_after(headers.get("retry-after", ""), time.time())) is not None:
+        raise RetryAfter(pause, said)
+    raise OSError(said)
+
+
+def retry_after(text: str, now: float) -> float | None:
+    """Seconds, from a number of them or a date; bounded. None if it says nothing."""
+    try:
+        seconds = float(text) if text.isdigit() else email.utils.parsedate_to_datetime(text).timestamp() - now
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return min(max(0.0, seconds), LONGEST_PAUSE)
+
+
+__all__ = ["Answer", "Webhook", "judged", "permitted", "request", "retry_after", "signature"]

@@ -1,0 +1,19 @@
+"""What carries intents to their receivers, and what a transport may raise and return (§9.1).
+
+``Runtime(transports={"mail": send_mail, "hook": Webhook(secret="…")})``: a transport is a function ``(payload, key)``, or an object with
+``send(payload, key)``; `docs/outbox.md` says the rest.
+"""
+
+from __future__ import annotations
+
+from holdfast.core.effects import Absent, Happened, Unknown
+from holdfast.core.errors import MaybeSent, PermanentError, RetryAfter
+from holdfast.core.retry import Retry
+from holdfast.outbox.transports import Further, Row, Signal, Subprocess
+from holdfast.outbox.webhook import Webhook, signature
+from holdfast.ports import Transport
+
+__all__ = [
+    "Absent", "Further", "Happened", "MaybeSent", "PermanentError", "Retry", "RetryAfter", "Row", "Signal", "Subprocess", "Transport", "Unknown", "Webhook",
+    "signature",
+]  # fmt: skip

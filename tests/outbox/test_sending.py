@@ -1,0 +1,448 @@
+"""What is decided in a step is sent after its commit, by whoever is up, and settled once (§9, T-67 to T-72)."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+
+from holdfast import Context, Graph, Runtime, State, append
+from holdfast.core.errors import AttemptMayLive, IntentNotFound, IntentSettled, InvalidInput, StoreFull, UsageError
+from holdfast.stores import MemoryStore
+from holdfast.transports import Absent, Further, Happened, MaybeSent, PermanentError, RetryAfter, Row, Signal, Unknown
+
+Open = Callable[..., Runtime]
+
+
+class Note(State):
+    text: str = "hello"
+    done: Annotated[list[str], append]
+
+
+def sender(*, steps: int = 1, order: str = "", fail: bool = False) -> Graph[Note]:
+    """A graph whose every step sends one mail."""
+    graph: Graph[Note] = Graph("sender", Note, version="1")
+    for n in range(steps):
+
+        async def node(state: Note, ctx: Context) -> dict[str, Any]:
+            ctx.send("mail", {"text": state.text, "step": len(state.done)}, order=order)
+            if fail:
+                raise ValueError("the step does not commit")
+            return {"done": ["x"]}
+
+        graph.node(f"s{n}", start=n == 0, after=f"s{n - 1}" if n else None)(node)
+    return graph
+
+
+class Shared(MemoryStore):
+    """A store that several runtimes of one process share: it outlives each of them."""
+
+    async def close(self) -> None:
+        """Nothing: the next one goes on with it."""
+
+
+class Mailbox:
+    """A receiver; ``dedupes``: it drops a repeated key."""
+
+    def __init__(self, *, dedupes: bool = False) -> None:
+        self.dedupes = dedupes
+        self.got: list[tuple[Any, str]] = []
+        self.calls = 0
+
+    async def send(self, payload: Any, key: str) -> str:
+        self.calls += 1
+        if not (self.dedupes and any(k == key for _, k in self.got)):
+            self.got.append((payload, key))
+        return "ok"
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+async def open_rt(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
+    """Runtimes over one store; each is closed at the end."""
+    opened: list[Runtime] = []
+    shared: list[Any] = []
+
+    def make(**options: Any) -> Runtime:
+        if request.param == "memory":
+            shared[:] = shared or [Shared()]
+            rt = Runtime(shared[0], **options)
+        else:
+            rt = Runtime(f"sqlite:///{tmp_path}/a.db", **options)
+        opened.append(rt)
+        return rt
+
+    yield make
+    for rt in opened:
+        await rt.close()
+
+
+async def test_invoke_sends_the_runs_own_intents(open_rt: Open) -> None:
+    """§4.18, §9.1: after the commit, under a key, before invoke comes back; T-69: five steps, five sends."""
+    box = Mailbox()
+    async with open_rt(transports={"mail": box.send}) as rt:
+        run = await rt.invoke(sender(steps=5), {})
+        assert run.status == "completed"
+        assert [p["step"] for p, _ in box.got] == [0, 1, 2, 3, 4]
+        found = await rt.intents(run.run_id)
+        assert [i.state for i in found] == ["sent"] * 5
+        assert [i.key for i in found] == [k for _, k in box.got]
+        assert found[0].attempts[0].outcome == "sent" and found[0].answer == "ok"
+        assert await rt.dispatch(until_idle=True) == 0
+        assert box.calls == 5
+
+
+async def test_what_does_not_commit_is_not_sent(open_rt: Open) -> None:
+    """T-71."""
+    box = Mailbox()
+    async with open_rt(transports={"mail": box}) as rt:
+        run = await rt.invoke(sender(fail=True), {})
+        assert run.status == "failed"
+        assert box.calls == 0
+        assert await rt.intents() == []
+
+
+async def test_a_dispatcher_alone_and_no_checkpoint_moves(open_rt: Open) -> None:
+    """T-70: whoever dispatches needs no code of the run, no lease on it, and changes nothing of it."""
+    box = Mailbox()
+    async with open_rt() as rt:
+        run = await rt.invoke(sender(), {})
+        (intent,) = await rt.intents(run.run_id)
+        assert (intent.state, intent.no_transport_for) == ("queued", "mail")
+        before = [c.hash for c in await rt.checkpoints(run.run_id)], [e["seq"] for e in await rt.events(run.run_id)]
+        async with open_rt(transports={"mail": box}) as other:
+            assert await other.dispatch(until_idle=True) == 1
+            assert (await other.intents())[0].no_transport_for is None
+        after = [c.hash for c in await rt.checkpoints(run.run_id)], [e["seq"] for e in await rt.events(run.run_id)]
+        assert (after, len(box.got)) == (before, 1)
+
+
+async def test_a_worker_sends_too(open_rt: Open) -> None:
+    """§9.1: until idle means that nothing is left to be sent either; a worker may leave it to others."""
+    box = Mailbox()
+    graph = sender(steps=3)
+    async with open_rt(transports={"mail": box}, skills=[graph]) as rt:
+        await rt.submit(graph, {})
+        await rt.worker(until_idle=True, dispatch=False)
+        assert box.calls == 0
+        await rt.submit(graph, {})
+        await rt.worker(until_idle=True)
+        assert box.calls == 6
+        stop = asyncio.Event()
+        working = asyncio.ensure_future(rt.worker(stop=stop))
+        await rt.submit(graph, {})
+        async with asyncio.timeout(10):
+            while box.calls < 9:
+                await rt.store.wait_for_change(0.1)
+        stop.set()
+        await working
+        assert {i.state for i in await rt.intents()} == {"sent"}
+
+
+async def test_a_replay_sends_nothing_again(open_rt: Open) -> None:
+    """T-72, §7.8."""
+    box = Mailbox()
+    graph = sender(steps=2)
+    async with open_rt(transports={"mail": box}, skills=[graph]) as rt:
+        run = await rt.invoke(graph, {})
+        await rt.replay(run.run_id)
+        await rt.dispatch(until_idle=True)
+        assert box.calls == 2
+        forked = await rt.fork(run.run_id, set={"text": "other"}, from_step=1)
+        assert box.calls == 4, "another text is another mail"
+        keys = {i.key for i in await rt.intents(forked.run_id)}
+        assert keys.isdisjoint(i.key for i in await rt.intents(run.run_id))
+
+
+@pytest.mark.parametrize("dedupes", [True, False])
+async def test_a_send_whose_mark_is_lost(dedupes: bool, open_rt: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """T-67: the dispatcher dies between send and settle. With a receiver that dedupes there is one logical mail; without, a person is asked."""
+    box = Mailbox(dedupes=dedupes)
+    rt = open_rt(lease=0.3)
+    async with rt:
+        run = await rt.invoke(sender(), {})
+    dying = open_rt(transports={"mail": box}, lease=0.3)
+    await dying.__aenter__()
+
+    async def dies(settlements: Any) -> Any:
+        raise StoreFull("the process is gone")
+
+    monkeypatch.setattr(dying.store, "settle_intents", dies)
+    with pytest.raises(StoreFull):
+        await dying.dispatch(until_idle=True)
+    assert box.calls == 1
+    monkeypatch.undo()
+    await dying.close()
+    async with open_rt(transports={"mail": box}, lease=0.3) as other:
+        async with asyncio.timeout(10):
+            while not await other.dispatch(until_idle=True):
+                await other.store.wait_for_change(0.05)
+        (intent,) = await other.intents(run.run_id)
+        assert len(box.got) == 1
+        if dedupes:
+            assert (intent.state, box.calls) == ("sent", 2)
+            assert [a.outcome for a in intent.attempts] == ["lost", "sent"]
+            return
+        assert (intent.state, intent.detail, box.calls) == ("unknown", "sender_lost", 1)
+        assert await other.dispatch(until_idle=True) == 0
+        done = await other.settle(intent.intent_id, "sent", actor="ada", reason="it is in my inbox")
+        assert (done.state, done.rulings[0].actor, done.rulings[0].reason) == ("sent", "ada", "it is in my inbox")
+        with pytest.raises(IntentSettled):
+            await other.redrive(intent.intent_id, actor="bob")
+
+
+class Looked(Mailbox):
+    """A receiver that can be asked about a key."""
+
+    def __init__(self, answer: Any) -> None:
+        super().__init__()
+        self.answer = answer
+
+    async def verify(self, payload: Any, key: str) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+@pytest.mark.parametrize(
+    "answer, state, calls",
+    [(Happened("seen"), "sent", 0), (Absent(), "sent", 1), (Unknown("cannot say"), "unknown", 0), (OSError("down"), "unknown", 0), ("nonsense", "unknown", 0)],
+    ids=["happened", "absent", "unknown", "raises", "nonsense"],
+)
+async def test_a_transport_that_looks_the_key_up(answer: Any, state: str, calls: int, open_rt: Open) -> None:
+    """§9.4: three answers, as for effects."""
+    box = Looked(answer)
+    async with open_rt(lease=30) as rt:
+        run = await rt.invoke(sender(), {})
+        await rt.store.register("dead", 30_000_000)
+        await rt.store.claim_intents("dead", ("mail",), limit=1, ttl_us=30_000_000)
+        rt.store.abandon("dead")  # type: ignore[attr-defined]
+        async with open_rt(transports={"mail": box}) as other:
+            await other.dispatch(until_idle=True)
+            (intent,) = await other.intents(run.run_id)
+            assert (intent.state, box.calls) == (state, calls)
+
+
+async def test_absent_while_the_old_sender_may_live_asks_a_person(open_rt: Open) -> None:
+    """§6.5: what was not there yet may still come; sent again only by force."""
+    box = Looked(Absent())
+    async with open_rt(transports={"mail": box}) as rt:
+        async with open_rt() as other:
+            run = await other.invoke(sender(), {})
+        await rt.store.claim_intents("somebody", ("mail",), limit=1, ttl_us=1)
+        await asyncio.sleep(0.001)
+        await rt.dispatch(until_idle=True)
+        (intent,) = await rt.intents(run.run_id)
+        assert (intent.state, intent.detail, box.calls) == ("unknown", "attempt_may_live", 0)
+        with pytest.raises(AttemptMayLive, match="somebody"):
+            await rt.redrive(intent.intent_id, actor="ada")
+        again = await rt.redrive(intent.intent_id, actor="ada", reason="I looked", force=True)
+        assert (again.state, again.rulings[0].forced) == ("queued", True)
+        await rt.dispatch(until_idle=True)
+        assert (box.calls, (await rt.intents(run.run_id))[0].state) == (1, "sent")
+
+
+@pytest.mark.parametrize(
+    "error, state, attempts",
+    [
+        (PermanentError("no such address"), "dead", 1),
+        (UsageError("no such option"), "dead", 1),
+        (RetryAfter(60), "queued", 1),
+        (ValueError("not now"), "queued", 1),
+        (MaybeSent("it broke off"), "unknown", 1),
+        (SystemExit(3), "queued", 1),
+        (asyncio.CancelledError(), "queued", 1),
+        (StopIteration(), "queued", 1),
+    ],
+    ids=lambda v: type(v).__name__ if isinstance(v, BaseException) else None,
+)
+@pytest.mark.parametrize("threaded", [True, False])
+async def test_what_a_transport_raises(error: BaseException, state: str, attempts: int, threaded: bool, open_rt: Open) -> None:
+    """The type says what happened, and concerns this intent alone; the text is kept."""
+
+    async def fails(payload: Any, key: str) -> None:
+        raise error
+
+    def fails_in_thread(payload: Any, key: str) -> None:
+        raise error
+
+    async with open_rt(transports={"mail": fails_in_thread if threaded else fails}) as rt:
+        run = await rt.invoke(sender(), {})
+        assert run.status == "completed"
+        (intent,) = await rt.intents(run.run_id)
+        assert (intent.state, len(intent.attempts)) == (state, attempts)
+        if isinstance(error, RetryAfter):
+            assert intent.due is not None and (intent.due - intent.attempts[0].started_at).total_seconds() >= 60
+
+
+async def test_a_poison_intent_is_dead_after_its_attempts_and_can_be_redriven(open_rt: Open) -> None:
+    class Poison(Mailbox):
+        retry = 3
+        broken = True
+
+        async def send(self, payload: Any, key: str) -> str:
+            if self.broken:
+                self.calls += 1
+                raise ValueError("cannot")
+            return await super().send(payload, key)
+
+    box = Poison()
+    async with open_rt(transports={"mail": box}) as rt:
+        run = await rt.invoke(sender(), {})
+        for _ in range(2):
+            async with asyncio.timeout(20):
+                while not await rt.dispatch(until_idle=True):
+                    await rt.store.wait_for_change(0.05)
+        (intent,) = await rt.intents(run.run_id)
+        assert (intent.state, len(intent.attempts), intent.detail) == ("dead", 3, "cannot")
+        box.broken = False
+        await rt.redrive(intent.intent_id, actor="ada", reason="fixed")
+        await rt.dispatch(until_idle=True)
+        (intent,) = await rt.intents(run.run_id)
+        assert (intent.state, len(intent.attempts)) == ("sent", 4)
+
+
+async def test_a_slow_transport_is_timed_out(open_rt: Open) -> None:
+    """A sending that hangs is in doubt, be it a coroutine or a thread, and the dispatcher goes on."""
+    release = threading.Event()
+
+    class Hangs:
+        timeout = 0.05
+
+        async def send(self, payload: Any, key: str) -> None:
+            await asyncio.Event().wait()
+
+    class HangsInThread:
+        timeout = 0.05
+
+        def send(self, payload: Any, key: str) -> None:
+            release.wait(30)
+
+    for transport in (Hangs(), HangsInThread()):
+        async with open_rt(transports={"mail": transport}) as rt:
+            run = await rt.invoke(sender(), {})
+            (intent,) = await rt.intents(run.run_id)
+            assert (intent.state, intent.attempts[0].outcome) == ("unknown", "unknown")
+    release.set()
+
+
+async def test_order_per_key(open_rt: Open) -> None:
+    """Strictly first in, first out, also over a failure; the second waits for the first's retry."""
+    seen: list[int] = []
+
+    async def flaky(payload: Any, key: str) -> None:
+        seen.append(payload["step"])
+        if len(seen) == 1:
+            raise ValueError("not now")
+
+    async with open_rt(transports={"mail": flaky}) as rt:
+        await rt.invoke(sender(steps=3, order="k"), {})
+        assert seen == [0]
+        async with asyncio.timeout(20):
+            while len(seen) < 4:
+                await rt.dispatch(until_idle=True)
+                await asyncio.sleep(0.05)
+        assert seen == [0, 0, 1, 2]
+
+
+async def test_what_a_hook_gives_is_kept_with_the_settlement(open_rt: Open) -> None:
+    """§9.5: a ledger row, a signal and a further intent, each once."""
+
+    class Hooked(Mailbox):
+        async def on_response(self, intent: Any, answer: Any) -> Any:
+            if intent.key.endswith(":3"):
+                return None
+            return [Row("mail", intent.key, {"answer": answer}), {"name": "posted", "payload": answer}, Further("mail", {"text": "copy", "step": 9})]
+
+    graph: Graph[Note] = Graph("asks", Note, version="1")
+
+    @graph.node(start=True)
+    async def send(state: Note, ctx: Context) -> None:
+        ctx.send("mail", {"text": "hello"}, key="mine")
+
+    @graph.node(after="send")
+    async def wait(state: Note, ctx: Context) -> dict[str, Any]:
+        return {"done": [await ctx.wait("posted")]}
+
+    box = Hooked()
+    async with open_rt(transports={"mail": box}, skills=[graph]) as rt:
+        run = await rt.invoke(graph, {})
+        assert (run.status, run.state.done) == ("completed", ["ok"])
+        await rt.dispatch(until_idle=True)
+        assert [k for _, k in box.got] == ["mine", "mine:3"]
+        (row,) = await rt.ledger(topic="mail")
+        assert (row.key, row.data, row.run_id) == ("mine", {"answer": "ok"}, run.run_id)
+        assert row.step_id.endswith(".1.send")
+
+
+@pytest.mark.parametrize("given", [42, [Signal("x", run_id="nobody")], RuntimeError("hook")], ids=["nonsense", "nobody", "raises"])
+async def test_a_hook_that_fails_is_told_and_the_intent_is_sent(given: Any, open_rt: Open) -> None:
+    class Hooked(Mailbox):
+        def on_response(self, intent: Any, answer: Any) -> Any:
+            if isinstance(given, Exception):
+                raise given
+            return given
+
+    async with open_rt(transports={"mail": Hooked()}) as rt:
+        run = await rt.invoke(sender(), {})
+        (intent,) = await rt.intents(run.run_id)
+        assert intent.state == "sent"
+        assert "on_response" in intent.detail
+
+
+async def test_intents_of_a_cancelled_run_are_still_sent(open_rt: Open) -> None:
+    box = Mailbox()
+    graph: Graph[Note] = Graph("rests", Note, version="1")
+
+    @graph.node(start=True)
+    async def send(state: Note, ctx: Context) -> None:
+        ctx.send("mail", "hello")
+
+    @graph.node(after="send")
+    async def wait(state: Note, ctx: Context) -> None:
+        await ctx.approve("?")
+
+    async with open_rt(skills=[graph]) as rt:
+        run = await rt.invoke(graph, {})
+        await rt.cancel(run.run_id)
+    async with open_rt(transports={"mail": box}) as rt:
+        await rt.dispatch(until_idle=True)
+        assert box.calls == 1
+
+
+async def test_a_store_that_fails_ends_the_dispatcher(open_rt: Open) -> None:
+    """X-14: it says so, and so does the worker that it belongs to."""
+    box = Mailbox()
+    async with open_rt() as rt:
+        await rt.invoke(sender(), {})
+    async with open_rt(transports={"mail": box}, skills=[sender()]) as rt:
+
+        async def broken(*_: Any, **__: Any) -> Any:
+            raise StoreFull("no space")
+
+        rt.store.claim_intents = broken  # type: ignore[method-assign]
+        with pytest.raises(StoreFull):
+            await rt.dispatch(until_idle=True)
+        with pytest.raises(StoreFull):
+            async with asyncio.timeout(10):
+                await rt.worker(stop=asyncio.Event())
+
+
+async def test_wrong_words(open_rt: Open) -> None:
+    async with open_rt() as rt:
+        run = await rt.invoke(sender(), {})
+        (intent,) = await rt.intents(run.run_id)
+        with pytest.raises(InvalidInput, match="delivered"):
+            await rt.intents(state="delivered")
+        with pytest.raises(IntentNotFound):
+            await rt.redrive("nobody", actor="ada")
+        with pytest.raises(InvalidInput, match="done"):
+            await rt.settle(intent.intent_id, "done", actor="ada")
+        gone = await rt.settle(intent.intent_id, "abandoned", actor="ada", reason="not wanted")
+        assert (await rt.settle(intent.intent_id, "abandoned", actor="bob", reason="")).rulings == gone.rulings
+    for wrong in (3, object(), lambda payload: None):
+        with pytest.raises(UsageError, match="mail"):
+            Runtime("memory:", transports={"mail": wrong})
