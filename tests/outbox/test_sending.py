@@ -233,7 +233,7 @@ async def test_absent_while_the_old_sender_may_live_asks_a_person(open_rt: Open)
         async with open_rt() as other:
             run = await other.invoke(sender(), {})
         await rt.store.claim_intents("somebody", ("mail",), limit=1, ttl_us=1)
-        await asyncio.sleep(0.001)
+        await rt.store.wait_for_change(0.01)
         await rt.dispatch(until_idle=True)
         (intent,) = await rt.intents(run.run_id)
         assert (intent.state, intent.detail, box.calls) == ("unknown", "attempt_may_live", 0)
@@ -344,7 +344,7 @@ async def test_order_per_key(open_rt: Open) -> None:
         async with asyncio.timeout(20):
             while len(seen) < 4:
                 await rt.dispatch(until_idle=True)
-                await asyncio.sleep(0.05)
+                await rt.store.wait_for_change(0.05)
         assert seen == [0, 0, 1, 2]
 
 
