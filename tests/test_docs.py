@@ -42,3 +42,9 @@ def test_hello_takes_at_most_ten_lines(page: str, tmp_path: Path, monkeypatch: p
     block = fences((ROOT / page).read_text("utf-8"), "python")[0]
     assert len([line for line in block.splitlines() if line.strip()]) <= 10
     assert printed(block, {"__name__": "hello"}) in (["Hello, Ada!"], ["Hello(name='Ada', text='Hello, Ada!')"])
+
+
+def test_the_readmes_agent_runs_as_pasted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    agent = fences((ROOT / "README.md").read_text("utf-8"), "python")[1]
+    assert printed(agent, {"__name__": "__main__"}) == ["awaiting_gate_decision", "published: fsync is durable and fsync is slow", "completed page 1"]
