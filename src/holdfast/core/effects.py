@@ -93,6 +93,20 @@ class Effect(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return self.status in (EffectStatus.ATTEMPTED, EffectStatus.UNKNOWN)
 
 
+def origin(effect: Effect) -> str:
+    """The act that a record is about: a fork's own record of a forebear's act is about that one."""
+    return effect.source_effect_id or effect.effect_id
+
+
+def settled(records: Sequence[Effect], act: str) -> Effect | None:
+    """How an act was settled in any run of a lineage: with a result, or given up by decision; None while nobody knows."""
+    about = [e for e in records if act in (e.effect_id, e.source_effect_id)]
+    done = [e for e in reversed(about) if e.status is EffectStatus.RECORDED]
+    if done:
+        return min(done, key=lambda e: e.detail.startswith(ELSEWHERE))  # that of the run in which it was answered, before those that heard of it
+    return next((e for e in reversed(about) if e.status is EffectStatus.ABANDONED and e.detail == BY_DECISION), None)
+
+
 def effect_key(tenant: str, kind: str, scope: str, key: str) -> str:
     """The full key (§6.3); ``scope`` is the lineage root for a key of the run's own, any name for a shared one.
 
@@ -119,6 +133,8 @@ def standing(key: str, records: Sequence[Effect]) -> str | None:
 
 
 _PARTS = 4
+BY_DECISION = "by decision"
+ELSEWHERE = "answered in the run "
 _STRICTNESS = {ReplayPolicy.REEXECUTE: 0, ReplayPolicy.USE_RECORDED: 1, ReplayPolicy.REQUIRE_HUMAN: 2}
 
 

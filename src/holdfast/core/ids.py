@@ -81,10 +81,15 @@ def node_of(task: str) -> str:
     return task.partition("~")[0]
 
 
+def again(wait: str, round: int) -> str:
+    """The id of a question that is asked for the ``round``-th time more."""
+    return wait if round == 0 else f"{wait}/!{round}"
+
+
 def wait_id(run: str, step: int, task: str, path: str, round: int = 0) -> str:
     """``round`` counts the times this place has asked before: each asking has an id of its own (§5.14)."""
     base = step_id(run, step, task, path)
-    return base if round == 0 else f"{base}/!{round}"
+    return again(base, round)
 
 
 def wait_base(wait: str) -> str:

@@ -107,7 +107,9 @@ class Reader:
             run, _ = await self.found(run_id)
             return [Wait.of(w, run.status) for w in run.waits]
         found = await self._store.runs(RunFilter(statuses=(Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL), limit=limit))
-        return [Wait.of(w, run.status) for run, _ in found for w in run.waits]
+        # One act asks once, also where several runs of a lineage rest in that question: the run that attempted it shows it.
+        waits = [Wait.of(w, run.status) for run, _ in found for w in sorted(run.waits, key=lambda w: not w.wait_id.startswith(run.run_id))]
+        return list({w.wait_id: w for w in waits}.values())
 
     def events(self, run_id: str, after: int = 0, follow: bool = False, limit: int | None = None) -> Feed[EventView]:
         """Events newer than ``after``: ``await`` it for a list, or ``async for``; with ``follow`` until the run has ended."""

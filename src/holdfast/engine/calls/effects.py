@@ -47,6 +47,7 @@ from holdfast.engine.calls import undos
 from holdfast.engine.calls.functions import accepts_key, asynchronous, call, name_of
 from holdfast.engine.calls.scopes import Restart, Suspend, attempting
 from holdfast.engine.calls.waits import Redo
+from holdfast.engine.look.blobs import whole
 
 VERIFY_TIMEOUT_US = 30_000_000
 PATIENCE_US = 60_000_000
@@ -131,6 +132,7 @@ class Performance:
             self.key = self.apart = fx.undo_key(options.undoes.key)
             self.request = canon.fingerprint([name, options.undoes.effect_id])
         self.records: list[Effect] = []
+        self.act = ""
         self.passed: dict[str, int] = {}
 
     def _key(self, scope: str) -> str:
@@ -239,9 +241,18 @@ class Performance:
     # -- asking -------------------------------------------------------------------------------------
 
     async def _asked(self, ask: fx.Ask) -> tuple[bool, Any]:
-        """What a person said about it; (False, None) when it is to be judged or done again."""
+        """What a person said about it; (False, None) when it is to be judged or done again.
+
+        An act asks once: the runs of a lineage ask about it under one question, and what one of them found out holds for all.
+        """
         effect = ask.effect
         place = f"{self.path}?{effect.effect_id.rpartition('#')[2]}"
+        if ask.reason != fx.REPLAY and self.options.undoes is None and effect.lineage_root == self.journal.run.lineage_root:
+            self.act = fx.origin(effect)
+            place = f"{self.path}?{self.act.rpartition('#')[2]}"
+            found = fx.settled(await self.store.effects(lineage_root=effect.lineage_root), self.act)
+            if found is not None:
+                return True, await self._as_settled(effect, found)
         while True:
             if self._superseded(f"{place}!"):
                 place = f"{place}!"
@@ -265,15 +276,27 @@ class Performance:
 
     def _superseded(self, place: str) -> bool:
         """Whether the question was asked anew there: an answer covers what was shown, and no later state of things (§5.8)."""
-        wait_id = ids.wait_id(self.journal.run.run_id, self.ctx._step, self.ctx._key, place)
-        return self.journal.record(self.ctx._key, place) is not None or any(ids.wait_base(w.wait_id) == wait_id for w in self.journal.run.waits)
+        here = (self.ctx._step, self.ctx._key, place)
+        return self.journal.record(self.ctx._key, place) is not None or any((w.step, w.task, w.path) == here for w in self.journal.run.waits)
 
     async def _decision(self, place: str, ask: fx.Ask) -> Decision:
         """The decision on record at a wait's place, else the wait itself."""
         effect, kind = ask.effect, WaitKind.GATE if ask.reason == fx.REPLAY else WaitKind.EFFECT
+        if effect.run_id != self.journal.run.run_id and self.act:
+            # What is asked about stands in this run's own ledger too.
+            self.key = self.apart = self._key(self.journal.run.run_id)
+            own = replace(
+                self._attempt(None), status=EffectStatus.UNKNOWN, owner=effect.owner, fence=effect.fence, attempted_at=effect.attempted_at,
+                detail=effect.detail, closed=ask.closed, shared=False,
+            )  # fmt: skip
+            if all(e.effect_id != own.effect_id for e in await self.store.effects(self.journal.run.run_id)):
+                self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, own, own.detail)], effects=[own]))
         if effect.status is EffectStatus.ATTEMPTED and effect.run_id == self.journal.run.run_id:
             unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=ask.reason, closed=ask.closed)
             self.journal.hold(Draft(facts=[self._fact(ev.SideEffectUnknown, effect, ask.reason)], effects=[unknown]))
+        echo = self.journal.echo
+        if self.act and effect.effect_id != self.act and echo is not None:
+            effect = next((e for e in echo.effects if e.effect_id == self.act), effect)  # every run of the lineage shows the act itself
         shown = {
             "effect": self.name,
             "key": effect.key,
@@ -291,9 +314,43 @@ class Performance:
             name=self.name,
             show=shown,
             actions=(APPROVE, REEXECUTE, DENY) if kind is WaitKind.GATE else (RECORD_RESULT, REEXECUTE, ABANDON, HALT),
-            effect_id=effect.effect_id,
+            effect_id=self.act or effect.effect_id,
+            wait_id=self._question(place) if self.act else "",
         )
         return found
+
+    def _question(self, place: str) -> str:
+        """The id under which every run of the lineage asks about this act: that of the run that attempted it."""
+        return ids.wait_id(self.act.partition(".")[0], self.ctx._step, self.ctx._key, place)
+
+    async def _as_settled(self, effect: Effect, found: Effect) -> Any:
+        """What another run of the lineage found out, or was told, about the same act."""
+        path = f"{self.path}?"
+        where, self.act = f"{fx.ELSEWHERE}{found.run_id}", ""
+        mine = [w for w in self.journal.run.waits if w.task == self.ctx._key and w.path.startswith(path)]
+        self.journal.hold(Draft(facts=[ev.WaitClosed(w.wait_id, where) for w in mine]))
+        if found.status is not EffectStatus.RECORDED:
+            return await self._given_up(effect)
+        effect = replace(effect, detail=where)
+        data = (await whole(self.store, found)).result or canon.encode(None)
+        return await self._settled(effect, canon.decode(data), data)
+
+    async def _tell(self, draft: Draft, action: str, data: bytes | None = None) -> None:
+        """Answers the same question in the runs that came of this one and ask it too, in the commit that settles the act here.
+
+        Its source is left as it is (T-46): that one finds the answer when somebody goes on with it.
+        """
+        if not self.act:
+            return
+        run, echo = self.journal.run, self.journal.echo
+        before = () if echo is None else echo.forebears
+        about = [e for e in await self.store.effects(lineage_root=run.lineage_root) if self.act in (e.effect_id, e.source_effect_id) and e.open]
+        for other in dict.fromkeys(e.run_id for e in about if e.run_id not in (run.run_id, *before)):
+            there = await self.store.get(other)
+            for wait in [] if there is None else [w for w in there[0].waits if w.effect_id == self.act]:
+                command = commands.Decide(wait.wait_id, action, "system", note=f"answered in the run {run.run_id}", payload=data, at=self.store.now())
+                if all(i.key != command.key for i in await self.store.inbox(other, taken=True)):
+                    draft.puts.append(InboxItem(run_id=other, key=command.key, command=command, put_at=command.at))
 
     async def _may_retry(self) -> None:
         """After a failure here: by itself only where idempotency is defined, and when its time has come (§10.9)."""
@@ -490,7 +547,7 @@ class Performance:
             tenant_id=run.tenant_id,
             undo=undos.label(self.options.undo) if self.options.undo is not None else "",
             args=canon.pack(list(self.args), f"what {self.name} is given")[1] if self.options.undo is not None else None,
-            source_effect_id=None if self.options.undoes is None else self.options.undoes.effect_id,
+            source_effect_id=self.act or None if self.options.undoes is None else self.options.undoes.effect_id,
         )
 
     def _gated(self, effect: Effect) -> Callable[..., Any]:
@@ -537,6 +594,7 @@ class Performance:
         draft = Draft(facts=facts, results=[done], effects=[recorded])
         if self.options.undoes is not None:
             draft.effects.append(replace(self.options.undoes, undone=effect.effect_id))
+        await self._tell(draft, RECORD_RESULT, data)
         await self._save(effect, draft, f"it gave {value!r}")
         return value
 
@@ -544,7 +602,7 @@ class Performance:
         """An unknown attempt whose result is known now, by its hook or by a person."""
         if effect.run_id != self.journal.run.run_id and not self.shared:
             self.key, self.records = self.apart, []
-            return await self._recorded(replace(self._attempt(None), closed=True, source_effect_id=effect.effect_id), value, data)
+            return await self._recorded(replace(self._attempt(None), closed=True, source_effect_id=fx.origin(effect)), value, data)
         if effect.run_id != self.journal.run.run_id:
             now = self.services.clock.now()
             settled = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now, closed=True)
@@ -590,18 +648,19 @@ class Performance:
     async def _given_up(self, effect: Effect) -> NoReturn:
         failure = EffectFailed(f"{self.name} was abandoned by decision", code="effect_abandoned")
         error = recorded(failure, where=self.path)
-        gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now())
+        gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now(), detail=fx.BY_DECISION)
         draft = Draft(
-            facts=[self._fact(ev.SideEffectAbandoned, effect, "by decision"), ev.StepFailed(self.ctx._step, self.ctx._key, error, attempt=self.ctx.attempt, path=self.path)],
+            facts=[self._fact(ev.SideEffectAbandoned, effect, fx.BY_DECISION), ev.StepFailed(self.ctx._step, self.ctx._key, error, attempt=self.ctx.attempt, path=self.path)],
             results=[StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt, digest=self.request)],
         )
         if effect.run_id == self.journal.run.run_id:
             draft.effects.append(gone)
         elif not self.shared:
             self.key, self.records = self.apart, []
-            draft.effects.append(replace(self._attempt(None), status=gone.status, closed=True, source_effect_id=effect.effect_id, settled_at=gone.settled_at))
+            draft.effects.append(replace(self._attempt(None), status=gone.status, closed=True, source_effect_id=fx.origin(effect), settled_at=gone.settled_at, detail=fx.BY_DECISION))
         else:
             await self._settle_theirs(gone, effect.status)
+        await self._tell(draft, ABANDON)
         await self.journal.save(draft)
         raise failure
 

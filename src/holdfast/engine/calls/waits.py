@@ -58,7 +58,8 @@ class Redo(BaseException):
 
 class Ask(msgspec.Struct, frozen=True, kw_only=True):
     """What is asked at a place. ``fits`` says what is wrong with an answer on record, or None if it may be used. ``about``: what a
-    consent to it covers (§5.8); then the prompt's wording does not tell it from another question."""
+    consent to it covers (§5.8); then the prompt's wording does not tell it from another question. ``wait_id``: that of the same question,
+    where another run of the lineage asks it too."""
 
     kind: WaitKind
     prompt: str = ""
@@ -77,6 +78,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     cascade: bool = False
     path: str | None = None
     effect_id: str | None = None
+    wait_id: str = ""
     fits: Callable[[RawDecision], str | None] | None = None
     about: consents.Subject | None = None
     creates: Callable[[Wait], Draft] | None = None
@@ -130,8 +132,8 @@ async def request(ctx: Any, ask: Ask) -> RawDecision:
 
 
 def open_at(ctx: Any, path: str) -> Wait | None:
-    base = ids.wait_id(ctx.run_id, ctx._step, ctx._key, path)
-    return next((w for w in ctx._journal.run.waits if ids.wait_base(w.wait_id) == base), None)
+    here = (ctx._step, ctx._key, path)
+    return next((w for w in ctx._journal.run.waits if (w.step, w.task, w.path) == here), None)
 
 
 def _identity(ctx: Any, ask: Ask, path: str) -> str:
@@ -185,7 +187,7 @@ def _wait(ctx: Any, ask: Ask, path: str, verdict: str) -> Wait:
     policy = ctx._services.policy
     snapshot = policy.snapshot_id if policy is not None else run.policy_snapshot_id
     return Wait(
-        wait_id=ids.wait_id(ctx.run_id, ctx._step, ctx._key, path, round),
+        wait_id=ids.again(ask.wait_id, round) if ask.wait_id else ids.wait_id(ctx.run_id, ctx._step, ctx._key, path, round),
         kind=ask.kind,
         step=ctx._step,
         task=ctx._key,

@@ -362,7 +362,7 @@ class Conductor:
             asks = await self._desk.asking(run_id)
             await self._fitting(asks, upgrade)  # before anything is on record: an answer is given where it can be acted upon
             run_id = await self._desk.answer(asks, payload, actor=actor)
-        await self._reader.found(run_id)
+        await self._desk.found_out(run_id)
         await self._desk.settle(run_id)
         before, _ = await self._reader.found(run_id)
         await self._desk.time_out(run_id)

@@ -10,9 +10,12 @@ import base64
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msgspec.structs import replace
+
+from holdfast.core import canon, decisions
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
-from holdfast.core import decisions
+from holdfast.core import effects as fx
 from holdfast.core import events as ev
 from holdfast.core import run as records
 from holdfast.core.codec import open_row
@@ -31,13 +34,14 @@ from holdfast.core.errors import (
 from holdfast.core.lease import TOUCH, Alive
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token, hashed
-from holdfast.core.waits import REEXECUTE, WaitKind, answering, decidable
+from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, WaitKind, answering, decidable
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
 from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
+from holdfast.engine.look.blobs import whole
 from holdfast.ports import Loaded, RunFilter
 
 PATIENCE = 100
@@ -74,6 +78,7 @@ class Desk:
         """
         run, _ = await self._reader.found(run_id)
         wait_id = wait_id or _only_wait(run, action)
+        await self._found_out(run)
         command = door.decision(wait_id, action, actor=actor, feedback=feedback, note=note, given=payload, at=self._store.now(), resume=resume, force=force)
         wait = next((w for w in run.waits if w.wait_id == wait_id), None)
         if wait is not None:
@@ -83,6 +88,36 @@ class Desk:
             raise NotDecidable(f"the wait {wait_id} is not open")
         item = await self._put(run_id, command)
         self._same(command, item)
+        if wait is not None and wait.effect_id is not None:
+            await self._elsewhere(run, wait.effect_id, command)
+
+    async def _found_out(self, run: records.Run) -> None:
+        """Answers this run's questions about acts that another run of its lineage has settled meanwhile."""
+        for wait in run.waits:
+            if wait.effect_id is None or wait.kind is not WaitKind.EFFECT:
+                continue
+            found = fx.settled(await self._store.effects(lineage_root=run.lineage_root), wait.effect_id)
+            if found is None or found.run_id == run.run_id or any(i.key == f"wait:{wait.wait_id}" for i in await self._store.inbox(run.run_id, taken=True)):
+                continue
+            done = found.status is fx.EffectStatus.RECORDED
+            data = ((await whole(self._store, found)).result or canon.encode(None)) if done else None
+            note = f"answered in the run {found.run_id}"
+            given = cmd.Decide(wait.wait_id, RECORD_RESULT if done else ABANDON, ev.SYSTEM, note=note, payload=data, at=self._store.now())
+            await self._put(run.run_id, given)
+
+    async def _elsewhere(self, run: records.Run, act: str, command: cmd.Decide) -> None:
+        """What a person found out about an act answers the same question in the other runs of the lineage (§5.8, §6.5).
+
+        Doing it again is for one run alone: the others are answered with what it gives.
+        """
+        if command.action not in (RECORD_RESULT, ABANDON):
+            return
+        about = [e for e in await self._store.effects(lineage_root=run.lineage_root) if act in (e.effect_id, e.source_effect_id)]
+        told = replace(command, note=" · ".join(n for n in (command.note, f"answered in the run {run.run_id}") if n))
+        for other in dict.fromkeys(e.run_id for e in about if e.run_id != run.run_id):
+            there = await self._store.get(other)
+            for wait in [] if there is None else [w for w in there[0].waits if w.effect_id == act]:
+                await self._put(other, replace(told, wait_id=wait.wait_id))
 
     async def _was_put(self, command: cmd.Decide, run: records.Run) -> bool:
         return any(i.key == command.key for i in await self._store.inbox(run.run_id, taken=True))
@@ -154,6 +189,11 @@ class Desk:
         except Conflict:
             return False
         return True
+
+    async def found_out(self, run_id: str) -> None:
+        """Takes over what other runs of the lineage know of the acts that this one asks about."""
+        run, _ = await self._reader.found(run_id)
+        await self._found_out(run)
 
     async def settle(self, run_id: str) -> dict[str, HoldfastError | None]:
         """Turns what waits in the inbox of a run at rest into events; a live run's owner does it itself. Gives the keys it took, and
