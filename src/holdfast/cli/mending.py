@@ -21,6 +21,8 @@ class File(Protocol):
     """A store that is a file of its own."""
 
     async def acknowledge(self) -> None: ...
+    async def reindex(self) -> None: ...
+    async def vouch_anew(self) -> None: ...
     async def backup(self, path: str) -> None: ...
     async def restore(self, path: str) -> None: ...
 
@@ -81,11 +83,13 @@ def _tell(report: Repair) -> None:
 
 @click.command()
 @click.option("--acknowledge", is_flag=True, help="Accept the log as it is: a new incarnation, and every fence given out before is void.")
-@click.option("--rebuild", is_flag=True, help="Rebuild every run's row from its events, where they differ.")
+@click.option("--rebuild", is_flag=True, help="Rebuild every run's row from its events, where they differ, and damaged indexes from their tables.")
 @actor_option
 @options()
 def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     """Look at the store and mend it.
+
+    Both together also accept records beside the log that are lost or altered, as they are: nothing then tells of them any more.
 
     Exit code 0 if nothing is wrong in the end, else 1.
     """
@@ -95,7 +99,14 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
             await _file(rt.store, "acknowledge").acknowledge()
         done = []
         if rebuild:
-            for run_id in dict.fromkeys(p.run_id for p in await rt.check() if p.run_id is not None):
+            found = await rt.check()
+            if any(p.code == "index_damaged" for p in found):
+                await _file(rt.store, "reindex").reindex()
+                found = await rt.check()
+            if acknowledge and any("_record_" in p.code for p in found):
+                await _file(rt.store, "vouch_anew").vouch_anew()
+                found = await rt.check()
+            for run_id in dict.fromkeys(p.run_id for p in found if p.run_id is not None):
                 done.append(await rt.repair_run_state(run_id, True, actor=actor, rebuild=True))
         return done, await rt.check()
 

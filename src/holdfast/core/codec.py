@@ -8,7 +8,7 @@ registered upcasters, another major is a typed error.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import msgspec
@@ -141,6 +141,18 @@ def open_row(row: Row, previous: bytes | None = None) -> Record:
         raise EventUnreadable(f"the checkpoint of event {row.seq} cannot be decoded: {e}") from e
     delta_bytes = b"" if raw.delta is None else bytes(raw.delta)
     return Record(row.seq, raw.at, raw.fence, raw.actor, events, delta, delta_bytes, results, row.hash, len(row.data))
+
+
+def opened(rows: Iterable[Row]) -> Iterator[Record]:
+    """A log decoded from its first row on, each row held against the chain.
+
+    Raises:
+        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with it.
+    """
+    previous = b""
+    for row in rows:
+        yield open_row(row, previous)
+        previous = row.hash
 
 
 def _incoming(row: Row) -> _Incoming:

@@ -487,6 +487,12 @@ class StoreReadOnly(StoreError):
     code = "store_read_only"
 
 
+class StoreMoved(StoreReadOnly):
+    """The file of the store was removed, moved or replaced while it was open (X-27): what is written now nobody would find."""
+
+    code = "store_moved"
+
+
 class StoreFull(StoreError):
     code = "store_full"
 

@@ -117,12 +117,14 @@ class Reader:
 
     async def _events(self, run_id: str, after: int, follow: bool, limit: int | None) -> AsyncIterator[EventView]:
         given = 0
+        previous = await self._chain_at(run_id, after)
         while True:
             run, _ = await self.found(run_id)
             rows = await self._store.rows(run_id, after, PAGE)
             hidden = await self._mask(run)
             for row in rows:
-                for event in open_row(row).events:
+                record, previous = open_row(row, previous), row.hash
+                for event in record.events:
                     if event.seq <= after:
                         continue
                     after = event.seq
@@ -135,6 +137,16 @@ class Reader:
             if not follow or run.status in TERMINAL:
                 return
             await self._store.wait_for_change(POLL_SECONDS)
+
+    async def _chain_at(self, run_id: str, after: int) -> bytes | None:
+        """The hash that the first commit with an event newer than ``after`` follows; None if there is no such commit."""
+        newer = await self._store.rows(run_id, after, 1)
+        if not newer:
+            held = await self._store.rows(run_id, max(0, after - 1), 1)
+            return held[0].hash if held else None
+        first = open_row(newer[0]).events[0].seq
+        before = await self._store.rows(run_id, first - 2, 1) if first > 1 else []
+        return before[0].hash if before else b""
 
     async def checkpoints(self, run_id: str) -> list[CheckpointView]:
         """All checkpoints of a run, oldest first (§4.5)."""

@@ -19,7 +19,7 @@ from holdfast.core import canon, compensation, ids
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Source, StepRecord, TaskResult
-from holdfast.core.codec import Row, open_row
+from holdfast.core.codec import Row, open_row, opened
 from holdfast.core.commit import DedupClaim
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
 from holdfast.core.intents import Intent
@@ -129,7 +129,7 @@ def consents(rows: list[Row]) -> dict[tuple[int, str, str], tuple[Wait, Decision
     """What people approved in a run, by (step, task, path), with the question as it was asked."""
     asked: dict[str, Wait] = {}
     out: dict[tuple[int, str, str], tuple[Wait, Decision]] = {}
-    for event in (e for row in rows for e in open_row(row).events):
+    for event in (e for record in opened(rows) for e in record.events):
         match event.fact:
             case ev.WaitRequested(wait=wait) if wait.kind in (WaitKind.APPROVAL, WaitKind.GATE):
                 asked[wait.wait_id] = wait

@@ -14,7 +14,7 @@ from holdfast.core import canon, decisions, ids
 from holdfast.core import compensation as core
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Source, StepRecord, Task
-from holdfast.core.codec import open_row
+from holdfast.core.codec import opened
 from holdfast.core.commit import InboxItem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectFailed, EffectsUndone, LeaseLost, StoreError
@@ -40,7 +40,7 @@ async def standing(store: Store, run_id: str) -> tuple[Effect, ...]:
     effects = await store.effects(run_id)
     if not any(e.undo for e in effects):
         return ()
-    recorded = [e.fact.effect_id for row in await store.rows(run_id) for e in open_row(row).events if isinstance(e.fact, ev.SideEffectRecorded)]
+    recorded = [e.fact.effect_id for record in opened(await store.rows(run_id)) for e in record.events if isinstance(e.fact, ev.SideEffectRecorded)]
     return core.stack(effects, run_id, recorded)
 
 

@@ -12,17 +12,21 @@ import contextlib
 from typing import Any
 
 from holdfast.core import events as ev
+from holdfast.core.commit import Tip
 from holdfast.core.errors import (
     ChainBroken,
     EventUnreadable,
     FingerprintMismatch,
     HoldfastError,
     LeaseLost,
+    RecordDamaged,
     SkillUnknown,
+    StoreCorrupt,
     UnknownStatus,
     UnsupportedFormat,
     VersionConflict,
 )
+from holdfast.core.lease import Lease
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import WAITING
@@ -31,10 +35,11 @@ from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services, broke_off
 from holdfast.engine.drive.desk import Desk
 from holdfast.engine.drive.driver import Driver
-from holdfast.ports import Claim
+from holdfast.ports import Claim, Store, offers_upkeep
 
 # What is wrong with one run; any other error of the store concerns all of them.
-DAMAGED = (EventUnreadable, ChainBroken, UnsupportedFormat, UnknownStatus)
+DAMAGED = (EventUnreadable, ChainBroken, UnsupportedFormat, UnknownStatus, RecordDamaged)
+DAMAGED_CODES = frozenset({"checkpoint_head_missing", "checkpoint_hash_mismatch", "blob_unreadable"})
 # What somebody else, or this process a moment later, may well go on with.
 PASSING = (asyncio.CancelledError, KeyboardInterrupt, SkillUnknown, FingerprintMismatch)
 
@@ -62,9 +67,10 @@ async def let_go(services: Services, run_id: str, fence: int, error: BaseExcepti
     After an error of the store, or of the lease, nothing more is written (§1.12): its owner takes the run up again under a new
     fence, which also says what became of the effects in flight. The error itself is the caller's to raise or report.
     """
-    if broke_off(error) and not isinstance(error, DAMAGED):
+    damaged = isinstance(error, DAMAGED) or (isinstance(error, StoreCorrupt) and error.code in DAMAGED_CODES)
+    if broke_off(error) and not damaged:
         return
-    again = due is not None or (isinstance(error, PASSING) and not isinstance(error, DAMAGED))
+    again = due is not None or (isinstance(error, PASSING) and not damaged)
     why = error.line() if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
     fact: ev.Fact = ev.RunHandedBack(services.owner) if again else ev.RunInterrupted(why[:1000])
     with contextlib.suppress(HoldfastError):  # a store that cannot say even this: its owner takes the run up again, or ends
@@ -75,12 +81,12 @@ async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, 
     """One commit with ``fact`` that gives the lease back; False if the run is not ours (any more)."""
     store = services.store
     for _ in range(3):
-        loaded = await store.load(run_id)
-        if loaded is None or loaded.lease.owner != services.owner or loaded.lease.fence != fence:
+        held = await _held(store, run_id)
+        if held is None or held[1].owner != services.owner or held[1].fence != fence:
             return False
-        run = loaded.run
+        run, _, tip = held
         answered = run.status in WAITING and any(d.resume for d in run.decisions)
-        journal = Journal(store, run, loaded.tip, fence, Progress(run_id))
+        journal = Journal(store, run, tip, fence, Progress(run_id))
         try:
             await journal.leave(Draft(facts=[fact]), due=store.now() if answered and due is None else due)
             return True
@@ -89,6 +95,18 @@ async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, 
         except VersionConflict:
             continue  # a commit that was under way when its caller left has come through
     return False
+
+
+async def _held(store: Store, run_id: str) -> tuple[Run, Lease, Tip] | None:
+    """The run, its lease and where its log ends; also where its log or what is beside it is damaged."""
+    try:
+        loaded = await store.load(run_id)
+    except StoreCorrupt:
+        evidence = await store.evidence(run_id) if offers_upkeep(store) else None
+        if evidence is None or not isinstance(evidence.run, Run) or evidence.lease is None or evidence.tip is None:
+            raise
+        return evidence.run, evidence.lease, evidence.tip
+    return None if loaded is None else (loaded.run, loaded.lease, loaded.tip)
 
 
 __all__ = ["driven", "hand_back", "let_go"]

@@ -6,6 +6,7 @@ million events needs no more memory than one of ten.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 from holdfast.core.checkpoint import Checkpoint
@@ -13,7 +14,7 @@ from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_pr
 from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, RunNotFound, StoreCorrupt, UsageError
 from holdfast.ports import Evidence, Store, Upkeep, offers_upkeep
 
-PAGE = 2000
+PAGE = 500
 MOST = 10_000
 
 
@@ -58,8 +59,17 @@ class Checker:
     async def all(self) -> Findings:
         """The store as a whole, then each run."""
         found, whole = Findings(), await self._store.verify()
-        async for run_id in self.run_ids():
-            await self._one(run_id, found)
+        before = ""
+        try:
+            async for run_id in self.run_ids():
+                try:
+                    if not await self._one(run_id, found) and run_id in await self._keeper.run_ids(before, 1):
+                        found.note([problem("record_unreadable", f"a run is listed as {run_id} and is not found under that id", "restore a backup", run_id)])
+                except HoldfastError as e:  # what is wrong with one run keeps nobody from looking at the others
+                    found.note([Problem(e.code, "error", e.message, e.hint, run_id)])
+                before = run_id
+        except StoreCorrupt as e:
+            found.note([Problem(e.code, "error", e.message, e.hint)])
         told = {(p.code, p.run_id) for p in found}
         found[:0] = [p for p in whole if (p.code, p.run_id) not in told]
         return found
@@ -70,6 +80,9 @@ class Checker:
         while page := await self._keeper.run_ids(after):
             for run_id in page:
                 yield run_id
+                await asyncio.sleep(0)  # others of this loop go on meanwhile
+            if page[-1] <= after:
+                raise StoreCorrupt(f"{self._store.url}: the list of runs does not go on behind {after!r}", hint="holdfast check names the damage")
             after = page[-1]
 
     async def run(self, run_id: str) -> Findings:
@@ -108,13 +121,15 @@ class Checker:
                 diagnosis.feed(row)
                 while whole is not None and whole[0] <= row.seq:
                     _feed_whole(diagnosis, whole[1])
-                    whole = await self._keeper.whole(run_id, whole[0])
-            after = page[-1].seq
-        while whole is not None:
-            if whole[0] > end:
+                    whole = _further(whole[0], await self._keeper.whole(run_id, whole[0]))
+            if page[-1].seq <= after:
+                diagnosis.add(problem("event_seq_duplicate", f"the log does not go on behind event {after}", "restore a backup", run_id))
                 break
+            after = page[-1].seq
+            await asyncio.sleep(0)
+        while whole is not None and whole[0] <= end:
             _feed_whole(diagnosis, whole[1])
-            whole = await self._keeper.whole(run_id, whole[0])
+            whole = _further(whole[0], await self._keeper.whole(run_id, whole[0]))
         await self._lenders(diagnosis)
         await self._beside(diagnosis)
         return diagnosis
@@ -155,6 +170,11 @@ def merged(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:
     codes = {p.code for p in problems}
     told = {(p.code, p.message) for p in problems}
     return [*(p for p in evidence.problems if (p.code, p.message) not in told and (p.code not in codes or "_record_" in p.code)), *problems]
+
+
+def _further(seq: int, whole: tuple[int, Checkpoint | HoldfastError] | None) -> tuple[int, Checkpoint | HoldfastError] | None:
+    """The next whole checkpoint; None where a damaged index gives one that is not behind the last."""
+    return whole if whole is None or whole[0] > seq else None
 
 
 def _feed_whole(diagnosis: Diagnosis, whole: Checkpoint | HoldfastError) -> None:

@@ -13,10 +13,10 @@ import os
 import struct
 import threading
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from holdfast.core.errors import StoreReadOnly
+from holdfast.stores.files import on_disk
 
 _LAYOUT = struct.Struct(">4sIQ16sQ")
 _MAGIC = b"HFA2"
@@ -62,10 +62,15 @@ def pack_head(incarnation: int) -> bytes:
 
 
 class Anchor:
-    """The open anchor file. ``raise_to`` may be called from any thread and by many processes."""
+    """The open anchor file. ``raise_to`` may be called from any thread and by many processes.
 
-    def __init__(self, path: str) -> None:
+    ``failed`` is told where a sync fails; ``each_second`` is called by the thread that syncs, before it does.
+    """
+
+    def __init__(self, path: str, failed: Callable[[OSError], None] = lambda _: None, each_second: Callable[[], None] = lambda: None) -> None:
         self.path = path
+        self._failed = failed
+        self._each_second = each_second
         self._fd = -1
         self._dirty = False
         # Threads share the descriptor, and a file lock does not keep them apart.
@@ -83,20 +88,22 @@ class Anchor:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
     def open(self) -> Mark | None:
-        """Opens or creates the file; None if it was not there, is empty, or is damaged."""
-        try:
+        """Opens or creates the file; None if it was not there, is empty, or is damaged.
+
+        Raises:
+            StoreFull, StoreReadOnly, StoreError: by what the disk says.
+        """
+        with on_disk(self.path):
             self._fd = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
-        except OSError as e:
-            raise StoreReadOnly(f"{self.path} cannot be written: {e.strerror}", hint="check the permissions of the folder") from e
-        self._stop.clear()
-        return self.read()
+            self._stop.clear()
+            return self.read()
 
     def read(self) -> Mark | None:
         return unpack(os.pread(self._fd, _SIZE + 1, 0))
 
     def begin(self, mark: Mark, *, first: bool = False) -> None:
         """Starts afresh, downwards too: a new incarnation, or with ``first`` a new store unless another process was quicker."""
-        with self._locked():
+        with on_disk(self.path), self._locked():
             if first and self.read() is not None:
                 return
             os.pwrite(self._fd, pack(mark), 0)
@@ -129,12 +136,25 @@ class Anchor:
 
     def _work(self) -> None:
         while not self._stop.wait(SYNC_EVERY):
-            self.sync()
+            self._each_second()
+            try:
+                self.sync()
+            except OSError as e:  # the loop goes on: what it could not sync is said, and tried again
+                self._failed(e)
 
     def sync(self) -> None:
+        """Brings what was written onto the disk.
+
+        Raises:
+            OSError: it failed; what is not synced stays so, and is tried again.
+        """
         if self._dirty:
             self._dirty = False
-            os.fsync(self._fd)
+            try:
+                os.fsync(self._fd)
+            except OSError:
+                self._dirty = True
+                raise
 
     def close(self) -> None:
         self._stop.set()
@@ -142,6 +162,10 @@ class Anchor:
             self._thread.join()
             self._thread = None
         if self._fd >= 0:
-            self.sync()
-            os.close(self._fd)
-            self._fd = -1
+            try:
+                self.sync()
+            except OSError as e:
+                self._failed(e)
+            finally:
+                os.close(self._fd)
+                self._fd = -1

@@ -18,7 +18,7 @@ from holdfast.core.errors import RecordDamaged
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher, seal
-from holdfast.stores.sqlite.connection import Q, row, rows
+from holdfast.stores.sqlite.connection import Q, row, rows, seal_all
 
 T = TypeVar("T")
 
@@ -218,3 +218,9 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
     out += vouch.damage(vouch.by_id(map(_effect, rows(db, Q.effects_runless))), vouch.by_id(v for v in left if v.kind == "effect"))
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
     return out
+
+
+def vouch_anew(db: apsw.Connection) -> None:
+    """Vouches for all records as they are now, and for none that is not there."""
+    db.execute(Q.vouch_forget)
+    seal_all(db)

@@ -31,12 +31,14 @@ from holdfast.stores.statements import named, numbered
 APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell whose database this is
 LOOP_BUSY = 0.002
 PATIENCE = 5.0
+LOG_LIMIT = 64 * 1024 * 1024  # a write-ahead log that a long reader has made longer is cut to this when it starts anew
 _WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
 _HERE = Path(__file__).parent  # importlib.resources would load archive and temporary-file modules with every start
 
 
 Q: Any = named(_HERE.joinpath("queries.sql").read_text("utf-8"))
 MIGRATIONS = numbered(_HERE / "migrations")
+_SEALING = next(script[script.index("INSERT INTO vouch") :] for script in reversed(MIGRATIONS) if "INSERT INTO vouch" in script)
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:
@@ -120,6 +122,7 @@ def connect(path: str, *, patience: float = PATIENCE, create: bool = False, read
                     raise StoreReadOnly(f"{path} cannot use a write-ahead log (its journal is {mode!r})", hint="put it on a local disk")
                 db.pragma("synchronous", "FULL")
             db.pragma("cache_size", -16384)
+            db.pragma("journal_size_limit", LOG_LIMIT)
             db.pragma("trusted_schema", "OFF")
         except BaseException:
             db.close()
@@ -205,6 +208,12 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
             raise
 
 
+def seal_all(db: apsw.Connection) -> None:
+    """Vouches for every record beside the log that has no voucher."""
+    db.create_scalar_function("seal", _seal, deterministic=True)
+    db.execute(_SEALING)
+
+
 def _seal(*parts: Any) -> bytes:
     """``vouch.seal`` as a function of SQL, for the migration that seals what a past release has written."""
     return vouch.seal(*parts)
@@ -218,12 +227,27 @@ def schema_number(path: str) -> int:
 
 def row(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> Any:
     """The first row as a tuple, or None."""
-    return db.execute(sql, values).fetchone()
+    try:
+        return db.execute(sql, values).fetchone()
+    except UnicodeDecodeError:
+        return next(iter(_legible(db, sql, values)), None)
 
 
 def rows(db: apsw.Connection, sql: str, values: Sequence[Any] = ()) -> list[Any]:
     """All rows as tuples."""
-    return db.execute(sql, values).fetchall()
+    try:
+        return db.execute(sql, values).fetchall()
+    except UnicodeDecodeError:
+        return _legible(db, sql, values)
+
+
+def _legible(db: apsw.Connection, sql: str, values: Sequence[Any]) -> list[Any]:
+    """The rows of a query in which a text is no UTF-8: bytes that are none are written out, so that one bad value hides no other."""
+    count = len(db.execute(sql, values).get_description())
+    names = [f"c{i}" for i in range(count)]
+    columns = ", ".join(f"typeof({n}), CASE typeof({n}) WHEN 'text' THEN CAST({n} AS BLOB) ELSE {n} END" for n in names)
+    found = db.execute(f"WITH kept ({', '.join(names)}) AS ({sql}) SELECT {columns} FROM kept", values).fetchall()
+    return [tuple([str(v, "utf-8", "backslashreplace") if isinstance(v, bytes) and kind == "text" else v for kind, v in zip(r[::2], r[1::2], strict=True)]) for r in found]
 
 
 @contextlib.contextmanager

@@ -105,6 +105,8 @@ UPDATE vouch SET mark = ? WHERE run = ? AND kind = 'inbox' AND id = ? AND mark I
 SELECT run, kind, id, seal, under, mark FROM vouch v WHERE run <> '' AND NOT EXISTS (SELECT 1 FROM run r WHERE r.run_id = v.run) ORDER BY run, kind, id;
 -- name: vouch_drop
 DELETE FROM vouch WHERE run = ? AND kind = ? AND id = ?;
+-- name: vouch_forget
+DELETE FROM vouch;
 -- name: vouch_prune
 DELETE FROM vouch WHERE run = ? AND kind <> 'effect';
 

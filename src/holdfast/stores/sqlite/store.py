@@ -28,7 +28,7 @@ from holdfast.core import blobs, canon, codec, vouch
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
-from holdfast.core.consistency import record_problem
+from holdfast.core.consistency import problem, record_problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
     HoldfastError,
@@ -38,6 +38,7 @@ from holdfast.core.errors import (
     RunNotFound,
     StoreCorrupt,
     StoreError,
+    StoreMoved,
     UnknownStatus,
     UsageError,
 )
@@ -51,6 +52,7 @@ from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Loaded, Proble
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.changes import Changes
+from holdfast.stores.files import Identity, on_disk, told
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
@@ -96,12 +98,13 @@ class SqliteStore:
         self.suspect: HoldfastError | None = None
         self.patience = PATIENCE
         self._now = now or (lambda: time.time_ns() // 1000)
-        self._anchor = Anchor(self.path + "-anchor")
+        self._anchor = Anchor(self.path + "-anchor", self._unsynced, self._same_file)
         self._liveness = Liveness(self.path + "-live")
         self._owners = Owners(self._liveness, self._now, given=now is not None)
         self._search = outbox.Search(self._owners)
         self._changes = Changes(self._data_version)
         self._noted = (0, 0)
+        self._file: Identity | None = None
         self._orphans: dict[str, tuple[int, int]] = {}
         self._db: apsw.Connection | None = None
         self._writer: Writer | None = None
@@ -129,8 +132,10 @@ class SqliteStore:
                 if empty:
                     # The schema is in the file itself from the start: a lost log then shows as a lost log, not as a new store.
                     db.pragma("wal_checkpoint(TRUNCATE)")
-                self.incarnation = row(db, Q.meta_get, ("incarnation",))[0]
+                known = _one(db, Q.meta_get, ("incarnation",))
+                self.incarnation = known if isinstance(known, int) and 0 <= known < 2**31 else 0
                 self.suspect = self._suspicion(db)
+                self._file = Identity(self.path)
         except BaseException:
             self._anchor.close()
             db.close()
@@ -145,7 +150,14 @@ class SqliteStore:
         return Committer(db, self._owners, self._now)
 
     def _thread_committer(self) -> Committer:
-        return self._committer(connect(self.path))
+        return self._committer(self._another())
+
+    def _another(self) -> apsw.Connection:
+        """One more connection to the file that is open, and to no other that has come into its place."""
+        self._same_file()
+        if isinstance(self.suspect, StoreMoved):
+            raise self.suspect
+        return connect(self.path)
 
     def _end(self, db: apsw.Connection) -> Mark:
         """Where the store stands: its newest log row, and its newest transaction without one."""
@@ -177,19 +189,35 @@ class SqliteStore:
         self._anchor.raise_to(mark)  # one of a past release becomes one of this: what is still at work there writes no more
         return None
 
-    def _after(self, committer: Committer) -> None:
-        """Between COMMIT and the answer: the anchor follows. May run in the writer's thread."""
+    def _after(self, committer: Committer) -> HoldfastError | None:
+        """Between COMMIT and the answer: the anchor follows. Gives what must be answered instead, where the file that was written is
+        no longer the store: nothing is acknowledged into the void. May run in the writer's thread."""
+        self._same_file()
+        if isinstance(self.suspect, StoreMoved):
+            return self.suspect
         number, digest = committer.last
         if number <= self._noted[0] and committer.wrote <= self._noted[1]:
-            return
+            return None
         self._noted = (max(number, self._noted[0]), max(committer.wrote, self._noted[1]))
         try:
             followed = self._anchor.raise_to(Mark(self.incarnation, number, digest, committer.wrote))
         except OSError as e:
-            self.suspect = StoreError(f"{self._anchor.path} cannot be written: {e.strerror}", hint="look at the disk", code="store_io")
-            return
+            self._unsynced(e)
+            return None
         if not followed:
             self.suspect = IncarnationChanged(f"{self.path} was restored or acknowledged by another process", hint="open the store again")
+        return None
+
+    def _unsynced(self, error: OSError) -> None:
+        """The anchor could not follow: whatever is acknowledged from now on nothing would vouch for. May run in any thread."""
+        if self.suspect is None:
+            self.suspect = told(error, self._anchor.path)
+
+    def _same_file(self) -> None:
+        """Looks whether the path still leads to the file that is open; writes end where it does not (X-27). May run in any thread."""
+        if self._file is not None and self.suspect is None and (what := self._file.lost()):
+            way_out = "put the file back, or end the processes that use it and open what is there now"
+            self.suspect = StoreMoved(f"{self.path} {what} while it was open", hint=way_out)
 
     async def close(self) -> None:
         """Ends what is in hand, syncs the anchor, and lets go of every owner's proof of life."""
@@ -373,7 +401,7 @@ class SqliteStore:
         self._write()
         with self._renewal, mapped(self.path):
             if self._renewing is None:
-                self._renewing = connect(self.path)
+                self._renewing = self._another()
             expires_at, ticks = self._owners.renewed(ttl_us)
             self._renewing.execute(Q.worker_renew, (expires_at, ticks, owner))
             return expires_at if self._renewing.changes() == 1 else 0
@@ -465,9 +493,18 @@ class SqliteStore:
             if not TERMINAL.intersection(query.statuses):
                 where.append(_OPEN)
         sql = _LIST + (" WHERE " + " AND ".join(where) if where else "") + (" ORDER BY turn DESC LIMIT ?" if query.by_turn else " ORDER BY run_id DESC LIMIT ?")
-        with mapped(self.path):
-            found = rows(db, sql, [*values, min(query.limit, MAX_LIST)])
-            return [(self._run(r), self._lease(db, *r[6:])) for r in found]
+        limit, seen = min(query.limit, MAX_LIST), 0
+        out: list[tuple[Run, Lease]] = []
+        with mapped(self.path), reading(db):
+            while len(out) < limit:
+                found = rows(db, sql + " OFFSET ?", [*values, limit, seen])
+                for kept in found:
+                    with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
+                        out.append((self._run(kept), self._lease(db, *kept[6:])))
+                seen += len(found)
+                if len(found) < limit:
+                    break
+        return out[:limit]
 
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
         """Pages forward by whole checkpoints, each the end of a stretch that is walked backwards."""
@@ -676,18 +713,16 @@ class SqliteStore:
         return problems + await asyncio.to_thread(self._inspect)
 
     def _inspect(self) -> list[Problem]:
-        db = connect(self.path, patience=self.patience)
         try:
-            with mapped(self.path), reading(db):
-                words = [str(r[0]) for r in rows(db, "PRAGMA quick_check(20)")]
-                bad = [Problem(StoreCorrupt.code, "error", f"{self.path}: {w}", "restore a backup") for w in words if w != "ok"]
-                found = bad + _chains(db) + [record_problem(e) for e in besides.damage_of_store(db)]
-            with mapped(self.path), writing(db):
-                return found  # whoever holds the write lock for seconds is named, with the process id
+            with mapped(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db:
+                with reading(db):
+                    words = [str(r[0]) for r in db.execute(f"PRAGMA integrity_check({MAX_PROBLEMS})")]
+                    bad = [_integrity(self.path, w) for w in words if w != "ok"]
+                    found = bad + _chains(db) + [record_problem(e) for e in besides.damage_of_store(db)]
+                with writing(db):
+                    return found  # whoever holds the write lock for seconds is named, with the process id
         except HoldfastError as e:
             return [Problem(e.code, "error", e.message, e.hint)]
-        finally:
-            db.close()
 
     # -- upkeep: ports.Upkeep -----------------------------------------------------------------------
 
@@ -798,6 +833,26 @@ class SqliteStore:
         self._changes.tell()
         return done
 
+    async def reindex(self) -> None:
+        """Makes all indexes anew from their tables: what an index does not find is found again."""
+
+        def work(committer: Committer) -> None:
+            with committer.writing():
+                committer.db.execute("REINDEX")
+
+        await self._write().run(work)
+        self._changes.tell()
+
+    async def vouch_anew(self) -> None:
+        """An operator accepts the records beside the log as they are: what is lost is lost, what was altered counts as it stands."""
+
+        def work(committer: Committer) -> None:
+            with committer.writing():
+                besides.vouch_anew(committer.db)
+
+        await self._write().run(work)
+        self._changes.tell()
+
     # -- incarnations and copies --------------------------------------------------------------------
 
     async def acknowledge(self) -> None:
@@ -833,12 +888,24 @@ class SqliteStore:
         if os.path.exists(target):
             raise UsageError(f"{target} exists", hint="give a new name")
         self._read()
+        self._same_file()
         await asyncio.to_thread(self._copy, self.path, target)
 
     def _copy(self, source: str, target: str) -> None:
-        with mapped(target), contextlib.closing(connect(source)) as here, contextlib.closing(apsw.Connection(target)) as there:
-            with there.backup("main", here, "main") as copying:
-                copying.step(-1)
+        """The copy has its name once it is whole and on the disk; one that fails leaves nothing behind."""
+        building = f"{target}.{os.getpid()}.tmp"
+        try:
+            with mapped(target), contextlib.closing(connect(source)) as here, contextlib.closing(apsw.Connection(building)) as there:
+                with there.backup("main", here, "main") as copying:
+                    copying.step(-1)
+            with on_disk(target):
+                with open(building, "rb") as f:
+                    os.fsync(f.fileno())
+                os.rename(building, target)
+        finally:
+            for left in (building, f"{building}-journal", f"{building}-wal"):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(left)
 
     async def restore(self, path: str | os.PathLike[str]) -> None:
         """Puts a backup in the place of what is there, under a new incarnation: old workers are refused (X-02).
@@ -862,6 +929,13 @@ class SqliteStore:
                 with here.backup("main", there, "main") as copying:
                     copying.step(-1)
                 schema(here, self.path, 0)
+
+
+def _integrity(path: str, word: str) -> Problem:
+    """What SQLite's own check says. An index that differs from its table hides rows, and can be made anew from it."""
+    if " index " in word or "entry" in word:
+        return problem("index_damaged", f"{path}: {word}", "holdfast doctor --rebuild makes the indexes anew")
+    return Problem(StoreCorrupt.code, "error", f"{path}: {word}", "restore a backup")
 
 
 def check_backup(db: apsw.Connection, path: str) -> None:
@@ -908,10 +982,13 @@ def _chains(db: apsw.Connection) -> list[Problem]:
             if prev != before or canon.chain(previous, data) != digest:
                 broken.setdefault(run, f"the commit that ends with event {seq} does not match its hash")
             ends[run] = (number, digest)
+        if page[-1][0] <= last:
+            break  # the table itself is damaged, which SQLite's own check has said
         last = page[-1][0]
     problems: list[Problem] = []
-    key = 0
-    while tips := rows(db, Q.tips_page, (key,)):
+    key, before = 0, -1
+    while key > before and (tips := rows(db, Q.tips_page, (key,))):
+        before = key
         for key, run_id, tip, seq in tips:
             if ends.get(key, (0, b""))[0] != tip:
                 broken.setdefault(key, f"the log does not end at event {seq}, where the run's row says")

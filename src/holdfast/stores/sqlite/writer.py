@@ -21,7 +21,7 @@ import apsw
 import msgspec
 
 from holdfast.core.commit import Tip
-from holdfast.core.errors import StoreError
+from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.lease import Take
 from holdfast.stores.apply import Prepared
 from holdfast.stores.sqlite.commits import Applied, Committer
@@ -50,10 +50,10 @@ class Writer:
     """The way into the database for everything that writes.
 
     ``here`` is the loop's own committer; ``there`` makes the thread's when it is first needed; ``after`` is told of every
-    transaction before anybody is answered.
+    transaction before anybody is answered, and may give an error to answer instead.
     """
 
-    def __init__(self, path: str, here: Committer, there: Callable[[], Committer], after: Callable[[Committer], None], tell: Callable[[], None]) -> None:
+    def __init__(self, path: str, here: Committer, there: Callable[[], Committer], after: Callable[[Committer], HoldfastError | None], tell: Callable[[], None]) -> None:
         self._path = path
         self._here = here
         self._there = there
@@ -99,7 +99,8 @@ class Writer:
 
     def _in_place(self, p: Prepared) -> Applied:
         applied = self._here.one(p, self._keys.get(p.commit.run.run_id))
-        self._after(self._here)
+        if (error := self._after(self._here)) is not None:
+            raise error
         self._note(self._here.took)
         return applied
 
@@ -144,8 +145,8 @@ class Writer:
         if len(batch) > 1:
             try:
                 done = committer.together([w.prepared for w in batch], keys)
-                self._after(committer)
-                return list(done)
+                error = self._after(committer)
+                return list(done) if error is None else [error] * len(batch)
             except apsw.BusyError:
                 raise
             except Exception:
@@ -159,8 +160,8 @@ class Writer:
             return [translate(e, self._path)]
         except Exception as e:
             return [e]
-        self._after(committer)
-        return [applied] if applied is not None else []
+        error = self._after(committer)
+        return [] if applied is None else [error or applied]
 
     def _attempt(self, committer: Committer, p: Prepared, keys: dict[str, int]) -> Applied | Exception:
         try:
@@ -171,8 +172,7 @@ class Writer:
             return translate(e, self._path)
         except Exception as e:
             return e
-        self._after(committer)
-        return applied
+        return self._after(committer) or applied
 
     def _answer(self, batch: Sequence[_Waiting], outcomes: Sequence[Applied | Exception], took: float, *, final: bool = False) -> None:
         """Tells each member its own outcome. One that met a busy database goes to the thread, unless it comes from there."""
@@ -221,7 +221,8 @@ class Writer:
         if not self._away and self._average < SLOW:
             try:
                 result = work(self._here)
-                self._after(self._here)
+                if (error := self._after(self._here)) is not None:
+                    raise error
                 return result
             except apsw.BusyError:
                 pass
@@ -265,8 +266,8 @@ class Writer:
         while (job := self._jobs.get()) is not None:
             try:
                 committer = committer or self._there()
-                result, error = job.work(committer), None
-                self._after(committer)
+                result = job.work(committer)
+                error: Exception | None = self._after(committer)
             except Exception as e:  # it is the caller's to handle, in the caller's thread
                 result, error = None, e
             try:

@@ -1,0 +1,64 @@
+"""What a disk can say, as Holdfast's errors; and whether a path still leads to the file that was opened."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Iterator
+
+from holdfast.core.errors import StoreError, StoreFull, StoreReadOnly
+
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
+_REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
+_NO_MORE = frozenset({errno.EMFILE, errno.ENFILE})
+
+
+def told(error: OSError, path: str) -> StoreError:
+    """What an error of the operating system means to whoever must act."""
+    said = error.strerror or str(error)
+    if error.errno in _FULL:
+        return StoreFull(f"{path}: the disk is full: {said}", hint="free some space and go on")
+    if error.errno in _REFUSED:
+        return StoreReadOnly(f"{path} cannot be written: {said}", hint="check the permissions of the file and of its folder")
+    if error.errno in _NO_MORE:
+        return StoreError(f"{path}: no more files can be opened: {said}", hint="raise the limit (ulimit -n), or close some", code="store_io")
+    return StoreError(f"{path}: input or output failed: {said}", hint="look at the disk; the outcome is found by reading back", code="store_io")
+
+
+@contextlib.contextmanager
+def on_disk(path: str) -> Iterator[None]:
+    """Raises Holdfast's errors for the operating system's."""
+    try:
+        yield
+    except OSError as e:
+        raise told(e, path) from e
+
+
+class Identity:
+    """Which file a path led to when it was opened: a file that is removed, moved or replaced under a process is no longer there."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        with on_disk(path):
+            self._first = self._now()
+
+    def _now(self) -> tuple[int, int] | None:
+        try:
+            found = os.stat(self._path)
+        except FileNotFoundError:
+            return None
+        return found.st_dev, found.st_ino
+
+    def lost(self) -> str:
+        """What has become of the file: empty while it is the same, else what is there in its place."""
+        try:
+            there = self._now()
+        except OSError as e:
+            return f"cannot be looked at: {e.strerror}"
+        if there == self._first:
+            return ""
+        return "was removed or moved" if there is None else "was replaced by another file"
+
+
+__all__ = ["Identity", "on_disk", "told"]

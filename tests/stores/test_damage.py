@@ -1,0 +1,226 @@
+"""Damage to a store's file harms what it hits and nothing else, and is named (X-21, X-22, X-27, §12)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import errno
+import os
+import shutil
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import apsw
+import pytest
+
+from holdfast import Context, Graph, Runtime, State
+from holdfast.core.errors import ChainBroken, IncarnationChanged, StoreError, StoreMoved
+from holdfast.engine.keep.check import Checker
+from holdfast.stores import SqliteStore
+from holdfast.stores.sqlite import anchor
+from holdfast.testing.conformance import TTL, Script, refused, signal
+
+
+class Count(State):
+    n: int = 0
+
+
+def graph() -> Graph[Count]:
+    made = Graph("count", Count, version="1")
+
+    @made.node(start=True)
+    async def ask(state: Count, ctx: Context) -> dict[str, Any]:
+        await ctx.approve("go on?")
+        return {"n": state.n + 1}
+
+    return made
+
+
+@contextlib.asynccontextmanager
+async def opened(path: Path) -> AsyncIterator[SqliteStore]:
+    store = SqliteStore(path)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+def by_hand(path: Path, *statements: str) -> None:
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        for statement in statements:
+            db.execute(statement)
+
+
+async def three(path: Path) -> list[str]:
+    """Three runs that wait for a person."""
+    async with Runtime(f"sqlite:///{path}", skills=[graph()]) as rt:
+        return [(await rt.invoke("count", {})).run_id for _ in range(3)]
+
+
+BAD = "CAST(x'66ff6f' AS TEXT)"
+COLUMNS = ("run_id", "status", "step", "head", "tenant_id", "skill_id", "thread_id", "session_key", "lane", "queue", "lineage_root", "fingerprint")
+
+
+@pytest.mark.parametrize("column", COLUMNS)
+async def test_one_text_that_is_no_utf8_harms_one_run(tmp_path: Path, column: str) -> None:
+    """X-22: lists, the checker and workers go on with the rest; the checker names it."""
+    path = tmp_path / "s.db"
+    first, second, third = await three(path)
+    by_hand(path, f"UPDATE run SET {column} = {BAD} WHERE run_id = '{second}'")
+    async with Runtime(f"sqlite:///{path}", skills=[graph()]) as rt:
+        listed = {r.run_id for r in await rt.runs()}
+        assert {first, third} <= listed
+        problems = await rt.check()
+        assert problems and not {p.run_id for p in problems} & {first, third}
+        for run_id in (first, third):
+            await rt.approve(run_id, actor="ada")
+            assert (await rt.get(run_id)).status == "completed"
+        await rt.worker(until_idle=True)
+
+
+async def test_a_lost_incarnation_is_named(tmp_path: Path) -> None:
+    """X-22: the store opens for reading, says so, and an operator sets it right."""
+    path = tmp_path / "s.db"
+    runs = await three(path)
+    by_hand(path, "DELETE FROM meta")
+    async with opened(path) as store:
+        assert isinstance(store.suspect, IncarnationChanged)
+        assert [r async for r in Checker(store).run_ids()] == sorted(runs)
+        assert "store_incarnation_changed" in {p.code for p in await Checker(store).all()}
+        await refused(IncarnationChanged, store.put(signal(runs[0], "k", 0)))
+        await store.acknowledge()
+        await store.put(signal(runs[0], "k", 0))
+
+
+async def test_a_damaged_index_is_named_and_made_anew(tmp_path: Path) -> None:
+    """§12.2: quick_check does not see it, and it hid waits and due runs for ever."""
+    path = tmp_path / "s.db"
+    run_id = (await three(path))[0]
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.pragma("wal_checkpoint(TRUNCATE)")
+        number, size = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'run_tenant'").get, db.pragma("page_size")
+    data = bytearray(path.read_bytes())
+    at = data.index(run_id.encode(), (number - 1) * size)
+    assert at < number * size
+    data[at + len(run_id) - 1] ^= 1
+    path.write_bytes(data)
+    async with opened(path) as store:
+        assert {p.code for p in await Checker(store).all()} == {"index_damaged"}
+        await store.reindex()
+        assert await Checker(store).all() == []
+
+
+async def test_events_are_held_against_the_chain(tmp_path: Path) -> None:
+    """§1.9: an approver that was altered is not shown, from the start or from a cursor."""
+    path = tmp_path / "s.db"
+    run_id = (await three(path))[0]
+    async with Runtime(f"sqlite:///{path}", skills=[graph()]) as rt:
+        await rt.approve(run_id, actor="adalbert")
+        events = await rt.events(run_id)
+    for after in (events[3].seq, events[-2].seq):
+        async with Runtime(f"sqlite:///{path}") as rt:
+            assert [e.seq for e in await rt.events(run_id, after=after)] == [e.seq for e in events if e.seq > after]
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        for number, data in db.execute("SELECT id, data FROM log").fetchall():
+            db.execute("UPDATE log SET data = ? WHERE id = ?", (data.replace(b"adalbert", b"adalbern"), number))
+    decided = next(e.seq for e in events if e.type == "wait.decided")
+    async with Runtime(f"sqlite:///{path}") as rt:
+        for after in (0, decided - 1):
+            with pytest.raises(ChainBroken):
+                await rt.events(run_id, after=after)
+
+
+MOVES = {
+    "removed": lambda path: path.unlink(),
+    "moved": lambda path: path.rename(path.with_name("elsewhere.db")),
+    "replaced": lambda path: (shutil.copy(path, path.with_name("copy.db")), path.with_name("copy.db").replace(path)),
+}
+
+
+@pytest.mark.parametrize("how", MOVES)
+async def test_a_store_that_moves_is_noticed(tmp_path: Path, how: str) -> None:
+    """X-27: nothing is acknowledged into a file that nobody will find again."""
+    path = tmp_path / "s.db"
+    async with opened(path) as store:
+        await store.register("w", TTL)
+        script = await (await Script(store, "r1").begin("w")).steps(2)
+        MOVES[how](path)
+        error = await refused(StoreMoved, script.write(script.step()))
+        assert how in error.message or "removed or moved" in error.message
+        await refused(StoreMoved, store.put(signal("r1", "k", 0)), "store_moved")
+        together = [Script(store, f"n{n}") for n in range(3)]
+        told = await asyncio.gather(*[s.write(s.first()) for s in together], return_exceptions=True)
+        assert all(isinstance(e, StoreMoved) for e in told)
+
+
+async def test_an_idle_store_notices_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X-27: within a second, by the thread that syncs the anchor."""
+    monkeypatch.setattr(anchor, "SYNC_EVERY", 0.01)
+    path = tmp_path / "s.db"
+    async with opened(path) as store:
+        path.unlink()
+        for _ in range(500):
+            await store.wait_for_change(0.01)
+            if store.suspect is not None:
+                break
+        assert isinstance(store.suspect, StoreMoved)
+        assert "store_moved" in {p.code for p in await store.verify()}
+
+
+async def test_an_anchor_that_cannot_be_synced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """X-14: one EIO in the thread that syncs: it goes on, writes stop, and everybody is told why."""
+    monkeypatch.setattr(anchor, "SYNC_EVERY", 0.01)
+    path = tmp_path / "s.db"
+    real, failed = os.fsync, 0
+
+    def failing(fd: int) -> None:
+        nonlocal failed
+        if os.readlink(f"/proc/self/fd/{fd}").endswith("-anchor"):
+            failed += 1
+            raise OSError(errno.EIO, "Input/output error")
+        real(fd)
+
+    async with opened(path) as store:
+        await Script(store, "r1").submit()
+        monkeypatch.setattr(os, "fsync", failing)
+        await store.put(signal("r1", "k", 0))
+        for _ in range(500):
+            await store.wait_for_change(0.01)
+            if failed > 1:
+                break
+        assert failed > 1, "the thread lives"
+        assert (await refused(StoreError, store.put(signal("r1", "l", 0)), "store_io")).hint
+        assert [r.code for r in await store.verify()] == ["store_io"]
+        monkeypatch.setattr(os, "fsync", real)
+
+
+async def test_a_backup_that_fails_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Harden 5: no partial file that a restore would take for a backup."""
+    path = tmp_path / "s.db"
+    await three(path)
+
+    def full(fd: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    async with opened(path) as store:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            await refused(StoreError, store.backup(tmp_path / "b.db"), "store_full")
+        assert [p.name for p in tmp_path.iterdir() if p.name.startswith("b.db")] == []
+        await store.backup(tmp_path / "b.db")
+    assert (tmp_path / "b.db").stat().st_size > 0
+
+
+async def test_a_damaged_run_does_not_keep_a_worker_busy(tmp_path: Path) -> None:
+    """Poison: a run whose inbox is damaged is set aside once, with the reason, and the others are driven."""
+    path = tmp_path / "s.db"
+    first, second, _ = await three(path)
+    async with Runtime(f"sqlite:///{path}", skills=[graph()]) as rt:
+        await rt.decide(first, "approve", actor="ada", resume=False)
+        await rt.signal(second, "x", 1)
+    by_hand(path, "UPDATE inbox SET command = x'00' WHERE taken IS NULL")
+    async with Runtime(f"sqlite:///{path}", skills=[graph()]) as rt:
+        await asyncio.wait_for(rt.worker(until_idle=True), 20)
+        assert {p.run_id for p in await rt.check() if "_record_" in p.code} <= {first, second}
