@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -14,7 +13,7 @@ from holdfast.cli import output as o
 from holdfast.cli.session import Call
 from holdfast.core import canon, views
 from holdfast.core import waits as ws
-from holdfast.core.codec import opened
+from holdfast.core.codec import open_row
 from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.compensation import bereft
 from holdfast.core.consistency import Problem
@@ -88,9 +87,11 @@ async def waits_of(rt: Runtime, run_id: str) -> list[dict[str, Any]]:
 async def story(rt: Runtime, run_id: str) -> list[Moment]:
     """The timeline. A row that cannot be read ends it; ``problems`` names it."""
     events: list[Event] = []
-    with contextlib.suppress(HoldfastError):
-        for record in opened(await rt.store.rows(run_id)):
-            events += record.events
+    for row in await rt.store.rows(run_id):
+        try:
+            events += open_row(row).events
+        except HoldfastError:
+            break
     hidden = await rt.masked(run_id)
     return [msgspec.structs.replace(m, detail=hidden.text(m.detail)) for m in views.timeline(events)]
 
