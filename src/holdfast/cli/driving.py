@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from holdfast import logs
 from holdfast.cli import output as o
 from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
@@ -118,8 +119,9 @@ def submit(
 @click.option("--concurrency", type=click.IntRange(1, 10_000), default=10, show_default=True, metavar="N", help="Runs at once.")
 @click.option("--queue", "queues", multiple=True, metavar="Q", help="A queue to work on; may be given more than once. [default: default]")
 @click.option("--until-idle", is_flag=True, help="End when nothing is due any more.")
+@click.option("--log", "log_format", type=click.Choice(sorted(logs.FORMATS)), help="Log each decision to standard error, as text or as JSON lines.")
 @options(data=False, drives=True)
-def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool) -> int:
+def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool, log_format: str | None) -> int:
     """Claim and drive due runs until told to stop.
 
     It fires the schedules of its skills and queues too.
@@ -127,6 +129,8 @@ def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[
     The first SIGINT or SIGTERM stops claiming and lets what runs come to its rest; a second one hands it back as it is.
     """
     chosen = targets.skills(targets.several(target))
+    if log_format is not None:
+        logs.show(log_format)
 
     async def act(rt: Runtime) -> None:
         stop = asyncio.Event()

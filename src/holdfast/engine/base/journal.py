@@ -13,6 +13,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast import logs
 from holdfast.core import blobs, canon, codec, views
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
@@ -285,6 +286,7 @@ class Journal:
         except BaseException as e:
             self.dead = e
             raise
+        logs.committed(commit)
         self._run = commit.run
         self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
         for event in commit.events:

@@ -1,0 +1,105 @@
+"""Committed events as records of the standard ``logging``, under ``holdfast.run``. Silent unless the application sets a handler.
+
+A record says what happened, to which run and step, and with which code; it holds no value of the program's, so that no secret
+gets into a log. The same facts are attributes of the record: ``event_type``, ``run_id``, ``seq``, ``step_id``, ``attempt``,
+``skill_id``, ``trace_id``, ``code``.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import logging
+import sys
+from typing import Any, TextIO
+
+from holdfast.core import ids
+from holdfast.core.commit import Commit
+from holdfast.core.errors import ErrorValue
+
+ROOT = logging.getLogger("holdfast")
+ROOT.addHandler(logging.NullHandler())
+LOG = logging.getLogger("holdfast.run")
+
+FIELDS = ("run_id", "seq", "step_id", "attempt", "skill_id", "trace_id", "code")
+QUIET = frozenset({"step.started", "checkpoint.saved", "run.claimed", "run.queued", "attempt.started"})
+LOUD = frozenset(
+    {"run.failed", "run.interrupted", "step.failed", "side_effect.unknown", "side_effect.failed", "attempt.lease_expired", "wait.timed_out", "budget.exceeded"}
+)
+
+
+def level_of(wire: str) -> int:
+    """How loud an event is: WARNING where something went wrong, DEBUG where nothing was decided, else INFO."""
+    return logging.WARNING if wire in LOUD else logging.DEBUG if wire in QUIET else logging.INFO
+
+
+def committed(commit: Commit) -> None:
+    """Logs the events of a commit that has become durable."""
+    if not LOG.isEnabledFor(logging.WARNING):
+        return
+    run = commit.run
+    for event in commit.events:
+        wire = event.fact.wire
+        level = level_of(wire)
+        if LOG.isEnabledFor(level):
+            LOG.log(level, "%s %s", wire, run.run_id, extra=_extra(event.fact, wire, run, event.seq))
+
+
+def _extra(fact: Any, wire: str, run: Any, seq: int) -> dict[str, Any]:
+    step, task = getattr(fact, "step", None), getattr(fact, "task", None)
+    path = getattr(fact, "path", "")
+    error = getattr(fact, "error", None)
+    return {
+        "event_type": wire,
+        "run_id": run.run_id,
+        "seq": seq,
+        "step_id": ids.step_id(run.run_id, step, task, path) if isinstance(step, int) and isinstance(task, str) else None,
+        "attempt": getattr(fact, "attempt", None),
+        "skill_id": run.skill_id,
+        "trace_id": run.trace_id,
+        "code": error.code if isinstance(error, ErrorValue) else getattr(fact, "stop_reason", None) or None,
+    }
+
+
+class Text(logging.Formatter):
+    """One line a record: time in UTC, level, what happened, and what is known about it."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        known = " ".join(f"{name}={_visible(value)}" for name in FIELDS[1:] if (value := getattr(record, name, None)) is not None)
+        line = f"{_time(record)} {record.levelname.lower():7} {_visible(record.getMessage())}{' ' if known else ''}{known}"
+        return line if record.exc_info is None else f"{line}\n{self.formatException(record.exc_info)}"
+
+
+class Json(logging.Formatter):
+    """One JSON object a record."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        known = {name: value for name in ("event_type", *FIELDS) if (value := getattr(record, name, None)) is not None}
+        shown: dict[str, Any] = {"time": _time(record), "level": record.levelname.lower(), "logger": record.name, "message": record.getMessage(), **known}
+        if record.exc_info is not None:
+            shown["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(shown, default=str)
+
+
+def _time(record: logging.LogRecord) -> str:
+    return dt.datetime.fromtimestamp(record.created, dt.UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+
+
+def _visible(value: object) -> str:
+    """Control characters of a text from outside as escapes, so that one record stays one line."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(value))
+
+
+FORMATS: dict[str, type[logging.Formatter]] = {"text": Text, "json": Json}
+
+
+def show(format: str, *, level: int = logging.INFO, out: TextIO | None = None) -> logging.Handler:
+    """Writes what the library logs to ``out`` (standard error by default), as ``text`` or ``json``; gives the handler."""
+    handler = logging.StreamHandler(out or sys.stderr)
+    handler.setFormatter(FORMATS[format]())
+    ROOT.addHandler(handler)
+    ROOT.setLevel(level)
+    return handler
+
+
+__all__ = ["FORMATS", "LOG", "committed", "level_of", "show"]
