@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
 import os
 import pathlib
@@ -29,6 +30,7 @@ from holdfast.core.errors import (
     InvalidInput,
     RunFailed,
     RunWaiting,
+    StoreClosed,
     StoreError,
     StoreReadOnly,
     UsageError,
@@ -69,6 +71,7 @@ from holdfast.workers.worker import Report, Worker
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
 P = ParamSpec("P")
+CLOSE_SECONDS = 5.0
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
 
 
@@ -148,6 +151,7 @@ class Runtime:
         self._links = Links(self._store, lambda: base_url)
         self._deliveries = Deliveries(self._dispatcher)
         self._services.sendings = self._deliveries
+        self._working: set[Worker] = set()
         self._registered = False
         self._open = False
 
@@ -180,6 +184,7 @@ class Runtime:
             return
         self._open = False
         try:
+            await self._end_work()
             if self._registered:
                 await self._deliveries.close()
                 self._heartbeat.stop()
@@ -196,6 +201,13 @@ class Runtime:
         await self._own()
         sender = Sender(self._services.owner, lambda: self._services.alive(), self._ttl_us)
         return Dispatcher(self._store, self._clock, sender, self._routes, self._links)
+
+    async def _end_work(self) -> None:
+        """Ends the workers of this runtime and what it drives otherwise; what a thread does can be waited for, and no more."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(self._services.grace + CLOSE_SECONDS):
+                await asyncio.gather(*(w.close() for w in list(self._working)))
+                await self._services.attendant.close(StoreClosed("this runtime was closed while it drove the run"))
 
     @property
     def store(self) -> Store:
@@ -481,6 +493,7 @@ class Runtime:
             worker.drain()  # told to stop; or the dispatcher has met an error, and nothing goes on half-dead (X-14)
 
         watcher = asyncio.ensure_future(drain()) if stop is not None or sending is not None else None
+        self._working.add(worker)
         try:
             await worker.run()
             while until_idle and dispatcher is not None and await dispatcher.run(stop=stop, until_idle=True) and not (stop is not None and stop.is_set()):
@@ -490,6 +503,7 @@ class Runtime:
                 sending.cancel()
             raise
         finally:
+            self._working.discard(worker)
             if watcher is not None:
                 watcher.cancel()
             stopping.set()

@@ -9,9 +9,10 @@ import pytest
 from tests.crash.worlds import line, stage
 
 from holdfast import Context, Runtime, flow
-from holdfast.core.errors import StoreError
+from holdfast.core.errors import StoreClosed, StoreError
 from holdfast.stores import MemoryStore
 from holdfast.testing import Fault, World
+from holdfast.workers.worker import Report
 
 
 def test_an_idle_worker_sleeps(holdfast_world: World) -> None:
@@ -46,15 +47,94 @@ def test_a_worker_with_work_sleeps_too(holdfast_world: World) -> None:
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST, Fault.APPLIED])
-def test_a_store_that_fails_ends_the_worker(holdfast_world: World, fault: Fault) -> None:
-    """X-14: an exception in the worker's loop is not swallowed: the worker ends with it."""
+def test_a_store_in_trouble_is_backed_off_from(holdfast_world: World, fault: Fault) -> None:
+    """X-14: a store that fails for a while ends no worker; it is asked ever more seldom, that is told, and then all goes on."""
+    stage.enter(holdfast_world)
+    well = False
 
-    async def story() -> None:
-        host = await holdfast_world.host(line(), plan=lambda n, verb: fault if n > 5 and verb == "claim" else None)
-        await asyncio.wait_for(host.do(host.rt.worker()), 60)
+    async def story() -> tuple[list[Report], int, Any]:
+        nonlocal well
+        told: list[Report] = []
+        skill = line()
+        host = await holdfast_world.host(skill, plan=lambda n, verb: fault if not well and verb == "claim" else None)
+        host.start(host.rt.worker(on_report=told.append))
+        await holdfast_world.clock.sleep(300)
+        asked, well = host.connection.writes.count("claim"), True
+        run = await host.do(host.rt.submit(skill, {"name": "Ada"}))
+        await holdfast_world.clock.sleep(60)
+        return told, asked, await host.do(host.rt.get(run.run_id))
 
-    with pytest.raises(StoreError):
-        holdfast_world.run(story())
+    told, asked, run = holdfast_world.run(story())
+    assert 5 <= asked <= 20
+    assert [(r.run_id, type(r.error)) for r in told[:asked]] == [("", StoreError)] * asked
+    assert run.status == "completed"
+
+
+@pytest.mark.parametrize("fault", [Fault.LOST, Fault.APPLIED])
+def test_claims_that_work_while_commits_fail(holdfast_world: World, fault: Fault) -> None:
+    """X-14: what is claimed cannot be driven; the worker tries ever more seldom, and the run counts no takeover for it."""
+    stage.enter(holdfast_world)
+    well = False
+
+    async def story() -> tuple[int, Any, list[str]]:
+        nonlocal well
+        skill = line()
+        host = await holdfast_world.host(skill, plan=lambda n, verb: fault if not well and verb == "commit" and n > 2 else None)
+        run = await host.do(host.rt.submit(skill, {"name": "Ada"}))
+        host.start(host.rt.worker())
+        await holdfast_world.clock.sleep(600)
+        tries, well = host.connection.writes.count("commit"), True
+        await holdfast_world.clock.sleep(90)
+        return tries, await host.do(host.rt.get(run.run_id)), [e.type for e in await host.rt.events(run.run_id)]
+
+    tries, run, kinds = holdfast_world.run(story())
+    assert tries <= 60
+    assert run.status == "completed"
+    assert "attempt.taken_over" not in kinds
+
+
+async def test_closing_ends_a_worker_and_what_it_drives() -> None:
+    """An error leaves `async with` at once, beside a worker that has something in hand."""
+    begun = asyncio.Event()
+
+    @flow("hanging")
+    async def hanging(ctx: Context) -> None:
+        begun.set()
+        await asyncio.Event().wait()
+
+    store = MemoryStore()
+    work: list[asyncio.Task[Any]] = []
+
+    async def failing() -> None:
+        async with asyncio.timeout(20), Runtime(store, skills=[hanging]) as rt:
+            await rt.submit(hanging, thread_id="t")
+            work.extend([asyncio.ensure_future(rt.worker()), asyncio.ensure_future(rt.invoke(hanging, thread_id="u"))])
+            await begun.wait()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await failing()
+    assert (await asyncio.gather(*work, return_exceptions=True))[0] is None
+    async with Runtime(store) as rt:
+        assert {r.condition for r in await rt.runs()} == {"queued"}
+
+
+async def test_whoever_waits_for_a_closed_store_is_told() -> None:
+    store = MemoryStore()
+    await store.open()
+
+    async def waits() -> None:
+        while True:
+            await store.wait_for_change(60)
+
+    waiting = asyncio.ensure_future(waits())
+    for _ in range(3):
+        await asyncio.sleep(0)
+    await store.close()
+    with pytest.raises(StoreClosed):
+        await waiting
+    with pytest.raises(StoreClosed):
+        await store.wait_for_change(60)
 
 
 class Blind(MemoryStore):

@@ -17,7 +17,7 @@ from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, actor_option, handling, options, over, parsed
 from holdfast.cli.times import lasting, moment
-from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, SkillUnknown, StoreError
+from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, SkillUnknown
 from holdfast.core.status import TERMINAL, Condition
 from holdfast.engine.desk.door import OnBusy
 from holdfast.handle import Run, when
@@ -162,7 +162,7 @@ def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[
 def reported(report: Report) -> None:
     """A line for each run that came to its rest, and for each schedule that could not be fired."""
     error = report.error
-    name = f"schedule {o.inline(report.schedule_id)}" if report.schedule_id is not None else report.run_id
+    name = f"schedule {o.inline(report.schedule_id)}" if report.schedule_id is not None else report.run_id or "the store"
     if isinstance(error, HoldfastError):
         click.echo(f"{name}  {o.mark('bad')} {o.inline(error.line())}")
     elif error is not None:
@@ -170,8 +170,6 @@ def reported(report: Report) -> None:
     elif report.run is not None:
         why = f"  {o.inline(report.run.error.message, 200)}" if report.run.error is not None else ""
         click.echo(f"{report.run_id}  {o.inline(report.run.skill_id)}  {report.run.status}{why}")
-    if isinstance(error, StoreError):
-        raise error
 
 
 @click.command()

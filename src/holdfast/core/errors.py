@@ -464,7 +464,40 @@ class RunWaiting(HoldfastError):
 
 
 class StoreError(HoldfastError):
+    """The store did not do what it was asked to. ``passing``: it may be well again in a while, so that a worker backs off and goes on;
+    else only an operator, or another process, can help."""
+
     code = "store_error"
+    passing = True
+
+
+class StoreUnavailable(StoreError):
+    """It cannot be reached for a while; nothing was written."""
+
+    code = "store_unavailable"
+
+
+class OutcomeUnknown(StoreError):
+    """It was lost in the middle of a write: whether that came through is found by reading back (X-09)."""
+
+    code = "store_outcome_unknown"
+
+
+class StoreClosed(StoreError):
+    """It was closed, here and by us: whoever waited for it is let go."""
+
+    code = "store_closed"
+    passing = False
+
+    def __init__(self, message: str = "the store was closed", *, hint: str = "open the runtime, or the store, again", code: str | None = None) -> None:
+        super().__init__(message, hint=hint, code=code)
+
+
+class ProcessForked(StoreError):
+    """The store was opened by the process that this one was forked from; only that one may write and act (§10.1)."""
+
+    code = "process_forked"
+    passing = False
 
 
 class StoreBusy(StoreError):
@@ -499,6 +532,7 @@ class StoreFull(StoreError):
 
 class StoreCorrupt(StoreError):
     code = "store_corrupt"
+    passing = False
 
 
 class EventUnreadable(StoreCorrupt):
@@ -540,6 +574,7 @@ class UnsupportedFormat(StoreError):
     """A payload of a newer or unknown major version (§1.8)."""
 
     code = "unsupported_format"
+    passing = False
 
 
 class Frame(msgspec.Struct, frozen=True, array_like=True):

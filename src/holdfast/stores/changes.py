@@ -12,6 +12,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+from holdfast.core.errors import StoreClosed
+
 # A look and its turn of the loop cost about 25 us: a part in 40 of one processor for a second after news, in 400 after that.
 ACTIVE_POLL = 0.001
 IDLE_POLL = 0.010
@@ -42,12 +44,18 @@ class Changes:
             self._waiters.clear()
 
     async def wait(self, timeout: float) -> None:
-        """Returns at once if anything changed since this task's last return, else at the next change or the timeout."""
+        """Returns at once if anything changed since this task's last return, else at the next change or the timeout.
+
+        Raises:
+            StoreClosed: it was closed before or meanwhile: nothing will change any more.
+        """
         task = asyncio.current_task()
         assert task is not None
         self._look()
         if self._seen.get(task) == self._generation and not self._closed:
             await self._sleep(timeout)
+        if self._closed:
+            raise StoreClosed
         self._seen[task] = self._generation
 
     async def _sleep(self, timeout: float) -> None:

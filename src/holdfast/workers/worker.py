@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import logging
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from holdfast.core.errors import LeaseLost, Rejected, UsageError
+from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError, UsageError
 from holdfast.core.run import Run
+from holdfast.engine.base import cancels
 from holdfast.engine.base.services import Services, broke_off
 from holdfast.engine.drive.driver import loaded_driver
 from holdfast.engine.drive.release import driven, let_go
@@ -17,13 +20,19 @@ from holdfast.workers.sweeper import Sweeper
 
 IDLE_SECONDS = 0.5
 STALL_SECONDS = 1.0
+BACK_OFF_SECONDS = 0.5  # after the first failure of the store; doubled after each more, up to the most
+MOST_SECONDS = 30.0
 REFUSED_US = 60_000_000  # a run whose code is not here is left to others for so long before it is looked at again
+
+
+log = logging.getLogger("holdfast.worker")
 
 
 class Report(msgspec.Struct, frozen=True):
     """What came of one claim: the run as it rests, or the error that stopped the driving.
 
-    With ``schedule_id`` there is no run: this schedule's slot has come and could not be fired.
+    With ``schedule_id`` there is no run: this schedule's slot has come and could not be fired. With neither, the store is in
+    trouble, and the worker backs off from it.
     """
 
     run_id: str
@@ -32,11 +41,41 @@ class Report(msgspec.Struct, frozen=True):
     schedule_id: str | None = None
 
 
+class Trouble:
+    """What a store in trouble costs: how often it failed in a row, and how long a worker stays away from it.
+
+    A claim that works says nothing of commits that do not, so each kind of success ends its own kind of failure only.
+    """
+
+    def __init__(self, dice: Callable[[], int]) -> None:
+        self._dice = dice
+        self.error: StoreError | None = None
+        self._times = 0
+        self._driving = False
+
+    def failed(self, error: StoreError, *, driving: bool) -> None:
+        """It failed a run that was ``driving``, or the worker itself."""
+        self.error = error
+        self._times += 1
+        self._driving = driving
+
+    def worked(self, *, driving: bool) -> None:
+        if driving or not self._driving:
+            self.error, self._times = None, 0
+
+    def seconds(self) -> float:
+        """The next pause, with jitter, so that many workers do not come back at once."""
+        u = self._dice() % 1_000 / 1_000
+        pause: float = BACK_OFF_SECONDS * 2 ** min(self._times - 1, 10)
+        return min(MOST_SECONDS, pause) * (0.5 + u)
+
+
 class Worker:
     """Claims and drives. A wake-up only shortens the wait: what is claimable is found by query (§10.16).
 
-    It fires schedules too, unless told not to (§10.15). ``on_report`` is called after each claim's end. An error of the store
-    ends the worker, it never goes on half-dead (X-14).
+    It fires schedules too, unless told not to (§10.15). ``on_report`` is called after each claim's end. From a store that fails for
+    a while it backs off, visibly: ``degraded`` holds the error, it is logged and reported. One that is broken for good, or closed,
+    ends it: it never goes on half-dead (X-14). So does any error with ``until_idle``: then somebody waits for what comes of it.
     """
 
     def __init__(
@@ -57,63 +96,128 @@ class Worker:
         self._sweeper = Sweeper(services, self._queues, self._unfired) if schedules else None
         self._running: set[asyncio.Task[Report]] = set()
         self._draining = asyncio.Event()
+        self._closing = asyncio.Event()
+        self._ended = asyncio.Event()
         self._news = asyncio.Event()
+        self._trouble = Trouble(services.entropy)
+
+    @property
+    def degraded(self) -> StoreError | None:
+        """What this worker backs off from now; None while all is well."""
+        return self._trouble.error
 
     def drain(self) -> None:
         """Stops claiming; what runs is finished to its next rest (§10.13)."""
         self._draining.set()
         self._news.set()
 
+    async def close(self) -> None:
+        """Ends it now: what runs is handed back, as its last commit left it."""
+        self._closing.set()
+        self.drain()
+        await self._ended.wait()
+
     async def _watch(self) -> None:
         """Looks out for changes in one task that stays: a store tells each task what it has not yet been told."""
         while True:
-            await self._services.store.wait_for_change(IDLE_SECONDS)
+            try:
+                await self._services.store.wait_for_change(IDLE_SECONDS)
+            except StoreError as e:
+                if not e.passing:
+                    raise
+                await self._services.clock.sleep(IDLE_SECONDS)
             self._news.set()
 
     async def run(self) -> None:
         """Works until drained; with ``until_idle`` also until nothing is due.
 
         Raises:
-            StoreError: the store failed; nothing was reported as done that is not durable.
+            StoreError: the store is broken for good, or was closed; nothing was reported as done that is not durable.
         """
-        services = self._services
         watch = asyncio.ensure_future(self._watch())
         watch.add_done_callback(lambda _: self._news.set())
         try:
             while not self._draining.is_set():
-                more = await self._sweeper.sweep() if self._sweeper is not None else False
-                room = await self._room()
-                skills = services.skills
-                claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=skills.shapes) if room > 0 else []
-                claims += await self._reclaimed(room - len(claims)) if room > 0 else []
-                for claim in claims:
-                    services.driving.add(claim.run_id)
-                    task = asyncio.ensure_future(self._one(claim))
-                    task.add_done_callback(lambda _: self._news.set())
-                    self._running.add(task)
-                if not claims and not more and not self._running and self._until_idle and room > 0:
-                    return
-                await self._pause(bool(claims) or more)
+                try:
+                    found = await self._turn()
+                except StoreError as e:
+                    self._failed(e)
+                else:
+                    if found is None:
+                        return
+                    self._trouble.worked(driving=not self._running and not self._services.stalled)
+                    await self._pause(found)
                 if watch.done():
-                    watch.result()  # the store fails: it says so here, and the worker ends (X-14)
+                    watch.result()  # the store fails for good: it says so here, and the worker ends (X-14)
+                if self._trouble.error is not None:
+                    await self._back_off()
+            while self._running and not self._closing.is_set():
+                await self._pause(False)
         except asyncio.CancelledError:
-            for task in self._running:  # what is under way is left as its last commit made it; the close hands it back
-                task.cancel()
+            self._stop()  # what is under way is left as its last commit made it; the close hands it back
             raise
         finally:
             watch.cancel()
+            if self._closing.is_set():
+                self._stop()
             if self._running:
                 await asyncio.wait(self._running)
+            self._ended.set()
             await self._reap()
 
+    def _stop(self) -> None:
+        for task in self._running:
+            cancels.cancel(task)
+
+    async def _turn(self) -> bool | None:
+        """Fires what is due, claims what there is room for, and begins to drive it. Whether there was anything; None once it is idle
+        and was to work no longer."""
+        services = self._services
+        more = await self._sweeper.sweep() if self._sweeper is not None else False
+        room = await self._room()
+        skills = services.skills
+        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=skills.shapes) if room > 0 else []
+        claims += await self._reclaimed(room - len(claims)) if room > 0 else []
+        for claim in claims:
+            services.driving.add(claim.run_id)
+            task = asyncio.ensure_future(self._one(claim))
+            cancels.serve(task)
+            task.add_done_callback(lambda _: self._news.set())
+            self._running.add(task)
+        if not claims and not more and not self._running and self._until_idle and room > 0:
+            return None
+        return bool(claims) or more
+
+    def _failed(self, error: StoreError) -> None:
+        """Notes that the store failed, or passes it on where waiting is no use, or somebody waits."""
+        if not error.passing or self._until_idle:
+            raise error
+        self._trouble.failed(error, driving=False)
+
+    async def _back_off(self) -> None:
+        """Stays away from the store for a while, and says so; what runs goes on meanwhile. A drain ends it."""
+        error, seconds = self._trouble.error, self._trouble.seconds()
+        assert error is not None
+        log.warning("the store is in trouble, backing off for %.1f s: %s", seconds, error.line())
+        await self._tell(Report("", None, error))
+        rest = asyncio.ensure_future(self._services.clock.sleep(seconds))
+        drain = asyncio.ensure_future(self._draining.wait())
+        try:
+            await asyncio.wait({rest, drain}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            rest.cancel()
+            drain.cancel()
+        await self._reap()
+
     async def _room(self) -> int:
-        """How many more runs may be claimed. Whoever cannot confirm its own lease takes none: they would be lost at the first
-        commit (§10.3).
+        """How many more runs may be claimed; one, to try with, while the store fails under what runs. Whoever cannot confirm its own
+        lease takes none: they would be lost at the first commit (§10.3).
 
         Raises:
             LeaseLost: this owner is no longer known, so that waiting is no use (X-14).
         """
-        room = self._concurrency - len(self._running)
+        most = self._concurrency if self._trouble.error is None else 1
+        room = most - len(self._running)
         if room <= 0 or await self._services.holds():
             return room
         if isinstance(error := self._services.failed(), LeaseLost):
@@ -130,7 +234,7 @@ class Worker:
             found = await services.store.get(run_id)
             if found is not None and found[1].owner == services.owner:
                 out += await services.store.claim(services.owner, (), None, limit=1, run_id=run_id)
-            del services.stalled[run_id]
+            services.stalled.pop(run_id, None)
         return out
 
     async def _pause(self, busy: bool) -> None:
@@ -143,22 +247,17 @@ class Worker:
         await self._reap()
 
     async def _reap(self) -> None:
-        """Tells what came of the claims that ended.
-
-        Raises:
-            StoreError: of the first that met one; the others met the same store.
-        """
-        failed: BaseException | None = None
+        """Tells what came of the claims that ended."""
         for task in [t for t in self._running if t.done()]:
             self._running.discard(task)
             if task.cancelled():
                 continue
-            if (error := task.exception()) is not None:
-                failed = failed or error
-                continue
-            await self._tell(task.result())
-        if failed is not None:
-            raise failed
+            report = task.result()
+            if not isinstance(report.error, StoreError):
+                self._trouble.worked(driving=True)
+            elif report.error.passing and not self._until_idle:
+                self._trouble.failed(report.error, driving=True)
+            await self._tell(report)
 
     async def _tell(self, report: Report) -> None:
         if self._on_report is not None:
@@ -170,7 +269,7 @@ class Worker:
         await self._tell(Report("", None, error, schedule_id))
 
     async def _one(self, claim: Claim) -> Report:
-        """Drives one claim. What concerns the run alone is a report; what concerns the store ends the worker."""
+        """Drives one claim; what became of it is a report. Only who stops this process ends the worker."""
         services = self._services
         try:
             loaded = await services.threads.load(claim.run_id)
@@ -187,10 +286,14 @@ class Worker:
             await asyncio.shield(let_go(services, claim.run_id, claim.fence, e))
             raise
         except Exception as e:
-            await let_go(services, claim.run_id, claim.fence, e)
+            with contextlib.suppress(HoldfastError):
+                await let_go(services, claim.run_id, claim.fence, e)
             if broke_off(e):
                 services.stalled[claim.run_id] = services.clock.monotonic() + STALL_SECONDS
             return Report(claim.run_id, None, e)
         finally:
             services.driving.discard(claim.run_id)
             services.streams.end(claim.run_id)
+
+
+__all__ = ["Report", "Trouble", "Worker"]

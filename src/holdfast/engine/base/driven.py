@@ -44,6 +44,7 @@ class Attendant:
         self._owner = owner
         self._drivers: dict[str, Driven] = {}
         self._task: asyncio.Task[None] | None = None
+        self._closed = asyncio.Event()
         self.draining = False
         self.left: list[str] = []
 
@@ -60,6 +61,8 @@ class Attendant:
             yield
         finally:
             self._drivers.pop(run_id, None)
+            if not self._drivers:
+                self._closed.set()
             if not self._drivers and self._task is not None:
                 self._task.cancel()
                 self._task = None
@@ -76,6 +79,14 @@ class Attendant:
         self.draining = True
         for driver in list(self._drivers.values()):
             driver.drain()
+
+    async def close(self, error: BaseException) -> None:
+        """Stops every run that is driven here, each with this error, once what it acts on outside has come to its end or its grace."""
+        self._closed.clear()
+        for driver in list(self._drivers.values()):
+            driver.broke(error)
+        if self._drivers:
+            await self._closed.wait()
 
     def nudge(self, run_id: str) -> None:
         """Something was put into this run's inbox here."""
@@ -96,7 +107,9 @@ class Attendant:
                 await self._store.wait_for_change(LOOK_SECONDS)
                 for run_id in await self._store.marked(self._owner()):
                     self.nudge(run_id)
-            except StoreError:
+            except StoreError as e:
+                if not e.passing:
+                    raise
                 await asyncio.sleep(AGAIN_SECONDS)
             now = self._clock.now()
             for driver in list(self._drivers.values()):

@@ -415,6 +415,8 @@ class Driver:
                 journal.replayed()
             if not self._services.alive() and not await self._services.holds():
                 raise LeaseLost(f"{self._services.owner} could not renew its lease; it stops at this boundary")
+            if self._broken is not None:
+                raise self._broken
             if self._end is not None or journal.boundaries.asked:
                 await self._ended()
                 return journal.run

@@ -36,8 +36,8 @@ from holdfast.core.errors import (
     LeaseLost,
     LogRolledBack,
     RunNotFound,
+    StoreClosed,
     StoreCorrupt,
-    StoreError,
     StoreMoved,
     UnknownStatus,
     UsageError,
@@ -240,12 +240,12 @@ class SqliteStore:
 
     def _read(self) -> apsw.Connection:
         if self._db is None:
-            raise StoreError(f"{self.path} is not open", hint="await store.open() first", code="store_closed")
+            raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
         return self._db
 
     def _write(self) -> Writer:
         if self._writer is None:
-            raise StoreError(f"{self.path} is not open", hint="await store.open() first", code="store_closed")
+            raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
         if self.suspect is not None:
             raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
         return self._writer
@@ -858,7 +858,7 @@ class SqliteStore:
     async def acknowledge(self) -> None:
         """An operator accepts the log as it is: a new incarnation, and every fence given out before is void (§1.9)."""
         if self._db is None:
-            raise StoreError(f"{self.path} is not open", hint="await store.open() first", code="store_closed")
+            raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
         with mapped(self.path):
             self._renew_incarnation(self._db)
 

@@ -21,7 +21,7 @@ import apsw
 import msgspec
 
 from holdfast.core.commit import Tip
-from holdfast.core.errors import HoldfastError, StoreError
+from holdfast.core.errors import HoldfastError, StoreClosed
 from holdfast.core.lease import Take
 from holdfast.stores.apply import Prepared
 from holdfast.stores.sqlite.commits import Applied, Committer
@@ -296,5 +296,5 @@ class Writer:
             self._thread = None
         for waiting in self._pending:
             if not waiting.future.done():
-                waiting.future.set_exception(StoreError("the store was closed", code="store_closed"))
+                waiting.future.set_exception(StoreClosed())
         self._pending = []
