@@ -231,6 +231,7 @@ class _Declared(msgspec.Struct, frozen=True, kw_only=True):
             "when": self.when,
             "retry": coerce(self.retry),
             "timeout_us": microseconds(self.timeout, timeout_us),
+            "timed": self.timeout is not None,
             "side_effects": EffectClass(one_of(self.side_effects, "side_effects", _EFFECTS)),
             "idempotent": self.idempotent,
             "verify": self.verify,

@@ -5,9 +5,11 @@ A process is told apart by its number and the moment of its start, within one na
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 import socket
+import sys
 import time
 from typing import NamedTuple
 
@@ -69,10 +71,38 @@ def alive_by_name(owner: str) -> Alive:
     return Alive.UNKNOWN if started(named.pid) == named.started else Alive.NO
 
 
+# How often this process was forked from another since it was started; what was opened before the last time is not its own.
+_forks = 0
+
+
+def _forked() -> None:
+    global _forks
+    _forks += 1
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def forks() -> int:
+    return _forks
+
+
+def end_child(since: int, what: str) -> None:
+    """Ends this process if it was forked ``since``, by the code it runs: it shares its parent's loop and connections, and may neither
+    commit nor act. A child that is to do something of its own ends by ``os._exit``, or is made by ``subprocess``."""
+    if _forks == since:
+        return
+    error = sys.exception()
+    code = error.code if isinstance(error, SystemExit) else 1
+    with contextlib.suppress(OSError):
+        os.write(2, f"holdfast: {what} forked, and the child came back to the worker: it ends here (end it by os._exit)\n".encode())
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
+
+
 def may_prove(owner: str) -> bool:
     """Whether a lock that this machine can take says something about an owner of that name: not if it runs on another one."""
     named = OwnerId.parse(owner)
     return named is None or named.host == here().host or named.boot == here().boot
 
 
-__all__ = ["Here", "alive_by_name", "boot", "here", "may_prove", "started", "ticks"]
+__all__ = ["Here", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "started", "ticks"]

@@ -8,11 +8,12 @@ from typing import Any
 
 from holdfast import Runtime
 from holdfast.stores import MemoryStore, SqliteStore
+from holdfast.testing.crash import SimulatedCrash
 
 SECOND = 1_000_000
 
 
-class Crash(BaseException):
+class Crash(SimulatedCrash):
     """The process ends here: nothing after it runs, nothing is handed back."""
 
 

@@ -13,6 +13,7 @@ from holdfast.core.commit import Commit, Tip
 from holdfast.handle import Run
 from holdfast.runtime import Runtime
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.crash import SimulatedCrash
 
 
 class FakeClock:
@@ -32,7 +33,7 @@ class FakeClock:
         await asyncio.sleep(0)
 
 
-class Crash(BaseException):
+class Crash(SimulatedCrash):
     """The process is gone."""
 
 

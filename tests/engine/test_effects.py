@@ -12,7 +12,7 @@ import pytest
 from holdfast import Absent, Context, Graph, Happened, Retry, Runtime, State, Unknown, flow, window
 from holdfast.core.commands import Decide
 from holdfast.core.commit import InboxItem
-from holdfast.core.errors import AttemptMayLive, LeaseLost
+from holdfast.core.errors import AttemptMayLive, LeaseLost, StoreUnavailable
 from holdfast.stores.sqlite import writer
 from tests.engine.outside import Crash, House, World
 
@@ -318,9 +318,14 @@ async def test_an_owner_that_is_late_closes_its_own_attempt(house: House) -> Non
             house.clock.forward(29)  # the machine slept between the attempt and the act
         return tip
 
+    async def unreachable(owner: str, ttl_us: int) -> int:
+        raise StoreUnavailable("nobody answers")
+
     rt.store.commit = slow  # type: ignore[method-assign]
+    renew, rt.store.renew = rt.store.renew, unreachable  # type: ignore[method-assign]
     with pytest.raises(LeaseLost):
         await rt.invoke(skill, {"text": "a"})
+    rt.store.renew = renew  # type: ignore[method-assign]
     run_id = (await rt.runs())[0].run_id
     assert (world.done, await statuses(rt, run_id)) == ([], ["abandoned"])
     rt.store.commit = attempt  # type: ignore[method-assign]

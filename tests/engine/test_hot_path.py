@@ -13,6 +13,7 @@ import pytest
 
 from holdfast import Graph, Runtime, State
 from holdfast.stores.sqlite import writer
+from holdfast.stores.sqlite.connection import Q
 
 STEPS = 50
 RUNS = 20
@@ -46,7 +47,8 @@ def statements() -> Iterator[Counter[str]]:
     counted: Counter[str] = Counter()
 
     def trace(_: Any, sql: str, __: Any) -> bool:
-        counted[sql.split(None, 1)[0].rstrip(";").upper()] += 1
+        if sql != Q.marked:  # the look for news in inboxes goes by the clock, not by steps
+            counted[sql.split(None, 1)[0].rstrip(";").upper()] += 1
         return True
 
     def hook(db: apsw.Connection) -> None:

@@ -471,18 +471,6 @@ class StoreError(HoldfastError):
     passing = True
 
 
-class StoreUnavailable(StoreError):
-    """It cannot be reached for a while; nothing was written."""
-
-    code = "store_unavailable"
-
-
-class OutcomeUnknown(StoreError):
-    """It was lost in the middle of a write: whether that came through is found by reading back (X-09)."""
-
-    code = "store_outcome_unknown"
-
-
 class StoreClosed(StoreError):
     """It was closed, here and by us: whoever waited for it is let go."""
 

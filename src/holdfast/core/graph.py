@@ -68,6 +68,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     ``gate`` is asked before the step and ``check`` after it, ``on_fail`` says what follows if one does not pass (§8.2).
     ``child`` is a sub-graph's Program; ``routes`` is False where the code plainly never returns Goto or Send;
     ``sends`` are the nodes that run for its ``Send``s alone: for an empty list of them they are done at once.
+    ``timed``: its timeout is its own and counts from its start, else from its last progress (§10.10).
     """
 
     name: str
@@ -81,6 +82,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     writes: tuple[str, ...] | None = None
     retry: Retry = ONCE
     timeout_us: int = DEFAULT_TIMEOUT_US
+    timed: bool = False
     side_effects: EffectClass = EffectClass.NONE
     capabilities: tuple[str, ...] = ()
     idempotent: bool = False

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import Any, cast
 
 from holdfast.core.errors import StoreError
+from holdfast.engine.base.leaving import Leaving
 from holdfast.ports import Store
 
 READS = frozenset(
@@ -22,8 +23,8 @@ READS = frozenset(
 )  # fmt: skip
 
 
-class SimulatedCrash(BaseException):
-    """The process is gone. Not an Exception: no handler in the engine or in a node may outlive a kill -9."""
+class SimulatedCrash(Leaving):
+    """The process is gone. A way out that nothing in the engine holds up: no handler may outlive a kill -9."""
 
 
 class Fault(StrEnum):

@@ -14,7 +14,7 @@ import pytest
 
 from holdfast.authoring import Skill
 from holdfast.engine.calls import context, effects
-from holdfast.engine.calls.functions import call
+from holdfast.engine.calls.functions import Patience, call
 from holdfast.handle import Run
 from holdfast.testing.clock import VirtualClock
 from holdfast.testing.crash import Fault
@@ -52,14 +52,14 @@ class Stubs:
         """``answer`` is a value, an exception to raise, or a function of the same arguments."""
         self._answers[name] = answer
 
-    async def call(self, function: Callable[..., Any], args: tuple[Any, ...], timeout_us: int, what: str) -> Any:
+    async def call(self, function: Callable[..., Any], args: tuple[Any, ...], limit: int | Patience, what: str) -> Any:
         self.calls.append((what, args))
         if what not in self._answers:
-            return await call(function, args, timeout_us, what)
+            return await call(function, args, limit, what)
         answer = self._answers[what]
         if isinstance(answer, BaseException):
             raise answer
-        return await call(answer, args, timeout_us, what) if callable(answer) else answer
+        return await call(answer, args, limit, what) if callable(answer) else answer
 
 
 @pytest.fixture

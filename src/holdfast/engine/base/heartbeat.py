@@ -23,6 +23,9 @@ class Heartbeat:
         self._owner = owner
         self._ttl_us = ttl_us
         self._stop = threading.Event()
+        self._turn = threading.Condition()
+        self._hurried = False
+        self._beats = 0
         self._safe_until = self._since(clock.monotonic())
         self._thread: threading.Thread | None = None
         self.failed: BaseException | None = None
@@ -34,12 +37,24 @@ class Heartbeat:
 
     def stop(self) -> None:
         self._stop.set()
+        with self._turn:
+            self._turn.notify_all()
         if self._thread is not None:
             self._thread.join(timeout=10)
 
     def safe(self) -> bool:
         """Whether something new may begin under the lease."""
         return self._clock.monotonic() < self._safe_until
+
+    def confirm(self) -> bool:
+        """Whether something new may begin, asked by a thread: has the lease renewed out of turn before it says no."""
+        if self.safe() or self._thread is None:
+            return self.safe()
+        with self._turn:
+            before, self._hurried = self._beats, True
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: self._beats > before or self._stop.is_set(), self._ttl_us / 3_000_000)
+        return self.safe()
 
     def _since(self, confirmed: float) -> float:
         """Until when something may begin after a renewal that was confirmed then (§10.3)."""
@@ -63,8 +78,14 @@ class Heartbeat:
     def _work(self) -> None:
         loop = asyncio.new_event_loop()
         try:
-            while not self._stop.wait(self._ttl_us / 3_000_000):
-                if not loop.run_until_complete(self.beat()):
+            while True:
+                with self._turn:
+                    self._turn.wait_for(lambda: self._hurried or self._stop.is_set(), self._ttl_us / 3_000_000)
+                    self._hurried = False
+                if self._stop.is_set() or not loop.run_until_complete(self.beat()):
                     return
+                with self._turn:
+                    self._beats += 1
+                    self._turn.notify_all()
         finally:
             loop.close()

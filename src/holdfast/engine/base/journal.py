@@ -8,8 +8,8 @@ durable (§1.12).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Awaitable, Callable
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -20,7 +20,7 @@ from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Sour
 from holdfast.core.commands import Cancel
 from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectInProgress, InboxUnread, StoreError
+from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StoreError
 from holdfast.core.intents import Intent
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.progress import Progress
@@ -32,6 +32,7 @@ from holdfast.engine.look import parents as family
 from holdfast.engine.look.blobs import whole
 from holdfast.ports import Loaded, Store
 
+T = TypeVar("T")
 REPLAYED = "replayed"
 
 
@@ -161,10 +162,20 @@ class Journal:
 
     async def whole(self, record: StepRecord) -> StepRecord:
         """The record with its value, also where that is kept apart. One that cannot be read stops the run where it stands (§1.12)."""
+        return await self.asking(whole(self.store, record))
+
+    def stop(self, error: HoldfastError) -> None:
+        """The house is in trouble: from here on nothing of this driving is written, and nothing that its nodes make of it is an outcome
+        (X-18)."""
+        if self.dead is None:
+            self.dead = error
+
+    async def asking(self, answer: Awaitable[T]) -> T:
+        """What the store answers; if it cannot, that is no failure of the step that wanted to know."""
         try:
-            return await whole(self.store, record)
+            return await answer
         except StoreError as e:
-            self.dead = e
+            self.stop(e)
             raise
 
     def echoed(self, task: str, path: str) -> StepRecord | None:

@@ -117,8 +117,8 @@ class Services:
     """Store, clock, owner and registries of one runtime; ``grace``: seconds for which a cancel lets an effect in flight come to
     its end (§10.12).
 
-    ``alive()`` is False once the lease may have been lost (§10.3), ``renew`` confirms it now, out of turn, and ``failed()`` is
-    the error of a renewal that does not succeed. ``driving``: the runs that some task of this process has claimed and drives;
+    ``alive()`` is False once the lease may have been lost (§10.3), ``renew`` confirms it now, out of turn, ``confirm`` has that done
+    for a thread, and ``failed()`` is the error of a renewal that does not succeed. ``driving``: the runs that some task of this process has claimed and drives;
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
     which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told.
     """
@@ -142,6 +142,7 @@ class Services:
     driving: set[str] = dataclasses.field(default_factory=set)
     stalled: dict[str, float] = dataclasses.field(default_factory=dict)
     renew: Callable[[], Awaitable[bool]] | None = None
+    confirm: Callable[[], bool] = lambda: True
     failed: Callable[[], BaseException | None] = lambda: None
     entropy: Callable[[], int] = lambda: int.from_bytes(os.urandom(16))
     grace: float = 10.0

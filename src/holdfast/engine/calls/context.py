@@ -42,7 +42,7 @@ from holdfast.engine.base.streams import Chunk
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import scopes
 from holdfast.engine.calls import waits as waiting
-from holdfast.engine.calls.functions import call, name_of
+from holdfast.engine.calls.functions import Patience, call, name_of
 from holdfast.engine.calls.scopes import Restart, Scope, Suspend, current
 from holdfast.engine.calls.tools import call_tool
 from holdfast.handle import Decision, when
@@ -107,6 +107,9 @@ class Context:
         self._sync = False
         self._calls = 0
         self._parked = False
+        self._loop = asyncio.get_running_loop()
+        self._patience = Patience(node.timeout_us, own=node.timed)
+        self._patient: list[Patience] = [self._patience]
         self.attempt = attempt
 
     # -- facts about where we are -------------------------------------------------------------------
@@ -306,9 +309,9 @@ class Context:
             StepTimeout: it took longer than ``timeout``.
         """
         self._waiting("step")
-        return self._do_step(fn, args, key, coerce(retry), microseconds(timeout, DEFAULT_TIMEOUT_US))
+        return self._do_step(fn, args, key, coerce(retry), Patience.of(timeout))
 
-    async def _do_step(self, fn: Callable[..., Any], args: tuple[Any, ...], key: str | None, retry: Retry, timeout_us: int) -> Any:
+    async def _do_step(self, fn: Callable[..., Any], args: tuple[Any, ...], key: str | None, retry: Retry, patience: Patience) -> Any:
         name = name_of(fn)
         digest = _digest(args) if args and key is None else ""
         with self._place(name, key) as path:
@@ -318,7 +321,7 @@ class Context:
             await self._afford(path)
             await self._begin()
             try:
-                value, packed, attempt = await self._attempts(path, name, retry, digest, lambda: call(fn, args, timeout_us, name))
+                value, packed, attempt = await self._attempts(path, name, retry, digest, lambda: self._patiently(fn, args, patience, name))
                 done = StepRecord(self._key, path, name, value=packed, attempt=attempt, digest=digest)
                 fact = ev.StepCompleted(self._step, self._key, attempt=attempt, path=path)
                 await self._save(Draft(facts=[fact], results=[done]))
@@ -331,10 +334,12 @@ class Context:
         if self._journal.boundaries.asked:
             await self._journal.boundaries.stand(self)
         self._calls += 1
+        self._patience.hold()
 
     def _finish(self) -> None:
         """The call has ended, and what came of it is on record."""
         self._calls -= 1
+        self._patience.release(self._loop.time())
         if self._journal.boundaries.asked:
             self._journal.boundaries.look()
 
@@ -365,6 +370,32 @@ class Context:
                     results=[StepRecord(self._key, path, "spend", value=canon.encode(canon.FrozenDict(clean)), kind="value")],
                 )
             )
+
+    async def _patiently(self, fn: Callable[..., Any], args: tuple[Any, ...], patience: Patience, name: str) -> Any:
+        """Calls it, and lets ``progress`` move its time on meanwhile."""
+        with self._minding(patience):
+            return await call(fn, args, patience, name)
+
+    @contextmanager
+    def _minding(self, patience: Patience) -> Iterator[None]:
+        """For a call's time: progress moves it on."""
+        patience.move(self._loop.time())
+        self._patient.append(patience)
+        try:
+            yield
+        finally:
+            self._patient.remove(patience)
+
+    def progress(self, note: str = "") -> None:
+        """Says that this step gets on: a default timeout counts anew from here (§10.10). Nothing of it is durable; ``note`` is logged.
+
+        A ``timeout=`` of one's own counts from the start, whatever is said here.
+        """
+        now = self._loop.time()
+        for patience in list(self._patient):
+            patience.move(now)
+        if note:
+            self.log.info("%s", note)
 
     async def _attempts(self, path: str, name: str, retry: Retry, digest: str, act: Callable[[], Awaitable[Any]]) -> tuple[Any, bytes, int]:
         """Tries until it works or the budget is spent; every failure is durable before the next try (§10.9)."""
@@ -421,7 +452,7 @@ class Context:
     def map(self, fn: Callable[[I], Any], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[Any]]:
         """``step(fn, item)`` for every item, at most ``concurrency`` at once; results in the order of the items."""
         self._waiting("map")
-        calls = [self._do_step(fn, (item,), None, coerce(None), DEFAULT_TIMEOUT_US) for item in items]
+        calls = [self._do_step(fn, (item,), None, coerce(None), Patience.of(None)) for item in items]
         return scopes.gather(self, calls, concurrency, "map")
 
     def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
@@ -605,7 +636,7 @@ class Context:
         self._waiting("effect")
         options = performing.Options(
             key=key, side_effects=side_effects, idempotent=idempotent, replay=replay, verify=verify, undo=undo,
-            timeout_us=microseconds(timeout, DEFAULT_TIMEOUT_US), retry=coerce(retry),
+            timeout_us=microseconds(timeout, DEFAULT_TIMEOUT_US), retry=coerce(retry), timed=timeout is not None,
         )  # fmt: skip
         return performing.perform(self, fn, args, options)
 
@@ -658,6 +689,7 @@ class Context:
     def emit(self, value: Any) -> None:
         """A provisional chunk for whoever streams the run now; nothing of it is durable (§13.2a). Its tag names the attempt of the node, and
         of the recorded call in whose midst it is made."""
+        self.progress()
         self._services.streams.emit(Chunk(self.run_id, self.attempt_id + scopes.calling.get(), value))
 
     def report(self, outcome: str) -> None:

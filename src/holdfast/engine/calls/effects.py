@@ -40,11 +40,12 @@ from holdfast.core.errors import (
 from holdfast.core.lease import Alive
 from holdfast.core.retry import ONCE, Retry, backoff
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
+from holdfast.engine.base import cancels
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import undos
-from holdfast.engine.calls.functions import accepts_key, asynchronous, call, name_of
+from holdfast.engine.calls.functions import Patience, accepts_key, asynchronous, call, name_of
 from holdfast.engine.calls.scopes import Restart, Suspend, attempting
 from holdfast.engine.calls.waits import Redo
 from holdfast.engine.look.blobs import whole
@@ -75,6 +76,7 @@ class Options(msgspec.Struct, frozen=True):
     verify: Callable[..., Any] | None = None
     undo: Callable[..., Any] | None = None
     timeout_us: int = 60_000_000
+    timed: bool = True
     retry: Retry = ONCE
     name: str = ""
     cooperative: bool = True
@@ -82,7 +84,11 @@ class Options(msgspec.Struct, frozen=True):
 
 
 class NotBegun(Exception):
-    """The gate was shut when the act was to begin (§6.5)."""
+    """The gate was shut when the act was to begin (§6.5). ``late``: only because the lease could not be confirmed in time."""
+
+    def __init__(self, why: str, *, late: bool = False) -> None:
+        super().__init__(why)
+        self.late = late
 
 
 async def perform(ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
@@ -95,7 +101,7 @@ async def perform(ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], optio
     """
     name = options.name or name_of(fn)
     if EffectClass(options.side_effects) not in LEDGERED:
-        return await ctx._do_step(fn, args, options.key, options.retry, options.timeout_us)
+        return await ctx._do_step(fn, args, options.key, options.retry, Patience(options.timeout_us, own=options.timed))
     with ctx._place(name, options.key) as path:
         return await Performance(ctx, fn, args, options, name, path).run()
 
@@ -170,7 +176,7 @@ class Performance:
                 case fx.InProgress(effect):
                     if self.services.clock.now() >= until:
                         raise EffectInProgress(f"{self.name} is under way in the run {effect.run_id}", hint="resume this run once that one is done")
-                    await self.store.wait_for_change(LOOK_SECONDS)
+                    await self.journal.asking(self.store.wait_for_change(LOOK_SECONDS))
                     continue
                 case fx.Ask():
                     done, value = await self._asked(verdict)
@@ -198,17 +204,17 @@ class Performance:
 
     async def _on_record(self, key: str) -> tuple[str, list[Effect]]:
         """The records under a key; under the one that stands in its place, where its effect was taken back."""
-        records = await self.store.effects(key=key)
+        records = await self.journal.asking(self.store.effects(key=key))
         while (later := fx.standing(key, records)) is not None:
             self.passed[key] = len(records)
-            key, records = later, await self.store.effects(key=later)
+            key, records = later, await self.journal.asking(self.store.effects(key=later))
         return key, records
 
     async def _judged(self) -> fx.Verdict:
         self.key, self.records = await self._on_record(self.key)
         echo = self.journal.echo
         if echo is not None and not self.shared and self.options.undoes is None:
-            if self.apart != self.key and await self.store.effects(key=self.apart):
+            if self.apart != self.key and await self.journal.asking(self.store.effects(key=self.apart)):
                 self.key, self.records = await self._on_record(self.apart)
             elif not self.records and self.policy is not ReplayPolicy.REEXECUTE:
                 # A fork has keys of its own; what its forebears did here with the same arguments is not done again.
@@ -216,7 +222,7 @@ class Performance:
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
         alive = Alive.UNKNOWN
         if self.records and (known := next((e for e in reversed(self.records) if e.open), None)) is not None:
-            alive = await alive_now(self.services, known)
+            alive = await self.journal.asking(alive_now(self.services, known))
         asked = fx.Asked(
             request=self.request,
             run_id=self.journal.run.run_id,
@@ -392,8 +398,8 @@ class Performance:
 
     async def _attempted(self, over: Effect | None, same: bool) -> tuple[bool, Any]:
         self.journal.replayed()
-        if not self.services.alive():
-            raise LeaseLost("the lease may have been lost: no effect is begun")
+        if not await self.services.holds():
+            self._too_late()
         effect = self._attempt(over if same else None)
         draft = Draft(facts=[self._fact(ev.SideEffectAttempted, effect)], effects=[effect])
         if over is not None and over.open and not same:
@@ -407,7 +413,8 @@ class Performance:
             await self.journal.attempt(draft)
             doing = asyncio.ensure_future(self._done(effect))
             cancelled = await _ended(doing)
-            if doing.cancelled() and self.journal.cut and not cancelled:
+            ends = self.journal.cut or self.journal.run.cancel_requested_at is not None
+            if doing.cancelled() and ends and not cancelled and self.journal.dead is None:
                 await asyncio.Event().wait()  # the scope of this node is being closed: its own cancel is on the way
             try:
                 return doing.result()
@@ -421,14 +428,16 @@ class Performance:
 
     async def _done(self, effect: Effect) -> tuple[bool, Any]:
         """The act, and what came of it written down. A cancel reaches an act that can be ended; a thread cannot."""
+        patience = Patience(self.options.timeout_us, own=self.options.timed)
         with attempting(self.path, self._tries() + 1) if self.path.rpartition("/")[2] != undos.NODE_PATH else nullcontext():
-            act = asyncio.ensure_future(call(self._gated(effect), self.args, self.options.timeout_us, self.name))
+            act = asyncio.ensure_future(call(self._gated(effect), self.args, patience, self.name))
         acts = self.journal.acts
         acts[effect.effect_id] = Act(self.name, act if self._cooperative() else None)
         try:
-            await asyncio.wait({act})
+            with self.ctx._minding(patience):
+                await asyncio.wait({act})
         finally:
-            act.cancel()  # by force, if we were cancelled ourselves
+            cancels.cancel(act)  # by force, if we were cancelled ourselves
             del acts[effect.effect_id]
         return await self._after(effect, act)
 
@@ -461,7 +470,7 @@ class Performance:
                 raise
             return True, await self._recorded(effect, value, data)
         if isinstance(failure, NotBegun):
-            await self._abandoned(effect, str(failure))
+            return await self._abandoned(effect, failure)
         if isinstance(failure, StepTimeout) and not self.options.idempotent:
             # It may have happened: that is for the hook or a person to say.
             await self._lost_track(effect, "timed out", closed=self._cooperative())
@@ -490,7 +499,7 @@ class Performance:
             if isinstance(answer, fx.Happened):
                 return True, await self._settled(effect, *canon.pack(answer.result, f"verify of {self.name}"))
             if isinstance(answer, fx.Absent):
-                await self._abandoned(effect, why)
+                return await self._abandoned(effect, NotBegun(why))
         raise asyncio.CancelledError(why)
 
     def _cooperative(self) -> bool:
@@ -560,12 +569,14 @@ class Performance:
                 raise NotBegun(f"nothing can be recorded any more: {self.journal.dead}")
             if self.journal.run.cancel_requested_at is not None and self.options.undoes is None:
                 raise NotBegun("the run is being cancelled")
-            if not self.services.alive():
-                raise NotBegun("the lease may have been lost")
 
+        late = NotBegun("the lease may have been lost", late=True)
         if asynchronous(fn):
 
             async def act(*args: Any) -> Any:
+                gate()
+                if not await self.services.holds():
+                    raise late
                 gate()
                 return await fn(*args)
 
@@ -574,6 +585,9 @@ class Performance:
         def act_in_thread(*args: Any) -> Any:
             acting.add(thread)  # a thread may go on after its timeout
             try:
+                gate()
+                if not self.services.confirm():
+                    raise late
                 gate()
                 return fn(*args)
             finally:
@@ -616,9 +630,9 @@ class Performance:
         Raises:
             EffectConflict: somebody else has settled it meanwhile, so that what was said here is about a state of things that is gone.
         """
-        if await self.store.settle_effect(settled, seen):
+        if await self.journal.asking(self.store.settle_effect(settled, seen)):
             return
-        there = next(e.status for e in await self.store.effects(key=self.key) if e.effect_id == settled.effect_id)
+        there = next(e.status for e in await self.journal.asking(self.store.effects(key=self.key)) if e.effect_id == settled.effect_id)
         raise EffectConflict(f"{self.name} was settled meanwhile, as {there}, by the run {settled.run_id} or another", hint="look at it again: holdfast resume")
 
     async def by_hand(self, decision: Decision) -> Any:
@@ -680,7 +694,7 @@ class Performance:
         of = self._of_source()
         draft = Draft(results=[replace(echoed, attempt=self.ctx.attempt)])
         if of is not None:
-            self.records = await self.store.effects(key=self.key)
+            self.records = await self.journal.asking(self.store.effects(key=self.key))
             row = self._attempt(None)
             row = replace(row, key=of.key, status=EffectStatus.REUSED, source_effect_id=of.effect_id, settled_at=row.attempted_at)
             draft.effects.append(row)
@@ -692,16 +706,25 @@ class Performance:
         unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=why, closed=closed)
         await self._save(effect, Draft(facts=[self._fact(ev.SideEffectUnknown, effect, why)], effects=[unknown]), why)
 
-    async def _abandoned(self, effect: Effect, why: str) -> NoReturn:
-        """Too late to act: the attempt closes itself on its own row, whoever has the lease now (§6.5)."""
+    async def _abandoned(self, effect: Effect, shut: NotBegun) -> tuple[bool, Any]:
+        """Too late to act: the attempt closes itself on its own row, whoever has the lease now (§6.5). One that was late for a moment
+        is attempted anew."""
+        why = str(shut)
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
-        if self.journal.dead is None and self.services.alive():
+        if self.journal.dead is None and await self.services.holds():
             await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
+            if shut.late:
+                return False, None
             raise asyncio.CancelledError(why)
         for status in (EffectStatus.ATTEMPTED, EffectStatus.UNKNOWN):
-            if await self.store.settle_effect(gone, status):
+            if await self.journal.asking(self.store.settle_effect(gone, status)):
                 break
-        raise LeaseLost(f"{self.name} was not begun: {why}")
+        self._too_late(f"{self.name} was not begun: {why}")
+
+    def _too_late(self, why: str = "the lease may have been lost: no effect is begun") -> NoReturn:
+        """Nothing that comes of this driving is an outcome any more."""
+        self.journal.stop(LeaseLost(why))
+        raise LeaseLost(why)
 
     async def _save(self, effect: Effect, draft: Draft, summary: str) -> None:
         """Makes an outcome durable. An owner that has lost its lease leaves it as evidence, and closes its attempt (§10.2)."""
@@ -715,7 +738,7 @@ class Performance:
         attempt_id = f"{effect.effect_id}@{effect.fence & 0xFFFFFFFF}"
         command = commands.LateResult(attempt_id, f"{self.name}: {summary}"[:SUMMARY_CHARS])
         for status in (EffectStatus.UNKNOWN, EffectStatus.ATTEMPTED):
-            if await self.store.settle_effect(replace(effect, status=status, closed=True, detail=command.summary), status):
+            if await self.journal.asking(self.store.settle_effect(replace(effect, status=status, closed=True, detail=command.summary), status)):
                 break
         await self.store.put(InboxItem(run_id=self.journal.run.run_id, key=command.key, command=command, put_at=self.store.now()))
 

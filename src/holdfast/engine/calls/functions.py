@@ -1,17 +1,75 @@
-"""Calling user code: coroutine or thread, under a timeout, with its name for the record."""
+"""Calling user code: coroutine or thread, under a timeout, with its name for the record.
+
+Theory of operation. A coroutine is stepped by hand in the task of its caller: its first part before any timer is set, the rest as
+the loop brings it back. So it is seen which cancel it made itself, whether it forked, and whether it goes on though it was
+cancelled; such a one is stepped no further: it is abandoned where it stands. A thread is waited for, and given up. Whatever
+comes out is a value, a failure of the step, a way out that is none (``Leaving``), or a cancel from outside (X-24).
+"""
 
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import functools
 import inspect
+import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
+from concurrent.futures import Executor, Future
 from types import CoroutineType, FunctionType
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
-from holdfast.core.errors import StepFailure, StepTimeout
+from holdfast import machine
+from holdfast.authoring import microseconds
+from holdfast.core.errors import StepTimeout
+from holdfast.core.graph import DEFAULT_TIMEOUT_US
+from holdfast.engine.base import cancels, pool
+from holdfast.engine.base.leaving import Leaving, contained
 
 T = TypeVar("T")
+CLEANUP_SECONDS = 5.0  # so long may a coroutine go on after its cancel, to tidy up
+log = logging.getLogger("holdfast.run")
+
+
+class Patience:
+    """How long something of the user's may take: ``own`` time counts from its start, the default from its last progress (§10.10).
+
+    While it is ``held``, its time does not count: a call of its own is under way, which has a time of its own.
+    """
+
+    __slots__ = ("_held", "limit_us", "moved", "own")
+
+    def __init__(self, limit_us: int, *, own: bool) -> None:
+        self.limit_us = limit_us
+        self.own = own
+        self.moved = 0.0
+        self._held = 0
+
+    @classmethod
+    def of(cls, timeout: dt.timedelta | float | None) -> Patience:
+        """That of a call: the time given, else the default one."""
+        return cls(microseconds(timeout, DEFAULT_TIMEOUT_US), own=timeout is not None)
+
+    def move(self, now: float) -> None:
+        self.moved = now
+
+    def hold(self) -> None:
+        self._held += 1
+
+    def release(self, now: float) -> None:
+        self._held -= 1
+        self.moved = now
+
+    def left(self, now: float) -> float:
+        """Seconds until its time is up, if nothing moves it on."""
+        limit = self.limit_us / 1_000_000
+        return limit if self._held and not self.own else self.moved + limit - now
+
+    def over(self, what: str, more: str) -> StepTimeout:
+        seconds = f"{self.limit_us / 1_000_000:g} s"
+        if self.own:
+            return StepTimeout(f"{what} took longer than {seconds}{more}", hint="give it a longer timeout=…")
+        hint = "give it timeout=…, or call ctx.progress() while it gets on"
+        return StepTimeout(f"{what} took longer than {seconds} without any progress{more}", hint=hint)
 
 
 def name_of(function: Callable[..., Any]) -> str:
@@ -38,19 +96,19 @@ def asynchronous(function: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
 
 
-async def call(function: Callable[..., Any], args: tuple[Any, ...], timeout_us: int, what: str) -> Any:
+async def call(function: Callable[..., Any], args: tuple[Any, ...], limit: int | Patience, what: str) -> Any:
     """Awaits a coroutine function, or runs a plain one in a thread.
 
     Raises:
         StepTimeout: a typed class of its own; what a thread does after it is fenced off (§10.10).
-        StepFailure: the code called ``sys.exit``, or let a cancellation out that nobody asked for: a failure of
-            this step, not the end of the process that serves others.
+        StepFailure: the code raised what is no Exception: a failure of this step, not the end of the process that serves others.
     """
-    return await bounded(function(*args) if asynchronous(function) else _in_thread(function, args), timeout_us, what)
+    patience = limit if isinstance(limit, Patience) else Patience(limit, own=True)
+    return await bounded(function(*args) if asynchronous(function) else _in_thread(function, args, what, patience), patience, what)
 
 
-async def bounded(work: Coroutine[Any, Any, T], timeout_us: int, what: str) -> T:
-    """Awaits a coroutine of the user's for at most ``timeout_us`` from now; zero is for ever.
+async def bounded(work: Coroutine[Any, Any, T], limit: int | Patience, what: str) -> T:
+    """Awaits a coroutine of the user's for as long as its time lasts; zero is for ever.
 
     The first part, up to where it first waits, is run before a timer is set: no timer could end that part, and many a node
     ends in it, for which a timer would cost more than the node.
@@ -58,71 +116,202 @@ async def bounded(work: Coroutine[Any, Any, T], timeout_us: int, what: str) -> T
     Raises:
         StepTimeout, StepFailure: as ``call``.
     """
+    task = asyncio.current_task()
+    assert task is not None, "user code runs in a task"
+    before = task.cancelling()
+    began = asyncio.get_running_loop().time()
+    rest: Begun[T] | None = None
     try:
-        if type(work) is not CoroutineType:  # an awaitable of another make
-            return await _within(work, asyncio.get_running_loop().time(), timeout_us, what)
-        began = asyncio.get_running_loop().time()
-        rest: Begun[T] = Begun(work)
-        if rest.over:
-            return rest.value
-        return await _within(rest, began, timeout_us, what)
-    except SystemExit as e:
-        raise StepFailure(f"{what} called sys.exit({e.code!r})", code="system_exit") from e
+        rest = Begun(work if type(work) is CoroutineType else _awaited(work), task, what)
+        if not rest.over:
+            await _within(rest, began, limit, what)
+    except Exception:
+        if task.cancelling() > before:
+            await _absorb(task, before, rest)
+        raise
     except asyncio.CancelledError as e:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
+        caused = task.cancelling() - before if rest is None else rest.caused
+        if task.cancelling() - caused > before and cancels.asked(task):
             raise
-        raise StepFailure(f"{what} let a CancelledError out that it had raised or awaited itself", code="cancelled_inside") from e
+        while task.cancelling() > before:
+            task.uncancel()
+        raise contained(e, what) from e
+    except BaseException as e:
+        if isinstance(e, GeneratorExit) and rest is not None and rest.closed:
+            raise  # whoever awaits this is closed
+        raise contained(_unwrapped(e), what) from e
+    if task.cancelling() > before and await _absorb(task, before, rest):
+        raise contained(asyncio.CancelledError(), what)
+    return rest.value
 
 
-async def _within(rest: Awaitable[T], began: float, timeout_us: int, what: str) -> T:
-    if timeout_us <= 0:
-        return await rest
-    scope = asyncio.timeout_at(began + timeout_us / 1_000_000)
+async def _absorb(task: asyncio.Task[Any], before: int, rest: Begun[Any] | None) -> bool:
+    """Takes back a cancel that the step has made itself and that would strike whatever its task does next. Whether there was one."""
+    caused = task.cancelling() - before if rest is None else rest.caused
+    if caused <= 0:
+        return False
+    for _ in range(caused):
+        task.uncancel()
+    try:
+        await asyncio.sleep(0)
+    except asyncio.CancelledError:
+        if task.cancelling() > before:
+            raise
+    return True
+
+
+def _unwrapped(error: BaseException) -> BaseException:
+    """A group of nothing but ways out of the node is one of them: a TaskGroup puts the wait of its branch into a group."""
+    if not isinstance(error, BaseExceptionGroup):
+        return error
+    leaves, rest = error.split(Leaving)
+    if leaves is None or rest is not None:
+        return error
+    found = _flat(leaves)
+    return found[0].joined(found[1:])
+
+
+def _flat(group: BaseExceptionGroup[Leaving]) -> list[Leaving]:
+    out: list[Leaving] = []
+    for e in group.exceptions:
+        out += _flat(e) if isinstance(e, BaseExceptionGroup) else [e]
+    return out
+
+
+async def _awaited(work: Awaitable[T]) -> T:
+    return await work
+
+
+async def _within(rest: Begun[T], began: float, limit: int | Patience, what: str) -> None:
+    patience = limit if isinstance(limit, Patience) else Patience(limit, own=True)
+    if patience.limit_us <= 0:
+        await rest
+        return
+    loop = asyncio.get_running_loop()
+    patience.moved = max(patience.moved, began)
+    timer: asyncio.TimerHandle
+
+    def look() -> None:
+        nonlocal timer
+        if (left := patience.left(loop.time())) > 0:
+            timer = loop.call_later(left, look)
+        else:
+            rest.told = True
+            scope.reschedule(loop.time())
+
+    scope = asyncio.timeout(None)
+    timer = loop.call_later(patience.left(loop.time()), look)
     try:
         async with scope:
-            return await rest
+            await rest
     except TimeoutError:
         if scope.expired():
-            raise StepTimeout(f"{what} took longer than {timeout_us / 1_000_000:g} s", hint="give it timeout=…") from None
+            raise patience.over(what, rest.left_behind) from None
         raise
+    finally:
+        timer.cancel()
 
 
-class Begun(Awaitable[T]):
+# Coroutines that went on though they were cancelled: kept, so that nothing tries to end them once more.
+_abandoned: list[Generator[Any, Any, None]] = []
+
+
+class Begun(Generic[T]):
     """A coroutine whose first part, up to where it first waits, has been run in the caller's task: it is ``over`` and left a
-    ``value``, or it is to be awaited further. What it raises in its first part is raised at once."""
+    ``value``, or it is to be awaited further. What it raises in its first part is raised at once.
 
-    __slots__ = ("_steps", "_waiting", "over", "value")
+    ``caused`` counts the cancels of its task that it made itself; ``told``: it was told to end, by a timeout or by the house.
+    ``left_behind`` says what of it goes on.
+    """
+
+    __slots__ = ("_forks", "_gives_up", "_steps", "_task", "_timer", "_waiting", "_what", "caused", "closed", "left_behind", "over", "told", "value")
     value: T
 
-    def __init__(self, work: Coroutine[Any, Any, T]) -> None:
-        self.over = False
+    def __init__(self, work: Coroutine[Any, Any, T], task: asyncio.Task[Any], what: str) -> None:
+        self.over = self.told = self.closed = self._gives_up = False
+        self.left_behind = ""
+        self._task = task
+        self._what = what
+        self._timer: asyncio.TimerHandle | None = None
+        self._forks = machine.forks()
         self._steps = self._kept(work).__await__()
-        self._waiting = next(self._steps, None)
+        before = task.cancelling()
+        try:
+            self._waiting = next(self._steps, None)
+        finally:
+            machine.end_child(self._forks, what)
+        self.caused = task.cancelling() - before
 
     async def _kept(self, work: Coroutine[Any, Any, T]) -> None:
         """Keeps the value aside: a coroutine that returns nothing ends without an exception, which would cost more than all of this."""
         self.value = await work
         self.over = True
 
-    def __await__(self) -> Generator[Any, Any, T]:
+    def __await__(self) -> Generator[Any, Any, None]:
         steps, waiting = self._steps, self._waiting
-        while not self.over:
-            try:
-                yield waiting
-            except BaseException as e:  # a cancel or a timeout strikes where the coroutine waits, so it is thrown in there
+        try:
+            while not self.over:
                 try:
-                    waiting = steps.throw(e)
-                except StopIteration:
-                    break
-            else:
-                yield from steps
-        return self.value
+                    yield waiting
+                except BaseException as e:  # a cancel or a timeout strikes where the coroutine waits, so it is thrown in there
+                    if self._gives_up:
+                        self._task.uncancel()  # our own, made to get here
+                        raise
+                    self.closed = isinstance(e, GeneratorExit)
+                    waiting = self._step(steps.throw, e)
+                    if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or cancels.told(self._task)):
+                        self._wait_no_longer()
+                else:
+                    waiting = self._step(steps.send, None)
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _step(self, go_on: Callable[[Any], Any], given: Any) -> Any:
+        """Runs it to where it waits next."""
+        task = self._task
+        before = task.cancelling()
+        try:
+            return go_on(given)
+        except StopIteration:
+            return None
+        finally:
+            machine.end_child(self._forks, self._what)
+            self.caused = max(0, self.caused + task.cancelling() - before)
+
+    def _wait_no_longer(self) -> None:
+        """It goes on though it was told to end: it may tidy up for a while, then it is abandoned where it stands."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(CLEANUP_SECONDS, self._abandon)
+
+    def _abandon(self) -> None:
+        self._gives_up = True
+        self.left_behind = f", and went on for {CLEANUP_SECONDS:g} s after it was cancelled: it was abandoned"
+        _abandoned.append(self._steps)
+        log.warning("%s swallowed its cancel and was abandoned where it stood", self._what)
+        self._task.cancel()
 
 
-async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+class _Taking(Executor):
+    """Hands one call to the pool, in the words of ``loop.run_in_executor``: loops of tests make it in place instead."""
+
+    def __init__(self, job: pool.Job) -> None:
+        self._job = job
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
+        return pool.current.get().submit(self._job)
+
+
+async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], what: str, patience: Patience) -> Any:
     """A plain callable may still hand back an awaitable: a lambda around a coroutine function does."""
-    value = await asyncio.to_thread(_plainly, function, args)
+    loop = asyncio.get_running_loop()
+    job = pool.Job(function, args, what, lambda: patience.move(loop.time()))  # waiting for a thread does not count
+    try:
+        value = await loop.run_in_executor(_Taking(job), _plainly, function, args)
+    except asyncio.CancelledError:
+        if job.running:
+            pool.current.get().give_up(job)
+        raise
     return await value if inspect.isawaitable(value) else value
 
 
@@ -132,3 +321,6 @@ def _plainly(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         return function(*args)
     except StopIteration as e:
         raise RuntimeError("a plain function raised StopIteration") from e
+
+
+__all__ = ["Patience", "accepts_key", "asynchronous", "bounded", "call", "name_of"]

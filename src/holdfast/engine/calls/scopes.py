@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import inspect
-from collections.abc import Awaitable, Iterable, Iterator
+from collections.abc import Awaitable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -19,19 +19,27 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import Conflict, RecordMismatch, StoreError, UsageError
 from holdfast.core.waits import Wait
+from holdfast.engine.base import cancels
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft
+from holdfast.engine.base.leaving import Leaving
 
 
-class Suspend(BaseException):
+class Suspend(Leaving):
     """Leaves the node because it rests in waits; never raised in code that users are meant to see (§5.12)."""
 
     def __init__(self, waits: tuple[Wait, ...]) -> None:
         super().__init__("the node rests in a wait; do not catch BaseException around ctx calls")
         self.waits = waits
 
+    def joined(self, others: Sequence[Leaving]) -> Leaving:
+        """All branches rest, or one of them has another way out."""
+        other = next((e for e in others if not isinstance(e, Suspend)), None)
+        waits = {w.wait_id: w for e in (self, *others) if isinstance(e, Suspend) for w in e.waits}
+        return other or Suspend(tuple(waits.values()))
 
-class Restart(BaseException):
+
+class Restart(Leaving):
     """Leaves a flow to begin it afresh under the same lineage (§4.12)."""
 
     def __init__(self, inputs: dict[str, Any]) -> None:
@@ -187,7 +195,7 @@ async def _first(tasks: list[asyncio.Task[Any]]) -> int:
                 suspended |= {w.wait_id: w for w in error.waits}
     finally:
         for task in open_tasks:
-            task.cancel()
+            cancels.cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
     if not tasks:
         raise UsageError("first_of was given no calls, so none can come first")
@@ -201,7 +209,7 @@ async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
             await asyncio.wait(tasks)
     except asyncio.CancelledError:
         for task in tasks:
-            task.cancel()
+            cancels.cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
 

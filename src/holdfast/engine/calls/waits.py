@@ -28,6 +28,7 @@ from holdfast.core.status import Status
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import OnTimeout, Wait, WaitKind
 from holdfast.engine.base.journal import Draft
+from holdfast.engine.base.leaving import Leaving
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.scopes import Suspend
 from holdfast.engine.desk import door
@@ -39,7 +40,7 @@ REDO = "@redo"
 HERE = "node"
 
 
-class Unattended(BaseException):
+class Unattended(Leaving):
     """Leaves the node because nobody is there for an authoritative question (§5.17)."""
 
     def __init__(self, wait: Wait) -> None:
@@ -47,7 +48,7 @@ class Unattended(BaseException):
         self.wait = wait
 
 
-class Redo(BaseException):
+class Redo(Leaving):
     """Leaves the node so that ``target`` is done again with a person's feedback; None is this very node (§5.5)."""
 
     def __init__(self, target: str | None, feedback: str) -> None:

@@ -28,8 +28,10 @@ from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
+from holdfast.engine.base import cancels
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.leaving import contained
 from holdfast.engine.base.safe_points import Boundaries
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.context import Restart, Suspend
@@ -92,7 +94,7 @@ class Driver:
     def _at_boundary(self) -> None:
         if self._scope is not None and not self._cut:
             self._cut = self._journal.cut = True
-            self._scope.cancel()
+            cancels.cancel(self._scope)
 
     async def _attend(self) -> None:
         """Turns news into facts while steps run: an answer re-enters its task, a cancel closes the step's scope (§10.12)."""
@@ -169,11 +171,11 @@ class Driver:
                 await journal.quiet.wait()
         if self._scope is not None:
             self._cut = journal.cut = True
-            self._scope.cancel()
+            cancels.cancel(self._scope)
             acts = list(journal.acts.values())
             for act in acts:
                 if act.task is not None:
-                    act.task.cancel()
+                    cancels.cancel(act.task)
             if threads := [act.name for act in acts if act.task is None]:
                 waits = f"cancelling: waiting for {', '.join(threads)} in a thread, which nothing can end"
                 with contextlib.suppress(HoldfastError):  # the driver meets what the store says with its own commit
@@ -346,7 +348,8 @@ class Driver:
         values, carried = (None, ()) if lent is None else (lent.values, () if kept else lent.carries)
         try:
             delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, values, inline=kept, carries=carried)
-        except Exception as e:  # a reducer that refuses the input
+        except BaseException as raised:  # a reducer that refuses the input
+            e = contained(raised, "a reducer")
             if born is not None:  # its first commit is its last
                 draft.facts += [ev.RunStarted(), ev.RunFailed(decisions.stop_reason(e), recorded(e))]
                 await journal.rest(draft, Source.FAILURE)
@@ -433,7 +436,7 @@ class Driver:
             outcome = await (self._single(pending[0]) if len(pending) == 1 else self._parallel(pending))
         except asyncio.CancelledError:
             # Ours, unless somebody outside cancelled too; then the run stays where its last commit left it.
-            if not self._cut or me.uncancel() > 0:
+            if not self._cut or cancels.uncancel(me) > 0:
                 raise
             if self._broken is not None:
                 raise self._broken from None
@@ -443,7 +446,7 @@ class Driver:
         if self._broken is not None:
             raise self._broken
         if self._cut:
-            me.uncancel()  # the step ended, or swallowed it, before the cancel could reach it
+            cancels.uncancel(me)  # the step ended, or swallowed it, before the cancel could reach it
             if outcome.left is not None:
                 self._journal.hold(outcome.left)
             return await self._ended()
@@ -498,7 +501,8 @@ class Driver:
         parent = journal.checkpoint
         try:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals())
-        except Exception as e:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
+        except BaseException as raised:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
+            e = contained(raised, "a reducer")
             done_now = [results[k] for k in inline]
             return await self._fail(Draft(facts=[_completed(parent.step + 1, r) for r in done_now], results=list(done_now)), e, recorded(e))
         draft = Draft(facts=[_completed(moved.step, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
@@ -632,9 +636,9 @@ class Driver:
 
     async def _fail(self, draft: Draft, cause: BaseException, error: ErrorValue) -> bool:
         """Ends the run failed; what is finished stays, and so do its open questions (§4.8, §5.14)."""
-        if not isinstance(cause, Exception) or isinstance(cause, LeaseLost):
-            raise cause
         journal = self._journal
+        if journal.dead is not None:
+            raise journal.dead
         failed = Draft(facts=list(decisions.mark_run_failed(journal.run, decisions.stop_reason(cause), error)))
         back = await compensation.take_back(self._services, journal, self._program, draft.joined(failed))
         if back is not None:

@@ -21,11 +21,12 @@ from holdfast.core.retry import backoff
 from holdfast.core.superstep import INTENTS, check_writes, reduced
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.leaving import contained
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import gates, retries
 from holdfast.engine.calls.context import Context, Restart, Suspend
-from holdfast.engine.calls.functions import bounded, call
+from holdfast.engine.calls.functions import Patience, bounded, call
 from holdfast.engine.calls.subflow import Subflow
 from holdfast.engine.calls.waits import Redo, send_back
 
@@ -96,17 +97,17 @@ async def execute(
             if node.shape != "subgraph":
                 raise  # it reported an outcome of its own
             cause, error, outcome = e.cause, e.error, e.outcome
-        except (Exception, SystemExit) as e:
-            # Conditions and routers are plain code that runs here: what exits there ends the step, not the process.
-            cause = e if isinstance(e, Exception) else StepFailure(f"{node.name} called sys.exit({e.code!r})", code="system_exit")
-            error, outcome = recorded(cause, where=place.where), "failed"
         except Restart as e:
             if program.flow:
                 raise
             cause = StepFailure("ctx.restart is for flows", code="restart_outside_flow", hint="in a graph return Goto(node, writes)")
             raise StepError(place.key, cause, recorded(cause, where=place.where), attempt) from e
+        except BaseException as e:
+            # Conditions and routers are plain code that runs here: whatever they raise ends the step, not the process.
+            cause = contained(e, node.name)
+            error, outcome = recorded(cause, where=place.where), "failed"
         if journal.dead is not None:
-            raise journal.dead from None
+            raise journal.dead from None  # the house's trouble, whatever the node made of it (X-18)
         if not node.retry.retries(cause, attempt):
             raise StepError(place.key, cause, error, attempt, outcome) from cause
         step = journal.checkpoint.step + 1
@@ -123,7 +124,7 @@ async def _attempt(
         return Finished(TaskResult(task.key, outcome="skipped: when", attempt=attempt), NOTHING)
     if node.shape == "state" and node.check is None and not gated(node) and not journal.run.budgets:
         # It is given nothing but the state, and nobody is asked before it runs: it needs no context.
-        return _finish(program, node, task, values, attempt, await _called(node, (snapshot,)))
+        return _finish(program, node, task, values, attempt, await _called(node, (snapshot,), Patience(node.timeout_us, own=node.timed)))
     while True:
         prefix = f"{place.path}/" if place.path else ""
         ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program, state=snapshot)
@@ -199,20 +200,20 @@ async def _call(node: Node, snapshot: State, ctx: Context) -> Any:
             async def whole() -> Any:
                 return await node.call(ctx, **inputs)
 
-            return await call(whole, (), node.timeout_us, node.name)
+            return await call(whole, (), ctx._patience, node.name)
         case "state":
             args: tuple[Any, ...] = (snapshot,)
         case _:
             args = (snapshot, ctx)
     ctx._sync = not node.asynchronous
-    return await _called(node, args)
+    return await _called(node, args, ctx._patience)
 
 
-def _called(node: Node, args: tuple[Any, ...]) -> Coroutine[Any, Any, Any]:
+def _called(node: Node, args: tuple[Any, ...], patience: Patience) -> Coroutine[Any, Any, Any]:
     """A coroutine is awaited directly: no task, no thread."""
     if node.asynchronous:
-        return bounded(node.call(*args), node.timeout_us, node.name)
-    return call(node.call, args, node.timeout_us, node.name)
+        return bounded(node.call(*args), patience, node.name)
+    return call(node.call, args, patience, node.name)
 
 
 async def _subflow(

@@ -17,6 +17,7 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Task, TaskResult
 from holdfast.core.graph import Program
 from holdfast.core.waits import Wait
+from holdfast.engine.base import cancels
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.gates import Halted
@@ -67,7 +68,7 @@ class Round:
         self._pending = pending
         self._news = news
         self._room = asyncio.Semaphore(services.parallel)
-        self._running: dict[asyncio.Future[Finished | None], Task] = {}
+        self._running: dict[asyncio.Task[Finished | None], Task] = {}
         self._waiting: dict[str, tuple[Wait, ...]] = {}
         self._outcome = Outcome()
         for task in pending:
@@ -87,7 +88,7 @@ class Round:
                 await self._turn()
         finally:
             for future in self._running:
-                future.cancel()
+                cancels.cancel(future)
             if self._running:
                 await asyncio.gather(*self._running, return_exceptions=True)
         self._outcome.waits = tuple(w for waits in self._waiting.values() for w in waits)
@@ -101,7 +102,9 @@ class Round:
 
     def _start(self, task: Task) -> None:
         self._journal.boundaries.begin(task.key)
-        self._running[asyncio.ensure_future(self._execute(task))] = task
+        future = asyncio.ensure_future(self._execute(task))
+        cancels.serve(future)
+        self._running[future] = task
 
     async def _execute(self, task: Task) -> Finished | None:
         async with self._room:
@@ -145,7 +148,7 @@ class Round:
             if task not in self._running.values():  # an answer may have had it entered again
                 self._journal.boundaries.end(task.key)
 
-    def _ended(self, task: Task, future: asyncio.Future[Finished | None], batch: Draft) -> None:
+    def _ended(self, task: Task, future: asyncio.Task[Finished | None], batch: Draft) -> None:
         step = self._journal.checkpoint.step + 1
         error = future.exception()
         match error:

@@ -1,0 +1,142 @@
+"""Threads for plain functions: our own, so that they are named, bounded, and keep no process from ending (§10.10).
+
+A thread cannot be ended from outside. One whose caller has given up goes on, and what it does is fenced off; its place is
+given to another, up to as many again. Closing waits for what runs for a bounded time and says what still does.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import queue
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from holdfast import machine
+from holdfast.core.errors import StepFailure, StoreClosed
+
+SIZE = 64
+
+
+class Job:
+    """One call. ``begun`` is told when a thread takes it up, if it had to wait for one."""
+
+    __slots__ = ("args", "begun", "context", "function", "future", "running", "what")
+
+    def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], what: str, begun: Callable[[], None] | None) -> None:
+        self.function = function
+        self.args = args
+        self.what = what
+        self.begun = begun
+        self.context = contextvars.copy_context()
+        self.future: Future[Any] = Future()
+        self.running = False
+
+    def run(self) -> None:
+        if not self.future.set_running_or_notify_cancel():
+            return
+        self.running = True
+        forks = machine.forks()
+        if self.begun is not None:
+            self.begun()
+        try:
+            value = self.context.run(self.function, *self.args)
+        except BaseException as e:
+            machine.end_child(forks, self.what)
+            self.future.set_exception(RuntimeError("a plain function raised StopIteration") if isinstance(e, StopIteration) else e)
+        else:
+            machine.end_child(forks, self.what)
+            self.future.set_result(value)
+
+
+class Pool:
+    """Threads as they are needed, at most ``size`` and as many again for those that nobody waits for any more.
+
+    An executor as far as ``loop.run_in_executor`` wants one.
+    """
+
+    def __init__(self, size: int = SIZE) -> None:
+        self.size = size
+        self._jobs: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._guard = threading.Lock()
+        self._ended = threading.Condition(self._guard)
+        self._running: dict[Job, None] = {}
+        self._given_up: set[Job] = set()
+        self._threads = 0
+        self._free = 0
+        self._count = 0
+        self._closed = False
+
+    @property
+    def running(self) -> list[str]:
+        """What its threads are at, the oldest first."""
+        with self._guard:
+            return [job.what for job in self._running]
+
+    def submit(self, job: Job) -> Future[Any]:
+        """Has a call made by the next free thread.
+
+        Raises:
+            StoreClosed: its runtime was closed.
+            StepFailure: too many threads run for ever.
+        """
+        with self._guard:
+            if self._closed:
+                raise StoreClosed("this runtime was closed")
+            if len(self._given_up) >= self.size:
+                raise StepFailure(
+                    f"{len(self._given_up)} threads have timed out and run on: {', '.join(sorted({j.what for j in self._given_up})[:5])}",
+                    code="threads_exhausted", hint="give what they call a time limit of its own, then start this process anew",
+                )  # fmt: skip
+            if self._free > self._jobs.qsize():
+                job.begun = None  # a thread is free: it is taken up at once
+            elif self._threads < self.size + len(self._given_up):
+                job.begun = None
+                self._threads += 1
+                self._count += 1
+                threading.Thread(target=self._work, name=f"holdfast-call-{self._count}", daemon=True).start()
+            self._jobs.put(job)
+        return job.future
+
+    def give_up(self, job: Job) -> None:
+        """Nobody waits for this call any more."""
+        with self._guard:
+            if job in self._running:
+                self._given_up.add(job)
+
+    def close(self, seconds: float) -> list[str]:
+        """Takes no more calls, waits so long for those that run, and gives what still runs."""
+        with self._guard:
+            self._closed = True
+            for _ in range(self._threads):
+                self._jobs.put(None)
+            self._ended.wait_for(lambda: not self._running, seconds)
+            return [job.what for job in self._running]
+
+    def _work(self) -> None:
+        while True:
+            with self._guard:
+                self._free += 1
+            job = self._jobs.get()
+            with self._guard:
+                self._free -= 1
+                if job is None:
+                    self._threads -= 1
+                    return
+                self._running[job] = None
+            job.run()
+            with self._guard:
+                del self._running[job]
+                self._given_up.discard(job)
+                self._ended.notify_all()
+                if not self._closed and self._threads > self.size + len(self._given_up):
+                    self._threads -= 1
+                    return
+            del job
+
+
+_shared = Pool()
+current: contextvars.ContextVar[Pool] = contextvars.ContextVar("holdfast_pool", default=_shared)
+
+__all__ = ["Job", "Pool", "current"]
