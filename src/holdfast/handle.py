@@ -13,6 +13,7 @@ from holdfast.core import run as records
 from holdfast.core import waits as ws
 from holdfast.core.commit import LedgerRow
 from holdfast.core.errors import ErrorValue
+from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Lease
 from holdfast.core.status import Condition, Status
 from holdfast.core.views import condition
@@ -98,9 +99,12 @@ class Wait(msgspec.Struct, frozen=True):
 class Run(Generic[S]):
     """A run at one moment: the folded record, its condition and its state. Never changes; ask the Runtime for a newer one."""
 
-    __slots__ = ("_lease", "_now", "_record", "_state", "_values", "deduplicated")
+    __slots__ = ("_blocked", "_lease", "_now", "_record", "_state", "_values", "deduplicated")
 
-    def __init__(self, record: records.Run, lease: Lease, now: int, values: Mapping[str, Any], state: Any, *, deduplicated: bool = False) -> None:
+    def __init__(
+        self, record: records.Run, lease: Lease, now: int, values: Mapping[str, Any], state: Any, *, deduplicated: bool = False, blocked: Blocked | None = None
+    ) -> None:
+        self._blocked = blocked
         self._record = record
         self._lease = lease
         self._now = now
@@ -120,6 +124,16 @@ class Run(Generic[S]):
     @property
     def status(self) -> Status:
         return self._record.status
+
+    @property
+    def blocked_by(self) -> str | None:
+        """The run of its lane that a queued one waits behind now; where that was not looked up, the one it was queued behind."""
+        return self._blocked.run_id if self._blocked is not None else self._record.blocked_by
+
+    @property
+    def blocked_why(self) -> str | None:
+        """Why that run is not simply driven first (§4.16): another's live lease, a hold, a wait, no such skill."""
+        return None if self._blocked is None else self._blocked.why
 
     @property
     def condition(self) -> Condition:

@@ -213,15 +213,9 @@ class KernelExecutor(_Port):
         """Runs the skill on a thread to its rest. A run left behind there is driven first; without input it only recovers.
 
         Raises:
-            NotFound: without input, on a thread that has no run.
+            ThreadNotFound: without input, on a thread that has no run.
         """
-        if input is not None:
-            return await self._rt.kernel_invoke(self._skill, input, Request(thread_id=thread_id))
-        left = await self._rt._conductor.left_behind(None, thread_id)
-        newest = left or next(iter(await self._rt.runs(thread_id=thread_id, limit=1)), None)
-        if newest is None:
-            raise NotFound(f"no run in the thread {thread_id!r}", hint="give it an input to begin with")
-        return await self._rt.get(newest.run_id)
+        return await self._rt.kernel_invoke(self._skill, input, Request(thread_id=thread_id))
 
     async def resume(self, thread_id: str, payload: Any = None) -> Run[Any]:
         """Answers the one open wait of the thread's newest live run, and drives on (§5.11).

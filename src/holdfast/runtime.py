@@ -357,8 +357,9 @@ class Runtime:
     ) -> Run[Any]:
         """Creates a run and drives it to its rest; returns it whatever its end (§4.16).
 
-        On a thread whose newest run was left behind by a dead owner, that run is driven to its rest first; with
-        ``inputs=None`` on such a thread nothing new begins. A run whose lane is held by a waiting run is returned queued.
+        Runs of its lane that go before it and that nobody alive drives are driven first; where one cannot be driven (another's live
+        lease, a hold, a wait, no such skill), the new run is returned pending with ``blocked_by`` and ``blocked_why``. With a thread and
+        ``inputs=None`` nothing new begins: the thread's newest run goes on as far as it can, and is given as it rests.
         Timers and children are waited for, unless ``detach``: then a worker, or a later call, goes on after the first rest.
 
         Args:
@@ -389,10 +390,8 @@ class Runtime:
     ) -> Run[Any]:
         """``invoke`` by this package's own engine, whatever the executor: what an executor that wraps it calls."""
         program = self._program(skill)
-        if request.thread_id is not None:
-            left = await self._conductor.left_behind(request.tenant_id, request.thread_id)
-            if left is not None and inputs is None:
-                return left
+        if request.thread_id is not None and inputs is None:
+            return await self._conductor.go_on(request.tenant_id, request.thread_id)
         born = birth(self._services, program, door.inputs(inputs), request)
         return await self._conductor.invoke(program, born, shared=request.thread_id is not None, step_limit=step_limit, detach=detach)
 

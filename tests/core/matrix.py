@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from holdfast.core import commands as cmd
-from holdfast.core import decisions
+from holdfast.core import decisions, lanes
 from holdfast.core import events as ev
 from holdfast.core.errors import ErrorValue, HoldfastError
 from holdfast.core.run import Run, fold_all
@@ -128,9 +128,46 @@ def actions_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+HEADS: dict[str, lanes.Head] = {
+    "pending": lanes.Head(),
+    "queued: handed back": lanes.Head(),
+    "left by a dead owner": lanes.Head(),
+    "left by an owner whose lease has expired": lanes.Head(),
+    "waiting, and answered": lanes.Head(),
+    "driven here": lanes.Head(live=True, here=True),
+    "driven by another process": lanes.Head(live=True),
+    "driven by a frozen process, its lease not expired": lanes.Head(live=True),
+    "left by a dead owner, recovery on hold": lanes.Head(held=True),
+    "interrupted": lanes.Head(held=True),
+    "waiting for a person": lanes.Head(waits=True),
+    "waiting for a signal": lanes.Head(waits=True),
+    "waiting, decided and not resumed": lanes.Head(waits=True),
+    "pending, of a skill that is not here": lanes.Head(known=False),
+    "pending, of another shape": lanes.Head(known=False),
+}
+"""The heads of a lane. Each is made with the real engine in tests/people/test_heads.py."""
+
+
+def head_cell(what: lanes.May, verb: str) -> str:
+    """What ``invoke`` and ``resume`` do behind a head of which this may be done."""
+    match what:
+        case lanes.May.DRIVE:
+            return "drives it, then its own"
+        case lanes.May.AWAIT:
+            return "awaits it, then drives its own"
+        case _:
+            return f"gives its run back, pending: {what}" if verb == "invoke" else f"✗ lane_blocked: {what}"
+
+
+def heads_table() -> str:
+    lines = ["| the head of the lane is … | invoke | resume |", "|---|---|---|"]
+    lines += [f"| {name} | {head_cell(lanes.may(head), 'invoke')} | {head_cell(lanes.may(head), 'resume')} |" for name, head in HEADS.items()]
+    return "\n".join(lines) + "\n"
+
+
 def with_table(page: str) -> str:
     """The page with the table as it is now."""
-    for name, made in (("matrix", table()), ("actions", actions_table())):
+    for name, made in (("matrix", table()), ("actions", actions_table()), ("heads", heads_table())):
         page = re.sub(rf"(?s)(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda m, made=made: m[1] + "\n" + made + "\n" + m[2], page)
     return page
 

@@ -17,7 +17,7 @@ from holdfast.core.run import Run
 from holdfast.core.status import LIVE, TERMINAL, TRANSITIONS, Status
 from holdfast.core.waits import WaitKind
 from tests.core.build import folded, wait
-from tests.core.matrix import COMMANDS, PAGE, SITUATIONS, W, after, cell, facts, table, with_table
+from tests.core.matrix import COMMANDS, PAGE, SITUATIONS, W, after, cell, facts, heads_table, table, with_table
 
 PAIRS = list(itertools.product(SITUATIONS, COMMANDS))
 
@@ -25,6 +25,7 @@ PAIRS = list(itertools.product(SITUATIONS, COMMANDS))
 def test_the_page_is_what_the_code_does() -> None:
     page = PAGE.read_text("utf-8")
     assert table() in page, "python -m tests.core.matrix writes it anew; read the difference before you commit it"
+    assert heads_table() in page
     assert with_table(page) == page
 
 

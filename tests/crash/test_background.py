@@ -167,7 +167,7 @@ async def test_a_watch_that_meets_a_failing_store_goes_on_when_it_is_well() -> N
     store = Blind()
     store.times = 3
     async with Runtime(store, skills=[long_flow]) as owner, Runtime(store) as other:
-        driving = asyncio.ensure_future(owner.invoke(long_flow, thread_id="t"))
+        driving = asyncio.ensure_future(owner.invoke(long_flow, {}, thread_id="t"))
         await asyncio.wait_for(store.looked.wait(), 20)
         await other.cancel((await other.runs(thread_id="t"))[0].run_id)
         assert (await asyncio.wait_for(driving, 20)).status == "canceled"
@@ -180,7 +180,7 @@ async def test_a_watch_that_breaks_takes_its_runs_with_it() -> None:
     store.times, store.error = 1_000, RuntimeError("a mistake in the watch")
     async with Runtime(store, skills=[long_flow]) as rt:
         with pytest.raises(RuntimeError, match="a mistake in the watch"):
-            await asyncio.wait_for(rt.invoke(long_flow, thread_id="t"), 20)
+            await asyncio.wait_for(rt.invoke(long_flow, {}, thread_id="t"), 20)
         (left,) = await rt.runs(thread_id="t")
         assert left.condition == "interrupted" and left.lease.owner is None
         assert "a mistake in the watch" in str([e.payload for e in await rt.events(left.run_id)])

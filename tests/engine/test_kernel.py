@@ -288,8 +288,9 @@ async def test_a_renamed_node_is_a_typed_error_and_the_answer_is_kept() -> None:
     world = World()
     rid = await _waiting(world, asking("ask"))
     async with world.runtime(asking("inquire")) as rt:
+        assert (await rt.approve(rid, actor="ada")).status is Status.WAITING_FOR_HUMAN, "it is recorded, and somebody else goes on"
         with pytest.raises(FingerprintMismatch):
-            await rt.approve(rid, actor="ada")
+            await rt.resume(rid)
         with pytest.raises(NodeMissing, match="'ask', which asking no longer has"):
             await rt.resume(rid, upgrade=True)
         kept = await rt.get(rid)
@@ -311,8 +312,10 @@ async def test_another_shape_goes_on_where_it_is_declared_or_asked_for() -> None
             if declared:
                 run = await rt.approve(rid, actor="ada")
             else:
-                with pytest.raises(FingerprintMismatch):
-                    await rt.approve(rid, actor="ada")
+                await rt.approve(rid, actor="ada")
+                with pytest.raises(FingerprintMismatch) as refused:
+                    await rt.resume(rid)
+                assert before.program.fingerprint in refused.value.hint and f"holdfast resume {rid} --upgrade" in refused.value.hint
                 run = await rt.resume(rid, upgrade=True)
         assert run.state.items == ["ask ada", "finish"]
         assert run.fingerprint == now.program.fingerprint

@@ -180,7 +180,7 @@ async def test_a_command_at_any_instant_of_a_short_run(name: str, command: str) 
 
                 store = Interposed(world.store, "commit", number, when, then)
                 async with Runtime(store, skills=[skill], clock=world.clock) as one:  # type: ignore[arg-type]
-                    run = await asyncio.wait_for(one.invoke(skill, thread_id="t"), 20)
+                    run = await asyncio.wait_for(one.invoke(skill, {}, thread_id="t"), 20)
                 if not store.reached or said == [None]:
                     continue
                 found = await kinds(two, run.run_id)

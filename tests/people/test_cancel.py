@@ -48,7 +48,7 @@ async def begun(act: Act, *skills: Any, grace: float = 0.0) -> AsyncIterator[tup
     """A runtime that drives the first skill, up to where the act is under way."""
     async with Runtime(MemoryStore(), skills=skills) as rt:
         rt._services.grace = grace
-        driving = asyncio.ensure_future(rt.invoke(skills[0], thread_id="t"))
+        driving = asyncio.ensure_future(rt.invoke(skills[0], {}, thread_id="t"))
         await asyncio.wait_for(act.begun.wait(), 10)
         yield rt, (await rt.runs(thread_id="t"))[0].run_id, driving
 
@@ -285,7 +285,7 @@ async def test_siblings_are_drained_together() -> None:
 
     async with Runtime(MemoryStore(), skills=[graph]) as rt:
         rt._services.parallel = 2
-        driving = asyncio.ensure_future(rt.invoke(graph, thread_id="t"))
+        driving = asyncio.ensure_future(rt.invoke(graph, {}, thread_id="t"))
         await asyncio.wait_for(act.begun.wait(), 10)
         rt.drain()
         await asyncio.sleep(0)

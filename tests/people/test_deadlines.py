@@ -132,7 +132,7 @@ async def test_a_timeout_is_a_deterministic_injection(kind: str, tmp_path: Path)
     for n in range(2):
         stores = processes(kind, tmp_path, clock, 2)
         async with Runtime(stores[0], skills=[graph], clock=clock) as one, Runtime(stores[1], skills=[graph], clock=clock) as two:
-            run = await one.invoke(graph, thread_id=str(n))
+            run = await one.invoke(graph, {}, thread_id=str(n))
             await one.worker(until_idle=True)
             assert (await kinds(one, run.run_id))["wait.timed_out"] == 0, "its time has not come"
             clock.forward(1)

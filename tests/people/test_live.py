@@ -42,7 +42,7 @@ async def test_a_cancel_reaches_a_step_in_another_process(tmp_path: Path) -> Non
 
     asked = asyncio.Event()
     async with Runtime(url(tmp_path), skills=[long]) as owner, Runtime(url(tmp_path)) as other:
-        driving = asyncio.ensure_future(owner.invoke(long, thread_id="t"))
+        driving = asyncio.ensure_future(owner.invoke(long, {}, thread_id="t"))
         await asyncio.wait_for(begun.wait(), 5)
         run_id = (await other.runs(thread_id="t"))[0].run_id
         await other.cancel(run_id, actor="ada", reason="enough")
@@ -160,4 +160,44 @@ async def test_a_resume_asks_the_policy_in_force(tmp_path: Path) -> None:
             await rt.resume(run.run_id)
         assert ran == []
         run = await rt.resume(run.run_id, force=True, actor="ada")
-        assert ran == ["one"] and run.stop_reason == "policy_denied"
+        assert (run.status, ran) == ("completed", ["one", "two"])
+        resumed = [e.payload for e in await rt.events(run.run_id) if e.type == "run.resumed"]
+        assert resumed[-1]["forced"] is True, "also where a decision came first"
+
+
+@pytest.mark.parametrize("end", ["failed", "canceled"])
+async def test_force_rescues_and_its_waiver_stays(tmp_path: Path, end: str) -> None:
+    """§7.4: a forced resume ends no run that an unforced one would have left resumable; a gate waived once stays waived for this run."""
+    broken, ran = {"first", "second"}, []
+    graph = Graph("risky", Trail)
+
+    @graph.node(start=True)
+    async def first(state: Trail, ctx: Context) -> None:
+        if end == "canceled":
+            await ctx.wait("go")
+        elif "first" in broken:
+            raise ValueError("boom")
+
+    @graph.node(after="first", capabilities=("mail",))
+    async def second(state: Trail) -> None:
+        ran.append("second")
+        if "second" in broken:
+            raise ValueError("once more")
+
+    async with Runtime(url(tmp_path), skills=[graph], policy=lambda r: policy.deny("closed") if r.node == "second" else None) as rt:
+        run = await rt.invoke(graph, {})
+        run = await rt.cancel(run.run_id) if end == "canceled" else run
+        for _ in range(2):
+            with pytest.raises(Denied, match="closed"):
+                await rt.resume(run.run_id, acknowledge=run.stop_reason)
+        broken.discard("first")
+        run = await rt.resume(run.run_id, force=True, acknowledge=run.stop_reason)
+        if end == "canceled":
+            await rt.signal(run.run_id, "go")
+            run = await rt.resume(run.run_id)
+        assert run.status == "failed" and ran == ["second"], "the gate let it run, and its own failure ended it"
+        broken.clear()
+        run = await rt.resume(run.run_id, acknowledge=run.stop_reason)
+        assert run.status == "completed" and ran == ["second", "second"], "nobody had to force it again"
+        if end == "failed":
+            assert (await rt.invoke(graph, {})).stop_reason == "policy_denied", "another run's gate is its own"

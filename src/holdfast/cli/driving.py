@@ -17,7 +17,7 @@ from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, actor_option, handling, options, over, parsed
 from holdfast.cli.times import lasting, moment
-from holdfast.core.errors import HoldfastError, InvalidInput, NothingEligible, SkillUnknown
+from holdfast.core.errors import HoldfastError, InvalidInput, LaneBlocked, NothingEligible, SkillUnknown
 from holdfast.core.status import TERMINAL, Condition
 from holdfast.engine.desk.door import OnBusy
 from holdfast.handle import Run, when
@@ -68,24 +68,17 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
     progress = progress_for(call)
 
     async def act(rt: Runtime) -> dict[str, Any]:
-        if thread is not None:
-            await _left_behind(rt, thread, progress)
         made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy)
         if progress is not None and not made.deduplicated:
             click.echo(f"{chosen.skill.id} {made.run_id}", err=True)
         if made.status not in TERMINAL and not (made.deduplicated and made.condition is not Condition.QUEUED):
-            await watched(rt, made.run_id, rt.resume(made.run_id), progress)
+            try:
+                await watched(rt, made.run_id, rt.resume(made.run_id), progress)
+            except LaneBlocked as e:  # it is queued, and goes on when its turn comes
+                click.echo(e.line(), err=True)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
     return pages.finish(call, over(call, act, [chosen.skill], make=True))
-
-
-async def _left_behind(rt: Runtime, thread: str, progress: Progress | None) -> None:
-    """A run that a dead owner left in this thread is driven to its rest first (§4.16)."""
-    newest = await rt.runs(thread_id=thread, limit=1)
-    if newest and newest[0].condition is Condition.INTERRUPTED:
-        left = newest[0].run_id
-        await watched(rt, left, rt.resume(left), progress, newest[0].version)
 
 
 @click.command()

@@ -137,6 +137,10 @@ class WaitNotFound(NotFound):
     code = "wait_not_found"
 
 
+class ThreadNotFound(NotFound):
+    code = "thread_not_found"
+
+
 class SkillUnknown(NotFound):
     code = "skill_unknown"
 
@@ -236,6 +240,17 @@ class LaneBusy(Rejected):
     """``on_busy="reject"``: the lane is held or its holder waits (§5.13)."""
 
     code = "lane_busy"
+
+
+class LaneBlocked(Rejected):
+    """A run cannot go on before another of its lane, which cannot be driven here (§4.16). ``blocked_by``: that run."""
+
+    code = "lane_blocked"
+
+    def __init__(self, message: str, *, blocked_by: str = "", blocked_why: str = "", hint: str = "", code: str | None = None) -> None:
+        super().__init__(message, hint=hint, code=code)
+        self.blocked_by = blocked_by
+        self.blocked_why = blocked_why
 
 
 class TooManySignals(Rejected):
@@ -415,6 +430,12 @@ class ChildFailed(StepFailure):
     """A child run ended otherwise than completed; ``ctx.child`` raises it in the parent."""
 
     code = "child_failed"
+
+
+class LaneOfAncestor(StepFailure):
+    """A child in a lane that an unfinished ancestor holds (§4.16)."""
+
+    code = "lane_of_ancestor"
 
 
 class PermanentError(StepFailure):

@@ -294,7 +294,12 @@ class CheckpointSaved(Fact, frozen=True, tag=29):
 # -- policy, waits, signals -------------------------------------------------------------------------
 
 
+WAIVED = "waived"
+
+
 class PolicyEvaluated(Fact, frozen=True, tag=30):
+    """``verdict``: a policy's, or ``waived`` where a forced resume, or the step by it, went past a refusal (§7.4)."""
+
     wire: ClassVar[str] = "policy.evaluated"
     subject: str
     verdict: str

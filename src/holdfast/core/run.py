@@ -105,6 +105,7 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     slot: int | None = None
     inherits: bool = False
     secrets: tuple[str, ...] = ()
+    waived: tuple[str, ...] = ()
 
     @property
     def terminal(self) -> bool:
@@ -278,6 +279,10 @@ def _patched(run: Run, e: ev.Event, f: ev.RunPatched) -> Run:
     )
 
 
+def _judged(run: Run, e: ev.Event, f: ev.PolicyEvaluated) -> Run:
+    return replace(run, waived=(*run.waived, f.subject)) if f.verdict == ev.WAIVED and f.subject not in run.waived else run
+
+
 def _again(run: Run, e: ev.Event, f: ev.RunSubmitted) -> Run:
     raise EventUnreadable(f"event {e.seq} submits the run {run.run_id} a second time")
 
@@ -319,6 +324,7 @@ _FOLD: dict[type, Callable[[Run, ev.Event, Any], Run]] = {
     ev.RunCanceled: _canceled,
     ev.RunCancelRequested: lambda run, e, f: replace(run, cancel_requested_at=e.at),
     ev.RunPatched: _patched,
+    ev.PolicyEvaluated: _judged,
     ev.BudgetSpent: _spent,
     ev.RunForked: lambda run, e, f: replace(run, origin="fork", replay_effects=f.effects, inherits=f.approvals),
     ev.RunReplayed: lambda run, e, f: replace(run, origin="replay", replay_effects=f.effects, inherits=f.approvals),

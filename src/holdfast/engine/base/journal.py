@@ -143,6 +143,11 @@ class Journal:
         return self._run
 
     @property
+    def waived(self) -> tuple[str, ...]:
+        """The steps whose gates were waived by force, what is not durable yet included."""
+        return (*self.run.waived, *(f.subject for f in self.held.facts if isinstance(f, ev.PolicyEvaluated) and f.verdict == ev.WAIVED))
+
+    @property
     def checkpoint(self) -> Checkpoint:
         return self.progress.checkpoint
 

@@ -15,10 +15,12 @@ from holdfast.core import run as records
 from holdfast.core.codec import open_row
 from holdfast.core.effects import Effect
 from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound
+from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Lease
 from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.progress import Progress
 from holdfast.core.status import TERMINAL, Condition, Status, parse
+from holdfast.engine.base import standing
 from holdfast.engine.base.services import Services
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Loaded, RunFilter
@@ -54,12 +56,13 @@ class Reader:
 
     async def get(self, run_id: str) -> Run[Any]:
         """The run as it stands, with its state."""
-        return self.handle(await self.loaded(run_id))
+        loaded = await self.loaded(run_id)
+        return self.handle(loaded, await standing.blocked(self._services, loaded.run, loaded.lease))
 
-    def handle(self, loaded: Loaded) -> Run[Any]:
+    def handle(self, loaded: Loaded, blocked: Blocked | None = None) -> Run[Any]:
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
         values = progress.checkpoint.values
-        return Run(loaded.run, loaded.lease, self._store.now(), values, self._view(loaded.run, values))
+        return Run(loaded.run, loaded.lease, self._store.now(), values, self._view(loaded.run, values), blocked=blocked)
 
     def ended(self, run: records.Run, values: Mapping[str, Any], fence: int) -> Run[Any]:
         """A run as its driver has just left it. What is live is what would be loaded (§4.5), so nothing is read back."""

@@ -72,7 +72,7 @@ class Skills:
                 return other
         raise FingerprintMismatch(
             f"{run.skill_id} has another shape than when the run {run.run_id} started (v{run.skill_version} then, v{program.version} now)",
-            hint="resume with upgrade=True (--upgrade), or declare migrates=(the old fingerprint,)",
+            hint=f'declare migrates=("{run.fingerprint}",), or: holdfast resume {run.run_id} --upgrade, holdfast worker --upgrade',
         )
 
 

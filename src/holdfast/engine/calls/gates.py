@@ -6,7 +6,7 @@ shown (§5.8), and the step does not run again for it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -17,7 +17,7 @@ from holdfast.core.checkpoint import StepRecord, TaskResult
 from holdfast.core.errors import Denied, StepFailure
 from holdfast.core.graph import Node
 from holdfast.core.outcomes import DEGRADED, OK
-from holdfast.core.policy import Kind, Policy, Request, checked, judge
+from holdfast.core.policy import Kind, Policy, Request, Verdict, checked, judge
 from holdfast.core.run import Run
 from holdfast.core.waits import ACTIONS, AFTER_STEP, APPROVE, BEFORE_STEP, DENY, RETRY, Decision, Passage, WaitKind
 from holdfast.engine.base.journal import Draft
@@ -60,7 +60,10 @@ async def before(ctx: Any, node: Node, state: Any) -> None:
     passed = canon.decode(known.value) if known is not None and known.kind == "gate" else None
     if passed is None or passed[1] != snapshot:
         verdict = judge(policy, node, facing(journal.run, node, ctx._services.environment, state))
-        fact = ev.PolicyEvaluated(node.name, verdict.kind.value, verdict.reason, snapshot or None)
+        waived = verdict.kind is Kind.DENY and node.name in journal.waived
+        fact = ev.PolicyEvaluated(node.name, ev.WAIVED if waived else verdict.kind.value, verdict.reason, snapshot or None)
+        if waived:  # once waived it stays waived for this run (§7.4)
+            verdict = Verdict(Kind.ALLOW)
         passed = (verdict.kind.value, snapshot, verdict.prompt or verdict.reason, list(verdict.actions))
         record = StepRecord(ctx._key, place, PLACE, value=canon.pack(list(passed), "verdict")[1], kind="gate")
         journal.hold(Draft(facts=[fact], results=[record]))
@@ -147,6 +150,13 @@ async def after(ctx: Any, node: Node, state: Any, result: TaskResult, writes: Ma
     )  # fmt: skip
     _pass(ctx, await request(ctx, question), AFTER_STEP)
     return result
+
+
+def waived(policy: Policy | None, nodes: Iterable[Node], run: Run, environment: str) -> list[ev.Fact]:
+    """The gates that the policy in force refuses, as waived by force (§7.4)."""
+    found = [(n.name, judge(policy, n, facing(run, n, environment))) for n in nodes if n.name not in run.waived]
+    snapshot = policy.snapshot_id if policy is not None else None
+    return [ev.PolicyEvaluated(name, ev.WAIVED, verdict.reason, snapshot) for name, verdict in found if verdict.kind is Kind.DENY]
 
 
 def reevaluate(policy: Policy | None, nodes: list[Node], run: Run, environment: str) -> tuple[list[ev.Fact], Denied | None]:

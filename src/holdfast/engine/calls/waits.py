@@ -31,7 +31,7 @@ from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.leaving import Leaving
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.scopes import Suspend
-from holdfast.engine.desk import door
+from holdfast.engine.desk import door, lanes
 from holdfast.engine.desk.intake import birth, first_fence
 from holdfast.handle import Decision
 
@@ -412,6 +412,7 @@ async def child(ctx: Any, skill: Any, inputs: Mapping[str, Any] | None, *, optio
 
     Raises:
         ChildFailed: it ended otherwise than completed.
+        LaneOfAncestor: it would wait for a run that waits for it.
     """
     services = ctx._services
     program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(getattr(skill, "program", skill))
@@ -431,6 +432,8 @@ async def child(ctx: Any, skill: Any, inputs: Mapping[str, Any] | None, *, optio
     round = ctx._journal.progress.asked.get((ctx._key, path), 0)
     name = ids.child_run_id(ctx.run_id, ctx._step, ctx._key, path, round)
     known = open_at(ctx, path)
+    if known is None:
+        await lanes.refuse_own(services.store, ctx._journal.run, options)
     question = Ask(
         kind=WaitKind.CHILD, prompt=program.id, name=known.name if known is not None else name, cascade=on_parent_end == "cancel",
         timeout=timeout, on_timeout=on_timeout, creates=create,

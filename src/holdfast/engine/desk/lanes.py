@@ -6,18 +6,21 @@ the same moment may both find the lane free, and then one queues behind the othe
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.commit import InboxItem
-from holdfast.core.errors import LaneBusy
+from holdfast.core.errors import LaneBusy, LaneOfAncestor
 from holdfast.core.run import Run
-from holdfast.core.status import TERMINAL, WAITING, Status
+from holdfast.core.status import Status
 from holdfast.engine.base.journal import Draft
+from holdfast.engine.base.standing import MANY, NOT_ENDED, in_the_way
 from holdfast.engine.desk.door import OnBusy
 from holdfast.engine.desk.intake import Birth
 from holdfast.ports import RunFilter, Store
 
-NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
 DROPPED = "lane_busy"
 """The stop reason of a run that was acknowledged and not run."""
 
@@ -26,22 +29,30 @@ async def ahead(store: Store, fact: ev.RunSubmitted) -> list[Run]:
     """The runs of its lane that this one would wait for: the holder first, then by their turns. A session of its own has none."""
     if fact.session_key == fact.run_id:
         return []
-    found = await store.runs(RunFilter(tenant_id=fact.tenant_id, session_key=fact.session_key, statuses=NOT_ENDED, limit=500, by_turn=True))
-    mine = [run for run, _ in reversed(found) if run.lane == fact.lane and run.run_id != fact.run_id and _in_the_way(run, store.now())]
+    found = await store.runs(RunFilter(tenant_id=fact.tenant_id, session_key=fact.session_key, statuses=NOT_ENDED, limit=MANY, by_turn=True))
+    mine = [run for run, _ in reversed(found) if run.lane == fact.lane and run.run_id != fact.run_id and in_the_way(run, store.now())]
     return sorted(mine, key=lambda run: run.status is Status.PENDING)
 
 
-def _in_the_way(run: Run, now: int) -> bool:
-    """Not one that lets go of its lane while it waits, nor one whose time has not come."""
-    if run.status in WAITING:
-        return run.paused_lane != "release"
-    return run.status is not Status.PENDING or run.not_before is None or run.not_before <= now
+async def refuse_own(store: Store, parent: Run, options: Mapping[str, Any]) -> None:
+    """Refuses a child in a lane that an unfinished ancestor holds: each would wait for the other for ever (§4.16).
 
-
-async def behind_a_wait(store: Store, run: Run) -> bool:
-    """Whether the lane's holder rests in a wait, so that this run's turn may be long in coming."""
-    waiting = await store.runs(RunFilter(tenant_id=run.tenant_id, session_key=run.session_key, statuses=tuple(WAITING), limit=500))
-    return any(w.lane == run.lane and not w.decisions and w.paused_lane != "release" for w, _ in waiting)
+    Raises:
+        LaneOfAncestor: naming that run, and the way out.
+    """
+    session = options.get("session_key") or options.get("thread_id")
+    if session is None:
+        return  # a session of its own
+    lane = options.get("lane") or "main"
+    above: Run | None = parent
+    while above is not None:
+        if (above.session_key, above.lane) == (session, lane) and not above.terminal and above.paused_lane != "release":
+            raise LaneOfAncestor(
+                f"the child would wait for its ancestor {above.run_id}, which holds the lane {lane!r} of {session!r} until the child has ended",
+                hint="leave out thread_id= and session_key=, or give it a lane= of its own",
+            )
+        found = None if above.parent_run_id is None else await store.get(above.parent_run_id)
+        above = None if found is None else found[0]
 
 
 def admit(born: Birth, before: list[Run], reason: str, now: int) -> Draft:
@@ -79,4 +90,4 @@ def _replaced(born: Birth, run: Run, now: int) -> InboxItem:
     return InboxItem(run_id=run.run_id, key=command.key, command=command, put_at=now)
 
 
-__all__ = ["DROPPED", "admit", "ahead", "behind_a_wait"]
+__all__ = ["DROPPED", "admit", "ahead", "refuse_own"]

@@ -7,6 +7,7 @@ rests. Which run may be taken is the store's to say (§10.1); everything here ma
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -23,34 +24,40 @@ from holdfast.core.commit import InboxItem
 from holdfast.core.errors import (
     Conflict,
     FingerprintMismatch,
+    LaneBlocked,
     LaneBusy,
+    NodeMissing,
     RequestConflict,
     RestrictedOption,
     RunIsLive,
     SkillUnknown,
     StoreError,
+    ThreadNotFound,
 )
 from holdfast.core.graph import Program
+from holdfast.core.lanes import Blocked, May
 from holdfast.core.lease import COUNTER_BITS, TOUCH, Alive, Lease
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
+from holdfast.engine.base import standing
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import gates
 from holdfast.engine.desk import lanes, lineage
-from holdfast.engine.desk.door import Wish
+from holdfast.engine.desk.door import OnBusy, Wish
 from holdfast.engine.desk.intake import Birth
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.desk import Desk
 from holdfast.engine.drive.driver import Driver, loaded_driver
-from holdfast.engine.drive.release import driven, let_go
+from holdfast.engine.drive.release import DAMAGED, driven, let_go
 from holdfast.engine.look.threads import carries
 from holdfast.handle import Run
 from holdfast.ports import Claim, RunFilter
 
 LOOK_SECONDS = 5.0
+PATIENCE = 20
 
 
 class Conductor:
@@ -76,6 +83,8 @@ class Conductor:
         With ``detach`` it comes back at the first rest of any kind, timers and children included (§4.18).
         """
         await self._own()
+        if shared and born.on_busy is not OnBusy.QUEUE:  # busy is a lane that this process cannot drive to its rest
+            await self._way_cleared(records.fold_all(None, [ev.Event(1, self._store.now(), born.fact)]), Lease(0))
         if shared and carries(program):
             # What it begins with is known only once the lane is its own: read before, a turn that ends meanwhile would be lost.
             return await self._queued(born, "its thread's turn", step_limit, detach)
@@ -150,15 +159,18 @@ class Conductor:
         """A new run begins with counter 1 under the store's incarnation."""
         return self._store.incarnation << COUNTER_BITS | 1
 
-    async def left_behind(self, tenant_id: str | None, thread_id: str) -> Run[Any] | None:
-        """Drives a thread's newest run to its rest if its owner is gone (§4.16); None if there is none such."""
-        newest = await self._store.runs(RunFilter(tenant_id=tenant_id or "default", thread_id=thread_id, limit=1, by_turn=True))
+    async def go_on(self, tenant_id: str, thread_id: str) -> Run[Any]:
+        """Goes on with a thread's newest run as far as it can, and gives it as it rests; nothing new begins (§4.16).
+
+        Raises:
+            ThreadNotFound: there is no run in that thread.
+        """
+        newest = await self._store.runs(RunFilter(tenant_id=tenant_id, thread_id=thread_id, limit=1, by_turn=True))
         if not newest:
-            return None
+            raise ThreadNotFound(f"no run in the thread {thread_id!r}", hint="give it an input to begin with")
         run, lease = newest[0]
-        if run.status not in LIVE or lease.live(self._store.now()):
-            return None
-        return await self.drive_on(run.run_id, named=False)
+        elsewhere = lease.live(self._store.now()) and lease.owner != self._services.owner
+        return await self._reader.get(run.run_id) if elsewhere else await self.if_able(await self._reader.get(run.run_id), named=False)
 
     # -- driving ------------------------------------------------------------------------------------
 
@@ -194,11 +206,12 @@ class Conductor:
         return got[0] if got else None
 
     async def _drive_claim(
-        self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False, judged: list[ev.Fact] | None = None
+        self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False, judged: list[ev.Fact] | None = None,
+        forced: bool = False,
     ) -> None:
         try:
             loaded = await self._reader.loaded(claim.run_id)
-            driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit)
+            driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit, forced=forced)
             driver.journal.hold(Draft(facts=judged or []))
         except (Exception, asyncio.CancelledError) as e:
             await asyncio.shield(let_go(self._services, claim.run_id, claim.fence, e))
@@ -209,34 +222,63 @@ class Conductor:
     async def drive_on(
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None
     ) -> Run[Any]:
-        """Drives what this process can and returns at human and signal waits, with ``detach`` at timers and children too (§4.18);
-        nothing hangs behind a waiting holder. What was ``judged`` beforehand rides in the first commit."""
+        """Drives what this process can and returns at human and signal waits, with ``detach`` at timers and children too (§4.18), and where
+        the lane does not let it go on. What was ``judged`` beforehand rides in the first commit."""
+        await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, named=named, detach=detach, judged=judged)
+        return await self._reader.get(run_id)
+
+    async def _drive_on(
+        self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None,
+        forced: bool = False,
+    ) -> Blocked | None:
+        """``drive_on``; gives what of its lane stands in the way, if that is what ended it."""
         while True:
             run, lease = await self._reader.found(run_id)
             if run.status in TERMINAL or (run.interrupted_at is not None and not named) or self._services.attendant.draining:
-                break
+                return None
             now = self._store.now()
             if detach and run.status in WAITING and not run.decisions and (lease.due is None or lease.due > now):
-                break
+                return None
             if run.status in WAITING and not run.decisions and await self._children(run):
                 continue
             if run.status in WAITING and not run.decisions and not lease.live(now):
                 timers = bool(run.waits) and all(w.kind in (WaitKind.TIMER, WaitKind.CHILD) for w in run.waits)
                 if lease.due is None or (not timers and lease.due > now):
-                    break
+                    return None
                 if lease.due > now:
                     await self._until((lease.due - now) / 1_000_000)
                     continue
             await self._fitting(run, upgrade)
-            claim = None if lease.live(now) and not self._idle_here(run_id, lease) else await self._claim(run_id)
-            if claim is None:
-                if run.status is Status.PENDING and await lanes.behind_a_wait(self._store, run):
-                    break
+            if lease.live(now) and not self._idle_here(run_id, lease):
                 await self._store.wait_for_change(POLL_SECONDS)
-                continue
-            await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged)
-            judged = None
-        return await self._reader.get(run_id)
+            elif (claim := await self._claim(run_id)) is not None:
+                await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged, forced=forced)
+                judged, forced = None, False
+            elif (blocked := await self._way_cleared(run, lease)) is not None:
+                return blocked
+
+    async def _way_cleared(self, run: records.Run, lease: Lease) -> Blocked | None:
+        """Drives whatever of its lane goes before a run and nobody alive drives; gives what it cannot drive, None once nothing is in the way."""
+        patience = PATIENCE
+        while patience:
+            ahead = await standing.before(self._store, run, lease)
+            if not ahead or self._services.attendant.draining:
+                return None
+            for head, held in ahead:
+                what = standing.judged(self._services, head, held)
+                if what is May.AWAIT:
+                    await self._store.wait_for_change(POLL_SECONDS)
+                    break
+                if what is not May.DRIVE:
+                    return standing.said(what, head, held)
+                if (claim := await self._claim(head.run_id)) is not None:
+                    with contextlib.suppress(*DAMAGED):  # it is set aside for a person now, which the next look tells
+                        await self._drive_claim(claim)
+                    break
+            else:  # others were first with each of them
+                patience -= 1
+                await self._store.wait_for_change(POLL_SECONDS)
+        return standing.said(May.LIVE, *ahead[0])
 
     async def _fitting(self, run: records.Run, upgrade: bool) -> Program:
         """The program that may go on with this run, asked before anything is claimed or written (§3.2).
@@ -263,7 +305,8 @@ class Conductor:
             self._services.place.check_force("a run past its policy")
             if not (policy is None or policy.allow_force):
                 raise RestrictedOption("the policy in force does not let itself be waived", hint="resume without --force")
-            return [ev.NoteAdded(f"{actor} waived the policy's re-evaluation")]
+            gated = [n for n in program.nodes.values() if policies.asks(policy, n)]
+            return [ev.NoteAdded(f"{actor} waived the policy's re-evaluation"), *gates.waived(policy, gated, run, self._services.environment)]
         if run.status is Status.PENDING or not any(map(policies.gated, program.nodes.values())):
             return []
         loaded = await self._reader.loaded(run.run_id)
@@ -272,7 +315,7 @@ class Conductor:
             return []  # no step is still to come: it takes back, and each time asks for itself
         checkpoint = progress.checkpoint
         pending = {t.node for t in checkpoint.pending}
-        todo = [n for n in program.nodes.values() if policies.asks(policy, n) and (n.name in pending or n.name not in checkpoint.seen)]
+        todo = [n for n in program.nodes.values() if policies.asks(policy, n) and n.name not in run.waived and (n.name in pending or n.name not in checkpoint.seen)]
         facts, refusal = gates.reevaluate(policy, todo, run, self._services.environment)
         if refusal is not None:
             if run.status not in LIVE:
@@ -337,11 +380,15 @@ class Conductor:
         early = wish.not_before is not None and wish.not_before > self._store.now()
         return await self.if_able(run) if drive and not early else run
 
-    async def if_able(self, run: Run[Any]) -> Run[Any]:
-        """Drives a run on if this process has its skill; otherwise a worker will."""
-        if run.status in TERMINAL or run.skill_id not in self._skills.ids:
+    async def if_able(self, run: Run[Any], *, named: bool = True) -> Run[Any]:
+        """Drives a run on if this process has its skill, in a shape that may go on with it; otherwise a worker will (§10.11)."""
+        if run.status in TERMINAL:
             return run
-        return await self.drive_on(run.run_id)
+        try:
+            await self._fitting(run.record, upgrade=False)
+        except (SkillUnknown, FingerprintMismatch, NodeMissing):
+            return run
+        return await self.drive_on(run.run_id, named=named)
 
     async def wound_up(self, run_id: str) -> Run[Any]:
         """A run that was asked to end; driven to it where something is to be taken back first and nobody else drives it (§6.11)."""
@@ -374,6 +421,8 @@ class Conductor:
             await self._refuse_live(run, lease, wait)
             run, lease = await self._reader.found(run_id)
         program = await self._fitting(run, upgrade)
+        if (blocked := await self._way_cleared(run, lease)) is not None:  # before anything is written
+            raise _lane_blocked(run_id, blocked)
         if run.status not in LIVE and run.status is not Status.PENDING:
             decisions.refuse_resume(run, acknowledge)
         if run.status in TERMINAL:
@@ -388,7 +437,9 @@ class Conductor:
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
             if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=now):
                 raise Conflict(f"somebody else went on with {run_id} meanwhile")
-        return await self.drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged)
+        if (blocked := await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force)) is not None:
+            raise _lane_blocked(run_id, blocked)
+        return await self._reader.get(run_id)
 
     async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> None:
         """A live owner keeps its run; an owner nobody can see is waited for until its lease expires (§7.1)."""
@@ -400,6 +451,12 @@ class Conductor:
             run, lease = await self._reader.found(run.run_id)
             if run.status not in LIVE:
                 return
+
+
+def _lane_blocked(run_id: str, blocked: Blocked) -> LaneBlocked:
+    return LaneBlocked(
+        f"{run_id} waits behind {blocked.run_id}: {blocked.why}", blocked_by=blocked.run_id, blocked_why=blocked.why, hint=f"holdfast show {blocked.run_id}"
+    )
 
 
 __all__ = ["Conductor"]

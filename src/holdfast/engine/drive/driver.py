@@ -51,11 +51,12 @@ PATIENCE = 100
 class Driver:
     """Drives one run; made for one claim and thrown away after it."""
 
-    def __init__(self, services: Services, program: Program, journal: Journal, *, step_limit: int | None = None) -> None:
+    def __init__(self, services: Services, program: Program, journal: Journal, *, step_limit: int | None = None, forced: bool = False) -> None:
         self._services = services
         self._program = program
         self._journal = journal
         self._limit = step_limit or program.step_limit
+        self._forced = forced
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
         self._parked: set[str] = set()
@@ -385,7 +386,7 @@ class Driver:
         records = decisions.answers(run)
         self._parked = {w.task for w in run.waits} - {r.task for r in records}
         upgraded = self._program.fingerprint if self._program.fingerprint != run.fingerprint else None
-        resumed = ev.RunResumed(cause=cause_of(last), wait_id=last.wait_id, checkpoint_id=run.checkpoint_head, upgraded=upgraded)
+        resumed = ev.RunResumed(cause=cause_of(last), wait_id=last.wait_id, checkpoint_id=run.checkpoint_head, forced=self._forced, upgraded=upgraded)
         self._journal.hold(Draft(facts=[resumed], results=list(records)))
         return True
 
@@ -690,7 +691,7 @@ def cause_of(decision: Any) -> str:
     return "decision"
 
 
-def loaded_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None) -> Driver:
+def loaded_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, forced: bool = False) -> Driver:
     """The driver of a claimed run.
 
     Raises:
@@ -698,7 +699,7 @@ def loaded_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: 
         StoreCorrupt: its log does not hold together.
     """
     program = services.skills.for_run(loaded.run, upgrade=upgrade)
-    return Driver(services, program, Journal.load(services.store, loaded, claim.fence), step_limit=step_limit)
+    return Driver(services, program, Journal.load(services.store, loaded, claim.fence), step_limit=step_limit, forced=forced)
 
 
 __all__ = ["Driver", "cause_of", "loaded_driver"]

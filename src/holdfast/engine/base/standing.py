@@ -1,0 +1,86 @@
+"""What stands in a run's way: others in its lane (§4.16, §10.8)."""
+
+from __future__ import annotations
+
+from holdfast.core import lanes, views
+from holdfast.core.errors import FingerprintMismatch, SkillUnknown
+from holdfast.core.lanes import Blocked, Head, May
+from holdfast.core.lease import Lease
+from holdfast.core.run import Run
+from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
+from holdfast.engine.base.services import Services
+from holdfast.ports import RunFilter, Store
+
+NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
+MANY = 10_000
+
+
+def in_the_way(run: Run, now: int) -> bool:
+    """Not one that lets go of its lane while it waits, nor one whose time has not come."""
+    if run.status in WAITING:
+        return run.paused_lane != "release" or bool(run.decisions)
+    return run.status is not Status.PENDING or run.not_before is None or run.not_before <= now
+
+
+async def before(store: Store, run: Run, lease: Lease) -> list[tuple[Run, Lease]]:
+    """The runs of its lane that go before this one: whoever holds it first, then by their turns."""
+    if run.status in LIVE and lease.owner is not None:
+        return []
+    if run.status in WAITING and run.paused_lane != "release":
+        return []
+    found = await store.runs(RunFilter(tenant_id=run.tenant_id, session_key=run.session_key, statuses=NOT_ENDED, limit=MANY, by_turn=True))
+    ahead: list[tuple[Run, Lease]] = []
+    passed = False
+    for other, held in reversed(found):
+        passed = passed or other.run_id == run.run_id
+        begun = other.status is not Status.PENDING or held.owner is not None
+        if other.run_id != run.run_id and other.lane == run.lane and (begun or not passed) and in_the_way(other, store.now()):
+            ahead.append((other, held))
+    return sorted(ahead, key=lambda x: x[0].status is Status.PENDING and x[1].owner is None)
+
+
+def judged(services: Services, run: Run, lease: Lease) -> May:
+    """What this process may do about the run at the head of a lane."""
+    now = services.store.now()
+    return lanes.may(
+        Head(
+            live=lease.live(now) and (lease.owner != services.owner or run.run_id in services.driving),
+            here=lease.owner == services.owner,
+            held=run.interrupted_at is not None or (run.status in LIVE and run.recovery == "hold" and lease.owner is not None),
+            waits=run.status in WAITING and not any(d.resume for d in run.decisions) and not (lease.due is not None and lease.due <= now),
+            known=_known(services, run),
+        )
+    )
+
+
+def _known(services: Services, run: Run) -> bool:
+    try:
+        services.skills.for_run(run)
+    except (SkillUnknown, FingerprintMismatch):
+        return False
+    return True
+
+
+def said(what: May, run: Run, lease: Lease) -> Blocked:
+    """Why a head is not driven, in words."""
+    match what:
+        case May.LIVE | May.AWAIT | May.DRIVE:
+            detail = f"{lease.owner} drives it until {views.iso(lease.expires_at)}" if lease.owner is not None else f"it is {run.status}, and goes first"
+            return Blocked(run.run_id, f"{May.LIVE}: {detail}" if lease.owner is not None else detail)
+        case May.HOLD:
+            return Blocked(run.run_id, f"{what}: it is interrupted until somebody resumes it (holdfast resume {run.run_id})")
+        case May.WAIT:
+            asked = "; ".join(w.prompt or w.name or str(w.kind) for w in run.waits) or "decided, and not resumed"
+            return Blocked(run.run_id, f"{what}: it is {run.status} ({asked})")
+    return Blocked(run.run_id, f"{what}: {run.skill_id} v{run.skill_version} ({run.fingerprint}) is not registered here")
+
+
+async def blocked(services: Services, run: Run, lease: Lease) -> Blocked | None:
+    """What a pending run waits behind now; None where nothing is in its way."""
+    if run.status is not Status.PENDING or lease.owner is not None:
+        return None
+    ahead = await before(services.store, run, lease)
+    return said(judged(services, *ahead[0]), *ahead[0]) if ahead else None
+
+
+__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "said"]
