@@ -7,7 +7,7 @@ import binascii
 import hashlib
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from holdfast.core.run import Run
 
 EVENTS = "events.jsonl"
 _SUM = re.compile(rb', "sum": "([0-9a-f]{16})"}$')
+_HASH = re.compile(r"[0-9a-f]{32}")
 _NIL = b"\xc0"
 _pack = msgspec.msgpack.Encoder().encode
 _pieces = msgspec.msgpack.Decoder(list[msgspec.Raw])
@@ -41,6 +42,70 @@ def unline(data: bytes) -> dict[str, Any] | None:
         return None
     fields = json.loads(data)
     return fields if isinstance(fields, dict) else None
+
+
+class End(msgspec.Struct, frozen=True, array_like=True):
+    """Where a file of records ends: how many numbered lines it has, and the digest of the last one."""
+
+    number: int = 0
+    sum: str = ""
+
+
+class Beside(msgspec.Struct):
+    """What a file of records says: its whole lines, where it ends, and what is wrong with it (``missing`` lines, and those that are altered)."""
+
+    lines: list[dict[str, Any]] = []
+    end: End = End()
+    altered: list[str] = []
+    missing: list[str] = []
+
+
+def numbered(records: Iterable[dict[str, Any]], end: End) -> tuple[bytes, End]:
+    """Records as lines that go on from ``end``: each says its number and the digest of the one before."""
+    out = []
+    for fields in records:
+        text = line({**fields, "n": end.number + 1, "prev": end.sum})
+        end = End(end.number + 1, _sum_of(text[:-1]))
+        out.append(text)
+    return b"".join(out), end
+
+
+def _sum_of(text: bytes) -> str:
+    found = _SUM.search(text)
+    return "" if found is None else found[1].decode()
+
+
+def read_beside(data: bytes, stated: End | None) -> Beside:
+    """The lines of a file of records, held against each other and against what is stated elsewhere of its end. It never raises.
+
+    What follows the last newline was being written when its process ended: it belongs to nothing. Lines of a past release have no number.
+    """
+    kept = Beside()
+    at_stated = stated is None or stated.number == 0
+    for place, text in enumerate(data.split(b"\n")[:-1], 1):
+        if not text:
+            continue
+        try:
+            fields = unline(text)
+        except (ValueError, RecursionError):
+            fields = None
+        if fields is None:
+            kept.altered.append(f"line {place}")
+            kept.end = End(kept.end.number + 1, "")  # what follows says which it was
+            continue
+        if isinstance(number := fields.get("n"), int):
+            if number > kept.end.number + 1:
+                kept.missing.append(f"the lines before line {place}")
+            elif number <= kept.end.number or (kept.end.sum and fields.get("prev") != kept.end.sum):
+                kept.altered.append(f"line {place}")
+            kept.end = End(number, _sum_of(text))
+            at_stated = at_stated or kept.end == stated
+        kept.lines.append(fields)
+    if stated is not None and kept.end.number < stated.number:
+        kept.missing.append(f"the last {stated.number - kept.end.number} lines")
+    elif not at_stated and not kept.altered and not kept.missing:
+        kept.altered.append("the file is not the one that was written")
+    return kept
 
 
 def b64(data: bytes) -> str:
@@ -143,6 +208,8 @@ def _finish(run_id: str, kept: Kept, fields: dict[str, Any], checkpoint: Callabl
     try:
         data, digest = base64.b64decode(record["data"]), bytes.fromhex(fields["chain"])
         if (name := record.get("checkpoint")) is not None:
+            if not isinstance(name, str) or _HASH.fullmatch(name) is None:
+                raise ValueError("a checkpoint's name is no hash")
             kept.checkpoints.add(name)
             given = _delta_of(checkpoint(name))
             if given is None:
@@ -150,13 +217,15 @@ def _finish(run_id: str, kept: Kept, fields: dict[str, Any], checkpoint: Callabl
                 kept.problems.append(problem("checkpoint_head_missing", about, "restore it from a backup", run_id))
             cut = int(record["cut"])
             data = data[:cut] + (_NIL if given is None else _pack(given)) + data[cut:]
+        born = record.get("born")
+        parent = None if born is None else (str(born["run"]), str(born["hash"]))
     except (KeyError, TypeError, ValueError) as e:
         kept.problems.append(problem("event_unreadable", f"the commit that ends with event {fields['seq']} has no record: {e}", _LOOK, run_id))
         return
     kept.rows.append(Row(fields["seq"], data, digest))
     kept.last = record
-    if record.get("born") is not None and len(kept.rows) == 1:
-        kept.born = (record["born"]["run"], record["born"]["hash"])
+    if len(kept.rows) == 1:
+        kept.born = parent
 
 
 def _delta_of(data: bytes | None) -> bytes | None:
@@ -168,4 +237,4 @@ def _delta_of(data: bytes | None) -> bytes | None:
         return None
 
 
-__all__ = ["EVENTS", "Kept", "b64", "commit_lines", "line", "read_log", "unline"]
+__all__ = ["EVENTS", "Beside", "End", "Kept", "b64", "commit_lines", "line", "numbered", "read_beside", "read_log", "unline"]

@@ -34,11 +34,12 @@ from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
-from holdfast.core.consistency import Problem, problem
+from holdfast.core.consistency import Problem, problem, record_problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
     EventUnreadable,
     HoldfastError,
+    RecordDamaged,
     StoreBusy,
     StoreCorrupt,
     StoreError,
@@ -54,13 +55,13 @@ from holdfast.core.status import TERMINAL
 from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Pruned, RunFilter
 from holdfast.stores import apply
 from holdfast.stores.apply import Prepared
-from holdfast.stores.loglines import EVENTS, Kept, b64, commit_lines, line, read_log, unline
+from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, numbered, read_beside, read_log, unline
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.plainly import agenda, plainly, revived, scheduled
 
 FORMAT = 1
 META, HOUSE, TOMBSTONES, SCHEDULES, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "blobs"
-ORIGIN = "origin.json"
+ORIGIN, RECORDS = "origin.json", "records.json"
 TOP = ""
 TRIES, NAP = 20, 0.001
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -100,6 +101,10 @@ class WorkspaceStore(MemoryStore):
         self._broken: dict[str, StoreError] = {}
         self._parsed: tuple[str, Kept] | None = None
         self._stamps: dict[str, Stamp] = {}
+        self._harmed: dict[str, tuple[RecordDamaged, ...]] = {}  # what is wrong beside the logs, by run
+        self._house: tuple[Problem, ...] = ()
+        self._unscheduled: EventUnreadable | None = None
+        self._ends: dict[str, dict[str, End]] = {}  # where the files beside a run's log end
         self._looked: set[str] = set()  # runs whose tail is known to be clean; a failed append looks again
 
     # -- life ---------------------------------------------------------------------------------------
@@ -188,7 +193,7 @@ class WorkspaceStore(MemoryStore):
     def _stamp(self, run_id: str) -> Stamp:
         """What tells whether a run's files have changed, or those of the house; taken before they are read. Empty if there is no run."""
         try:
-            files = [e for e in os.scandir(self._at(run_id)) if e.name.endswith(".jsonl") or e.name in (META, ORIGIN, HOUSE, SCHEDULES)]
+            files = [e for e in os.scandir(self._at(run_id)) if e.name.endswith(".jsonl") or e.name in (META, ORIGIN, HOUSE, SCHEDULES, RECORDS)]
             found = [(e.name, (s := e.stat()).st_size, s.st_mtime_ns, s.st_ino) for e in files]
         except (FileNotFoundError, NotADirectoryError):
             return ()
@@ -196,27 +201,53 @@ class WorkspaceStore(MemoryStore):
 
     def _reload(self, kept: dict[str, Kept], gone: set[str], stamps: dict[str, Stamp]) -> None:
         """Reads runs again, and forgets those that are gone."""
-        house = _read_json(os.path.join(self.folder, HOUSE))
-        if house is not None:
-            codec.check_format(int(house.get("format", 0)) * 100)
-            self.incarnation = int(house["incarnation"])
+        house: list[Problem] = []
+        self._read_house(house)
         commits = _Commits(lambda n: kept.get(n) or (self._kept(n) if os.path.isfile(self._at(n, EVENTS)) else None))
         with self._atomic():
             self._forget(gone | {n for n in kept if n in self._order})
             for name in (*gone, *kept):
                 self._stamps.pop(name, None)
                 self._broken.pop(name, None)
+                self._harmed.pop(name, None)
+                self._ends.pop(name, None)
             for run_id, log in kept.items():
                 commits.missed = False
                 if log.born is None or commits.have(*log.born):
                     self._install(run_id, log, commits)
                 if not commits.missed:  # else what is there begins to count without a change of these files
                     self._stamps[run_id] = stamps[run_id]
-            for fields in _lines_of(_read(os.path.join(self.folder, TOMBSTONES))):
-                effect = codec.decode_effect(base64.b64decode(fields["data"]))
+            tombstones = read_beside(_read(os.path.join(self.folder, TOMBSTONES)) or b"", None)
+            house += [problem("effect_record_altered", f"{where} of {TOMBSTONES} is not what was written", _LOOK) for where in tombstones.altered]
+            for fields in tombstones.lines:
+                try:
+                    effect = codec.decode_effect(base64.b64decode(fields["data"]))
+                except (*_MALFORMED, HoldfastError) as e:
+                    house.append(problem("effect_record_altered", f"a line of {TOMBSTONES} cannot be read: {e}", _LOOK))
+                    continue
                 self._effects.setdefault(effect.effect_id, (effect, codec.encode_effect(effect)))
                 self._named(TOP, blobs.named((), [effect]))
-        self._schedules = scheduled(_read(os.path.join(self.folder, SCHEDULES)) or b"[]")
+        self._unscheduled = None
+        try:
+            self._schedules = scheduled(_read(os.path.join(self.folder, SCHEDULES)) or b"[]")
+        except EventUnreadable as e:
+            self._schedules, self._unscheduled = {}, e
+            house.append(problem("schedule_record_altered", e.message, e.hint))
+        self._house = tuple(house)
+
+    def _read_house(self, problems: list[Problem]) -> None:
+        """The workspace's own file. One that cannot be read is named; the runs, which do not need it, go on."""
+        path = os.path.join(self.folder, HOUSE)
+        text = _read(path)
+        if text is None:
+            return
+        house = _read_json(path) or {}
+        form, incarnation = house.get("format"), house.get("incarnation")
+        if not isinstance(form, int) or not isinstance(incarnation, int) or not 0 <= incarnation < 2**31:
+            problems.append(problem("record_unreadable", f"{HOUSE} cannot be read", "restore it from a backup, or remove it: it is made anew"))
+            return
+        codec.check_format(form * 100)
+        self.incarnation = incarnation
 
     def _named(self, run_id: str, digests: Iterable[str]) -> None:
         """Notes whose directory holds a large result; ``TOP`` is the folder itself, for what outlives its run."""
@@ -228,7 +259,11 @@ class WorkspaceStore(MemoryStore):
     def _on_disk(self) -> list[str]:
         if not os.path.isdir(self.folder):
             return []
-        names = [n for n in os.listdir(self.folder) if not n.startswith(".") and os.path.isfile(os.path.join(self.folder, n, EVENTS))]
+        return [r for r in self._folders() if os.path.isfile(self._at(r, EVENTS))]
+
+    def _folders(self) -> list[str]:
+        """The runs that have a directory here, also one of which the log is gone."""
+        names = [n for n in _listed(self.folder) if not n.startswith(".") and any(os.path.isfile(os.path.join(self.folder, n, f)) for f in (EVENTS, META))]
         return sorted(unquote(n) for n in names)
 
     def _kept(self, run_id: str) -> Kept:
@@ -253,7 +288,14 @@ class WorkspaceStore(MemoryStore):
             return
         if run is None:
             return  # not one whole commit: the run was never acknowledged
-        dossier = self._dossier(run, kept, commits)
+        try:
+            dossier = self._dossier(run, kept, commits)
+            if harm := self._harmed.get(run_id):
+                raise harm[0]
+        except (*_MALFORMED, HoldfastError) as e:
+            hint = f"holdfast check {run_id} --workspace {self.folder} names it"
+            self._broken[run_id] = e if isinstance(e, StoreError) else StoreCorrupt(f"{run_id} is damaged: {e}", hint=hint, code="record_unreadable")
+            return
         self._take_over(dossier, None)
         self._named(run_id, large | blobs.named((), dossier.effects))
         self._broken.pop(run_id, None)
@@ -294,12 +336,28 @@ class WorkspaceStore(MemoryStore):
 
     def _aside(self, run_id: str, name: str, commits: _Commits) -> list[Any]:
         """What is kept beside the log; lines of commits that never were do not count."""
-        load = _ASIDE[name][1]
-        found = []
-        for fields in _lines_of(_read(self._at(run_id, f"{name}.jsonl"))):
-            if not fields.get("of") or commits.have(fields["by"], fields["of"]):
-                found.append(load(run_id, fields))
+        load, kind, found = _ASIDE[name][1], KIND_OF[name], []
+        kept = self._records_of(run_id, name)
+        harm = [RecordDamaged(kind, run_id, f"{where} of {name}.jsonl") for where in kept.altered]
+        harm += [RecordDamaged(kind, run_id, f"{where} of {name}.jsonl", missing=True) for where in kept.missing]
+        for fields in kept.lines:
+            try:
+                if not fields.get("of") or commits.have(fields["by"], fields["of"]):
+                    found.append(load(run_id, fields))
+            except (*_MALFORMED, HoldfastError):
+                harm.append(RecordDamaged(kind, run_id, f"a line of {name}.jsonl"))
+        if harm:
+            self._harmed[run_id] = (*self._harmed.get(run_id, ()), *harm)
         return found
+
+    def _records_of(self, run_id: str, name: str) -> Beside:
+        """A file beside the log, held against what ``records.json`` says of its end."""
+        stated = _read_ends(_read(self._at(run_id, RECORDS)))
+        kept = read_beside(_read(self._at(run_id, f"{name}.jsonl")) or b"", None if stated is None else stated.get(name, End()))
+        if stated is None:
+            kept.altered.append(f"{RECORDS}, which vouches for it,")
+        self._ends.setdefault(run_id, {})[name] = kept.end
+        return kept
 
     # -- writing ------------------------------------------------------------------------------------
 
@@ -320,7 +378,7 @@ class WorkspaceStore(MemoryStore):
 
     def _usable(self, run_id: str) -> None:
         if error := self._broken.get(run_id):
-            raise StoreCorrupt(error.message, hint=error.hint, code=error.code)
+            raise error
         self._writable()
 
     def _persist(self, p: Prepared) -> None:
@@ -331,6 +389,7 @@ class WorkspaceStore(MemoryStore):
                 os.makedirs(self._at(child.commit.run.run_id), exist_ok=True)
                 for name in os.listdir(self._at(child.commit.run.run_id)):  # left by a commit that never was
                     _remove(self._at(child.commit.run.run_id, name))
+                self._ends.pop(child.commit.run.run_id, None)
                 self._besides(child, child.sealed.row.hash.hex())
                 self._append(child, {"run": run_id, "hash": digest})
             os.makedirs(self._at(run_id), exist_ok=True)
@@ -374,8 +433,10 @@ class WorkspaceStore(MemoryStore):
 
     def _lines(self, run_id: str, name: str, values: Iterable[Any], by: dict[str, str]) -> None:
         """Appends to a file beside the log, on a clean line."""
-        dump = _ASIDE[name][0]
-        _add(self._at(run_id, f"{name}.jsonl"), b"".join(line({**by, **dump(v)}) for v in values))
+        ends = self._ends.setdefault(run_id, {})
+        if name not in ends:
+            self._records_of(run_id, name)
+        _note(self._at(run_id), ends, name, [{**by, **_ASIDE[name][0](v)} for v in values], self._replace)
 
     def _append(self, p: Prepared, born: dict[str, str] | None) -> None:
         run, path = p.commit.run, self._at(p.commit.run.run_id, EVENTS)
@@ -474,6 +535,8 @@ class WorkspaceStore(MemoryStore):
         return True
 
     def _agenda(self, schedules: dict[str, Schedule]) -> None:
+        if self._unscheduled is not None:
+            raise self._unscheduled  # what is there would be overwritten
         with self._disk():
             self._replace(os.path.join(self.folder, SCHEDULES), agenda(schedules.values()), sync=True)
         self._schedules = schedules
@@ -548,32 +611,48 @@ class WorkspaceStore(MemoryStore):
     # -- reading ------------------------------------------------------------------------------------
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
-        self._look(run_id)
-        if error := self._broken.get(run_id):
-            raise error
+        self._look_at(run_id)
         return await super().get(run_id)
 
     async def load(self, run_id: str) -> Any:
-        self._look(run_id)
-        if error := self._broken.get(run_id):
-            raise error
+        self._look_at(run_id)
         return await super().load(run_id)
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         self._look()
         return await super().runs(query)
 
-    async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
+    def _look_at(self, run_id: str | None) -> None:
+        """Brings memory up to date with one run, or with all.
+
+        Raises:
+            StoreCorrupt: what there is of it does not hold together.
+        """
         self._look(run_id)
+        if run_id is not None and (error := self._broken.get(run_id)):
+            raise error
+
+    def _may_be_lost(self, kind: str, found: object) -> None:
+        """Refuses to say that there is nothing, where what was there may be among the damaged lines of another run."""
+        if not found:
+            for harm in self._harmed.values():
+                if (lost := next((e for e in harm if e.kind == kind), None)) is not None:
+                    raise lost
+
+    async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
+        self._look_at(run_id)
         return await super().rows(run_id, after, limit)
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
-        self._look(run_id)
+        self._look_at(run_id)
         return await super().inbox(run_id, taken=taken)
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
-        self._look(run_id)
-        return await super().effects(run_id, key=key, lineage_root=lineage_root)
+        self._look_at(run_id)
+        found = await super().effects(run_id, key=key, lineage_root=lineage_root)
+        if key is not None and key.split(":")[2:3] != [] and key.split(":")[2] not in self._runs:
+            self._may_be_lost("effect", found)
+        return found
 
     async def open_effects(self, owner: str) -> list[Effect]:
         self._look()
@@ -589,7 +668,7 @@ class WorkspaceStore(MemoryStore):
         after: str | None = None,
         limit: int = 500,
     ) -> list[Intent]:
-        self._look(run_id)
+        self._look_at(run_id)
         return await super().intents(run_id, state=state, type=type, tenant_id=tenant_id, after=after, limit=limit)
 
     async def intent(self, intent_id: str) -> Intent | None:
@@ -610,7 +689,7 @@ class WorkspaceStore(MemoryStore):
         after: int | None = None,
         limit: int | None = None,
     ) -> list[LedgerRow]:
-        self._look(run_id)
+        self._look_at(run_id)
         return await super().ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=after, limit=limit)
 
     async def schedule(self, schedule_id: str) -> Schedule | None:
@@ -623,7 +702,9 @@ class WorkspaceStore(MemoryStore):
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
         self._look()
-        return await super().claimed(kind, scope, key)
+        found = await super().claimed(kind, scope, key)
+        self._may_be_lost("claim", found)
+        return found
 
     def _lease(self, row: Any) -> Lease:
         """While another process writes here, whoever it drives for is alive."""
@@ -648,15 +729,16 @@ class WorkspaceStore(MemoryStore):
 
     async def verify(self) -> list[Problem]:
         """What is wrong with a run is told with it; here only what is wrong with the house."""
-        return []
+        self._look()
+        return list(self._house)
 
     # -- upkeep: ports.Upkeep, from the files as they are -------------------------------------------
 
     async def run_ids(self, after: str = "", limit: int = 1000) -> list[str]:
-        return [r for r in self._on_disk() if r > after][:limit]
+        return [r for r in self._folders() if r > after][:limit]
 
     async def evidence(self, run_id: str) -> Evidence | None:
-        if not run_id or not os.path.isfile(self._at(run_id, EVENTS)):
+        if not run_id or not any(os.path.isfile(self._at(run_id, f)) for f in (EVENTS, META)):
             return None
         self._look(run_id)
         kept = self._kept(run_id)
@@ -664,9 +746,9 @@ class WorkspaceStore(MemoryStore):
         text = _read(self._at(run_id, META))
         tip = None if not kept.rows else Tip(kept.rows[-1].seq, kept.rows[-1].hash, 0, sum(len(r.data) for r in kept.rows), 0)
         run, store = _meta_run(text)
-        if tip is None and not kept.problems:
+        if tip is None and not kept.problems and text is None:
             return None  # not one byte of a commit: there is no run
-        found = [*kept.problems, *self._files_problems(run_id, kept), *_ahead(run_id, store, tip, kept)]
+        found = [*kept.problems, *map(record_problem, self._harmed.get(run_id, ())), *self._files_problems(run_id, kept), *_ahead(run_id, store, tip, kept)]
         row = self._runs.get(run_id)
         raw = {"meta": None if text is None else text.decode("utf-8", "backslashreplace"), "tail": b64(kept.tail), "events": tip.seq if tip else 0}
         lease = self._lease(row) if row is not None else None
@@ -761,6 +843,8 @@ class WorkspaceStore(MemoryStore):
 
     def _write_dossier(self, d: Dossier, folder: str) -> None:
         row, text = self._runs[d.run.run_id], []
+        ends: dict[str, End] = {}
+        self._ends[d.run.run_id] = ends
         if d.origin is not None:
             self._replace(os.path.join(folder, ORIGIN), _origin_file(d.run.run_id, d.origin), sync=True)
         for number, log in enumerate(d.rows, 1):
@@ -778,8 +862,7 @@ class WorkspaceStore(MemoryStore):
         ]  # fmt: skip
         for name, values in besides:
             if values:
-                dump = _ASIDE[name][0]
-                _add(os.path.join(folder, f"{name}.jsonl"), b"".join(line({"of": "", "by": "", **dump(v)}) for v in values))
+                _note(folder, ends, name, [{"of": "", "by": "", **_ASIDE[name][0](v)} for v in values], self._replace)
         for blob in d.blobs:
             self._replace(os.path.join(folder, BLOBS, blob.digest), blobs.read_back(blob.digest, blob.data))
         _add(os.path.join(folder, EVENTS), b"".join(text))
@@ -829,6 +912,9 @@ def _dump_inbox(i: InboxItem) -> dict[str, Any]:
 
 _intent = msgspec.msgpack.Decoder(Intent)
 
+_LOOK = "restore a backup; the other lines are read"
+_MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError, msgspec.MsgspecError)
+KIND_OF = {"effects": "effect", "intents": "intent", "inbox": "inbox", "ledger": "ledger", "claims": "claim"}
 Dump = Callable[[Any], dict[str, Any]]
 Revive = Callable[[str, dict[str, Any]], Any]
 _ASIDE: dict[str, tuple[Dump, Revive]] = {
@@ -880,26 +966,31 @@ def _read_json(path: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _lines_of(data: bytes | None) -> list[dict[str, Any]]:
-    """The lines that are whole. Those beside the log are written before the commit that makes them count."""
-    found = [_unlined(text) for text in (data or b"").split(b"\n")]
-    return [f for f in found if f is not None]
-
-
-def _unlined(text: bytes) -> dict[str, Any] | None:
+def _read_ends(data: bytes | None) -> dict[str, End] | None:
+    """Where the files beside a log end, as ``records.json`` has it; None if that cannot be read. Without the file nothing is stated."""
+    if data is None:
+        return {}
     try:
-        return unline(text)
-    except (ValueError, RecursionError):
+        fields = unline(data.rstrip(b"\n"))
+        return None if fields is None else {name: End(int(number), str(digest)) for name, (number, digest) in fields["ends"].items()}
+    except (*_MALFORMED, RecursionError):
         return None
+
+
+def _note(folder: str, ends: dict[str, End], name: str, records: Sequence[dict[str, Any]], replace_file: Callable[..., None]) -> None:
+    """Appends records to a file beside the log, then says where it ends now: what is written first may be ahead, never behind."""
+    text, end = numbered(records, ends.get(name, End()))
+    _add(os.path.join(folder, f"{name}.jsonl"), text)
+    ends[name] = end
+    stated = {n: [e.number, e.sum] for n, e in sorted(ends.items()) if e.number}
+    replace_file(os.path.join(folder, RECORDS), line({"ends": stated}), sync=True)
 
 
 def _add(path: str, data: bytes) -> None:
     """One append, on a clean line, synced. What was written of one that fails is taken back if the disk lets us."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o644)
     try:
-        size = os.fstat(fd).st_size
-        if size and os.pread(fd, 1, size - 1) != b"\n":
-            data = b"\n" + data
+        size = _whole_lines(fd)
         try:
             written = os.write(fd, data)
             if written != len(data):
@@ -911,6 +1002,16 @@ def _add(path: str, data: bytes) -> None:
             raise
     finally:
         os.close(fd)
+
+
+def _whole_lines(fd: int) -> int:
+    """The size of a file after its last newline; what a process left behind that when it ended belongs to nothing, and is cut off."""
+    size = os.fstat(fd).st_size
+    if not size or os.pread(fd, 1, size - 1) == b"\n":
+        return size
+    whole = os.pread(fd, size, 0).rfind(b"\n") + 1
+    os.ftruncate(fd, whole)
+    return whole
 
 
 def _remove(path: str) -> None:

@@ -731,7 +731,7 @@ class SqliteStore:
         with mapped(self.path), reading(db):
             if not after:
                 self._orphans = upkeep.orphans(db)
-            found = [r for (r,) in rows(db, Q.run_ids, (after, limit))]
+            found = [r for (r,) in rows(db, Q.run_ids, (after, limit)) if isinstance(r, str)]  # a damaged index gives anything
         end = found[-1] if len(found) == limit else None
         lost = [r for r in self._orphans if r > after and (end is None or r <= end)]
         return sorted([*found, *lost]) if lost else found
