@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import itertools
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 from tests.crash.worlds import WORLDS, acting, fan, stage
+from tests.postgres.blocking import blocking, finish
 
 from holdfast.ports import Store
 from holdfast.stores.memory import MemoryStore
@@ -32,20 +33,31 @@ EXPECTED: dict[str, Any] = {
 }
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def maker(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Maker:
+STORES = ("memory", "sqlite", "postgres")
+
+
+@pytest.fixture(params=STORES)
+def maker(request: pytest.FixtureRequest, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Maker]:
     monkeypatch.setattr(writer, "SLOW", float("inf"))  # no thread: virtual time does not wait for one
     names = itertools.count()
-    if request.param == "memory":
-        return lambda clock: MemoryStore(now=clock.now)
-    return lambda clock: SqliteStore(tmp_path / f"{next(names)}.db", now=clock.now)
+    makers: dict[str, Maker] = {
+        "memory": lambda clock: MemoryStore(now=clock.now),
+        "sqlite": lambda clock: SqliteStore(tmp_path / f"{next(names)}.db", now=clock.now),
+        "postgres": lambda clock: blocking(clock.now),
+    }
+    yield makers[request.param]
+    finish()
 
 
 def outcome(run: Any) -> Any:
     return run.result if run.skill_id == "journey" else run.state.trail
 
 
-@pytest.mark.parametrize("name", WORLDS)
+QUICK = ("line", "effect")  # over PostgreSQL the others are heavy: each crash opens a store of its own
+WHERE = [pytest.param(name, store, marks=[pytest.mark.heavy] if store == "postgres" and name not in QUICK else []) for name in WORLDS for store in STORES]
+
+
+@pytest.mark.parametrize(("name", "maker"), WHERE, indirect=["maker"])
 def test_the_end_is_the_same(name: str, maker: Maker) -> None:
     """T-09, T-17, T-57, T-58, T-59, T-62, T-78, L-03, L-05, L-06: whatever write the process dies at."""
     skill, script = WORLDS[name]

@@ -1,0 +1,78 @@
+"""A store for loops in virtual time, which do not wait for a server: each verb is done at once, in a loop of its own thread."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from typing import Any, cast
+
+from holdfast.ports import Store
+from holdfast.stores.changes import Changes
+from holdfast.stores.postgres.store import PostgresStore
+from tests.postgres.server import shared
+
+SECONDS = 60.0
+NEWS = frozenset({"commit", "put", "redeem_token", "put_schedule", "settle_effect", "settle_intents", "retire", "rebuild", "adopt"})
+
+
+class Blocking:
+    """Stands before a store and hands on its verbs. Whoever waits for changes waits for those that are made through here."""
+
+    def __init__(self, store: PostgresStore, loop: asyncio.AbstractEventLoop) -> None:
+        self._store = store
+        self._loop = loop
+        self._changes = Changes()
+
+    def __getattr__(self, name: str) -> Any:
+        target = getattr(self._store, name)
+        if not asyncio.iscoroutinefunction(target):
+            return target
+
+        async def verb(*args: Any, **options: Any) -> Any:
+            try:
+                return asyncio.run_coroutine_threadsafe(target(*args, **options), self._loop).result(SECONDS)
+            finally:
+                if name in NEWS:
+                    self._changes.tell()
+
+        return verb
+
+    async def wait_for_change(self, timeout: float) -> None:
+        await self._changes.wait(timeout)
+
+    async def close(self) -> None:
+        self.end()
+
+    def end(self) -> None:
+        self._changes.close()
+        asyncio.run_coroutine_threadsafe(self._store.close(), self._loop).result(SECONDS)
+
+
+_last: Blocking | None = None
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def _there() -> asyncio.AbstractEventLoop:
+    """The one loop of the thread in which all such stores live."""
+    global _loop
+    if _loop is None:
+        _loop = asyncio.new_event_loop()
+        threading.Thread(target=_loop.run_forever, name="postgres", daemon=True).start()
+    return _loop
+
+
+def blocking(now: Callable[[], int]) -> Store:
+    """An empty store over PostgreSQL, for a loop in virtual time. There is one at a time: the one before is closed."""
+    global _last
+    finish()
+    _last = Blocking(PostgresStore(shared().fresh(), now=now), _there())
+    return cast(Store, _last)
+
+
+def finish() -> None:
+    """Closes what is open: a world leaves its store to whoever made it."""
+    global _last
+    store, _last = _last, None
+    if store is not None:
+        store.end()
