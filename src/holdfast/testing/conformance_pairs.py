@@ -40,14 +40,11 @@ def pair(function: Callable[[Pair], Awaitable[None]]) -> Callable[[Pair], Awaita
 
 async def both(turn: int, first: Awaitable[Any], second: Awaitable[Any]) -> tuple[Any, Any]:
     """Both at once, begun in turn; what each gave, or the error that refused it."""
-    if turn % 2:
-        b, a = await asyncio.gather(second, first, return_exceptions=True)
-    else:
-        a, b = await asyncio.gather(first, second, return_exceptions=True)
-    for outcome in (a, b):
+    found: list[Any] = await asyncio.gather(*((second, first) if turn % 2 else (first, second)), return_exceptions=True)
+    for outcome in found:
         if isinstance(outcome, BaseException) and not isinstance(outcome, HoldfastError):
             raise outcome
-    return a, b
+    return (found[1], found[0]) if turn % 2 else (found[0], found[1])
 
 
 def keeper(store: Store) -> Upkeep:
