@@ -40,7 +40,7 @@ def pair(function: Callable[[Pair], Awaitable[None]]) -> Callable[[Pair], Awaita
 
 async def both(turn: int, first: Awaitable[Any], second: Awaitable[Any]) -> tuple[Any, Any]:
     """Both at once, begun in turn; what each gave, or the error that refused it."""
-    found: list[Any] = await asyncio.gather(*((second, first) if turn % 2 else (first, second)), return_exceptions=True)
+    found: list[Any] = [*await asyncio.gather(*((second, first) if turn % 2 else (first, second)), return_exceptions=True)]
     for outcome in found:
         if isinstance(outcome, BaseException) and not isinstance(outcome, HoldfastError):
             raise outcome
