@@ -41,6 +41,7 @@ from holdfast.core.lease import DEFAULT_TTL_US, Alive
 from holdfast.core.masks import Mask
 from holdfast.core.status import AT_REST, TERMINAL, Status
 from holdfast.engine.base import histories
+from holdfast.engine.base.explanation import explained
 from holdfast.engine.base.failures import traced
 from holdfast.engine.base.heartbeat import Heartbeat
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
@@ -948,6 +949,16 @@ class Runtime:
     async def record(self, run_id: str) -> dict[str, Any]:
         """The run record with every field of §3.1, as JSON-able values."""
         return await self._reader.record(run_id)
+
+    @verb
+    async def explain(self, run_id: str) -> dict[str, Any]:
+        """What happened to a run, why it stands where it stands, and what would move it.
+
+        Returns:
+            ``{"run_id", "happened": [sentence], "why": sentence, "next": [{"text", "command"}]}``.
+        """
+        run, lease = await self._reader.found(run_id)
+        return await explained(self._store, run, lease, await self._reader.masked(run_id))
 
     @verb
     async def effects(self, run_id: str) -> list[Effect]:

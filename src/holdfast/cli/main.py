@@ -7,7 +7,7 @@ import sys
 import click
 
 import holdfast
-from holdfast.cli import deciding, driving, keeping, looking, mending, operating, scheduling, showcase, starting
+from holdfast.cli import deciding, driving, explaining, keeping, looking, mending, operating, scheduling, showcase, starting
 from holdfast.cli.session import DEBUG, Commands
 
 HELP = """Durable runs: graphs and flows that survive.
@@ -39,7 +39,7 @@ def cli(ctx: click.Context, store: str | None, debug: bool) -> None:
 SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Begin": (*showcase.COMMANDS, *starting.COMMANDS),
     "Run and go on": driving.COMMANDS,
-    "Look": looking.COMMANDS,
+    "Look": (*looking.COMMANDS, *explaining.COMMANDS),
     "Decide": deciding.COMMANDS,
     "Operate": (*scheduling.COMMANDS, *operating.COMMANDS),
     "Keep healthy": (*keeping.COMMANDS, *mending.COMMANDS),

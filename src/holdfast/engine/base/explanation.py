@@ -1,0 +1,35 @@
+"""Reads what ``core.explain`` needs, and hides secrets in what it says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core import events as ev
+from holdfast.core.codec import open_row
+from holdfast.core.explain import Blocked, explain
+from holdfast.core.lease import Lease
+from holdfast.core.masks import Mask
+from holdfast.core.run import Run
+from holdfast.core.views import condition
+from holdfast.ports import Store
+
+PAGE = 1000
+
+
+async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[str, Any]:
+    """What happened to a run, why it stands where it stands, and what would move it, as plain values."""
+    events: list[ev.Event] = []
+    previous = b""
+    while rows := await store.rows(run.run_id, events[-1].seq if events else 0, PAGE):
+        for row in rows:
+            events += open_row(row, previous).events
+            previous = row.hash
+    lane = f"the run {run.blocked_by} is before it in its lane" if run.blocked_by else ""
+    told = explain(run, condition(run, lease, store.now()), events, Blocked(lane=lane))
+    shown: dict[str, Any] = hidden.record(msgspec.to_builtins(told))
+    return shown
+
+
+__all__ = ["explained"]

@@ -1,0 +1,95 @@
+"""What ``explain`` says of a run in each condition (First hour: whoever is woken at three in the morning)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from holdfast.core import events as ev
+from holdfast.core.errors import ErrorValue, Frame
+from holdfast.core.explain import MOST_LINES, Blocked, explain
+from holdfast.core.run import Run
+from holdfast.core.status import Condition, Status
+from holdfast.core.waits import Decision, Wait, WaitKind
+
+T0 = 1_000_000
+BOOM = ErrorValue("app.Boom", "no money\nleft", hint="fill the account", frames=(Frame("pay.py", 7, "pay", "raise Boom"),))
+ASK = Wait("r.1.ask.0", WaitKind.APPROVAL, step=1, task="ask", prompt="Pay 42?", available_actions=("approve", "deny", "answer", "retry_feedback", "halt"), requested_at=T0)
+TIMER = Wait("r.1.sleep.0", WaitKind.SIGNAL, step=1, task="sleep", name="paid", requested_at=T0)
+
+
+def run(status: Status = Status.RUNNING, **fields: object) -> Run:
+    base = Run(run_id="r", thread_id="t", session_key="t", lane="main", skill_id="pay", skill_version="1", fingerprint="f", queue="default", priority=0, created_at=T0, tenant_id="", environment="development", lineage_root="r", status=Status.PENDING, version=1)
+    return msgspec.structs.replace(base, status=status, **fields)
+
+
+def told(facts: list[ev.Fact], of: Run | None = None, condition: Condition = Condition.RUNNING) -> tuple[str, ...]:
+    return explain(of or run(), condition, [ev.Event(n, T0, fact) for n, fact in enumerate(facts, 1)]).happened
+
+
+@pytest.mark.parametrize("condition", Condition)
+def test_every_condition_has_a_reason_and_says_what_would_move_it(condition: Condition) -> None:
+    found = explain(run(waits=(ASK, TIMER), error=BOOM, stop_reason="boom"), condition, [])
+    assert found.why.endswith((".", "command line")) and found.next and all(a.text.endswith(".") for a in found.next)
+
+
+def test_a_failure_names_the_line_and_how_to_go_on() -> None:
+    found = explain(run(Status.FAILED, error=BOOM, stop_reason="boom"), Condition.FAILED, [])
+    assert found.why == "It failed (boom). Boom: no money left (pay.py:7 in pay). Fill the account."
+    assert found.next[0].command == "holdfast resume r TARGET --acknowledge boom"
+    bare = explain(run(Status.FAILED, stop_reason="x"), Condition.FAILED, [])
+    assert bare.why == "It failed (x)."
+
+
+def test_a_question_shows_a_command_for_each_action() -> None:
+    found = explain(run(Status.WAITING_FOR_HUMAN, waits=(ASK,)), Condition.AWAITING_GATE_DECISION, [])
+    assert found.why == "It waits for a person: Pay 42? (approval)."
+    assert [a.command.split(" ", 3)[1] for a in found.next] == ["approve", "deny", "decide", "decide", "decide"]
+    decided = run(Status.WAITING_FOR_HUMAN, waits=(ASK,), decisions=(Decision("r.1.ask.0", "approve", "ada", T0),))
+    assert "has not resumed" in explain(decided, Condition.AWAITING_GATE_DECISION, []).why
+    assert "due to resume" in explain(run(Status.WAITING_FOR_HUMAN), Condition.AWAITING_GATE_DECISION, []).why
+
+
+def test_a_signal_can_be_sent() -> None:
+    found = explain(run(Status.WAITING_FOR_SIGNAL, waits=(TIMER,)), Condition.AWAITING_SIGNAL, [])
+    assert found.next[0].command == "holdfast signal r paid"
+
+
+def test_a_due_run_says_what_stands_in_the_way() -> None:
+    due = run(Status.PENDING)
+    assert explain(due, Condition.QUEUED, []).why == "It is due and waits for a worker."
+    assert "q is before it" in explain(due, Condition.QUEUED, [], Blocked(lane="q is before it")).why
+    assert "--upgrade" in explain(due, Condition.QUEUED, [], Blocked(no_worker="wanted v1, offered v2")).next[0].command
+
+
+def test_an_unattended_halt_can_be_resumed_and_a_settled_one_cannot() -> None:
+    assert "resume" in explain(run(Status.CANCELED, stop_reason="unattended"), Condition.HALTED, []).next[0].command
+    assert "fork" in explain(run(Status.CANCELED, stop_reason="halted", settled=True), Condition.HALTED, []).next[0].command
+
+
+def test_what_happened_is_told_in_order_and_steps_are_put_together() -> None:
+    done = [ev.StepCompleted(n, f"s{n}") for n in range(1, 5)]
+    decided = Decision("r.1.ask.0", "approve", "ada", T0)
+    facts: list[ev.Fact] = [
+        *done, ev.StepCompleted(5, "flow", path="0"), ev.RunRecovered("w", "owner_dead"), ev.StepFailed(5, "pay", BOOM),
+        ev.StepRetryScheduled(5, "pay", 1, T0, BOOM), ev.StepCompleted(5, "pay"), ev.WaitRequested(ASK), ev.WaitDecided(decided), ev.RunCompleted(),
+    ]  # fmt: skip
+    lines = told(facts)
+    assert lines[1] == "4 steps completed, the last of them s2, s3, s4."
+    assert lines[2].startswith("Its worker died") and lines[3].endswith("(pay.py:7 in pay).") and "tried again" in lines[4]
+    assert lines[5] == "The step pay completed." and lines[6] == "The step ask asked: Pay 42? (approval)." and lines[7] == "ada decided approve."
+
+
+def test_every_kind_of_turn_has_a_sentence() -> None:
+    facts: list[ev.Fact] = [
+        ev.RunRecovered("", "a person resumed it"), ev.WaitTimedOut(Decision("w", "timeout", "", T0)), ev.WaitDenied("w", "approve", "eve", "not hers"),
+        ev.SideEffectUnknown("e", "k", 1, "pay"), ev.PolicyEvaluated("pay", "deny", "too much"), ev.RunCancelRequested("late"),
+        ev.RunInterrupted("held"), ev.RunFailed("boom", BOOM), ev.RunCanceled("cancelled"), ev.SignalReceived("paid", "k", b"\xc0"),
+    ]  # fmt: skip
+    lines = [told([fact])[1:] for fact in facts]
+    assert lines[0] == () and all(len(line) == 1 and line[0].endswith(".") for line in lines[1:])
+
+
+def test_a_long_story_is_cut_in_the_middle() -> None:
+    lines = told([ev.WaitDenied("w", "approve", f"p{n}", "") for n in range(30)], run(origin="fork", source_run_id="q"))
+    assert len(lines) == MOST_LINES and "more things happened" in lines[3] and lines[-1].startswith("p29") and "fork from q" in lines[0]
