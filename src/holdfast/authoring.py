@@ -83,6 +83,7 @@ def _names(frame: Any) -> dict[str, Any]:
 
 def _channel(name: str, hint: Any, default: Any) -> Channel:
     reducer, carries, hidden, kind = last, False, False, hint
+    marks: list[Any] = []
     if typing.get_origin(hint) is Annotated:
         kind, *marks = typing.get_args(hint)
         for mark in marks:
@@ -95,6 +96,9 @@ def _channel(name: str, hint: Any, default: Any) -> Channel:
             elif callable(mark):
                 reducer = Reducer(_CUSTOM, mark)
     _register(kind)
+    for mark in marks:
+        if isinstance(mark, msgspec.Meta):
+            kind = Annotated[kind, mark]
     if default is not MISSING:
         default = canon.admit(default, name)
     made = Channel(name, reducer=reducer, default=default, thread=carries, type=kind, secret=hidden)
@@ -684,7 +688,8 @@ class Flow(Generic[P, R]):
                 raise InvalidGraph(f"the flow {id!r} names its inputs; *args and **kwargs cannot be recorded")
             default = MISSING if p.default is p.empty else canon.admit(p.default, p.name)
             hidden = secret in typing.get_args(hints.get(p.name))
-            channels[p.name] = Channel(p.name, default=default, required=p.default is p.empty, secret=hidden)
+            kind = hints.get(p.name, Any)
+            channels[p.name] = Channel(p.name, default=default, required=p.default is p.empty, type=kind, secret=hidden)
         for hint in hints.values():
             _register(hint)
         node = Node(

@@ -35,7 +35,7 @@ class Page(list[T], Generic[T]):
 class _Port:
     def __init__(self, rt: Runtime) -> None:
         self._rt = rt
-        self._patches = Patches(rt.store, rt._reader, rt._desk)
+        self._patches = Patches(rt.store, rt._skills, rt._reader, rt._desk)
 
 
 class RunStore(_Port):

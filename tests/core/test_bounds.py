@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import arguments, bounds
+from holdfast.core import arguments, bounds, retry
+from holdfast.core.environments import Environment
 from holdfast.core.errors import HoldfastError, InvalidInput, InvalidWrite, TooLarge, UnknownOption, UsageError
 
 
@@ -236,3 +237,11 @@ def test_a_write_of_another_kind_names_its_field() -> None:
 
 def test_what_a_verb_looks_at_itself_is_left_as_given() -> None:
     assert arguments.as_given([3], "set") == [3]
+
+
+def test_values_that_authors_declare() -> None:
+    assert retry.Retry(3, on=KeyError).on == (KeyError,)  # type: ignore[arg-type]
+    for act in (lambda: retry.Retry(on=()), lambda: retry.Retry(on=("KeyError",)), lambda: retry.coerce("3"), lambda: Environment(name="e", budgets={"cost": 0})):  # type: ignore[arg-type]
+        assert isinstance(refused(act), InvalidInput)
+    assert isinstance(refused(lambda: Environment(name="e", options=frozenset({"tag"}))), UnknownOption)
+    assert retry.coerce(kept := retry.Retry(2)) is kept

@@ -15,11 +15,11 @@ from holdfast.core.commit import Commit, Tip
 from holdfast.core.errors import ChainBroken, StoreCorrupt, VersionConflict
 from holdfast.core.progress import Progress
 from holdfast.core.status import Status
-from holdfast.engine.drive.edits import Patches
 from holdfast.engine.keep.check import keeper
 from holdfast.engine.keep.transfer import copy
 from holdfast.engine.look import threads
 from holdfast.engine.look.threads import Threads
+from holdfast.named import CheckpointStore
 from holdfast.ports import Store
 from holdfast.stores import MemoryStore, SqliteStore, WorkspaceStore
 from holdfast.stores.apply import WHOLE_FLOOR
@@ -90,7 +90,7 @@ async def talk(rt: Runtime, *words: str) -> list[str]:
 
 
 async def patched(rt: Runtime, run_id: str, values: dict[str, Any]) -> None:
-    await Patches(rt.store, rt._reader, rt._desk).state(run_id, values, actor="ada", reason="test")
+    await CheckpointStore(rt).save_checkpoint(run_id, values, actor="ada", reason="test")
 
 
 async def heard(rt: Runtime, run_id: str) -> list[str]:

@@ -7,17 +7,20 @@ to the state channels themselves. ``plan`` (superstep) then needs one rule for a
 
 from __future__ import annotations
 
+import inspect
 import re
+import typing
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Literal
 
 import msgspec
 
-from holdfast.core import canon
+from holdfast.core import canon, kinds
 from holdfast.core.bounds import meant
 from holdfast.core.channels import LAST, Channel
 from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidGraph
+from holdfast.core.kinds import Kind
 from holdfast.core.retry import ONCE, Retry
 
 START = "@start"
@@ -101,7 +104,8 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
-    ``lasting``: the channels whose writes replace their values."""
+    ``lasting``: the channels whose writes replace their values; ``writes`` and ``values``: what may be written to a channel, and what
+    its value may be (§3.7)."""
 
     id: str
     version: str
@@ -118,6 +122,8 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     migrates: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     lasting: frozenset[str] = frozenset()
+    writes: Mapping[str, Kind] = {}
+    values: Mapping[str, Kind] = {}
 
 
 def compile(
@@ -167,10 +173,22 @@ def compile(
         order={n: i for i, n in enumerate(nodes)},
         fingerprint=canon.fingerprint(shape),
         lasting=frozenset(c.name for c in channels.values() if c.reducer.tag == LAST),
+        writes={c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None},
+        values={c.name: k for c in channels.values() if (k := kinds.of_value(c.type, c.default)) is not None},
         flow=flow,
         redo=redo,
         **options,
     )
+
+
+def _takes(reducer: Callable[[Any, Any], Any] | None) -> Any:
+    """What a reducer of the author's says that it takes as a write; anything, if it says nothing."""
+    try:
+        hints = typing.get_type_hints(reducer) if reducer is not None else {}
+        names = list(inspect.signature(reducer).parameters) if hints and reducer is not None else []
+    except (NameError, TypeError, ValueError):
+        return Any
+    return hints.get(names[1], Any) if len(names) > 1 else Any
 
 
 def _shape(node: Node) -> list[Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, Reducer, last
+from holdfast.core.bounds import wrong
+from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, Channel, Reducer, last
 from holdfast.core.checkpoint import (
     CARRY_TASK,
     INPUT_TASK,
@@ -28,6 +29,7 @@ from holdfast.core.errors import (
     BadReturn,
     ContractViolation,
     InvalidInput,
+    InvalidWrite,
     NodeMissing,
     StepFailure,
     TwoWriters,
@@ -36,6 +38,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import START, Node, Program, Trigger
 from holdfast.core.ids import node_of
+from holdfast.core.kinds import Kind, Misfit
 from holdfast.core.outcomes import DELIVERED, NO_CHANGE, OK, SKIPPED, UNCHANGED, completes
 
 INTENTS = "intents"
@@ -114,8 +117,49 @@ def check_writes(program: Program, node: Node, writes: Mapping[str, Any]) -> Non
             raise BadReturn(f"{node.name} wrote a {type(writes[name]).__name__} to {name!r}, which merges dicts")
 
 
-def reduced(name: str, reducer: Reducer, old: Any, value: Any) -> Any:
-    """One write through a channel's reducer; the first write to a custom one without a default stands as it is.
+def fitted(program: Program, node: Node, writes: Mapping[str, Any]) -> Mapping[str, Any]:
+    """A node's admitted writes as their annotations have them (§3.7); the very same where nothing had to be converted.
+
+    Raises:
+        InvalidWrite: one is something else; its field, what is wanted and what was given.
+    """
+    typed, found = program.writes, writes
+    for name, value in writes.items():
+        if name in typed and type(value) is not (kind := typed[name]).exact:
+            try:
+                made = kind.fit(value, name)
+            except Misfit as e:
+                raise InvalidWrite(f"{node.name} wrote what does not fit: {e}", field=e.path, hint=f"{name} is declared {_named(program.channels[name])}") from None
+            if made is not value:
+                found = {**found, name: made}
+    return found
+
+
+def _named(channel: Channel) -> str:
+    """An annotation as its author wrote it, nearly."""
+    return channel.type.__name__ if isinstance(channel.type, type) else str(channel.type).replace("typing.", "")
+
+
+def check_values(program: Program, values: Mapping[str, Any], field: str, fits: Mapping[str, Kind]) -> dict[str, Any]:
+    """What somebody gives channels from outside, as the annotations have it (§3.7). ``fits``: ``program.writes`` for what goes through
+    the reducers, ``program.values`` for what replaces them.
+
+    Raises:
+        InvalidInput: one is something else; its field, what is wanted and what was given. TooLarge: one is too much.
+    """
+    found = dict(values)
+    for name, value in values.items():
+        if name in fits and type(value) is not (kind := fits[name]).exact:
+            try:
+                found[name] = kind.fit(value, f"{field}.{name}")
+            except Misfit as e:
+                raise InvalidInput(str(e), field=e.path.partition(".")[2] or e.path, hint=f"{name} is declared {_named(program.channels[name])}") from None
+    return found
+
+
+def reduced(name: str, reducer: Reducer, old: Any, value: Any, kind: Kind | None = None) -> Any:
+    """One write through a channel's reducer; the first write to a custom one without a default stands as it is. ``kind`` is what the
+    channel's value may be, which a function of the author's is held against.
 
     Raises:
         StepFailure: the author's function raised.
@@ -123,13 +167,18 @@ def reduced(name: str, reducer: Reducer, old: Any, value: Any) -> Any:
     """
     if reducer.function is None:
         return canon.admit(reducer(old, value), name)
-    if old is MISSING:
-        return value
-    try:
-        made = reducer.function(old, value)
-    except Exception as e:
-        what = f"{type(e).__name__}: {e}"
-        raise StepFailure(f"the reducer of {name!r} raised {what}", code="reducer_failed", hint="a reducer is pure: f(old, new)") from e
+    made = value
+    if old is not MISSING:
+        try:
+            made = reducer.function(old, value)
+        except Exception as e:
+            what = f"{type(e).__name__}: {e}"
+            raise StepFailure(f"the reducer of {name!r} raised {what}", code="reducer_failed", hint="a reducer is pure: f(old, new)") from e
+    if kind is not None and type(made) is not kind.exact:
+        try:
+            made = kind.fit(made, name)
+        except Misfit as e:
+            raise InvalidWrite(f"the reducer of {name!r} made what does not fit: {e}", field=e.path) from None
     return canon.admit(made, name)
 
 
@@ -187,7 +236,7 @@ def barrier(
             kinds[name] = tag
             if reducer.function is not None:
                 old = custom.get(name, parent.values.get(name, MISSING))
-                custom[name] = reduced(name, reducer, old, value)
+                custom[name] = reduced(name, reducer, old, value, program.values.get(name))
         if result.sends:
             sent += _expected(program, result)
         if result.feedback is not None:
@@ -317,7 +366,7 @@ def first(
         # in its one checkpoint already: that is not reduced upon.
         if tag == CUSTOM or name in start.values or (name not in lent and tag not in _REPLACING and old is not MISSING and old):
             reducer = program.channels[name].reducer
-            explicit[name] = reduced(name, reducer, old, writes[name])
+            explicit[name] = reduced(name, reducer, old, writes[name], program.values.get(name))
             kinds[name] = CUSTOM
     values = canon.encode(canon.FrozenDict(explicit)) if explicit else None
     lent = {n: v for n, v in lent.items() if n not in explicit}
@@ -351,8 +400,11 @@ def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:
     if missing:
         raise InvalidInput(f"{program.id} needs {', '.join(missing)} in its input", hint="give it as " + ", ".join(f'"{m}"' for m in missing))
     admitted = canon.admit(dict(given), "input")
-    assert isinstance(admitted, canon.FrozenDict)
-    return admitted
+    typed = check_values(program, admitted, "input", program.writes)
+    for name, value in typed.items():
+        if name in program.channels and program.channels[name].reducer.tag == "merge" and not isinstance(value, dict):
+            raise wrong(f"input.{name}", "a dict to merge", value)
+    return cast("canon.FrozenDict", canon.admit(typed, "input"))
 
 
 def expect(program: Program, pending: tuple[Task, ...]) -> None:
@@ -367,4 +419,4 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
             raise NodeMissing(f"the run is to go on with {task.node!r}, which {program.id} no longer has", hint=f"it has {known}")
 
 
-__all__ = ["INTENTS", "REVIEW_TASK", "Unserializable", "again", "barrier", "check_input", "check_writes", "delivery", "expect", "first", "plan", "settled"]
+__all__ = ["INTENTS", "REVIEW_TASK", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect", "first", "fitted", "plan", "settled"]

@@ -18,7 +18,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.authoring import microseconds
-from holdfast.core import canon, consents, decisions, ids
+from holdfast.core import canon, consents, decisions, ids, kinds
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
 from holdfast.core.checkpoint import StepRecord
@@ -278,7 +278,7 @@ async def ask(ctx: Any, prompt: str, schema: Any, **options: Any) -> Any:
             return None
         try:
             convert(_value(given), schema)
-        except (msgspec.ValidationError, ValueError, TypeError) as e:
+        except (InvalidInput, ValueError, TypeError) as e:
             return f"the last answer, by {given.actor}, did not fit: {e}"
         return None
 
@@ -310,13 +310,16 @@ def schema_of(kind: Any) -> dict[str, Any] | None:
 
 
 def convert(value: Any, kind: Any) -> Any:
-    """A stored answer as the type that was asked for."""
-    if kind is None or kind is Any or kind is object or isinstance(kind, Mapping):
-        return value
-    if isinstance(kind, type) and isinstance(value, kind):
-        return value
-    own = getattr(kind, "model_validate", None)
-    return own(canon.thaw(value)) if own is not None else msgspec.convert(canon.thaw(value), kind)
+    """A stored answer as the type that was asked for.
+
+    Raises:
+        InvalidInput: it is something else.
+    """
+    found = None if kind is object or isinstance(kind, Mapping) or kind is None else kinds.compiled(kind)
+    try:
+        return value if found is None else found.fit(value, "answer")
+    except kinds.Misfit as e:
+        raise InvalidInput(str(e), field=e.path) from None
 
 
 async def handoff(ctx: Any, prompt: str, *, verdict: str, redo: str | None, authoritative: bool, actions: Iterable[str] | None, **options: Any) -> Decision:

@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, compensation, ids
+from holdfast.core import bounds, canon, compensation, ids, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Base, Checkpoint, Delta, Source, StepRecord, TaskResult
@@ -167,11 +167,14 @@ async def born(services: Services, source: Loaded, wish: Wish) -> str:
     unknown = [n for n in edits if n not in found.values and n not in _channels(services, run)]
     if unknown:
         raise InvalidInput(f"{run.skill_id} has no channel {', '.join(unknown)}", hint="channels: " + ", ".join(found.values))
-    values = canon.admit({**found.values, **edits}, "set")
     now = services.store.now()
     run_id = ids.run_id(now, services.entropy(), run.tenant_id, run.session_key)
     program = services.skills.find(run.skill_id, run.skill_version) if run.skill_id in services.skills.ids else None
-    given = canon.encode(canon.admit({**canon.decode(first.input), **wish.inputs}, "inputs")) if wish.inputs else first.input
+    if program is not None:
+        edits = superstep.check_values(program, edits, "set", program.values)
+    values = canon.admit({**found.values, **edits}, "set")
+    bounds.sized(canon.encode(canon.admit(edits, "set")), "set")
+    given = canon.encode(canon.admit({**canon.decode(first.input), **{n: edits[n] for n in wish.inputs}}, "inputs")) if wish.inputs else first.input
     anew = {"environment": services.environment, **wish.fields}
     submitted = msgspec.structs.replace(
         first,

@@ -12,7 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core import canon, decisions
+from holdfast.core import canon, decisions, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
 from holdfast.core import effects as fx
@@ -297,12 +297,25 @@ class Desk:
         """
         run = await self._target(target)
         now = self._store.now()
+        payload = self._fitting(run, name, payload)
         command = door.signal(name, payload, key=key, actor=actor, fresh=f"{now}-{self._services.entropy() % 10**9}")
         decisions.decide(run, command, now)  # refuses before anything is written
         there = (await self._put(run.run_id, command)).command
         if isinstance(there, cmd.Signal) and bytes(there.payload) != bytes(command.payload):
             raise SignalConflict(f"the key {there.signal_key!r} was used with another payload for {name!r} of {run.run_id}", hint="use another key")
         return run.run_id
+
+    def _fitting(self, run: records.Run, name: str, payload: Any) -> Any:
+        """A signal into a channel of that name, as its annotation has it, if this process has the skill (§3.7).
+
+        Raises:
+            InvalidInput: it does not fit.
+        """
+        skills = self._services.skills
+        if run.skill_id not in skills.ids:
+            return payload
+        program = skills.find(run.skill_id, run.skill_version)
+        return superstep.check_values(program, {name: payload}, "payload", program.writes)[name]
 
     async def answer(self, run: records.Run, payload: Any, *, actor: str = "operator") -> str:
         """Answers the one open wait of a run (§5.11). Gives the run's id.

@@ -21,7 +21,17 @@ from holdfast.core.channels import MISSING
 from holdfast.core.checkpoint import Checkpoint, Delta, Source, Task, TaskResult
 from holdfast.core.commit import InboxItem, LedgerRow
 from holdfast.core.effects import ReplayPolicy
-from holdfast.core.errors import Conflict, ErrorValue, HoldfastError, InboxUnread, LeaseLost, StepFailure, StepLimit, UsageError
+from holdfast.core.errors import (
+    Conflict,
+    ErrorValue,
+    HoldfastError,
+    InboxUnread,
+    InvalidInput,
+    LeaseLost,
+    StepFailure,
+    StepLimit,
+    UsageError,
+)
 from holdfast.core.graph import Program
 from holdfast.core.lease import KEEP, RELEASE, Take
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
@@ -544,9 +554,13 @@ class Driver:
         out: list[TaskResult] = []
         for fact in self._journal.progress.news:
             channel = self._program.channels.get(fact.name)
-            if channel is not None and (channel.reducer.tag != "merge" or isinstance(canon.decode(fact.payload), dict)):
-                writes = canon.encode(canon.FrozenDict({fact.name: canon.decode(fact.payload)}))
-                out.append(TaskResult(f"@signal~{len(out) + 1}", writes=writes))
+            if channel is None or (channel.reducer.tag == "merge" and not isinstance(canon.decode(fact.payload), dict)):
+                continue
+            try:
+                given = superstep.check_values(self._program, {fact.name: canon.decode(fact.payload)}, "signal", self._program.writes)
+            except InvalidInput:
+                continue  # whoever sent it had not this code; ctx.wait still gives it as it came
+            out.append(TaskResult(f"@signal~{len(out) + 1}", writes=canon.encode(canon.admit(given))))
         return tuple(out)
 
     def _outbox(self, draft: Draft, done: list[TaskResult]) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from holdfast.core import canon, decisions
+from holdfast.core import bounds, canon, decisions, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Delta, Source
@@ -17,6 +17,7 @@ from holdfast.core.status import TERMINAL, WAITING, Status, move
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
+from holdfast.engine.base.services import Skills
 from holdfast.engine.drive.desk import PATIENCE, Desk
 from holdfast.ports import Store
 
@@ -24,7 +25,8 @@ from holdfast.ports import Store
 class Patches:
     """Writes to runs that nobody drives; each change is an event with its actor."""
 
-    def __init__(self, store: Store, reader: Reader, desk: Desk) -> None:
+    def __init__(self, store: Store, skills: Skills, reader: Reader, desk: Desk) -> None:
+        self._skills = skills
         self._store = store
         self._reader = reader
         self._desk = desk
@@ -45,10 +47,12 @@ class Patches:
             raise RunIsLive(f"{run_id} is driven by {loaded.lease.owner}", hint="wait for it to rest")
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
         parent = journal.checkpoint
-        unknown = [n for n in values if n not in parent.values]
+        program = self._skills.find(run.skill_id, run.skill_version) if run.skill_id in self._skills.ids else None
+        unknown = [n for n in values if n not in parent.values and (program is None or n not in program.channels)]
         if unknown or parent.seq == 0:
             raise InvalidInput(f"{run_id} has no channel {', '.join(unknown)}" if unknown else f"{run_id} has not started")
-        data = canon.encode(canon.admit(dict(values), "values"))
+        given = dict(values) if program is None else superstep.check_values(program, values, "values", program.values)
+        data = bounds.sized(canon.encode(canon.admit(given, "values")), "values")
         delta = Delta(step=parent.step, source=Source.PATCH, values=data)
         checkpoint = cps.advance(parent, delta, journal.progress.results, seq=0, at=0, hash=b"")
         await journal.checkpointed(Draft(facts=[ev.StatePatched(tuple(values), reason)]), delta, checkpoint, lease=TOUCH, due=loaded.lease.due, actor=actor)

@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 
 from holdfast.authoring import State
-from holdfast.core import canon, ids
+from holdfast.core import bounds, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING
 from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, written
@@ -18,7 +18,7 @@ from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.policy import gated
 from holdfast.core.retry import backoff
-from holdfast.core.superstep import INTENTS, check_writes, reduced
+from holdfast.core.superstep import INTENTS, check_writes, fitted, reduced
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.leaving import contained
@@ -52,6 +52,8 @@ class Finished(msgspec.Struct, frozen=True, gc=False):
 
 NOTHING: Mapping[str, Any] = canon.EMPTY_DICT
 FRESH = (0, 0)
+HEAVY = 64 * 1024
+"""Bytes of writes from which on they are weighed one by one."""
 _result = msgspec.msgpack.Decoder(TaskResult)
 
 
@@ -247,6 +249,10 @@ def _finish(
     if raw:
         check_writes(program, node, raw)
         writes, packed = canon.pack(raw, node.name)
+        if program.writes and (typed := fitted(program, node, writes)) is not writes:
+            writes, packed = canon.pack(typed, node.name)
+        if len(packed) > HEAVY:
+            _weigh(program, writes, values)
     chosen: tuple[str, ...] = ()
     empty = isinstance(value, list | tuple) and not value
     if node.routers:
@@ -268,6 +274,18 @@ def _finish(
         unsent=tuple([n for n in node.sends if n not in chosen and all(s.node != n for s in sends)]) if empty else (),
     )
     return Finished(result, writes)
+
+
+def _weigh(program: Program, writes: Mapping[str, Any], values: Mapping[str, Any]) -> None:
+    """Holds heavy writes, and what their channels have grown to, against their bounds (§14.3).
+
+    Raises:
+        TooLarge: naming the channel.
+    """
+    for name, value in writes.items():
+        size = len(bounds.sized(canon.encode(value), name))
+        if size > HEAVY and name not in program.lasting and name in values:
+            bounds.sized(canon.encode(values[name]), f"{name}, grown", bounds.GROWN_BYTES - size)
 
 
 def _expect(program: Program, node: Node, targets: list[str]) -> None:
@@ -328,7 +346,7 @@ def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapp
     for name, value in writes.items():
         reducer = program.channels[name].reducer
         old = seen.get(name, MISSING)
-        seen[name] = reduced(name, reducer, old, value)
+        seen[name] = reduced(name, reducer, old, value, program.values.get(name))
     chosen: list[str] = []
     sends: list[Send] = []
     empty = False
