@@ -637,6 +637,8 @@ def storable(text: str) -> str:
 
 def _text(error: BaseException) -> str:
     try:
-        return str(error)
-    except Exception as e:
+        return str.__str__(str(error))  # plain text, whatever it was made of
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
         return f"the text of this {type(error).__qualname__} cannot be made: its __str__ raised {type(e).__qualname__}"

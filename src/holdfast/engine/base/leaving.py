@@ -51,7 +51,9 @@ def _shown(value: object) -> str:
     """Its text, whatever its ``__str__`` does."""
     try:
         return str(value) if isinstance(value, BaseException) else repr(value)
-    except Exception as e:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
         return f"(its text cannot be made: {type(e).__name__})"
 
 
