@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import logging
 import os
 import pathlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, ParamSpec, Self, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, overload
 
-from holdfast import stores
+from holdfast import machine, stores
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.clock import SystemClock
 from holdfast.core import arguments
@@ -25,9 +26,11 @@ from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
 from holdfast.core.errors import (
     AttemptMayLive,
+    ForeignLoop,
     IntentInFlight,
     IntentNotFound,
     InvalidInput,
+    ProcessForked,
     RunFailed,
     RunWaiting,
     StoreClosed,
@@ -72,8 +75,19 @@ from holdfast.workers.worker import Report, Worker
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
 P = ParamSpec("P")
+T = TypeVar("T")
+log = logging.getLogger("holdfast.runtime")
 CLOSE_SECONDS = 5.0
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
+
+
+class Parts(NamedTuple):
+    """What a runtime puts its callers through to."""
+
+    reader: Reader
+    desk: Desk
+    scheduler: Scheduler
+    conductor: Conductor
 
 
 def chosen_store(url: str | None) -> str:
@@ -144,10 +158,12 @@ class Runtime:
             workspace=None if workspace is None else door.path("workspace", workspace),
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
-        self._reader = Reader(self._services)
-        self._desk = Desk(self._services, self._reader)
-        self._scheduler = Scheduler(self._services)
-        self._conductor = Conductor(self._services, self._reader, self._desk, self._own)
+        reader = Reader(self._services)
+        desk = Desk(self._services, reader)
+        self._parts = Parts(reader, desk, Scheduler(self._services), Conductor(self._services, reader, desk, self._own))
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._forks = machine.forks()
+        self._entered = 0
         self._routes = routes({"webhook": Webhook(), **door.transports(transports)})
         self._links = Links(self._store, lambda: base_url)
         self._deliveries = Deliveries(self._dispatcher)
@@ -159,8 +175,15 @@ class Runtime:
     # -- life ---------------------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
+        if self._open:
+            self._here(None)
+            self._entered += 1
+            return self
         if self._store.url == DEFAULT_STORE:
             _home()
+        if self._loop is not None:
+            self._begin_anew()
+        self._loop, self._forks, self._entered = asyncio.get_running_loop(), machine.forks(), 1
         await self._store.open()
         self._open = True
         self._services.alive = self._heartbeat.safe
@@ -170,10 +193,58 @@ class Runtime:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self.close()
+        self._entered -= 1
+        if self._entered <= 0:
+            await self.close()
+
+    def _begin_anew(self) -> None:
+        """Entered again after it was closed, it is another owner of leases: the one before is proven to be gone."""
+        self._services.begin_anew(owner_id())
+        self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
+        self._deliveries = Deliveries(self._dispatcher)
+        self._services.sendings = self._deliveries
+        self._registered = False
+
+    def _here(self, part: T) -> T:
+        """A part of the engine, for the loop and the process that this runtime was entered in.
+
+        Raises:
+            ForeignLoop: for any other loop, or thread. ProcessForked: in the child of a fork.
+        """
+        if self._loop is None or not self._open:
+            return part
+        if machine.forks() != self._forks:
+            raise ProcessForked("this Runtime was entered by the process that this one was forked from", hint="make a Runtime of its own in the child")
+        try:
+            running = asyncio.get_running_loop()
+        except RuntimeError:
+            return part
+        if running is not self._loop:
+            raise ForeignLoop(
+                "this Runtime was entered in another event loop, or another thread",
+                hint="make one per loop, or hand the call over: asyncio.run_coroutine_threadsafe(rt.get(…), loop)",
+            )
+        return part
+
+    @property
+    def _reader(self) -> Reader:
+        return self._here(self._parts.reader)
+
+    @property
+    def _desk(self) -> Desk:
+        return self._here(self._parts.desk)
+
+    @property
+    def _scheduler(self) -> Scheduler:
+        return self._here(self._parts.scheduler)
+
+    @property
+    def _conductor(self) -> Conductor:
+        return self._here(self._parts.conductor)
 
     async def _own(self) -> None:
         """Registers this process as an owner of leases, once, when it first drives something."""
+        self._here(None)
         if self._registered:
             return
         await self._store.register(self._services.owner, self._ttl_us)
@@ -187,6 +258,7 @@ class Runtime:
         self._open = False
         try:
             await self._end_work()
+            await self._end_threads()
             if self._registered:
                 await self._deliveries.close()
                 self._heartbeat.stop()
@@ -210,6 +282,13 @@ class Runtime:
             async with asyncio.timeout(self._services.grace + CLOSE_SECONDS):
                 await asyncio.gather(*(w.close() for w in list(self._working)))
                 await self._services.attendant.close(StoreClosed("this runtime was closed while it drove the run"))
+
+    async def _end_threads(self) -> None:
+        """Waits a while for the threads that still run plain code, and says which run on: nothing can end them."""
+        pool = self._services.pool
+        left = await asyncio.get_running_loop().run_in_executor(None, pool.close, CLOSE_SECONDS) if pool.running else pool.close(0)
+        if left:
+            log.warning("closed while %s still ran in a thread, which nothing can end; what it does is not recorded any more", ", ".join(left))
 
     @property
     def store(self) -> Store:

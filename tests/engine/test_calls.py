@@ -103,7 +103,8 @@ async def test_closing_runs_the_clean_up() -> None:
 
     work = bounded(open_ended(), 0, "x")
     work.send(None)
-    work.close()
+    asyncio.get_running_loop().call_soon(work.close)
+    await asyncio.sleep(0)
     assert closed == [True]
 
 

@@ -55,6 +55,11 @@ def graph(ends: str = "failed") -> Callable[[Callable[[str], Graph[Any]]], Any]:
     return put
 
 
+def _reap(pid: int) -> None:
+    """Waits for the child of a fork, which must end by itself."""
+    os.waitpid(pid, 0)
+
+
 class Base(BaseException):
     """No Exception, and none of the house's."""
 
@@ -172,7 +177,7 @@ async def a_cycle_of_causes(state: Odd) -> None:
 
 @node()
 async def unraisable(state: Odd) -> None:
-    raise "text"  # type: ignore[misc]
+    raise "text"  # type: ignore[misc]  # noqa: B016
 
 
 # -- what it does to its own task ---------------------------------------------------------------------
@@ -305,14 +310,22 @@ async def swallows_in_a_step(state: Odd, ctx: Context) -> None:
 # -- what it is and gives ------------------------------------------------------------------------------
 
 
-@node()
-def generator(state: Odd) -> Iterator[dict[str, int]]:
+def _generator() -> Iterator[dict[str, int]]:
     yield {"n": 1}
+
+
+async def _asynchronous_generator() -> Any:
+    yield {"n": 1}
+
+
+@node()
+def generator(state: Odd) -> Any:
+    return _generator()
 
 
 @node()
 async def asynchronous_generator(state: Odd) -> Any:
-    yield {"n": 1}
+    return _asynchronous_generator()
 
 
 @node()
@@ -390,7 +403,6 @@ RETURNS: dict[str, Callable[[], Any]] = {
     "an_unknown_send": lambda: [Send("nowhere", 1)],
     "mixed_sends": lambda: [Send("odd", 1), 7],
     "a_frame": lambda: {"anything": sys._getframe()},
-    "a_wrong_type": lambda: {"n": "not a number"},
     "a_lazy_module": lambda: types.ModuleType("x"),
 }
 
@@ -416,7 +428,7 @@ for _name, _make in RETURNS.items():
 
 
 def bad(error: type[BaseException]) -> Callable[..., Any]:
-    def raises(*args: Any) -> Any:
+    def raises(state: Any) -> Any:
         raise error("x")
 
     return raises
@@ -447,7 +459,7 @@ def a_condition_that_is_cancelled(name: str) -> Graph[Any]:
 def a_router_that_raises(name: str) -> Graph[Any]:
     g = Graph(name, Odd)
     good(g, start=True)
-    g.route("fine")(bad(Base))
+    g.branch("fine", bad(Base))
     return g
 
 
@@ -455,7 +467,7 @@ def a_router_that_raises(name: str) -> Graph[Any]:
 def a_router_of_nonsense(name: str) -> Graph[Any]:
     g = Graph(name, Odd)
     good(g, start=True)
-    g.route("fine")(lambda state: 7)
+    g.branch("fine", lambda state: 7)
     return g
 
 
@@ -478,7 +490,7 @@ def a_reducer_that_raises(name: str) -> Graph[Any]:
 
 @node()
 async def a_step_that_exits(state: Odd, ctx: Context) -> None:
-    await ctx.step(bad(SystemExit))
+    await ctx.step(bad(SystemExit), 1)
 
 
 @node()
@@ -491,7 +503,7 @@ async def a_step_of_base(state: Odd, ctx: Context) -> None:
 
 @node()
 async def an_effect_that_exits(state: Odd, ctx: Context) -> None:
-    await ctx.effect(bad(SystemExit))
+    await ctx.effect(bad(SystemExit), 1)
 
 
 @node()
@@ -542,15 +554,11 @@ async def a_declared_act_of_base(state: Odd) -> None:
 # -- what it does to its process -----------------------------------------------------------------------
 
 
-def _born() -> None:
-    """Reaps the child, which must have ended by itself."""
-
-
 @node(ends="completed")
 def forks_and_comes_back(state: Odd) -> dict[str, int]:
     pid = os.fork()
     if pid:
-        os.waitpid(pid, 0)
+        _reap(pid)
     return {"n": 1}
 
 
@@ -558,7 +566,7 @@ def forks_and_comes_back(state: Odd) -> dict[str, int]:
 async def forks_on_the_loop(state: Odd) -> dict[str, int]:
     pid = os.fork()
     if pid:
-        os.waitpid(pid, 0)
+        _reap(pid)
     return {"n": 1}
 
 
@@ -567,7 +575,7 @@ async def forks_and_the_child_goes_on(state: Odd, ctx: Context) -> dict[str, int
     await asyncio.sleep(0)
     pid = os.fork()
     if pid:
-        os.waitpid(pid, 0)
+        _reap(pid)
     await ctx.step(asyncio.sleep, 0)
     return {"n": 1}
 
@@ -577,7 +585,7 @@ async def forks_and_the_child_exits(state: Odd) -> dict[str, int]:
     pid = os.fork()
     if not pid:
         sys.exit(0)
-    os.waitpid(pid, 0)
+    _reap(pid)
     return {"n": 1}
 
 

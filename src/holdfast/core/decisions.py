@@ -34,6 +34,7 @@ from holdfast.core.errors import (
     UndecidedWait,
     UsageError,
     WaitNotFound,
+    code_of,
     coded,
 )
 from holdfast.core.outcomes import Terminal
@@ -380,4 +381,4 @@ def applied(run: Run, outcome: Terminal, *, result: bytes | None = None, review:
 
 def stop_reason(error: BaseException) -> str:
     """The stable code a failure leaves on the run."""
-    return error.code if isinstance(error, HoldfastError) else "step_failed"
+    return code_of(error)

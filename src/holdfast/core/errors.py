@@ -120,6 +120,12 @@ class ConcurrentScope(UsageError):
     code = "concurrent_scope"
 
 
+class ForeignLoop(UsageError):
+    """A Runtime belongs to the event loop, and the thread, that it was entered in."""
+
+    code = "foreign_loop"
+
+
 class NotFound(UsageError):
     code = "not_found"
     exit_code = 3
@@ -626,8 +632,15 @@ class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
         kind = type(error)
         name = kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
         if isinstance(error, HoldfastError):
-            return cls(name, storable(error.message)[:4000], error.code, where, storable(error.hint)[:1000], frames)
+            return cls(name, storable(str(error.message))[:4000], code_of(error), where, storable(str(error.hint))[:1000], frames)
         return cls(name, storable(_text(error))[:4000], where=where, frames=frames)
+
+
+def code_of(error: BaseException) -> str:
+    """The stable code of a failure; a class of the user's may say anything of itself."""
+    if not isinstance(error, HoldfastError):
+        return "step_failed"
+    return storable(error.code)[:200] if isinstance(error.code, str) else HoldfastError.code
 
 
 def storable(text: str) -> str:

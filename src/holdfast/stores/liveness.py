@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import weakref
 from urllib.parse import quote
 
 from holdfast.core.errors import Conflict, StoreReadOnly
@@ -20,12 +21,34 @@ from holdfast.machine import alive_by_name, may_prove
 _kept: dict[str, int] = {}
 
 
+_all: weakref.WeakSet[Liveness] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """A child holds no proof of its parent's life: it would keep a dead owner alive."""
+    for liveness in list(_all):
+        liveness.let_go()
+    for fd in _kept.values():
+        os.close(fd)
+    _kept.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
 class Liveness:
     """The folder of liveness files of one store."""
 
     def __init__(self, folder: str) -> None:
         self._folder = folder
         self._held: dict[str, int] = {}
+        _all.add(self)
+
+    def let_go(self) -> None:
+        """Closes what it holds, in the child of a fork: the parent holds it still."""
+        for fd in self._held.values():
+            os.close(fd)
+        self._held.clear()
 
     def _path(self, owner: str) -> str:
         name = quote(owner, safe="@:")

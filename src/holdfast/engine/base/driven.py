@@ -82,7 +82,7 @@ class Attendant:
 
     async def close(self, error: BaseException) -> None:
         """Stops every run that is driven here, each with this error, once what it acts on outside has come to its end or its grace."""
-        self._closed.clear()
+        self._closed = asyncio.Event()
         for driver in list(self._drivers.values()):
             driver.broke(error)
         if self._drivers:

@@ -44,7 +44,7 @@ class Job:
             value = self.context.run(self.function, *self.args)
         except BaseException as e:
             machine.end_child(forks, self.what)
-            self.future.set_exception(RuntimeError("a plain function raised StopIteration") if isinstance(e, StopIteration) else e)
+            self.future.set_exception(e)
         else:
             machine.end_child(forks, self.what)
             self.future.set_result(value)

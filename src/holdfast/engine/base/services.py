@@ -16,6 +16,7 @@ from holdfast.core.graph import Program
 from holdfast.core.policy import Policy
 from holdfast.core.run import Run
 from holdfast.engine.base.driven import Attendant
+from holdfast.engine.base.pool import Pool
 from holdfast.engine.base.streams import Streams
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Clock, Resolver, Store
@@ -148,6 +149,7 @@ class Services:
     grace: float = 10.0
     recording: Recording | None = None
     sendings: Sendings | None = None
+    pool: Pool = dataclasses.field(default_factory=Pool)
     undos: dict[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
     attendant: Attendant = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
@@ -155,6 +157,15 @@ class Services:
     def __post_init__(self) -> None:
         self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
         self.threads = Threads(self.store)
+
+    def begin_anew(self, owner: str) -> None:
+        """The runtime was closed and is entered again, as another owner."""
+        self.owner = owner
+        self.pool = Pool()
+        self.acting.clear()
+        self.driving.clear()
+        self.stalled.clear()
+        self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
 
     async def holds(self) -> bool:
         """Whether something new may begin under the lease; asks the store once before it says no.

@@ -393,7 +393,8 @@ class Context:
         """
         now = self._loop.time()
         for patience in list(self._patient):
-            patience.move(now)
+            if not patience.own:
+                patience.move(now)
         if note:
             self.log.info("%s", note)
 

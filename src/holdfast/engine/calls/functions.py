@@ -57,7 +57,8 @@ class Patience:
 
     def release(self, now: float) -> None:
         self._held -= 1
-        self.moved = now
+        if not self.own:
+            self.moved = now
 
     def left(self, now: float) -> float:
         """Seconds until its time is up, if nothing moves it on."""
@@ -138,7 +139,7 @@ async def bounded(work: Coroutine[Any, Any, T], limit: int | Patience, what: str
         raise contained(e, what) from e
     except BaseException as e:
         if isinstance(e, GeneratorExit) and rest is not None and rest.closed:
-            raise  # whoever awaits this is closed
+            raise  # whoever awaits this is closed, from outside its task
         raise contained(_unwrapped(e), what) from e
     if task.cancelling() > before and await _absorb(task, before, rest):
         raise contained(asyncio.CancelledError(), what)
@@ -257,7 +258,7 @@ class Begun(Generic[T]):
                     if self._gives_up:
                         self._task.uncancel()  # our own, made to get here
                         raise
-                    self.closed = isinstance(e, GeneratorExit)
+                    self.closed = isinstance(e, GeneratorExit) and not self._stepping()
                     waiting = self._step(steps.throw, e)
                     if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or cancels.told(self._task)):
                         self._wait_no_longer()
@@ -266,6 +267,13 @@ class Begun(Generic[T]):
         finally:
             if self._timer is not None:
                 self._timer.cancel()
+
+    def _stepping(self) -> bool:
+        """Whether the loop steps its task now."""
+        try:
+            return asyncio.current_task() is self._task
+        except RuntimeError:
+            return False
 
     def _step(self, go_on: Callable[[Any], Any], given: Any) -> Any:
         """Runs it to where it waits next."""
@@ -305,7 +313,7 @@ class _Taking(Executor):
 async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], what: str, patience: Patience) -> Any:
     """A plain callable may still hand back an awaitable: a lambda around a coroutine function does."""
     loop = asyncio.get_running_loop()
-    job = pool.Job(function, args, what, lambda: patience.move(loop.time()))  # waiting for a thread does not count
+    job = pool.Job(_plainly, (function, args), what, lambda: patience.move(loop.time()))  # waiting for a thread does not count
     try:
         value = await loop.run_in_executor(_Taking(job), _plainly, function, args)
     except asyncio.CancelledError:
@@ -316,11 +324,12 @@ async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], what: 
 
 
 def _plainly(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-    """Calls it; a future cannot carry a StopIteration, and whoever waited for it would wait for ever."""
+    """Calls it. A future cannot carry a StopIteration, and whoever waited for it would wait for ever; a GeneratorExit that comes out of
+    one looks as if whoever waits were closed."""
     try:
         return function(*args)
-    except StopIteration as e:
-        raise RuntimeError("a plain function raised StopIteration") from e
+    except (StopIteration, GeneratorExit) as e:
+        raise RuntimeError(f"a plain function raised {type(e).__name__}") from e
 
 
 __all__ = ["Patience", "accepts_key", "asynchronous", "bounded", "call", "name_of"]

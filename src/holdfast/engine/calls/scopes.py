@@ -22,7 +22,7 @@ from holdfast.core.waits import Wait
 from holdfast.engine.base import cancels
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.base.leaving import Leaving
+from holdfast.engine.base.leaving import Leaving, contained
 
 
 class Suspend(Leaving):
@@ -128,8 +128,15 @@ def _branches(ctx: Owner, path: str, calls: list[Awaitable[Any]], limit: int) ->
             except Exception:
                 failed = True
                 raise
+            except BaseException as e:  # let out of a task, an exit would end the loop
+                error = contained(e, f"branch {number} of {path}")
+                failed = True
+                raise error from e
 
-    return [asyncio.create_task(branch(i, c)) for i, c in enumerate(calls)]
+    tasks = [asyncio.create_task(branch(i, c)) for i, c in enumerate(calls)]
+    for task in tasks:
+        cancels.serve(task)
+    return tasks
 
 
 async def _gathered(ctx: Owner, path: str, name: str, tasks: list[asyncio.Task[Any]]) -> list[Any]:

@@ -30,6 +30,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import WAITING
+from holdfast.engine.base import pool
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services, broke_off
@@ -50,6 +51,7 @@ async def driven(services: Services, driver: Driver, claim: Claim | None, inbox:
     Raises:
         BaseException: what ended the driving.
     """
+    pool.current.set(services.pool)
     try:
         run = await driver.drive(claim, inbox, named=named)
         for child in driver.journal.stopped:

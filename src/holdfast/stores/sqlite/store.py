@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 import apsw
 import msgspec
 
+from holdfast import machine
 from holdfast.core import blobs, canon, codec, vouch
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
@@ -35,6 +36,7 @@ from holdfast.core.errors import (
     IncarnationChanged,
     LeaseLost,
     LogRolledBack,
+    ProcessForked,
     RunNotFound,
     StoreClosed,
     StoreCorrupt,
@@ -143,6 +145,7 @@ class SqliteStore:
         db.close()
         self._db = connect(self.path, patience=LOOP_BUSY)
         self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
+        self._forks = machine.forks()
         self._anchor.keep_synced()
         self._changes.reopen()
 
@@ -241,11 +244,18 @@ class SqliteStore:
     def _read(self) -> apsw.Connection:
         if self._db is None:
             raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
+        self._own()
         return self._db
+
+    def _own(self) -> None:
+        """Refuses the child of a fork: it shares its parent's connection."""
+        if machine.forks() != self._forks:
+            raise ProcessForked(f"{self.path} was opened by the process that this one was forked from", hint="open it again in the child")
 
     def _write(self) -> Writer:
         if self._writer is None:
             raise StoreClosed(f"{self.path} is not open", hint="await store.open() first")
+        self._own()
         if self.suspect is not None:
             raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
         return self._writer
