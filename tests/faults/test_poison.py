@@ -175,13 +175,18 @@ async def test_plain_code_runs_in_threads_of_our_own() -> None:
 
 def test_a_pool_is_bounded_and_gives_places_of_lost_threads_away() -> None:
     pool, gate = Pool(2), threading.Event()
-    jobs = [Job(gate.wait, (10,), f"hang{n}", None) for n in range(2)]
+    begun = threading.Semaphore(0)
+
+    def hang() -> None:
+        begun.release()
+        gate.wait(10)
+
+    jobs = [Job(hang, (), f"hang{n}", None) for n in range(2)]
     for job in jobs:
         pool.submit(job)
     third = Job(lambda: 7, (), "third", None)
     future = pool.submit(third)
-    while len(pool.running) < 2:
-        time.sleep(0)
+    assert begun.acquire(timeout=5) and begun.acquire(timeout=5)
     assert not future.done()
     pool.give_up(jobs[0])
     assert pool.submit(Job(lambda: 8, (), "fourth", None)).result(5) == 8

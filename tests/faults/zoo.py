@@ -271,7 +271,7 @@ async def swallows_its_cancel(state: Odd) -> None:
 async def swallows_everything(state: Odd, ctx: Context) -> None:
     while True:
         try:
-            await asyncio.sleep(1)
+            await asyncio.Event().wait()
         except BaseException:
             continue
 
@@ -289,7 +289,8 @@ async def tidies_up(state: Odd) -> None:
     try:
         await asyncio.Event().wait()
     finally:
-        await asyncio.sleep(0.01)
+        for _ in range(3):
+            await asyncio.sleep(0)
 
 
 @node(timeout=0.05)
