@@ -295,6 +295,21 @@ class EventView(msgspec.Struct, frozen=True):
         return getattr(self, name)
 
 
+def _shown(value: Any) -> Any:
+    """Values as JSON has them; what it has not, as text."""
+    match value:
+        case dt.datetime():
+            return value.isoformat(timespec="microseconds").replace("+00:00", "Z")
+        case Mapping():
+            return {str(k): _shown(v) for k, v in value.items()}
+        case list() | tuple():
+            return [_shown(v) for v in value]
+        case str() | int() | float() | bool() | None:
+            return value
+    found = canon.plain(value)
+    return found if isinstance(found, dict | list | str | int | float) else str(found)
+
+
 class DeliveryView(msgspec.Struct, frozen=True):
     """One attempt at sending an intent (§9.3). ``answer`` is the digest of what the receiver said."""
 
@@ -371,6 +386,13 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
 
+    def record(self) -> dict[str, Any]:
+        """The JSON record: what the command line and HTTP show."""
+        attempts = [{**msgspec.structs.asdict(a), "error": a.error and msgspec.structs.asdict(a.error)} for a in self.attempts]
+        rulings = [msgspec.structs.asdict(r) for r in self.rulings]
+        found: dict[str, Any] = _shown({**msgspec.structs.asdict(self), "attempts": attempts, "rulings": rulings})
+        return found
+
 
 class LedgerView(msgspec.Struct, frozen=True):
     """A row of the ledger (§9.6). ``number`` is its place among all rows, the cursor of ``rt.ledger``."""
@@ -390,6 +412,11 @@ class LedgerView(msgspec.Struct, frozen=True):
 
     def __getitem__(self, name: str) -> Any:
         return getattr(self, name)
+
+    def record(self) -> dict[str, Any]:
+        """The JSON record: what the command line and HTTP show."""
+        found: dict[str, Any] = _shown(msgspec.structs.asdict(self))
+        return found
 
 
 class CheckpointView(msgspec.Struct, frozen=True):

@@ -166,7 +166,7 @@ class Runtime:
         self._entered = 0
         self._routes = routes({"webhook": Webhook(), **door.transports(transports)})
         self._links = Links(self._store, lambda: base_url)
-        self._deliveries = Deliveries(self._dispatcher)
+        self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
         self._working: set[Worker] = set()
         self._registered = False
@@ -294,6 +294,11 @@ class Runtime:
     def store(self) -> Store:
         """The store beneath; its verbs are the port's."""
         return self._store
+
+    @property
+    def transports(self) -> tuple[str, ...]:
+        """The types of intents that are sent from here."""
+        return tuple(self._routes)
 
     @property
     def owner(self) -> str:

@@ -53,19 +53,25 @@ def _wait_option(function: Any) -> Any:
 @paged("Of the waits of all runs, counted in runs, 100.")
 @options()
 def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None) -> int:
-    """List open waits and the commands that answer them."""
+    """List open waits and the commands that answer them.
+
+    An intent that may have been sent, and nobody knows, waits for a person too.
+    """
 
     async def act(rt: Runtime) -> tuple[list[dict[str, Any]], str | None, Any]:
         now = when(rt.store.now())
+        if cursor is None:
+            unknown.extend(await pages.intents_of(rt, await rt.intents(run_id, state="unknown")))
         if run_id is not None:
             await rt.waits(run_id)  # an unknown run is an error, not an empty list
             return *page(await pages.waits_of(rt, run_id), lambda w: str(w["wait_id"]), limit, cursor), now
         ids = [run.run_id for run, _ in await rt.store.runs(RunFilter(statuses=tuple(WAITING), before=cursor, limit=limit or WAITS))]
         return [w for i in ids for w in await pages.waits_of(rt, i)], ids[-1] if len(ids) == (limit or WAITS) else None, now
 
+    unknown: list[dict[str, Any]] = []
     found, more, now = over(call, act)
     if call.as_json:
-        o.emit({"waits": found, "next_cursor": more})
+        o.emit({"waits": [*found, *map(pages.intent_as_wait, unknown)], "next_cursor": more})
         return 0
     open_of = Counter(w["run_id"] for w in found if w["available_actions"])
     for wait in found:
@@ -76,7 +82,9 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
         pages.shown(wait, indent="    │ ", lines=SHOWN_LINES)
         for line in pages.answers(call, wait, alone=open_of[wait["run_id"]] == 1):
             click.echo(f"    {line}")
-    if not found:
+    for intent in unknown:
+        pages.doubtful(call, intent)
+    if not found and not unknown:
         click.echo("nothing waits")
     o.more(call.line("waits", *([run_id] if run_id is not None else [])), more)
     return 0

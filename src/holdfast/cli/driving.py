@@ -113,11 +113,14 @@ def submit(
 @click.option("--queue", "queues", multiple=True, metavar="Q", help="A queue to work on; may be given more than once. [default: default]")
 @click.option("--until-idle", is_flag=True, help="End when nothing is due any more.")
 @click.option("--log", "log_format", type=click.Choice(sorted(logs.FORMATS)), help="Log each decision to standard error, as text or as JSON lines.")
+@click.option("--transports", metavar="TARGET", help="What sends its intents. [default: those of pyproject.toml]")
 @options(data=False, drives=True)
-def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool, log_format: str | None) -> int:
+def worker(
+    call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool, log_format: str | None, transports: str | None
+) -> int:
     """Claim and drive due runs until told to stop.
 
-    It fires the schedules of its skills and queues too.
+    It fires the schedules of its skills and queues, and sends intents.
 
     The first SIGINT or SIGTERM stops claiming and lets what runs come to its rest; a second one hands it back as it is.
     """
@@ -148,7 +151,7 @@ def worker(call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[
                     raise
                 click.echo("handed back what was under way", err=True)
 
-    over(call, act, chosen, make=True)
+    over(call, act, chosen, make=True, transports=transports)
     return 0
 
 

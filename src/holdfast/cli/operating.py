@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import click
@@ -9,12 +12,12 @@ import msgspec
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
-from holdfast.cli.session import Call, options, over, page, paged
-from holdfast.core import canon, views
+from holdfast.cli.session import Call, actor_option, handling, options, over, page, paged
+from holdfast.core import views
 from holdfast.core.effects import Effect
-from holdfast.core.intents import Intent
+from holdfast.core.intents import RULINGS
 from holdfast.core.masks import Mask
-from holdfast.handle import when
+from holdfast.handle import IntentView, when
 from holdfast.ports import Worker
 from holdfast.runtime import Runtime
 
@@ -43,34 +46,127 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
 
 
 @click.command()
-@click.option("--state", metavar="S", help="Only intents in this state: queued, sending, sent, unknown, dead.")
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--state", metavar="S", help="Only intents in this state: queued, sending, sent, unknown, dead, abandoned.")
+@click.option("--type", "type_", metavar="T", help="Only intents of this type.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
 @options()
-def outbox(call: Call, state: str | None, limit: int) -> int:
-    """List what is to be sent, or was."""
+def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None, limit: int) -> int:
+    """List what is to be sent, or was.
 
-    async def act(rt: Runtime) -> tuple[list[Intent], dict[str, Mask]]:
-        found = await rt.store.intents(state=state, limit=limit)
-        return found, {run_id: await rt.masked(run_id) for run_id in {i.run_id for i in found}}
+    Of an intent that may have been sent, and nobody knows, it shows the commands that answer it.
+    """
 
-    found, masks = over(call, act)
+    async def act(rt: Runtime) -> list[dict[str, Any]]:
+        return await pages.intents_of(rt, await rt.intents(run_id, state=state, type=type_, limit=limit))
+
+    found = over(call, act)
     if call.as_json:
-        o.emit({"intents": [masks[i.run_id].record(_intent(i)) for i in found], "next_cursor": None})
+        o.emit({"intents": found, "next_cursor": None})
         return 0
     if not found:
         click.echo("the outbox is empty" if state is None else f"no intents are {o.inline(state)}")
         return 0
     o.table(
         ["intent", "type", "state", "attempts", "created", "key"],
-        [[i.intent_id, o.inline(i.type, 24), i.state, str(i.attempts), o.clock(views.iso(i.created_at)), o.inline(i.key)] for i in found],
+        [[i["intent_id"], o.inline(i["type"], 24), _state(i), str(len(i["attempts"])), o.clock(i["created_at"]), o.inline(i["key"])] for i in found],
     )
+    for intent in found:
+        if intent["state"] in ("unknown", "dead"):
+            pages.doubtful(call, intent)
     return 0
 
 
-def _intent(intent: Intent) -> dict[str, Any]:
-    shown = msgspec.structs.asdict(intent)
-    times = {n: views.iso(shown[n]) for n in ("created_at", "due", "lease_until", "settled_at")}
-    return {**shown, **times, "payload": canon.reveal(intent.payload)}
+def _state(intent: dict[str, Any]) -> str:
+    return f"{intent['state']} (no transport)" if intent["no_transport_for"] else str(intent["state"])
+
+
+@click.command()
+@click.option("--until-idle", is_flag=True, help="End when nothing is due any more.")
+@click.option("--transports", metavar="TARGET", help="A mapping of types to transports. [default: that of pyproject.toml]")
+@options(drives=True)
+def dispatch(call: Call, until_idle: bool, transports: str | None) -> int:
+    """Send what is to be sent, until told to stop.
+
+    Types without a transport are left to others. The first SIGINT or SIGTERM lets what is being sent come to its end.
+    """
+
+    async def act(rt: Runtime) -> int:
+        stop = asyncio.Event()
+        click.echo(f"dispatcher {rt.owner}: {', '.join(map(o.inline, rt.transports))}", err=True)
+        with handling(asyncio.get_running_loop(), lambda _: stop.set()):
+            return await rt.dispatch(stop=stop, until_idle=until_idle)
+
+    count = over(call, act, make=True, transports=transports)
+    if call.as_json:
+        o.emit({"settled": count})
+    else:
+        click.echo(f"{count} settled", err=True)
+    return 0
+
+
+@click.command()
+@click.argument("intent_id", metavar="INTENT")
+@click.option("--force", is_flag=True, help="Also while its last sender may still be alive: it may happen twice.")
+@click.option("--reason", default="", metavar="R", help="Why; kept with the intent.")
+@actor_option
+@options()
+def redrive(call: Call, intent_id: str, force: bool, reason: str, actor: str) -> int:
+    """Have an intent sent again."""
+    return _ruled(call, lambda rt: rt.redrive(intent_id, actor=actor, reason=reason, force=force))
+
+
+@click.command()
+@click.argument("intent_id", metavar="INTENT")
+@click.option("--as", "outcome", type=click.Choice(RULINGS), required=True, help="It was sent after all, or is given up.")
+@click.option("--reason", default="", metavar="R", help="Why; kept with the intent.")
+@actor_option
+@options()
+def settle(call: Call, intent_id: str, outcome: str, reason: str, actor: str) -> int:
+    """Say how an intent stands that nobody knows about."""
+    return _ruled(call, lambda rt: rt.settle(intent_id, outcome, actor=actor, reason=reason))
+
+
+def _ruled(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
+    async def act(rt: Runtime) -> dict[str, Any]:
+        return (await pages.intents_of(rt, [await rule(rt)]))[0]
+
+    found = over(call, act)
+    if call.as_json:
+        o.emit(found)
+    else:
+        click.echo(f"{found['intent_id']}  {found['state']}")
+    return 0
+
+
+@click.command()
+@click.argument("run_id", metavar="[RUN]", required=False)
+@click.option("--topic", metavar="T", help="Only rows of this topic.")
+@click.option("--key", metavar="K", help="Only rows under this key.")
+@click.option("--after", type=click.IntRange(0), metavar="N", help="Go on after this row: the next_cursor of the page before.")
+@click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
+@options()
+def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, after: int | None, limit: int) -> int:
+    """List the rows that nodes have kept with their steps."""
+
+    async def act(rt: Runtime) -> list[dict[str, Any]]:
+        rows = await rt.ledger(run_id, topic=topic, key=key, after=after, limit=limit)
+        masks = {r: await rt.masked(r) for r in {row.run_id for row in rows}}
+        return [masks[r.run_id].record(r.record()) for r in rows]
+
+    found = over(call, act)
+    more = found[-1]["number"] if len(found) == limit else None
+    if call.as_json:
+        o.emit({"ledger": found, "next_cursor": more})
+        return 0
+    if not found:
+        click.echo("the ledger has no such rows")
+        return 0
+    o.table(
+        ["row", "run", "topic", "key", "created", "data"],
+        [[str(r["number"]), r["run_id"], o.inline(r["topic"]), o.inline(r["key"]), o.clock(r["created_at"]), o.inline(json.dumps(r["data"], default=str), 60)] for r in found],
+    )
+    return 0
 
 
 @click.command()
@@ -97,4 +193,4 @@ def leases(call: Call) -> int:
     return 0
 
 
-COMMANDS = (effects, outbox, leases)
+COMMANDS = (effects, outbox, dispatch, redrive, settle, ledger, leases)

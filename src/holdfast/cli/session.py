@@ -13,14 +13,15 @@ import os
 import shlex
 import signal
 import sys
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
 
 import click
 
-from holdfast.authoring import Skill
+from holdfast.authoring import Skill, Tool
+from holdfast.cli.targets import setting
 from holdfast.core import canon
 from holdfast.core.errors import HoldfastError, InvalidInput, NotFound, UsageError
 from holdfast.core.status import LIVE
@@ -69,6 +70,19 @@ class Call:
             return None
         path = Path(unquote(self.store.removeprefix("sqlite:///")))
         return None if path.exists() else path
+
+
+@dataclasses.dataclass(frozen=True)
+class Project:
+    """What this project gives to whatever drives: ``[tool.holdfast] transports|tools|policy`` in pyproject.toml."""
+
+    transports: Mapping[str, Any] | None = None
+    tools: tuple[Tool, ...] = ()
+    policy: Any = None
+
+    @classmethod
+    def of(cls, transports: str | None = None) -> Project:
+        return cls(setting("transports", transports), tuple(setting("tools") or ()), setting("policy"))
 
 
 def program() -> list[str]:
@@ -196,17 +210,22 @@ def _constant(name: str) -> Any:
 # -- running ----------------------------------------------------------------------------------------
 
 
-def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False) -> T:
+def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | None = None) -> T:
     """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made; an error
     that comes of that says so, and else a line on stderr does.
+
+    What drives has the project's transports, tools and policy; ``transports`` is a TARGET that stands in place of the first.
 
     SIGINT and SIGTERM end the act: what it drives is handed back at its next safe boundary (§10.13).
     """
 
+    project = Project.of(transports) if call.drives else Project()
     missing = None if make else call.missing
 
     async def whole() -> T:
-        async with Runtime(call.store if missing is None else "memory:", skills=skills, lease=call.lease) as rt:
+        async with Runtime(
+            call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy
+        ) as rt:
             return await stoppable(act(rt), call, rt)
 
     try:

@@ -43,16 +43,35 @@ def resolve(text: str, base: Path | None = None) -> list[Target]:
         UsageError: malformed, or the code fails when it is imported.
     """
     place, name = _split(text)
-    if place.endswith(".py"):
-        module = _file(Path(place), base or Path.cwd(), text)
-    else:
-        module = _module(place, base or Path.cwd(), text)
+    module = _loaded(place, base, text)
     if name:
         return [Target(s, text) for s in _named(module, name, text)]
     found = {id(v): (n, v) for n, v in vars(module).items() if isinstance(v, Graph | Flow) and not n.startswith("_")}
     if not found:
         raise SkillUnknown(f"{text} holds no graph and no flow", hint="a skill is a Graph or an @flow at the top of the module")
     return [Target(v, f"{place}:{n}") for n, v in found.values()]
+
+
+def value(text: str, base: Path | None = None) -> Any:
+    """What a TARGET with a name stands for: a mapping of transports, a list of tools, a policy, limits.
+
+    Raises:
+        SkillUnknown, UsageError: as ``resolve``; and where it names nothing.
+    """
+    place, name = _split(text)
+    found: Any = _loaded(place, base, text)
+    if not name:
+        raise UsageError(f"{text!r} does not say which value", hint="package.module:name or path/to/file.py:name")
+    for part in name.split("."):
+        try:
+            found = getattr(found, part)
+        except AttributeError:
+            raise SkillUnknown(f"{text} names nothing: there is no {part!r}", hint=FORMS) from None
+    return found
+
+
+def _loaded(place: str, base: Path | None, text: str) -> ModuleType:
+    return _file(Path(place), base or Path.cwd(), text) if place.endswith(".py") else _module(place, base or Path.cwd(), text)
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -136,7 +155,11 @@ def _named(module: ModuleType, name: str, text: str) -> list[Skill]:
 
 def configured() -> list[Target]:
     """The skills of this project: pyproject.toml, else ``$HOLDFAST_SKILLS``, else the demo."""
-    named, base = _project(Path.cwd())
+    section, file = _project(Path.cwd())
+    named = section.get("skills", [])
+    if not isinstance(named, list) or not all(isinstance(s, str) for s in named):
+        raise UsageError(f"{file}: [tool.holdfast] skills is a list of TARGETs", hint=FORMS, code="bad_project")
+    base = file.parent
     if not named:
         named, base = os.environ.get("HOLDFAST_SKILLS", "").replace(",", " ").split(), Path.cwd()
     if not named:
@@ -144,7 +167,22 @@ def configured() -> list[Target]:
     return [t for text in named for t in resolve(text, base)]
 
 
-def _project(here: Path) -> tuple[list[str], Path]:
+def setting(kind: str, given: str | None = None) -> Any:
+    """What this project has of ``transports``, ``tools``, ``policy`` or ``limits``: the TARGET given, else the one that
+    ``[tool.holdfast]`` in pyproject.toml names; None if neither does."""
+    if given is not None:
+        return value(given)
+    section, file = _project(Path.cwd())
+    named = section.get(kind)
+    if named is None:
+        return None
+    if not isinstance(named, str):
+        raise UsageError(f"{file}: [tool.holdfast] {kind} is a TARGET", hint="package.module:name or path/to/file.py:name", code="bad_project")
+    return value(named, file.parent)
+
+
+def _project(here: Path) -> tuple[dict[str, Any], Path]:
+    """The section of the nearest pyproject.toml, and that file; an empty one where there is none."""
     for folder in (here, *here.parents):
         file = folder / "pyproject.toml"
         if not file.is_file():
@@ -154,13 +192,8 @@ def _project(here: Path) -> tuple[list[str], Path]:
         except (OSError, ValueError) as e:
             raise UsageError(f"{file} cannot be read: {e}", code="bad_project") from e
         section = tool.get("holdfast") if isinstance(tool, dict) else None
-        if not isinstance(section, dict) or "skills" not in section:
-            return [], folder
-        skills = section["skills"]
-        if not isinstance(skills, list) or not all(isinstance(s, str) for s in skills):
-            raise UsageError(f"{file}: [tool.holdfast] skills is a list of TARGETs", hint=FORMS, code="bad_project")
-        return skills, folder
-    return [], here
+        return (section if isinstance(section, dict) else {}), file
+    return {}, here / "pyproject.toml"
 
 
 def several(texts: Sequence[str]) -> list[Target]:

@@ -372,6 +372,6 @@ def stands(there: Intent, before: Intent) -> bool:
 
 
 __all__ = [
-    "ABANDON", "MARK_SENT", "MAY_LIVE", "OPEN", "RETENTION_US", "RULINGS", "SENDER_LOST", "WAIT_LINK", "Ask", "Delivery", "Doubtful", "Ended", "Failed", "Intent", "IntentState", "Late", "LookUp", "Outcome", "Refused", "Ruling", "Send", "Sending", "Sent", "absent", "after", "asked", "claimed", "digest",
+    "ABANDON", "MARK_SENT", "MAY_LIVE", "OPEN", "REDRIVE", "RETENTION_US", "RULINGS", "SENDER_LOST", "WAIT_LINK", "Ask", "Delivery", "Doubtful", "Ended", "Failed", "Intent", "IntentState", "Late", "LookUp", "Outcome", "Refused", "Ruling", "Send", "Sending", "Sent", "absent", "after", "asked", "claimed", "digest",
     "dropped", "may_live", "next_move", "redriven", "ruled", "same", "stands", "target",
 ]  # fmt: skip

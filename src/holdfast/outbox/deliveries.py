@@ -11,9 +11,10 @@ from collections.abc import Awaitable, Callable
 
 from holdfast.core.errors import StoreError
 from holdfast.outbox.dispatcher import Dispatcher
+from holdfast.ports import Clock
 
 log = logging.getLogger("holdfast.outbox")
-PUT_OFF_SECONDS = 0.6
+A_LITTLE_SECONDS = 0.01
 
 
 class _Own:
@@ -28,7 +29,8 @@ class _Own:
 class Deliveries:
     """The sendings of the runs that are driven here. ``dispatcher`` makes one, once its owner is known to the store."""
 
-    def __init__(self, dispatcher: Callable[[], Awaitable[Dispatcher]]) -> None:
+    def __init__(self, clock: Clock, dispatcher: Callable[[], Awaitable[Dispatcher]]) -> None:
+        self._clock = clock
         self._dispatcher = dispatcher
         self._runs: dict[str, _Own] = {}
         self._leaving: set[asyncio.Task[None]] = set()
@@ -82,9 +84,10 @@ class Deliveries:
             await dispatcher.run(until_idle=True, run_id=run_id)
             if own.news.is_set():
                 continue
-            if dispatcher.put_off and not last:
+            pause = dispatcher.put_off - self._clock.monotonic()
+            if pause > 0 and not last:
                 last = rested  # the question that a link waits for may be asked only now
-                await _either(own.news, PUT_OFF_SECONDS)
+                await _either(own.news, pause + A_LITTLE_SECONDS)
             elif rested:
                 return
             else:

@@ -70,7 +70,7 @@ class Sender(msgspec.Struct):
 class Dispatcher:
     """Sends what it has routes for. ``link`` gives the text that stands for ``{wait_link}`` in an intent.
 
-    ``settled`` counts what was settled; ``put_off``: the latest ``run`` met an intent that waits for a question to be asked.
+    ``settled`` counts what was settled; ``put_off``: until when (``clock.monotonic``) an intent waits for a question to be asked.
     """
 
     def __init__(
@@ -99,7 +99,7 @@ class Dispatcher:
         self._swept = float("-inf")
         self._renewed = float("-inf")
         self.settled = 0
-        self.put_off = False
+        self.put_off = float("-inf")
 
     # -- the loop -----------------------------------------------------------------------------------
 
@@ -111,7 +111,7 @@ class Dispatcher:
         Raises:
             StoreError: the store failed; nothing is reported as sent that is not settled.
         """
-        before, self.put_off = self.settled, False
+        before = self.settled
         watch = asyncio.ensure_future(self._watch(stop))
         watch.add_done_callback(lambda _: self._news.set())
         try:
@@ -253,7 +253,8 @@ class Dispatcher:
         except Exception as e:  # whatever is wrong with one intent is told on it, and concerns no other
             outcome, answer = Failed(ErrorValue.of(e)), None
         self._judge(intent.lane, outcome)
-        self.put_off = self.put_off or (isinstance(outcome, Late) and outcome.after_us > 0)
+        if isinstance(outcome, Late) and outcome.after_us:
+            self.put_off = self._clock.monotonic() + outcome.after_us / 1_000_000
         after = intents.after(intent, outcome, route.how, self._store.now())
         beside = await self._hooked(intent, after, route, answer) if isinstance(outcome, Sent) and route.on_response is not None else None
         self._done.append((beside and replace(beside, before=before)) or Settlement(before, after))

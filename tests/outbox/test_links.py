@@ -1,0 +1,112 @@
+"""Links in intents: the same at every attempt, single use, revoked with their question (§5.9, T-91)."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Graph, Runtime, State
+from holdfast.core.errors import TokenRefused, UsageError
+from holdfast.outbox.links import secret_of
+
+
+class Note(State):
+    asked: str = ""
+
+
+graph: Graph[Note] = Graph("asks", Note, version="1")
+
+
+@graph.node(start=True)
+async def send(state: Note, ctx: Context) -> None:
+    ctx.send("mail", {"text": "Answer at {wait_link} please", "to": ["ada"]})
+
+
+@graph.node(after="send")
+async def ask(state: Note, ctx: Context) -> dict[str, Any]:
+    await ctx.approve("Go?")
+    return {"asked": "yes"}
+
+
+class Mail:
+    """Fails its first sendings, and keeps every body."""
+
+    dedupes = True
+    retry = 5
+
+    def __init__(self, failures: int) -> None:
+        self.failures = failures
+        self.bodies: list[str] = []
+
+    async def send(self, payload: Any, key: str) -> None:
+        self.bodies.append(payload["text"])
+        if len(self.bodies) <= self.failures:
+            raise ValueError("not now")
+
+
+def token(mail: Mail) -> str:
+    return mail.bodies[-1].split("/w/")[1].split(" ")[0]
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/a.db"
+
+
+async def test_a_link_is_the_same_at_every_attempt_and_answers_once(url: str) -> None:
+    mail = Mail(1)
+    async with Runtime(url, skills=[graph], transports={"mail": mail}, base_url="https://runs.example.com/") as rt:
+        run = await rt.invoke(graph, {})
+        assert run.status == "waiting_for_human"
+        await rt.redrive((await rt.intents(run.run_id))[0].intent_id, actor="ada")
+        await rt.dispatch(until_idle=True)
+        assert len(mail.bodies) == 2
+        assert mail.bodies[0] == mail.bodies[1]
+        assert mail.bodies[0].startswith("Answer at https://runs.example.com/w/")
+        await rt.redeem(token(mail), "approve")
+        assert (await rt.resume(run.run_id)).state.asked == "yes"
+        with pytest.raises(TokenRefused):
+            await rt.redeem(token(mail), "approve")
+
+
+async def test_cancel_revokes_the_link(url: str) -> None:
+    mail = Mail(0)
+    async with Runtime(url, skills=[graph], transports={"mail": mail}) as rt:
+        run = await rt.invoke(graph, {})
+        for _ in range(2):
+            if (await rt.get(run.run_id)).status != "canceled":
+                await rt.cancel(run.run_id)
+            with pytest.raises(TokenRefused):
+                await rt.redeem(token(mail), "approve")
+
+
+async def test_a_link_without_a_question_is_refused(url: str) -> None:
+    lonely: Graph[Note] = Graph("lonely", Note, version="1")
+
+    @lonely.node(start=True)
+    async def only(state: Note, ctx: Context) -> None:
+        ctx.send("mail", {"text": "{wait_link}"})
+
+    mail = Mail(0)
+    async with Runtime(url, skills=[lonely], transports={"mail": mail}) as rt:
+        run = await rt.invoke(lonely, {})
+        (intent,) = await rt.intents(run.run_id)
+        assert (intent.state, mail.bodies) == ("dead", [])
+        assert "asks nothing" in intent.detail
+
+
+def test_the_secret_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first = secret_of(f"sqlite:///{tmp_path}/a.db")
+    assert first == secret_of(f"sqlite:///{tmp_path}/a.db") != secret_of(f"sqlite:///{tmp_path}/b.db")
+    assert os.stat(tmp_path / "a.db-secret").st_mode & 0o777 == 0o600
+    os.chmod(tmp_path / "a.db-secret", 0o644)
+    with pytest.raises(UsageError, match="read by others"):
+        secret_of(f"sqlite:///{tmp_path}/a.db")
+    monkeypatch.delenv("HOLDFAST_SECRET", raising=False)
+    with pytest.raises(UsageError, match="HOLDFAST_SECRET"):
+        secret_of("postgresql://host/db")
+    monkeypatch.setenv("HOLDFAST_SECRET", "0123456789abcdef")
+    assert secret_of("postgresql://host/db") == b"0123456789abcdef"
