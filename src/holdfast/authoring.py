@@ -23,6 +23,7 @@ from holdfast.core.drawing import draw as draw
 from holdfast.core.drawing import mermaid as mermaid
 from holdfast.core.effects import EffectClass, Idempotency
 from holdfast.core.errors import ChannelEmpty, ContractViolation, InvalidGraph, UsageError
+from holdfast.core.evidence import KINDS, Postcondition
 from holdfast.core.graph import (
     DEFAULT_STEP_LIMIT,
     DEFAULT_TIMEOUT_US,
@@ -785,7 +786,8 @@ class Tool:
     """A declared tool (§6.1): its effect class and idempotency are said once, here.
 
     ``Tool("git", side_effects="read")``. ``command`` defaults to the name; ``timeout`` is in seconds or a timedelta;
-    ``env`` names the variables it may see beside the usual ones.
+    ``env`` names the variables it may see beside the usual ones. ``postconditions`` must hold after each call, and ``artifacts`` are
+    patterns of files that are kept (§11.4); with an ``ExitCode`` among them, no other rule looks at the exit code.
     """
 
     name: str
@@ -794,8 +796,16 @@ class Tool:
     command: tuple[str, ...] = ()
     timeout: timedelta | float = 60.0
     env: tuple[str, ...] = ()
+    postconditions: tuple[Postcondition, ...] = ()
+    artifacts: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        conditions = tuple(self.postconditions) if isinstance(self.postconditions, list | tuple) else (self.postconditions,)
+        for condition in conditions:
+            if not isinstance(condition, KINDS):
+                raise wrong("postconditions", "ExitCode, FileExists, FileHash, JsonPathEquals, HttpStatus or Command", condition)
+        object.__setattr__(self, "postconditions", conditions)
+        object.__setattr__(self, "artifacts", texts(self.artifacts, "artifacts", NOTE_BYTES))
         one_of(self.side_effects, "side_effects", _EFFECTS)
         one_of(self.idempotency, "idempotency", tuple(i.value for i in Idempotency))
         object.__setattr__(self, "command", texts(self.command, "command", NOTE_BYTES) or (self.name,))

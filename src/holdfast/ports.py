@@ -15,6 +15,7 @@ from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settl
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError
+from holdfast.core.evidence import Artifact, Postcondition, Report
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
@@ -479,15 +480,20 @@ class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
     allow: tuple[str, ...] = ()
     input: bytes = b""
     timeout_us: int = 60_000_000
+    postconditions: tuple[Postcondition, ...] = ()
+    artifacts: tuple[str, ...] = ()
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
-    """What a tool left. ``truncated``: its output was longer than the cap and was cut (§11.2)."""
+    """What a tool left. ``truncated``: its output was longer than the cap and was cut (§11.2). ``reports``: one for each postcondition
+    that was asked for, in their order; ``artifacts``: the files that it left (§11.4)."""
 
     stdout: str = ""
     stderr: str = ""
     exit_code: int = 0
     truncated: bool = False
+    reports: tuple[Report, ...] = ()
+    artifacts: tuple[Artifact, ...] = ()
 
     @property
     def ok(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from holdfast.cli import output as o
-from holdfast.cli import pages
+from holdfast.cli import pages, sendings
 from holdfast.cli.driving import progress_for
 from holdfast.cli.progress import watched
 from holdfast.cli.session import Call, actor_option, options, over, page, paged, parsed
@@ -61,7 +61,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
     async def act(rt: Runtime) -> tuple[list[dict[str, Any]], str | None, Any]:
         now = when(rt.store.now())
         if cursor is None:
-            unknown.extend(await pages.intents_of(rt, await rt.intents(run_id, state="unknown")))
+            unknown.extend(await sendings.intents_of(rt, await rt.intents(run_id, state="unknown")))
         if run_id is not None:
             await rt.waits(run_id)  # an unknown run is an error, not an empty list
             return *page(await pages.waits_of(rt, run_id), lambda w: str(w["wait_id"]), limit, cursor), now
@@ -71,7 +71,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
     unknown: list[dict[str, Any]] = []
     found, more, now = over(call, act)
     if call.as_json:
-        o.emit({"waits": [*found, *map(pages.intent_as_wait, unknown)], "next_cursor": more})
+        o.emit({"waits": [*found, *map(sendings.intent_as_wait, unknown)], "next_cursor": more})
         return 0
     open_of = Counter(w["run_id"] for w in found if w["available_actions"])
     for wait in found:
@@ -83,7 +83,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
         for line in pages.answers(call, wait, alone=open_of[wait["run_id"]] == 1):
             click.echo(f"    {line}")
     for intent in unknown:
-        pages.doubtful(call, intent)
+        sendings.doubtful(call, intent)
     if not found and not unknown:
         click.echo("nothing waits")
     o.more(call.line("waits", *([run_id] if run_id is not None else [])), more)

@@ -11,7 +11,7 @@ import click
 import msgspec
 
 from holdfast.cli import output as o
-from holdfast.cli import pages
+from holdfast.cli import pages, sendings
 from holdfast.cli.session import Call, actor_option, handling, options, over, page, paged
 from holdfast.core import views
 from holdfast.core.effects import Effect
@@ -58,7 +58,7 @@ def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None,
     """
 
     async def act(rt: Runtime) -> list[dict[str, Any]]:
-        return await pages.intents_of(rt, await rt.intents(run_id, state=state, type=type_, limit=limit))
+        return await sendings.intents_of(rt, await rt.intents(run_id, state=state, type=type_, limit=limit))
 
     found = over(call, act)
     if call.as_json:
@@ -73,7 +73,7 @@ def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None,
     )
     for intent in found:
         if intent["state"] in ("unknown", "dead"):
-            pages.doubtful(call, intent)
+            sendings.doubtful(call, intent)
     return 0
 
 
@@ -129,7 +129,7 @@ def settle(call: Call, intent_id: str, outcome: str, reason: str, actor: str) ->
 
 def _ruled(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
     async def act(rt: Runtime) -> dict[str, Any]:
-        return (await pages.intents_of(rt, [await rule(rt)]))[0]
+        return (await sendings.intents_of(rt, [await rule(rt)]))[0]
 
     found = over(call, act)
     if call.as_json:

@@ -20,11 +20,8 @@ from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EventUnreadable, HoldfastError, StoreCorrupt
 from holdfast.core.events import Event
-from holdfast.core.intents import ABANDON as ABANDONED
-from holdfast.core.intents import MARK_SENT, REDRIVE
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.views import Moment
-from holdfast.handle import IntentView
 from holdfast.runtime import Runtime
 
 RESTING = 4
@@ -85,31 +82,6 @@ async def waits_of(rt: Runtime, run_id: str) -> list[dict[str, Any]]:
         effects = {e.effect_id: e for e in await rt.store.effects(run_id)}
     hidden = await rt.masked(run_id)
     return [{"run_id": run_id, **hidden.record(views.wait_view(w, effects.get(w.effect_id or ""), status=status))} for w in waits]
-
-
-async def intents_of(rt: Runtime, found: Iterable[IntentView]) -> list[dict[str, Any]]:
-    """Intents as JSON has them, their runs' secrets hidden."""
-    shown = list(found)
-    hidden = {run_id: await rt.masked(run_id) for run_id in {i.run_id for i in shown}}
-    return [hidden[i.run_id].record(i.record()) for i in shown]
-
-
-def intent_as_wait(intent: Mapping[str, Any]) -> dict[str, Any]:
-    """An unknown intent in the shape of a wait, of the kind ``intent``: ``settle`` and ``redrive`` answer it."""
-    asked = ws.Wait(wait_id=intent["intent_id"], kind=ws.WaitKind.EFFECT, step=0, task="", prompt="It may have been sent, and nobody knows.")
-    told = {"kind": "intent", "name": intent["type"], "show": intent["payload"], "available_actions": [MARK_SENT, REDRIVE, ABANDONED]}
-    return {"run_id": intent["run_id"], **views.wait_view(asked), **told, "requested_at": intent["created_at"]}
-
-
-def doubtful(call: Call, intent: Mapping[str, Any]) -> None:
-    """An intent that a person has to say something about, with the commands that do."""
-    name = intent["intent_id"]
-    what = "may have been sent: look outside, then say" if intent["state"] == "unknown" else "could not be sent"
-    click.echo(f"{name}  {o.paint(o.inline(intent['type'], 24), 'yellow')} {what}  {o.paint(o.inline(intent['detail'], 120), dim=True)}")
-    if intent["state"] == "unknown":
-        click.echo("    " + call.line("settle", name, "--as", "sent", "--reason", "WHY"))
-    click.echo("    " + call.line("redrive", name))
-    click.echo("    " + call.line("settle", name, "--as", "abandoned", "--reason", "WHY"))
 
 
 async def story(rt: Runtime, run_id: str) -> list[Moment]:

@@ -437,6 +437,7 @@ class PostconditionEvaluated(Fact, frozen=True, tag=59):
     kind: str
     holds: bool
     detail: str = ""
+    evidence: bool = True
 
 
 class StateRepaired(Fact, frozen=True, tag=60):

@@ -1,7 +1,8 @@
-"""Tools: what a run does to files and processes, across one boundary (§11)."""
+"""Tools: what a run does to files and processes, across one boundary, and the evidence of it (§11)."""
 
 from __future__ import annotations
 
+from holdfast.core.evidence import Artifact, Command, ExitCode, FileExists, FileHash, HttpStatus, JsonPathEquals, Report
 from holdfast.tools.local import LocalRunner
 
-__all__ = ["LocalRunner"]
+__all__ = ["Artifact", "Command", "ExitCode", "FileExists", "FileHash", "HttpStatus", "JsonPathEquals", "LocalRunner", "Report"]

@@ -6,12 +6,17 @@ The workspace is a fence against mistakes, not against malice: this is no sandbo
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import os
 import signal
 from pathlib import Path
 
-from holdfast.core.errors import PathOutsideWorkspace, StepTimeout, ToolMissing
+import msgspec
+
+from holdfast.core.errors import PathOutsideWorkspace, StepTimeout, ToolFailed, ToolMissing
+from holdfast.core.evidence import Artifact
 from holdfast.ports import ToolOutcome, ToolRequest
+from holdfast.tools import evidence
 
 OUTPUT_CAP = 4 * 1024 * 1024
 GRACE_SECONDS = 5.0
@@ -28,8 +33,12 @@ class LocalRunner:
 
     async def run(self, request: ToolRequest) -> ToolOutcome:
         cwd = confined(request.workspace, request.cwd)
+
+        def inside(path: str) -> str:
+            return confined(request.workspace, path)
+
         for path in request.paths:
-            confined(request.workspace, path)
+            inside(path)
         try:
             process = await asyncio.create_subprocess_exec(
                 *request.command,
@@ -57,7 +66,26 @@ class LocalRunner:
         except BaseException:
             await self._end(process)
             raise
-        return ToolOutcome(_text(stdout), _text(stderr), code, cut_out or cut_err)
+        left = await asyncio.to_thread(evidence.artifacts, request.artifacts, cwd, inside) if request.artifacts else ()
+        seen = await evidence.reports(request.postconditions, cwd, inside, code, lambda argv: self._checked(request, argv))
+        return ToolOutcome(_text(stdout), _text(stderr), code, cut_out or cut_err, seen, left)
+
+    async def _checked(self, request: ToolRequest, argv: tuple[str, ...]) -> int:
+        """The exit code of a postcondition's command, run as the tool was."""
+        asked = msgspec.structs.replace(request, command=argv, input=b"", postconditions=(), artifacts=())
+        return (await self.run(asked)).exit_code
+
+    async def content(self, request: ToolRequest, artifact: Artifact) -> bytes:
+        """The bytes of a file that the tool left.
+
+        Raises:
+            ToolFailed: it has changed since.
+        """
+        cwd = confined(request.workspace, request.cwd)
+        data = await asyncio.to_thread(Path(confined(request.workspace, str(Path(cwd, artifact.name)))).read_bytes)
+        if hashlib.sha256(data).hexdigest() != artifact.sha256:
+            raise ToolFailed(f"{artifact.name} was changed while it was kept")
+        return data
 
     async def _read(self, stream: asyncio.StreamReader | None) -> tuple[bytes, bool]:
         """What a stream gives, up to the cap; the rest is read and dropped, so that the tool is not blocked."""

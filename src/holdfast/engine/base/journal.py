@@ -16,6 +16,7 @@ import msgspec
 from holdfast import logs
 from holdfast.core import blobs, canon, codec, views
 from holdfast.core import events as ev
+from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
 from holdfast.core.commands import Cancel
 from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Tip
@@ -48,6 +49,7 @@ class Draft(msgspec.Struct):
     claims: list[DedupClaim] = []
     intents: list[Intent] = []
     ledger: list[LedgerRow] = []
+    blobs: list[Blob] = []
 
     def merge(self, other: Draft) -> None:
         self.facts += other.facts
@@ -59,6 +61,7 @@ class Draft(msgspec.Struct):
         self.claims += other.claims
         self.intents += other.intents
         self.ledger += other.ledger
+        self.blobs += other.blobs
 
     def joined(self, later: Draft) -> Draft:
         """Both in one, and neither changed."""
@@ -371,7 +374,7 @@ class Journal:
             commit,
             results=results,
             effects=effects,
-            blobs=apart,
+            blobs=(*apart, *draft.blobs),
             took=tuple(draft.took),
             puts=tuple(puts),
             creates=tuple(draft.creates),

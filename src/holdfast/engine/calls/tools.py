@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
 from holdfast.authoring import Tool, microseconds
 from holdfast.core import canon
+from holdfast.core import events as ev
+from holdfast.core.blobs import Blob
 from holdfast.core.effects import Idempotency
 from holdfast.core.errors import InvalidInput, ToolFailed, UsageError
+from holdfast.core.evidence import ExitCode, missing
 from holdfast.core.retry import coerce
+from holdfast.core.waits import WaitKind
+from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls import effects as performing
+from holdfast.engine.calls import waits as waiting
 from holdfast.ports import ToolOutcome, ToolRequest
 
 SLACK_US = 15_000_000
@@ -48,12 +54,51 @@ class ToolCall:
             allow=self._tool.env,
             input=b"" if given is None else msgspec.json.encode(canon.thaw(given)),
             timeout_us=self._timeout_us,
+            postconditions=self._tool.postconditions,
+            artifacts=self._tool.artifacts,
         )
         outcome: ToolOutcome = await services.tool_runner.run(request)
-        if self._check and not outcome.ok:
+        if request.postconditions or outcome.artifacts:
+            outcome = await self._evidenced(request, outcome)
+        if self._check and not outcome.ok and not any(isinstance(c, ExitCode) for c in request.postconditions):
             said = (outcome.stderr.strip() or outcome.stdout.strip())[-SHOWN:]
             raise ToolFailed(f"{self._tool.name} ended with {outcome.exit_code}: {said}", hint="check=False hands the outcome to the node")
         return outcome
+
+    async def _evidenced(self, request: ToolRequest, outcome: ToolOutcome) -> ToolOutcome:
+        """The outcome with a report on each postcondition; what was seen is kept with the call's end, be it good or bad (§11.4).
+
+        Raises:
+            ToolFailed: a postcondition does not hold.
+        """
+        outcome = msgspec.structs.replace(outcome, reports=missing(request.postconditions, outcome.reports))
+        kept = Draft(facts=[ev.PostconditionEvaluated(r.kind, r.ok is True, r.detail, r.ok is not None) for r in outcome.reports])
+        fetch = getattr(self._ctx._services.tool_runner, "content", None)
+        for artifact in outcome.artifacts:
+            if fetch is not None:
+                kept.blobs.append(Blob(artifact.sha256, artifact.size, await fetch(request, artifact)))
+            kept.facts.append(ev.ArtifactCreated(artifact.name, artifact.size, artifact.sha256))
+        self._ctx._journal.hold(kept)
+        failed = [r for r in outcome.reports if r.ok is False]
+        if failed:
+            said = "; ".join(f"{r.kind}: {r.detail}" for r in failed)
+            raise ToolFailed(f"{self._tool.name} did not do what it should: {said}", code="postcondition_failed")
+        return outcome
+
+
+async def accepted(ctx: Any, tool: Tool, call: Awaitable[ToolOutcome]) -> ToolOutcome:
+    """The outcome of a call; where evidence of it is missing, a person says whether it counts (§11.4, T-96).
+
+    The call is on record by then: approved, the run goes on with it, and nothing is done a second time.
+    """
+    outcome = await call
+    unseen = [r for r in outcome.reports if r.ok is None]
+    if unseen:
+        said = "; ".join(f"{r.kind}: {r.detail}" for r in unseen)
+        shown = {"tool": tool.name, "exit_code": outcome.exit_code, "missing": [msgspec.structs.asdict(r) for r in unseen]}
+        prompt = f"{tool.name} was run, and there is no evidence of what it did ({said}). Does it count as done?"
+        await waiting.request(ctx, waiting.Ask(kind=WaitKind.TAKEOVER, prompt=prompt, name=tool.name, show=canon.admit(shown)))
+    return outcome
 
 
 def call_tool(
@@ -74,7 +119,8 @@ def call_tool(
         retry=coerce(options.pop("retry", None)),
         **options,
     )
-    return performing.perform(ctx, act, (argv, str(cwd) if cwd is not None else "", input), chosen)
+    call = performing.perform(ctx, act, (argv, str(cwd) if cwd is not None else "", input), chosen)
+    return accepted(ctx, tool, call) if tool.postconditions else call
 
 
 __all__ = ["ToolCall", "call_tool"]

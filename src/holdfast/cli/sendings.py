@@ -1,0 +1,42 @@
+"""Intents as programs and people are shown them, with the commands that answer those that nobody knows about."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import click
+
+from holdfast.cli import output as o
+from holdfast.cli.session import Call
+from holdfast.core import views
+from holdfast.core import waits as ws
+from holdfast.core.intents import ABANDON as ABANDONED
+from holdfast.core.intents import MARK_SENT, REDRIVE
+from holdfast.handle import IntentView
+from holdfast.runtime import Runtime
+
+
+async def intents_of(rt: Runtime, found: Iterable[IntentView]) -> list[dict[str, Any]]:
+    """Intents as JSON has them, their runs' secrets hidden."""
+    shown = list(found)
+    hidden = {run_id: await rt.masked(run_id) for run_id in {i.run_id for i in shown}}
+    return [hidden[i.run_id].record(i.record()) for i in shown]
+
+
+def intent_as_wait(intent: Mapping[str, Any]) -> dict[str, Any]:
+    """An unknown intent in the shape of a wait, of the kind ``intent``: ``settle`` and ``redrive`` answer it."""
+    asked = ws.Wait(wait_id=intent["intent_id"], kind=ws.WaitKind.EFFECT, step=0, task="", prompt="It may have been sent, and nobody knows.")
+    told = {"kind": "intent", "name": intent["type"], "show": intent["payload"], "available_actions": [MARK_SENT, REDRIVE, ABANDONED]}
+    return {"run_id": intent["run_id"], **views.wait_view(asked), **told, "requested_at": intent["created_at"]}
+
+
+def doubtful(call: Call, intent: Mapping[str, Any]) -> None:
+    """An intent that a person has to say something about, with the commands that do."""
+    name = intent["intent_id"]
+    what = "may have been sent: look outside, then say" if intent["state"] == "unknown" else "could not be sent"
+    click.echo(f"{name}  {o.paint(o.inline(intent['type'], 24), 'yellow')} {what}  {o.paint(o.inline(intent['detail'], 120), dim=True)}")
+    if intent["state"] == "unknown":
+        click.echo("    " + call.line("settle", name, "--as", "sent", "--reason", "WHY"))
+    click.echo("    " + call.line("redrive", name))
+    click.echo("    " + call.line("settle", name, "--as", "abandoned", "--reason", "WHY"))

@@ -1,0 +1,153 @@
+"""Evidence of what a tool did (§11.4): postconditions, what was seen of each, and the one function that judges.
+
+Three answers: it holds, it does not, or nothing was seen that would tell. The first lets the attempt be, the second fails it, the
+third asks a person; none of them is a new status.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon
+
+
+class ExitCode(msgspec.Struct, frozen=True, tag="exit_code"):
+    """The tool ended with this code."""
+
+    code: int = 0
+
+
+class FileExists(msgspec.Struct, frozen=True, tag="file_exists"):
+    """There is such a file; the path is relative to where the tool ran."""
+
+    path: str
+
+
+class FileHash(msgspec.Struct, frozen=True, tag="file_hash"):
+    """A file's bytes have this SHA-256, in hex digits. Without the file there is no evidence."""
+
+    path: str
+    sha256: str
+
+
+class JsonPathEquals(msgspec.Struct, frozen=True, tag="json_path_equals"):
+    """A JSON file has this value at a JSON pointer (``/a/0/b``). Without the file there is no evidence."""
+
+    path: str
+    pointer: str
+    value: Any = None
+
+
+class HttpStatus(msgspec.Struct, frozen=True, tag="http_status"):
+    """A GET of this address answers so. An address that cannot be reached is no evidence."""
+
+    url: str
+    status: int = 200
+
+
+class Command(msgspec.Struct, frozen=True, tag="command"):
+    """A command ends with 0. One that cannot be run, or does not end, is no evidence."""
+
+    argv: tuple[str, ...]
+
+
+Postcondition = ExitCode | FileExists | FileHash | JsonPathEquals | HttpStatus | Command
+KINDS = (ExitCode, FileExists, FileHash, JsonPathEquals, HttpStatus, Command)
+
+
+class Report(msgspec.Struct, frozen=True):
+    """What became of one postcondition. ``ok`` is None where nothing was seen that would tell."""
+
+    kind: str
+    ok: bool | None
+    detail: str = ""
+
+
+class Artifact(msgspec.Struct, frozen=True):
+    """A file that a tool left, kept by its content: ``store.blob(sha256)``."""
+
+    name: str
+    size: int
+    sha256: str
+
+
+canon.register(Report)
+canon.register(Artifact)
+
+
+class Unseen(msgspec.Struct, frozen=True):
+    """Nothing was seen, and why."""
+
+    why: str
+
+
+class Nowhere(msgspec.Struct, frozen=True):
+    """A JSON document has nothing at a pointer."""
+
+
+def kind_of(condition: Postcondition) -> str:
+    return str(condition.__struct_config__.tag)
+
+
+def judge(condition: Postcondition, seen: Any) -> Report:
+    """The report of a postcondition, from what was seen: an exit code, a digest, a value, a status; or that nothing was."""
+    kind = kind_of(condition)
+    if isinstance(seen, Unseen):
+        return Report(kind, None, seen.why[:500])
+    match condition:
+        case ExitCode(code):
+            return Report(kind, seen == code, f"it ended with {seen}" if seen != code else "")
+        case FileExists(path):
+            return Report(kind, bool(seen), "" if seen else f"there is no {path}")
+        case FileHash(path, sha256):
+            return Report(kind, seen == sha256.lower(), "" if seen == sha256.lower() else f"{path} has {seen}")
+        case JsonPathEquals(path, pointer, value):
+            if isinstance(seen, Nowhere):
+                return Report(kind, False, f"{path} has nothing at {pointer}")
+            same = _alike(seen, canon.thaw(value))
+            return Report(kind, same, "" if same else f"{path} has {str(seen)[:200]!r} at {pointer}")
+        case HttpStatus(url, status):
+            return Report(kind, seen == status, "" if seen == status else f"{url} answers {seen}")
+        case Command(argv):
+            return Report(kind, seen == 0, "" if seen == 0 else f"{argv[0]} ended with {seen}")
+
+
+def _alike(seen: Any, wanted: Any) -> bool:
+    """Equal as JSON: True is not 1."""
+    if isinstance(seen, bool) != isinstance(wanted, bool):
+        return False
+    if isinstance(seen, dict) and isinstance(wanted, dict):
+        return seen.keys() == wanted.keys() and all(_alike(v, wanted[k]) for k, v in seen.items())
+    if isinstance(seen, list) and isinstance(wanted, list | tuple):
+        return len(seen) == len(wanted) and all(map(_alike, seen, wanted))
+    return bool(seen == wanted)
+
+
+def at(document: Any, pointer: str) -> Any:
+    """What a JSON document has at a pointer (RFC 6901), or ``Nowhere``."""
+    if pointer and not pointer.startswith("/"):
+        return Nowhere()
+    for part in pointer.split("/")[1:]:
+        name = part.replace("~1", "/").replace("~0", "~")
+        if isinstance(document, dict) and name in document:
+            document = document[name]
+        elif isinstance(document, list) and name.isascii() and name.isdigit() and int(name) < len(document):
+            document = document[int(name)]
+        else:
+            return Nowhere()
+    return document
+
+
+def missing(conditions: tuple[Postcondition, ...], reports: tuple[Report, ...]) -> tuple[Report, ...]:
+    """The reports, and one without evidence for each postcondition that a runner has said nothing about."""
+    if len(reports) >= len(conditions):
+        return reports
+    return (*reports, *(Report(kind_of(c), None, "the runner did not report on it") for c in conditions[len(reports) :]))
+
+
+__all__ = [
+    "KINDS", "Artifact", "Command", "ExitCode", "FileExists", "FileHash", "HttpStatus", "JsonPathEquals", "Nowhere", "Postcondition", "Report", "Unseen", "at", "judge", "kind_of",
+    "missing",
+]  # fmt: skip

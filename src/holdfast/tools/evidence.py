@@ -1,0 +1,111 @@
+"""Gathers what there is to see of a tool's work, in its workspace (§11.4). Whoever runs the tool looks; the core judges."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import http.client
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from holdfast.core.errors import HoldfastError, PathOutsideWorkspace, TooLarge
+from holdfast.core.evidence import (
+    Artifact,
+    Command,
+    ExitCode,
+    FileExists,
+    FileHash,
+    HttpStatus,
+    JsonPathEquals,
+    Postcondition,
+    Report,
+    Unseen,
+    at,
+    judge,
+)
+
+LOOK_SECONDS = 10.0
+LARGEST = 256 * 1024 * 1024
+MOST = 1_000
+JSON_CAP = 16 * 1024 * 1024
+
+Run = Callable[[tuple[str, ...]], Any]
+
+
+async def reports(conditions: tuple[Postcondition, ...], cwd: str, confined: Callable[[str], str], code: int, run: Run) -> tuple[Report, ...]:
+    """One report for each postcondition. ``confined`` gives a path inside the workspace, ``run`` an exit code of a command there."""
+    return tuple([judge(c, await _seen(c, cwd, confined, code, run)) for c in conditions])
+
+
+async def _seen(condition: Postcondition, cwd: str, confined: Callable[[str], str], code: int, run: Run) -> Any:
+    try:
+        match condition:
+            case ExitCode():
+                return code
+            case FileExists(path):
+                return Path(confined(str(Path(cwd, path)))).is_file()
+            case FileHash(path):
+                return await asyncio.to_thread(hashed, confined(str(Path(cwd, path))))
+            case JsonPathEquals(path, pointer):
+                return await asyncio.to_thread(_json, confined(str(Path(cwd, path))), pointer)
+            case HttpStatus(url):
+                return await asyncio.to_thread(_status, url)
+            case Command(argv):
+                return await run(argv)
+    except PathOutsideWorkspace:
+        raise
+    except (OSError, ValueError, http.client.HTTPException, HoldfastError) as e:
+        return Unseen(f"{type(e).__name__}: {e}")
+
+
+def hashed(path: str) -> str:
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _json(path: str, pointer: str) -> Any:
+    if Path(path).stat().st_size > JSON_CAP:
+        return Unseen(f"{path} has more than {JSON_CAP} bytes")
+    return at(json.loads(Path(path).read_bytes()), pointer)
+
+
+def _status(url: str) -> int:
+    """The status of one GET; redirects are not followed."""
+    parts = urlsplit(url)
+    if parts.scheme not in ("http", "https") or not parts.hostname:
+        raise ValueError(f"{url!r} is no address")
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname, parts.port, timeout=LOOK_SECONDS)
+    try:
+        connection.request("GET", (parts.path or "/") + (f"?{parts.query}" if parts.query else ""))
+        return connection.getresponse().status
+    finally:
+        connection.close()
+
+
+def artifacts(patterns: tuple[str, ...], cwd: str, confined: Callable[[str], str]) -> tuple[Artifact, ...]:
+    """The files that the patterns name, by name, relative to where the tool ran.
+
+    Raises:
+        PathOutsideWorkspace: one of them lies outside.
+        TooLarge: one is larger than what is kept, or there are too many.
+    """
+    found: dict[str, Artifact] = {}
+    for pattern in patterns:
+        if Path(pattern).is_absolute() or ".." in Path(pattern).parts:
+            raise PathOutsideWorkspace(f"{pattern} leads out of the workspace", hint="give patterns relative to where the tool runs")
+        for path in sorted(Path(cwd).glob(pattern)):
+            if path.is_file():
+                real, name = confined(str(path)), str(path.relative_to(cwd))
+                if (size := path.stat().st_size) > LARGEST:
+                    raise TooLarge(f"artifact {name}", size, LARGEST)
+                found[name] = Artifact(name, size, hashed(real))
+        if len(found) > MOST:
+            raise TooLarge("artifacts", len(found), MOST, unit="files")
+    return tuple(found[name] for name in sorted(found))
+
+
+__all__ = ["artifacts", "hashed", "reports"]

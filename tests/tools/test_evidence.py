@@ -1,0 +1,146 @@
+"""Postconditions and artifacts (§11.4, T-96): kept with the call's end; a failed one fails it; a missing one asks a person."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Graph, Runtime, State, Tool
+from holdfast.core.errors import InvalidInput
+from holdfast.core.evidence import Nowhere, Unseen, at, judge
+from holdfast.ports import ToolOutcome
+from holdfast.tools import Artifact, Command, ExitCode, FileExists, FileHash, HttpStatus, JsonPathEquals, Report
+
+MADE = hashlib.sha256(b"made\n").hexdigest()
+SCRIPT = "import pathlib; p = pathlib.Path('out.txt'); p.write_text('made\\n'); c = pathlib.Path('count'); c.write_text((c.read_text() if c.exists() else '') + 'x')"
+
+
+class Work(State):
+    code: int = -1
+    reports: list[Any] = []  # noqa: RUF012 - a state's defaults are copied
+    artifacts: list[Any] = []  # noqa: RUF012
+
+
+def working(tool: Tool) -> Graph[Work]:
+    graph: Graph[Work] = Graph("working", Work, version="1")
+
+    @graph.node(start=True)
+    async def work(state: Work, ctx: Context) -> dict[str, Any]:
+        outcome = await ctx.tool(tool.name, ["-c", SCRIPT])
+        return {"code": outcome.exit_code, "reports": list(outcome.reports), "artifacts": list(outcome.artifacts)}
+
+    return graph
+
+
+def python(**more: Any) -> Tool:
+    return Tool("python", command=(sys.executable,), **more)
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/a.db"
+
+
+def space(tmp_path: Path) -> Path:
+    (tmp_path / "space").mkdir(exist_ok=True)
+    return tmp_path / "space"
+
+
+@pytest.mark.parametrize("effects", ["read", "write"])
+async def test_what_holds_is_kept_with_the_result(url: str, tmp_path: Path, effects: str) -> None:
+    tool = python(side_effects=effects, postconditions=[ExitCode(0), FileExists("out.txt"), FileHash("out.txt", MADE), Command((sys.executable, "-c", ""))], artifacts=["*.txt"])
+    graph = working(tool)
+    async with Runtime(url, skills=[graph], tools=[tool], workspace=space(tmp_path)) as rt:
+        run = await rt.invoke(graph, {})
+        assert run.status == "completed", run.error
+        assert run.state.reports == [Report("exit_code", True), Report("file_exists", True), Report("file_hash", True), Report("command", True)]
+        assert run.state.artifacts == [Artifact("out.txt", 5, MADE)]
+        assert await rt.store.blob(MADE) == b"made\n"
+        events = await rt.events(run.run_id)
+        kinds = [e.type for e in events]
+        ends = [e.seq for e in events if e.type in ("step.completed", "side_effect.recorded")]
+        told = [e.seq for e in events if e.type in ("postcondition.evaluated", "artifact.created")]
+        assert kinds.count("postcondition.evaluated") == 4
+        assert kinds.count("artifact.created") == 1
+        assert max(told) < min(ends), "evidence is on record before any completion"
+
+
+@pytest.mark.parametrize("effects", ["read", "write"])
+async def test_what_does_not_hold_fails_the_attempt(url: str, tmp_path: Path, effects: str) -> None:
+    tool = python(side_effects=effects, postconditions=[FileExists("other.txt"), ExitCode(0)])
+    graph = working(tool)
+    async with Runtime(url, skills=[graph], tools=[tool], workspace=space(tmp_path)) as rt:
+        run = await rt.invoke(graph, {})
+        assert run.status == "failed"
+        assert run.error is not None and "other.txt" in run.error.message
+        told = [e.payload for e in await rt.events(run.run_id) if e.type == "postcondition.evaluated"]
+        assert [t["holds"] for t in told] == [False, True]
+
+
+@pytest.mark.parametrize("effects", ["read", "write"])
+@pytest.mark.parametrize("action", ["approve", "deny"])
+async def test_missing_evidence_asks_and_nothing_is_done_twice(url: str, tmp_path: Path, effects: str, action: str) -> None:
+    """T-96: approved it goes on, and the tool has run once; denied it halts."""
+    tool = python(side_effects=effects, postconditions=[JsonPathEquals("report.json", "/ok", True)])
+    graph = working(tool)
+    async with Runtime(url, skills=[graph], tools=[tool], workspace=space(tmp_path)) as rt:
+        run = await rt.invoke(graph, {})
+        (wait,) = run.waits
+        assert (run.status, wait.kind, wait.available_actions) == ("waiting_for_human", "takeover", ("approve", "deny"))
+        assert wait.show["missing"][0]["kind"] == "json_path_equals"
+        if action == "approve":
+            run = await rt.approve(run.run_id, actor="ada")
+            assert (run.status, run.state.code) == ("completed", 0)
+            assert [r.ok for r in run.state.reports] == [None]
+        else:
+            run = await rt.deny(run.run_id, reason="no", actor="ada")
+            assert (run.status, run.condition) == ("canceled", "halted")
+        assert (space(tmp_path) / "count").read_text() == "x"
+
+
+async def test_a_runner_that_does_not_report_gives_no_evidence(tmp_path: Path) -> None:
+    from_runner = []
+
+    class Silent:
+        async def run(self, request: Any) -> Any:
+            from_runner.append(request.postconditions)
+            return ToolOutcome("", "", 0)
+
+    tool = python(postconditions=[ExitCode(0)])
+    graph = working(tool)
+    async with Runtime("memory:", skills=[graph], tools=[tool], tool_runner=Silent()) as rt:
+        run = await rt.invoke(graph, {})
+        assert [w.kind for w in run.waits] == ["takeover"]
+        assert from_runner == [(ExitCode(0),)]
+
+
+async def test_evidence_stays_in_the_workspace(tmp_path: Path) -> None:
+    (tmp_path / "secret.txt").write_text("x")
+    for tool in (python(postconditions=[FileExists("../secret.txt")]), python(artifacts=["../*.txt"]), python(artifacts=["/etc/hosts"])):
+        graph = working(tool)
+        async with Runtime("memory:", skills=[graph], tools=[tool], workspace=space(tmp_path)) as rt:
+            run = await rt.invoke(graph, {})
+            assert run.error is not None
+            assert run.error.code == "path_outside_workspace"
+
+
+def test_judging() -> None:
+    unseen = Unseen("down")
+    for condition in (ExitCode(), FileExists("a"), FileHash("a", "b"), JsonPathEquals("a", "/b"), HttpStatus("http://a"), Command(("a",))):
+        assert judge(condition, unseen).ok is None
+    assert judge(HttpStatus("http://a", 204), 204).ok
+    assert judge(HttpStatus("http://a"), 500).ok is False
+    assert judge(JsonPathEquals("a", "/b", 1), True).ok is False
+    assert judge(JsonPathEquals("a", "/b", {"c": [1, 2]}), {"c": [1, 2]}).ok
+    assert judge(JsonPathEquals("a", "/b"), Nowhere()).ok is False
+    assert judge(FileHash("a", "ABC"), "abc").ok
+    assert at({"a": [{"b/c": 1}]}, "/a/0/b~1c") == 1
+    assert at({"a": 1}, "") == {"a": 1}
+    for pointer in ("a", "/b", "/a/0", "/a/-"):
+        assert at({"a": 1}, pointer) == Nowhere()
+    with pytest.raises(InvalidInput, match="postconditions"):
+        Tool("x", postconditions=["exit_code"])  # type: ignore[arg-type]
