@@ -201,7 +201,7 @@ class Runtime:
         """Entered again after it was closed, it is another owner of leases: the one before is proven to be gone."""
         self._services.begin_anew(owner_id())
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
-        self._deliveries = Deliveries(self._dispatcher)
+        self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
         self._registered = False
 
