@@ -308,11 +308,12 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     """All there is of one run, in the bytes in which it is kept: what travels between stores (§12.5).
 
     ``origin`` is what the run carries from its thread, as a whole checkpoint numbered 0: where it arrives, the runs it carries from
-    need not be (§4.15).
+    need not be (§4.15). ``held``: unfinished it is nobody's to claim where it arrives, for it may go on where it came from.
     """
 
     run: Run
     rows: tuple[Row, ...]
+    held: bool = False
     origin: bytes | None = None
     inbox: tuple[InboxItem, ...] = ()
     claims: tuple[DedupClaim, ...] = ()

@@ -11,6 +11,7 @@ import pathlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, overload
+from urllib.parse import unquote
 
 from holdfast import machine, stores
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
@@ -1080,7 +1081,7 @@ class Runtime:
     async def import_runs(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
         """Takes over the runs of a workspace, or the one whose directory this is; gives those taken, and those here already."""
         folder = os.path.abspath(folder)
-        only = os.path.basename(folder) if os.path.isfile(os.path.join(folder, "events.jsonl")) else None
+        only = unquote(os.path.basename(folder)) if os.path.isfile(os.path.join(folder, "events.jsonl")) else None
         source = stores.WorkspaceStore(os.path.dirname(folder) if only else folder, now=self._clock.now)
         await source.open()
         taken: list[str] = []
@@ -1089,7 +1090,7 @@ class Runtime:
             async for run_id in Checker(source).run_ids():
                 if only not in (None, run_id):
                     continue
-                (taken if await archive.copy(source, self._store, run_id) else there).append(run_id)
+                (taken if await archive.take_in(source, self._store, run_id) else there).append(run_id)
         finally:
             await source.close()
         return taken, there

@@ -347,7 +347,7 @@ def drift(row: Run, folded: Run) -> list[str]:
 
 def asleep(run: Run, lease: Lease | None) -> bool:
     """Whether a run at rest has a deadline or an answer, and its row does not say when to look at it: a lost wake-up (§5.10, §10.16)."""
-    if lease is None or lease.owner is not None or lease.due is not None or run.status not in WAITING:
+    if lease is None or lease.owner is not None or lease.due is not None or run.status not in WAITING or run.interrupted_at is not None:
         return False
     return run.wake_at is not None or any(d.resume for d in run.decisions)
 

@@ -15,6 +15,15 @@ _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 _NUMBERS = {pair: number for number, pair in enumerate(_PAIRS)}
 
 
+LONGEST = 512
+_FORBIDDEN = frozenset("/\\\x7f")
+
+
+def wellformed(name: str) -> bool:
+    """Whether a text may be an id: not empty, not long, printable, and nothing that a path would follow."""
+    return 0 < len(name.encode("utf-8", "surrogatepass")) <= LONGEST and name.isprintable() and not _FORBIDDEN & set(name) and not name.startswith(".")
+
+
 def _base32(number: int, length: int) -> str:
     """``length`` is even: two digits are looked up at a time."""
     out = []

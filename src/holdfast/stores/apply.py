@@ -284,7 +284,7 @@ def adopted(d: Dossier, incarnation: int, now: int) -> Adopted:
         hash=newest.hash,
         since=sum(len(r.data) for r in d.rows),
         whole=len(d.origin or b""),
-        due=due_at_rest(d.run, now, any(i.taken_seq is None for i in d.inbox)),
+        due=None if d.held else due_at_rest(d.run, now, any(i.taken_seq is None for i in d.inbox)),
         carries=tuple([c.run_id for c in codec.carried(d.rows)]),
     )
 

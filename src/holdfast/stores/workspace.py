@@ -282,6 +282,8 @@ class WorkspaceStore(MemoryStore):
                     run = fold(run, event)
                 large |= blobs.named(record.results)
                 previous = row.hash
+            if run is not None and run.run_id != run_id:
+                raise StoreCorrupt(f"the log names the run {run.run_id!r}", code="record_unreadable")
         except HoldfastError as e:
             hint = f"holdfast check {run_id} --workspace {self.folder} names it"
             self._broken[run_id] = StoreCorrupt(f"{run_id} is damaged: {e.message}", hint=hint, code=e.code)
@@ -344,6 +346,8 @@ class WorkspaceStore(MemoryStore):
             try:
                 if not fields.get("of") or commits.have(fields["by"], fields["of"]):
                     found.append(load(run_id, fields))
+                    if found[-1].run_id != run_id:
+                        harm.append(RecordDamaged(kind, run_id, f"a line of {name}.jsonl that names another run"))
             except (*_MALFORMED, HoldfastError):
                 harm.append(RecordDamaged(kind, run_id, f"a line of {name}.jsonl"))
         if harm:

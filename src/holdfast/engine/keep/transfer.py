@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
-from holdfast.core import blobs
+from msgspec.structs import replace
+
+from holdfast.core import blobs, ids
+from holdfast.core import events as ev
 from holdfast.core.codec import Row, encode_whole, open_row
-from holdfast.core.errors import InvalidInput, RunNotFound
-from holdfast.core.run import Run, fold
+from holdfast.core.commit import Commit
+from holdfast.core.errors import InvalidInput, RunNotFound, VersionConflict
+from holdfast.core.lease import TOUCH, counter
+from holdfast.core.run import Run, fold, fold_all
 from holdfast.engine.keep.check import keeper
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Dossier, Store
@@ -64,3 +69,77 @@ async def copy(source: Store, target: Store, run_id: str) -> bool:
         VersionConflict: another run of that id is there.
     """
     return await keeper(target).adopt(await dossier(source, run_id))
+
+
+async def take_in(source: Store, target: Store, run_id: str) -> bool:
+    """Takes over a run that comes from outside; False if it is here already, the same.
+
+    Nothing that is here is overwritten. An unfinished run is held: it may go on where it comes from, and no act is to happen in two
+    places, so it rests interrupted until a named actor resumes it (§10.6).
+
+    Raises:
+        InvalidInput: an id in it is none, or belongs to another run.
+        VersionConflict: another run of that id is here, or a record of that id is.
+    """
+    found = replace(await dossier(source, run_id), held=True)
+    if found.run.run_id != run_id:
+        raise InvalidInput(f"the directory {run_id!r} holds a run that names itself {found.run.run_id!r}", hint="export it again")
+    if (why := foreign(found)) is not None:
+        raise InvalidInput(f"{run_id} cannot be taken in: {why}", hint="export it again, from the store where it ran")
+    await _unused(target, found)
+    if not await keeper(target).adopt(found):
+        return False
+    if not found.run.terminal and found.run.interrupted_at is None:
+        await _hold(target, run_id)
+    return True
+
+
+def foreign(d: Dossier) -> str | None:
+    """What in a dossier is no id, or belongs to another run; None if all is the run's own."""
+    run_id = d.run.run_id
+    named = [("run", run_id), ("lineage root", d.run.lineage_root)]
+    named += [("parent or source run", n) for n in (d.run.parent_run_id, d.run.source_run_id) if n is not None]
+    for what, name in named:
+        if not ids.wellformed(name):
+            return f"{name!r} is no id of a {what}"
+    for effect in d.effects:
+        if effect.run_id != run_id or effect.lineage_root != d.run.lineage_root or not effect.effect_id.startswith(f"{run_id}."):
+            return f"the effect {effect.effect_id!r} belongs to another run"
+    for intent in d.intents:
+        if intent.run_id != run_id or not ids.wellformed(intent.intent_id) or intent.tenant_id != d.run.tenant_id:
+            return f"the intent {intent.intent_id!r} belongs to another run"
+    for record in (*d.effects, *d.intents, *d.inbox, *d.claims, *d.ledger):
+        for name in record.__struct_fields__:
+            value = getattr(record, name)
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                return f"{name} of a {type(record).__name__} is a number that no store keeps"
+            if isinstance(value, str) and ("\0" in value or (not value.isascii() and value != value.encode("utf-8", "replace").decode())):
+                return f"{name} of a {type(record).__name__} holds text that no store keeps"
+    others = [*((c.run_id, "claim") for c in d.claims), *((i.run_id, "inbox item") for i in d.inbox), *((r.run_id, "ledger row") for r in d.ledger)]
+    return next((f"a {what} belongs to the run {owner!r}" for owner, what in others if owner != run_id), None)
+
+
+async def _unused(target: Store, d: Dossier) -> None:
+    """Refuses records whose ids are here already: those that are here stay as they are."""
+    if await target.get(d.run.run_id) is not None:
+        return  # the same run, or another: ``adopt`` tells
+    for effect in d.effects:
+        for there in await target.effects(key=effect.key):
+            if there.effect_id == effect.effect_id and there != effect:
+                raise VersionConflict(f"the effect {effect.effect_id} is here already, with another content", hint="look at both; nothing was changed")
+    for intent in d.intents:
+        if await target.intent(intent.intent_id) is not None:
+            raise VersionConflict(f"the intent {intent.intent_id} is here already", hint="look at both; nothing was changed")
+
+
+async def _hold(target: Store, run_id: str) -> None:
+    """Marks a run that was taken in unfinished; says so in its log."""
+    loaded = await target.load(run_id)
+    assert loaded is not None, "it was taken in a moment ago"
+    at, fence = target.now(), loaded.lease.fence + 1
+    event = ev.Event(loaded.tip.seq + 1, at, ev.RunInterrupted("it was imported unfinished, and may go on where it comes from"), "import", counter(fence))
+    run = fold_all(loaded.run, (event,))
+    await target.commit(Commit(run=run, events=(event,), after=loaded.tip, fence=fence, at=at, actor="import", lease=TOUCH))
+
+
+__all__ = ["copy", "dossier", "foreign", "take_in"]

@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
+from urllib.parse import quote
 
 import apsw
 
@@ -24,6 +25,7 @@ from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
 from holdfast.stores.evidence import COPIED, as_loaded, plain, row_problems
+from holdfast.stores.files import on_disk
 from holdfast.stores.sqlite import besides, outbox
 from holdfast.stores.sqlite.commits import keep_blob
 from holdfast.stores.sqlite.connection import Q, row, rows
@@ -80,8 +82,13 @@ def orphaned(run_id: str, key: int, tip: int, last: tuple[int, bytes]) -> Eviden
 def keep_backup(path: str, evidence: Evidence) -> str:
     """Writes the row as it stands beside the database, synced before anything is changed. Gives the file's name."""
     folder = path + "-repairs"
+    with on_disk(folder):
+        return _keep_backup(folder, evidence)
+
+
+def _keep_backup(folder: str, evidence: Evidence) -> str:
     os.makedirs(folder, exist_ok=True)
-    target = os.path.join(folder, f"{evidence.run_id}-{evidence.tip.seq if evidence.tip else 0}.json")
+    target = os.path.join(folder, f"{quote(evidence.run_id, safe='')}-{evidence.tip.seq if evidence.tip else 0}.json")
     with open(target, "w", encoding="utf-8") as f:
         json.dump(evidence.raw, f, ensure_ascii=False, indent=2, sort_keys=True)
         f.flush()

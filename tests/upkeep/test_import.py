@@ -1,0 +1,198 @@
+"""X-23: an import inserts what is its own and overwrites nothing; unfinished runs are held; no path is made from an unchecked id."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import random
+import shutil
+from pathlib import Path
+from typing import Any
+
+import apsw
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from holdfast import Context, Graph, Runtime, State
+from holdfast.core import codec, ids
+from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, VersionConflict
+from holdfast.stores.loglines import End, line, numbered, unline
+
+NASTY = ("/abs/evil", "../../evil", "..", ".", "", "a\x00b", "\u202eevil", "x" * 5000, "VICTIM", "VICTIM.x", "C:\\evil", "a\nb")
+
+
+class Note(State):
+    text: str = ""
+
+
+def graph() -> Graph[Note]:
+    made = Graph("note", Note, version="1")
+
+    @made.node(start=True)
+    async def act(state: Note, ctx: Context) -> dict[str, Any]:
+        await ctx.effect(_pay, state.text, key="order-1" if state.text == "victim" else f"order-{state.text}")
+        ctx.send("mail", {"text": state.text})
+        ctx.record("notes", state.text, {"n": 1})
+        return {"text": state.text + "!"}
+
+    @made.node(after="act")
+    async def ask(state: Note, ctx: Context) -> None:
+        if state.text == "waits!":
+            await ctx.approve("go on?")
+
+    return made
+
+
+async def _pay(text: str) -> str:
+    return f"paid {text}"
+
+
+async def exported(folder: Path, text: str) -> tuple[str, Path]:
+    """A run of a store of its own, and the workspace that it is exported to."""
+    async with Runtime(f"sqlite:///{folder}/source-{text}.db", skills=[graph()]) as rt:
+        run = await rt.invoke("note", {"text": text}, thread_id=f"t-{text}")
+        await rt.export(run.run_id, folder / f"out-{text}")
+        return run.run_id, folder / f"out-{text}"
+
+
+def resigned(run: Path, name: str, change: Any) -> None:
+    """Changes the records of a file beside the log, and signs everything anew."""
+    path = run / f"{name}.jsonl"
+    lines = [unline(text) or {} for text in path.read_bytes().split(b"\n") if text]
+    text, end = numbered([{k: v for k, v in change(f).items() if k not in ("sum", "n", "prev")} for f in lines], End())
+    path.write_bytes(text)
+    ends = json.loads((run / "records.json").read_bytes())["ends"]
+    (run / "records.json").write_bytes(line({"ends": {**ends, name: [end.number, end.sum]}}))
+
+
+def recoded(kind: type[msgspec.Struct], **fields: Any) -> Any:
+    """A change of the encoded record in a line."""
+
+    def change(line_fields: dict[str, Any]) -> dict[str, Any]:
+        record = msgspec.msgpack.decode(base64.b64decode(line_fields["data"]), type=kind)
+        return {**line_fields, "data": base64.b64encode(msgspec.msgpack.encode(replace(record, **fields))).decode()}
+
+    return change
+
+
+def others(path: Path, run_id: str) -> dict[str, list[Any]]:
+    """All that a store holds of other runs."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        own = db.execute("SELECT id FROM run WHERE run_id = ?", (run_id,)).get
+        found: dict[str, list[Any]] = {}
+        for table in ("run", "log", "effect", "intent", "ledger", "claim", "inbox", "token", "schedule"):
+            names = [n for _, n, *_ in db.execute(f"PRAGMA table_info({table})")]
+            rows = [dict(zip(names, r, strict=True)) for r in db.execute(f"SELECT * FROM {table}")]
+            mine = "run_id" if "run_id" in names else "run"
+            found[table] = [r for r in rows if r.get(mine) not in (run_id, own)]
+        return found
+
+
+async def test_an_effect_of_another_run_is_not_replaced(tmp_path: Path) -> None:
+    """A forged receipt was served to the run whose effect it took the place of."""
+    victim, _ = await exported(tmp_path, "victim")
+    run_id, out = await exported(tmp_path, "guest")
+    effect = codec.decode_effect(base64.b64decode((unline((out / run_id / "effects.jsonl").read_bytes().split(b"\n")[-2]) or {})["data"]))
+    store = tmp_path / "source-victim.db"
+    before = others(store, run_id)
+    theirs = next(r["effect_id"] for r in before["effect"])
+    for fields in ({"effect_id": theirs}, {"run_id": victim}, {"effect_id": theirs, "run_id": victim, "lineage_root": victim}, {"lineage_root": victim}):
+        shutil.rmtree(tmp_path / "forged", ignore_errors=True)
+        shutil.copytree(out, tmp_path / "forged")
+        resigned(tmp_path / "forged" / run_id, "effects", recoded(type(effect), **fields))
+        async with Runtime(f"sqlite:///{store}") as rt:
+            with pytest.raises((InvalidInput, VersionConflict, RecordDamaged)):
+                await rt.import_runs(tmp_path / "forged")
+        assert others(store, run_id) == before
+
+
+async def test_an_id_with_a_path_in_it_is_refused(tmp_path: Path) -> None:
+    """No file is written or read outside the folder."""
+    run_id, out = await exported(tmp_path, "guest")
+    for name in ("%2Fabs%2Fevil", "%2E%2E%2Fevil", "evil%00"):
+        shutil.rmtree(tmp_path / "forged", ignore_errors=True)
+        shutil.copytree(out / run_id, tmp_path / "forged" / name)
+        async with Runtime(f"sqlite:///{tmp_path}/target.db") as rt:
+            with pytest.raises(HoldfastError):
+                await rt.import_runs(tmp_path / "forged")
+            assert await rt.runs() == []
+    assert not any(ids.wellformed(n) for n in NASTY[:8] if n not in ("VICTIM",))
+    assert not (tmp_path / "evil").exists()
+
+
+async def test_an_unfinished_run_is_held(tmp_path: Path) -> None:
+    """No worker drives it where it was taken in; a named actor may. Taken in again it changes nothing."""
+    run_id, out = await exported(tmp_path, "waits")
+    async with Runtime(f"sqlite:///{tmp_path}/target.db", skills=[graph()]) as rt:
+        assert await rt.import_runs(out) == ([run_id], [])
+        run = await rt.get(run_id)
+        assert run.condition == "awaiting_gate_decision" and run.lease.due is None
+        await rt.worker(until_idle=True)
+        assert await rt.import_runs(out) == ([], [run_id])
+        assert [p.code for p in await rt.check() if p.severity == "error"] == []
+        done = await rt.approve(run_id, actor="ada")
+        assert done.status == "completed"
+
+
+async def test_an_unfinished_run_that_lives_here_is_not_touched(tmp_path: Path) -> None:
+    """Harden 7: the same run in two stores: what is here goes on, and the import says that it is here."""
+    run_id, out = await exported(tmp_path, "waits")
+    async with Runtime(f"sqlite:///{tmp_path}/source-waits.db", skills=[graph()]) as rt:
+        assert await rt.import_runs(out) == ([], [run_id])
+        assert (await rt.approve(run_id, actor="ada")).status == "completed"
+        later = tmp_path / "later"
+        await rt.export(run_id, later)
+    async with Runtime(f"sqlite:///{tmp_path}/other.db", skills=[graph()]) as rt:
+        await rt.import_runs(out)
+        with pytest.raises(VersionConflict):
+            await rt.import_runs(later)
+
+
+async def mutated(tmp_path: Path, count: int, seed: int) -> None:
+    """Re-signed workspaces with nasty values anywhere beside the log: a typed refusal, or nothing of others is changed."""
+    victim, _ = await exported(tmp_path, "victim")
+    run_id, out = await exported(tmp_path, "guest")
+    store, whole = tmp_path / "store" / "s.db", tmp_path / "source-victim.db"
+    outside = sorted(p.name for p in tmp_path.iterdir())
+    refused = 0
+    for number in range(count):
+        rng = random.Random(f"{seed}/{number}")
+        shutil.rmtree(tmp_path / "forged", ignore_errors=True)
+        shutil.rmtree(store.parent, ignore_errors=True)
+        shutil.copytree(out, tmp_path / "forged" / "out")
+        store.parent.mkdir()
+        for suffix in ("", "-anchor"):
+            shutil.copy(f"{whole}{suffix}", f"{store}{suffix}")
+        forged = tmp_path / "forged" / "out" / run_id
+        name = rng.choice([p.stem for p in forged.glob("*.jsonl") if p.stem != "events"])
+        nasty = rng.choice(NASTY).replace("VICTIM", victim)
+
+        def change(fields: dict[str, Any], rng: random.Random = rng, nasty: str = nasty) -> dict[str, Any]:
+            if "data" in fields and rng.random() < 0.7:
+                record = msgspec.msgpack.decode(base64.b64decode(fields["data"]))
+                if isinstance(record, list) and record:
+                    record[rng.randrange(len(record))] = rng.choice([nasty, -1, 2**63, None, [], {"a": nasty}])
+                return {**fields, "data": base64.b64encode(msgspec.msgpack.encode(record)).decode()}
+            return {**fields, rng.choice(sorted(fields)): rng.choice([nasty, -1, None, [nasty]])}
+
+        resigned(forged, name, change)
+        before = others(store, run_id)
+        async with Runtime(f"sqlite:///{store}") as rt:
+            try:
+                await rt.import_runs(tmp_path / "forged" / "out")
+            except HoldfastError:
+                refused += 1
+        assert others(store, run_id) == before, (number, name)
+        assert sorted(p.name for p in tmp_path.iterdir() if p.name not in ("forged", "store")) == outside, number
+    assert refused > count // 3
+
+
+async def test_mutated_workspaces(tmp_path: Path) -> None:
+    await mutated(tmp_path, 60, 5)
+
+
+@pytest.mark.heavy
+async def test_a_thousand_mutated_workspaces(tmp_path: Path) -> None:
+    await mutated(tmp_path, 1000, 6)
