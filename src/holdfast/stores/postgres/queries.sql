@@ -17,14 +17,14 @@ WITH held AS MATERIALIZED (
   SELECT bucket, id FROM holdfast.run WHERE bucket = %s AND id = %s AND fence = %s AND owner IS NOT NULL FOR SHARE
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-SELECT held.bucket, held.id, before.n + 1, %s, %s, %s, %s, %s, %s, %s, %s
-FROM held JOIN holdfast.log before ON before.bucket = held.bucket AND before.run = held.id AND before.n = %s AND before.hash = %s
+SELECT held.bucket, held.id, before.n + 1, %s, %s, %s, %s, %s, %s, %b, %b
+FROM held JOIN holdfast.log before ON before.bucket = held.bucket AND before.run = held.id AND before.n = %s AND before.hash = %b
 ON CONFLICT DO NOTHING;
 -- name: steps
 -- Steps of many runs. Gives the runs whose step was written; what became of the others, and why, the general way finds out.
 WITH given AS MATERIALIZED (
   SELECT * FROM unnest(%s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[],
-    %s::bytea[], %s::bytea[], %s::bigint[], %s::bytea[]) AS t (b, run, fence, seq, since, whole, version, step, head, hash, data, n, after)
+    %b::bytea[], %b::bytea[], %s::bigint[], %b::bytea[]) AS t (b, run, fence, seq, since, whole, version, step, head, hash, data, n, after)
 ), held AS MATERIALIZED (
   SELECT r.bucket, r.id FROM given g JOIN holdfast.run r ON r.bucket = g.b AND r.id = g.run
   WHERE r.fence = g.fence AND r.owner IS NOT NULL ORDER BY r.bucket, r.id FOR SHARE OF r
@@ -87,20 +87,20 @@ SELECT schedule_id, data FROM holdfast.schedule WHERE schedule_id = ANY(%(ids)s:
 WITH r AS (
   INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
     priority, parent_run_id, lineage_root, ended, doc)
-  VALUES (%s, %s, %s, %s, %s, %s, nextval('holdfast.number'), %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s) RETURNING bucket, id
+  VALUES (%s, %s, %s, %s, %s, %s, nextval('holdfast.number'), %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %b) RETURNING bucket, id
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %s, %s FROM r RETURNING run;
+SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %b, %b FROM r RETURNING run;
 -- name: run_update
 -- The row was locked in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is, a null turn the place.
 WITH r AS (
   UPDATE holdfast.run SET fence = %s, owner = %s, due = %s, holds = %s, turn = coalesce(%s, nextval('holdfast.number')), status = %s, priority = %s,
-    fingerprint = %s, ended = %s, doc = coalesce(%s, doc) WHERE bucket = %s AND id = %s RETURNING bucket, id
+    fingerprint = %s, ended = %s, doc = coalesce(%b, doc) WHERE bucket = %s AND id = %s RETURNING bucket, id
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-SELECT bucket, id, %s, %s, %s, %s, %s, %s, %s, %s, %s FROM r RETURNING run;
+SELECT bucket, id, %s, %s, %s, %s, %s, %s, %s, %b, %b FROM r RETURNING run;
 -- name: whole_insert
-INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, %s, %s, %s FROM holdfast.run WHERE bucket = %s AND run_id = %s;
+INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, %s, %s, %b FROM holdfast.run WHERE bucket = %s AND run_id = %s;
 -- name: carry_insert
 INSERT INTO holdfast.carry (source, run) VALUES (%s, %s) ON CONFLICT DO NOTHING;
 -- name: inbox_take
@@ -130,7 +130,7 @@ ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due
 -- name: ledger_insert
 INSERT INTO holdfast.ledger (run_id, topic, key, at, data, step_id, json) VALUES (%s, %s, %s, %s, %s, %s, %s);
 -- name: blob_insert
-INSERT INTO holdfast.blob (sha256, data) VALUES (%s, %s) ON CONFLICT DO NOTHING;
+INSERT INTO holdfast.blob (sha256, data) VALUES (%s, %b) ON CONFLICT DO NOTHING;
 -- name: blob_use
 -- The blob's row is locked against whoever prunes; that it is not there is an error that breaks the transaction.
 WITH b AS MATERIALIZED (SELECT sha256 FROM holdfast.blob WHERE sha256 = %s FOR KEY SHARE), u AS (
@@ -154,7 +154,7 @@ SELECT bucket, id, owner, status FROM holdfast.run WHERE bucket = %s AND run_id 
 -- a rest that is being committed is over, and is seen. Gives the item that was there already, if any.
 WITH put AS (
   INSERT INTO holdfast.inbox (bucket, run, key, put_at, command)
-  SELECT bucket, id, %(key)s, %(at)s, %(command)s FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s
+  SELECT bucket, id, %(key)s, %(at)s, %(command)b FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s
   ON CONFLICT DO NOTHING RETURNING bucket, run
 ), woken AS (
   UPDATE holdfast.run r SET due = least(coalesce(r.due, {now}), {now}) FROM put

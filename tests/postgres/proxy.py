@@ -1,0 +1,86 @@
+"""A proxy before a PostgreSQL server that cuts connections where it is told to: before a message is handed on, or after the server has
+answered it and before the client hears of that."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import tempfile
+from pathlib import Path
+
+READY = b"Z\x00\x00\x00\x05"
+
+
+class Proxy:
+    """Listens in a folder of its own. ``cut`` arms it for the next message that holds ``needle``."""
+
+    def __init__(self, to: Path, database: str = "holdfast") -> None:
+        self._to = to / ".s.PGSQL.5432"
+        self.folder = Path(tempfile.mkdtemp(prefix="hf-px-", dir="/tmp"))
+        self.url = f"postgresql:///{database}?host={self.folder}&user=holdfast"
+        self.cuts = 0
+        self._needle = b""
+        self._after = False
+        self._server: asyncio.AbstractServer | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Proxy:
+        self._server = await asyncio.start_unix_server(self._serve, self.folder / ".s.PGSQL.5432")
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._server is not None
+        self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    def cut(self, needle: bytes, *, after: bool) -> None:
+        """Cuts the connection on which the next such message comes: before it is handed on, or after it was answered."""
+        self._needle, self._after = needle, after
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            with contextlib.suppress(OSError):
+                await self._between(reader, writer)
+        finally:
+            self._tasks.discard(task)
+            writer.close()
+
+    async def _between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        from_server, to_server = await asyncio.open_unix_connection(self._to)
+        muted = asyncio.Event()
+
+        async def forth() -> None:
+            while data := await reader.read(1 << 16):
+                if self._needle and self._needle in data:
+                    self._needle = b""
+                    self.cuts += 1
+                    if not self._after:
+                        return
+                    muted.set()
+                to_server.write(data)
+                await to_server.drain()
+
+        async def back() -> None:
+            while data := await from_server.read(1 << 16):
+                if muted.is_set():
+                    if READY in data:
+                        return
+                    continue
+                writer.write(data)
+                await writer.drain()
+
+        tasks = [asyncio.ensure_future(forth()), asyncio.ensure_future(back())]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+            to_server.close()
+
+
+__all__ = ["Proxy"]

@@ -1,0 +1,198 @@
+"""PostgreSQL goes away and comes back: nobody is told of what is not durable, nothing is lost or doubled, and workers go on by themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.postgres.proxy import Proxy
+from tests.postgres.server import Server, shared
+
+from holdfast import Graph, Runtime, State
+from holdfast.core.errors import LeaseLost, StoreUnavailable
+from holdfast.core.lease import COUNTER_BITS
+from holdfast.ports import RunFilter
+from holdfast.stores import PostgresStore
+from holdfast.testing.conformance import TTL, Clock, Script, signal
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[Server]:
+    """A server of its own, which keeps what it acknowledged."""
+    server = Server(settings={"synchronous_commit": "on", "full_page_writes": "on"}).create()
+    yield server
+    server.remove()
+
+
+async def test_commits_outlast_a_crash(server: Server) -> None:
+    """X-09: crashes in the middle of commits of many runs: each is told the truth, and goes on."""
+    store = PostgresStore(server.fresh(), now=Clock())
+    await store.open()
+    await store.register("w", TTL)
+    scripts = [await Script(store, f"r{i}").begin("w") for i in range(5)]
+    crashed = asyncio.Event()
+
+    async def drive(script: Script) -> None:
+        while not crashed.is_set():
+            await script.steps(1)
+        await script.complete()
+
+    async def crash() -> None:
+        for _ in range(2):
+            server.crash()
+            server.start()
+            await asyncio.sleep(0)
+        crashed.set()
+
+    await asyncio.gather(crash(), *map(drive, scripts))
+    for script in scripts:
+        found = await store.get(script.run_id)
+        assert found is not None and found[0] == script.run
+        assert script.tip is not None and len(await store.rows(script.run_id)) == script.tip.row
+    assert await store.verify() == []
+    await store.close()
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("verb", ["step", "steps", "rest", "birth", "put", "claim", "register", "retire"])
+async def test_a_connection_that_is_cut(verb: str, after: bool) -> None:
+    """X-09: the connection is cut before the message is handed on, or after it took effect: sent again, the verb is answered as if
+    nothing had been, and nothing is there twice."""
+    url = shared().fresh()
+    async with Proxy(shared().folder) as proxy:
+        assert url != proxy.url
+        store = PostgresStore(proxy.url, now=Clock())
+        await store.open()
+        await store.register("w", TTL)
+        script = await (await Script(store, "r1").begin("w")).steps(2)
+        second = await Script(store, "r2").begin("w")
+        await Script(store, "r3").submit()
+        needle = {"claim": b"claim.holds", "register": b"INSERT INTO holdfast.worker", "retire": b"DELETE FROM holdfast.worker"}
+        # What is prepared already is named by number: the message is told by what it carries.
+        carried = {"step": b"2:xxx", "steps": b"2:xxx", "rest": b"r1.w", "birth": b"r4", "put": b"signal:go:k"}
+        proxy.cut(carried.get(verb) or needle[verb].replace(b"claim.holds", b"\x00\x00\x00\x01w"), after=after)
+        await _done(verb, store, script, second)
+        assert proxy.cuts == 1
+        for s in (script, second):
+            assert s.tip is not None and len(await store.rows(s.run_id)) == s.tip.row
+        assert await store.verify() == []
+        await store.close()
+
+
+async def _done(verb: str, store: PostgresStore, script: Script, second: Script) -> None:
+    match verb:
+        case "step":
+            await script.steps(1)
+        case "steps":
+            await asyncio.gather(script.steps(1), second.steps(3))
+        case "rest":
+            await script.wait()
+        case "birth":
+            await Script(store, "r4").begin("w")
+        case "put":
+            item = signal("r1", "k", store.now())
+            assert await store.put(item) == item
+            assert await store.inbox("r1") == [item]
+        case "claim":
+            assert [c.run_id for c in await store.claim("w", (), None, limit=5)] == ["r3"]
+            found = await store.get("r3")
+            assert found is not None and found[1].owner == "w"
+        case "register":
+            await store.register("v", TTL)
+            assert sorted(w.owner for w in await store.workers()) == ["v", "w"]
+        case "retire":
+            await store.retire("w")
+            assert await store.workers() == []
+
+
+async def test_an_owner_finds_what_it_holds_again() -> None:
+    """X-09: a claim that nobody was told of is given to its owner by the next look, and listed by a filter."""
+    store = PostgresStore(shared().fresh(), now=Clock())
+    await store.open()
+    await store.register("w", TTL)
+    await Script(store, "r1").submit()
+    (claim,) = await store.claim("w", (), None, limit=5)
+    from_filter = await store.runs(RunFilter(owner="w"))
+    assert [r.run_id for r, _ in from_filter] == ["r1"] and claim.run_id == "r1"
+    await store.close()
+
+
+async def test_a_server_that_is_away_is_said_so(server: Server) -> None:
+    """What passes has an error of its own, after the patience that was asked for; and the store goes on when it is back."""
+    store = PostgresStore(server.fresh(), now=Clock(), patience=0.2)
+    await store.open()
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    server.stop()
+    with pytest.raises(StoreUnavailable):
+        await store.get("r1")
+    with pytest.raises(StoreUnavailable):
+        await store.renew("w", TTL)
+    server.start()
+    assert await store.renew("w", TTL) == store.now() + TTL
+    await script.steps(1)
+    await store.close()
+
+
+async def test_a_promoted_standby_is_another_incarnation(server: Server) -> None:
+    """X-02, §1.9: after a failover that lost the tail nothing is appended where it was lost, the lost run is named, and all go on."""
+    clock = Clock()
+    store = PostgresStore(server.fresh(), now=clock)
+    await store.open()
+    await store.register("w", TTL)
+    script = await (await Script(store, "r1").begin("w")).steps(2)
+    standby = server.clone()  # an asynchronous standby that gets no further
+    await script.steps(2)
+    server.stop()
+    standby.start()
+    standby.promote()
+    old = store.incarnation
+    server_folder = server.folder
+    server.folder.joinpath(".s.PGSQL.5432").unlink(missing_ok=True)
+    server.folder.joinpath(".s.PGSQL.5432").symlink_to(standby.folder / ".s.PGSQL.5432")
+    try:
+        with pytest.raises(LeaseLost):
+            await script.steps(1)
+        assert store.incarnation != old
+        loaded = await store.load("r1")
+        assert loaded is not None and loaded.lease.owner is None and loaded.lease.fence >> COUNTER_BITS == store.incarnation
+        assert [p.code for p in await store.verify()] == ["log_rolled_back"]
+        (claim,) = await store.claim("w", (), None, limit=5)
+        await Script.of(store, loaded, claim.fence).steps(1)
+    finally:
+        await store.close()
+        server_folder.joinpath(".s.PGSQL.5432").unlink()
+        standby.remove()
+        server.start()
+
+
+class Line(State):
+    n: int = 0
+
+
+async def test_a_worker_outlasts_a_crash(server: Server) -> None:
+    """X-09: a worker lives through crashes of the server; every run ends, and no takeover is counted."""
+    graph = Graph("line", Line)
+    for i in range(4):
+
+        async def node(state: Line) -> dict[str, Any]:
+            await asyncio.sleep(0)
+            return {"n": state.n + 1}
+
+        graph.node(f"s{i}", start=i == 0, after=None if i == 0 else f"s{i - 1}")(node)
+    async with Runtime(server.fresh(), skills=[graph]) as rt:
+        runs = [await rt.submit(graph, {}) for _ in range(20)]
+        working = asyncio.ensure_future(rt.worker(concurrency=5))
+        for _ in range(2):
+            server.crash()
+            server.start()
+            await asyncio.sleep(0)
+        for run in runs:
+            assert await rt.result(run.run_id, timeout=60)
+            found = await rt.get(run.run_id)
+            assert found.status == "completed" and found.record.takeovers == 0
+        assert not working.done()
+        working.cancel()
+        await asyncio.gather(working, return_exceptions=True)
