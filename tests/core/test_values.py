@@ -197,13 +197,13 @@ def test_a_commit_that_can() -> None:
 
 
 def test_a_child_s_id_follows_from_where_it_is_made() -> None:
-    """§3.4, §4.14: the same after a crash, another at every place; in its parent's bucket, and sorted with it."""
+    """§3.4, §4.14: the same after a crash, another at every place; in the bucket of its own session, and sorted with its parent."""
     made = {ids.child_run_id(RUN, *place): place for place in [(1, "a", "0"), (2, "a", "0"), (1, "b", "0"), (1, "a", "1"), (1, "a", "0", 1)]}
     assert len(made) == 5
     assert ids.child_run_id(RUN, 1, "a", "0") in made
     for child in made:
         assert len(child) == 26 and set(child) <= set("0123456789abcdefghjkmnpqrstvwxyz")
-        assert (child[:10], child[24:]) == (RUN[:10], RUN[24:])
+        assert (child[:10], child[24:]) == (RUN[:10], ids.bucket("", child))
     assert len({child[10:24] for child in made}) == 5
 
 
@@ -252,7 +252,7 @@ def test_no_value_of_the_core_can_be_changed() -> None:
 
 def test_names_that_stores_and_outside_services_hold_never_change() -> None:
     """§1.8, §3.2, §6.3: what an older release wrote down, or told a receiver that dedupes, is what this one makes."""
-    assert ids.child_run_id(RUN, 1, "a", "0") == "0123456789gey06xxkszehejrs"
+    assert ids.child_run_id(RUN, 1, "a", "0") == "0123456789gey06xxkszehejfs"
     assert ids.run_id(1_700_000_000_000_000, 2**69 + 5, "t", "s") == "01hf7yat00g000000000000522"
     assert effects.effect_key("t", "effect", "a:b", "c/d é") == "t:effect:a%3Ab:c/d%20%C3%A9"
     flow = compile(id="f", version="1", channels={}, nodes={}, flow=True, signature="(ctx, name)")
@@ -270,3 +270,19 @@ def test_a_failure_keeps_text_that_no_store_could_and_says_where_there_is_none()
     assert ErrorValue.of(UsageError("no", hint="do so"), frames=(Frame("f.py", 1, "f"),)) == ErrorValue(
         "holdfast.core.errors.UsageError", "no", "usage", "", "do so", (Frame("f.py", 1, "f"),)
     )
+
+
+@given(st.integers(0, 2**62), st.integers(0, 2**70), st.text(max_size=20), st.text(max_size=20), st.text(max_size=20))
+def test_a_bucket_is_a_function_of_the_lane(at: int, entropy: int, tenant: str, session: str, task: str) -> None:
+    """§10.8: a run, all who join its session, what is forked from it, and a child with what follows up on that lie where their lane does."""
+    at %= 2**49
+    alone = ids.run_id(at, entropy, tenant)
+    joined = ids.run_id(at + 1, entropy + 1, tenant, alone)
+    assert ids.bucket_number(joined) == ids.bucket_number(alone)
+    child = ids.child_run_id(alone, 1, task, "0", tenant=tenant)
+    assert ids.run_id(at, entropy, tenant, child)[-2:] == child[-2:]
+    if session:
+        fork = ids.run_id(at, entropy, tenant, beside=session)
+        assert ids.run_id(at, entropy, tenant, f"{session}~{fork}")[-2:] == fork[-2:]
+        named = ids.child_run_id(alone, 1, task, "0", tenant=tenant, session=session)
+        assert ids.run_id(at, entropy, tenant, session)[-2:] == named[-2:]

@@ -7,11 +7,13 @@ their parents, so they are never stored and are the same after a crash.
 from __future__ import annotations
 
 import hashlib
+import re
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
 ENTROPY_BITS = 70
 BUCKETS = 1024
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
+_RUN = re.compile(f"[{_ALPHABET}]{{26}}")
 _NUMBERS = {pair: number for number, pair in enumerate(_PAIRS)}
 
 
@@ -34,8 +36,13 @@ def _base32(number: int, length: int) -> str:
 
 
 def bucket(tenant: str, session: str) -> str:
-    """Two characters that place a session's runs together in a partitioned store."""
-    h = hashlib.sha256(f"{tenant}\0{session}".encode("utf-8", "surrogatepass")).digest()
+    """Two characters that place a session's runs together in a partitioned store.
+
+    A session that is a run's own id, or ends with one, counts without that id's last two characters, which are this very bucket: so the
+    run itself and all who join its session lie together, and the bucket is a function of the lane (§10.8).
+    """
+    key = session[:-2] if _RUN.fullmatch(session.rpartition("~")[2]) else session
+    h = hashlib.sha256(f"{tenant}\0{key}".encode("utf-8", "surrogatepass")).digest()
     return _base32(int.from_bytes(h[:4], "big") % BUCKETS, 2)
 
 
@@ -51,10 +58,16 @@ def stamp(at_us: int, entropy: int) -> str:
     return _base32(at_us // 1000, 10) + _base32(entropy % (1 << ENTROPY_BITS), 14)
 
 
-def run_id(at_us: int, entropy: int, tenant: str = "", session: str = "") -> str:
-    """A new run's id. With no session of its own the run is its session, and the id names the bucket."""
+def run_id(at_us: int, entropy: int, tenant: str = "", session: str = "", beside: str = "") -> str:
+    """A new run's id. With no session of its own the run is its session; ``beside`` another session it gets one of its own, named
+    after both (§7.8). Either way the id names the bucket of its lane."""
     head = stamp(at_us, entropy)
-    return head + bucket(tenant, session or head)
+    return head + bucket(tenant, session or _own(head, beside))
+
+
+def _own(head: str, beside: str = "") -> str:
+    """The session of a run that has one of its own, from the first part of its id: what stands for the last two characters does not count."""
+    return f"{beside}~{head}00" if beside else f"{head}00"
 
 
 def event_id(run: str, seq: int) -> str:
@@ -106,7 +119,8 @@ def wait_base(wait: str) -> str:
     return wait.partition("/!")[0]
 
 
-def child_run_id(parent: str, step: int, task: str, path: str, round: int = 0) -> str:
-    """The run a ``ctx.child`` at this place makes: the same after a crash. It lies in its parent's bucket and sorts after it."""
+def child_run_id(parent: str, step: int, task: str, path: str, round: int = 0, *, tenant: str = "", session: str = "") -> str:
+    """The run a ``ctx.child`` at this place makes: the same after a crash. It sorts after its parent, and lies in the bucket of its lane."""
     h = hashlib.sha256(wait_id(parent, step, task, path, round).encode()).digest()
-    return parent[:10] + _base32(int.from_bytes(h[:9], "big"), 14) + parent[24:26]
+    head = parent[:10] + _base32(int.from_bytes(h[:9], "big"), 14)
+    return head + bucket(tenant, session or _own(head))

@@ -433,7 +433,8 @@ async def child(ctx: Any, skill: Any, inputs: Mapping[str, Any] | None, *, optio
 
     path = ctx._peek()
     round = ctx._journal.progress.asked.get((ctx._key, path), 0)
-    name = ids.child_run_id(ctx.run_id, ctx._step, ctx._key, path, round)
+    session = options.get("session_key") or options.get("thread_id") or ""
+    name = ids.child_run_id(ctx.run_id, ctx._step, ctx._key, path, round, tenant=ctx._journal.run.tenant_id, session=str(session))
     known = open_at(ctx, path)
     if known is None:
         await lanes.refuse_own(services.store, ctx._journal.run, options)

@@ -168,7 +168,7 @@ async def born(services: Services, source: Loaded, wish: Wish) -> str:
     if unknown:
         raise InvalidInput(f"{run.skill_id} has no channel {', '.join(unknown)}", hint="channels: " + ", ".join(found.values))
     now = services.store.now()
-    run_id = ids.run_id(now, services.entropy(), run.tenant_id, run.session_key)
+    run_id = ids.run_id(now, services.entropy(), run.tenant_id, beside=run.session_key)
     program = services.skills.find(run.skill_id, run.skill_version) if run.skill_id in services.skills.ids else None
     if program is not None:
         edits = superstep.check_values(program, edits, "set", program.values)
