@@ -397,6 +397,14 @@ class Copies(Protocol):
         """An operator accepts the log as it is: a new incarnation, every fence given out before is void."""
 
 
+@runtime_checkable
+class Served(Protocol):
+    """What a store behind a server can say of that server, beside what is kept there."""
+
+    async def health(self) -> list[Problem]:
+        """What of the server's settings and state endangers what is kept, or slows it: warnings (``doctor``)."""
+
+
 class Rested(Protocol):
     """What an executor gives back: a thread's run as it rests. ``status`` is one of the words of §2.1, or equals it."""
 
@@ -436,6 +444,11 @@ class Saver(Protocol):
 def offers_upkeep(store: object) -> TypeGuard[Upkeep]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Upkeep)
+
+
+def offers_health(store: object) -> TypeGuard[Served]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Served)
 
 
 def offers_copies(store: object) -> TypeGuard[Copies]:
@@ -528,6 +541,6 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Store", "ToolOutcome", "ToolRequest",
-    "ToolRunner", "Transport", "Upkeep", "Worker", "offers_copies", "offers_upkeep",
+    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Served", "Store", "ToolOutcome", "ToolRequest",
+    "ToolRunner", "Transport", "Upkeep", "Worker", "offers_copies", "offers_health", "offers_upkeep",
 ]  # fmt: skip

@@ -13,7 +13,7 @@ from holdfast.cli import pages
 from holdfast.cli.session import Call, actor_option, options, over
 from holdfast.core.errors import Conflict, UsageError
 from holdfast.engine.keep.repair import Repair
-from holdfast.ports import Store
+from holdfast.ports import Store, offers_health
 from holdfast.runtime import Runtime
 
 
@@ -108,7 +108,10 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
                 found = await rt.check()
             for run_id in dict.fromkeys(p.run_id for p in found if p.run_id is not None):
                 done.append(await rt.repair_run_state(run_id, True, actor=actor, rebuild=True))
-        return done, await rt.check()
+        left = await rt.check()
+        if offers_health(rt.store):
+            left.note(await rt.store.health())
+        return done, left
 
     done, left = over(call, act)
     shown = [pages.problem_view(p) for p in left]
