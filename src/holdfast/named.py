@@ -6,21 +6,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
+from urllib.parse import quote
 
-from msgspec.structs import replace
+from msgspec import structs
 
 from holdfast.authoring import Skill
 from holdfast.core import canon, ids, views
 from holdfast.core import events as ev
-from holdfast.core.effects import Effect, EffectClass, EffectStatus
-from holdfast.core.errors import EffectConflict, EffectInProgress, ErrorValue, InvalidInput, NotDecidable, NotFound
+from holdfast.core.arguments import KNOWN, admitted, as_given, checked, mapping, note, verb
+from holdfast.core.bounds import known_only, number, one_of, text, wrong
+from holdfast.core.effects import Effect, EffectClass, EffectStatus, effect_key
+from holdfast.core.errors import (
+    CheckpointNotFound,
+    EffectConflict,
+    EffectInProgress,
+    ErrorValue,
+    InvalidInput,
+    NotDecidable,
+    NotFound,
+    RunNotFound,
+)
 from holdfast.core.status import parse
+from holdfast.engine.desk import door
 from holdfast.engine.desk.door import Request
 from holdfast.engine.drive.edits import Patches
 from holdfast.engine.look.blobs import whole
 from holdfast.handle import CheckpointView, EventView, Run
+from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 
 T = TypeVar("T")
@@ -29,7 +43,34 @@ T = TypeVar("T")
 class Page(list[T], Generic[T]):
     """A list with the cursor of what comes after it; None at the end."""
 
-    next_cursor: int | None = None
+    next_cursor: str | None = None
+
+
+class _Both(dict[str, Any]):
+    """What reads as a mapping of channels and may be called as ``dict.values``."""
+
+    def __init__(self, channels: Mapping[str, Any], call: Callable[[], Any]) -> None:
+        super().__init__(channels)
+        self._call = call
+
+    def __call__(self) -> Any:
+        return self._call()
+
+
+class Seen(dict[str, Any]):
+    """A dict as the ports give it. It also reads as what the first release gave: ``seen.run_id`` beside ``seen["run_id"]``."""
+
+    def __init__(self, fields: Mapping[str, Any], view: Any) -> None:
+        super().__init__(fields)
+        self._view = view
+
+    @property
+    def values(self) -> Any:  # type: ignore[override]
+        """The state's values, as an attribute of what the first release gave; called, the values of this dict."""
+        return _Both(self.get("values") or {}, super().values)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(object.__getattribute__(self, "_view"), name)
 
 
 class _Port:
@@ -37,108 +78,250 @@ class _Port:
         self._rt = rt
         self._patches = Patches(rt.store, rt._skills, rt._reader, rt._desk)
 
+    async def _run(self, run_id: str) -> Seen:
+        run = await self._rt.get(run_id)
+        return Seen({**await self._rt.record(run_id), "values": canon.thaw(dict(run.values))}, run)
+
+
+def _given(call: str, given: object, known: tuple[str, ...], required: tuple[str, ...]) -> dict[str, Any]:
+    """The fields of a dict that a caller hands to a port.
+
+    Raises:
+        UnknownOption: one that the port does not know. InvalidInput: no dict, or one is missing.
+    """
+    found = dict(mapping(given, call))
+    known_only(found, known, call)
+    for name in required:
+        if name not in found:
+            raise InvalidInput(f"{call} needs {name!r}", field=name, hint="it takes " + ", ".join(known))
+    return found
+
 
 class RunStore(_Port):
-    async def create_run(self, skill: Skill | str, inputs: Mapping[str, Any] | None = None, **options: Any) -> Run[Any]:
-        """Submits a run; it is durable when this returns."""
-        return await self._rt.submit(skill, inputs, **options)
+    async def create_run(self, run: Mapping[str, Any] | Skill | str, inputs: Mapping[str, Any] | None = None, **options: Any) -> Seen:
+        """Submits a run, ``{skill_id, inputs, …options of submit}``; it is durable when this returns, with its record.
 
-    async def get_run(self, run_id: str) -> Run[Any]:
-        return await self._rt.get(run_id)
+        Raises:
+            UnknownOption, InvalidInput, TooLarge: by the name of the field. SkillUnknown.
+        """
+        skill: Any = run
+        if isinstance(run, Mapping):
+            said = _given("create_run", run, ("skill_id", "inputs", *door.OPTIONS), ("skill_id",))
+            skill, inputs, options = text(said.pop("skill_id"), "skill_id"), said.pop("inputs", inputs), {**said, **options}
+        made = await self._rt.submit(skill, inputs, **options)
+        return await self._run(made.run_id)
 
-    async def update_status(self, run_id: str, status: str, *, actor: str = "operator", reason: str = "") -> Run[Any]:
+    @verb
+    async def get_run(self, run_id: str) -> Seen | None:
+        """The record of a run; None if there is none."""
+        try:
+            return await self._run(run_id)
+        except RunNotFound:
+            return None
+
+    @verb
+    async def update_status(self, run_id: str, status: str, *, actor: str = "operator", reason: str = "") -> Seen:
         """One of the twelve edges (§2.2); a failed or canceled run goes on by ``resume`` only (T-02).
 
         Raises:
-            IllegalTransition: any other pair, naming both.
+            IllegalTransition: any other pair, naming both. NotDecidable: there is no such wait for the run to rest in.
         """
         await self._patches.status(run_id, parse(status), actor=actor, reason=reason)
-        return await self._rt.get(run_id)
+        return await self._run(run_id)
 
+    @verb
     async def patch_run(
-        self, run_id: str, *, tags: Sequence[str] | None = None, priority: int | None = None, trace_id: str | None = None, actor: str = "operator"
-    ) -> Run[Any]:
-        await self._patches.run(run_id, actor=actor, tags=None if tags is None else tuple(tags), priority=priority, trace_id=trace_id)
-        return await self._rt.get(run_id)
+        self,
+        run_id: str,
+        fields: Mapping[str, Any] | None = None,
+        *,
+        tags: Sequence[str] | None = None,
+        priority: int | None = None,
+        trace_id: str | None = None,
+        actor: str = "operator",
+    ) -> Seen:
+        """Changes ``tags``, ``priority`` or ``trace_id``: ``run.patched``.
+
+        Raises:
+            UnknownOption, InvalidInput, TooLarge: by the name of the field.
+        """
+        said = _given("patch_run", fields or {}, ("tags", "priority", "trace_id", "actor"), ())
+        plain = admitted(said, {name: KNOWN[name] for name in ("tags", "priority", "trace_id", "actor")}, "patch_run")
+        more = {"tags": tags, "priority": priority, "trace_id": trace_id}
+        more |= {name: value for name, value in plain.items() if name != "actor"}
+        await self._patches.run(run_id, actor=plain.get("actor", actor), **more)  # type: ignore[arg-type]
+        return await self._run(run_id)
+
+
+def _seen(view: CheckpointView) -> Seen:
+    fields = {name: canon.thaw(getattr(view, name)) for name in view.__struct_fields__ if name not in ("waits", "created_at")}
+    fields = {name: list(value) if isinstance(value, tuple) else value for name, value in fields.items()}
+    waits = [structs.asdict(w) for w in view.waits]
+    return Seen({**fields, "waits": waits, "created_at": views.iso(int(view.created_at.timestamp() * 1_000_000))}, view)
 
 
 class CheckpointStore(_Port):
-    async def save_checkpoint(self, run_id: str, values: Mapping[str, Any], *, actor: str, reason: str = "") -> CheckpointView:
-        """A state patch by a named person: ``state.patched``."""
-        await self._patches.state(run_id, values, actor=actor, reason=reason)
-        return await self._rt.checkpoint(run_id)
+    @checked(run=as_given, values=mapping)
+    async def save_checkpoint(self, run: Mapping[str, Any] | str, values: Mapping[str, Any], *, actor: str | None = None, reason: str = "") -> Any:
+        """A state patch by a named person: ``state.patched``. Given ``{run_id, actor, reason}`` it gives the checkpoint's id; given a run's
+        id, as in the first release, the checkpoint.
 
-    async def load_checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> CheckpointView:
-        """The head by default."""
-        return await self._rt.checkpoint(run_id, checkpoint_id)
+        Raises:
+            UnknownOption, InvalidInput, TooLarge: by the name of the field.
+        """
+        said = _given("save_checkpoint", run, ("run_id", "actor", "reason"), ("run_id", "actor")) if isinstance(run, Mapping) else {"run_id": run}
+        plain = admitted(said, {name: KNOWN[name] for name in ("run_id", "actor", "reason")}, "save_checkpoint")
+        who = plain.get("actor", actor)
+        if who is None:
+            raise InvalidInput("a state patch names its actor", field="actor", hint="actor='ada'")
+        await self._patches.state(plain["run_id"], values, actor=who, reason=plain.get("reason", reason))
+        made = await self._rt.checkpoint(plain["run_id"])
+        return made.checkpoint_id if isinstance(run, Mapping) else _seen(made)
 
-    async def list_checkpoints(self, run_id: str) -> list[CheckpointView]:
+    @verb
+    async def load_checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> Seen | None:
+        """One checkpoint, the head by default; None if there is none."""
+        try:
+            return _seen(await self._rt.checkpoint(run_id, checkpoint_id))
+        except (RunNotFound, CheckpointNotFound):
+            return None
+
+    @verb
+    async def list_checkpoints(self, run_id: str) -> list[Seen]:
         """Oldest first."""
-        return await self._rt.checkpoints(run_id)
+        return [_seen(c) for c in await self._rt.checkpoints(run_id)]
+
+
+def _told(view: EventView) -> Seen:
+    return Seen(structs.asdict(view), view)
+
+
+NOTE = "note.added"
 
 
 class EventStore(_Port):
-    async def append(self, run_id: str, text: str, *, actor: str = "operator") -> EventView:
-        """A note in the log: ``note.added``. Facts are the engine's to write."""
-        await self._patches.note(run_id, text, actor=actor)
-        run, _ = await self._rt._reader.found(run_id)
-        found = await self._rt.events(run_id, after=run.version - 1)
-        return next(e for e in reversed(found) if e.type == "note.added")
+    @checked(event=as_given)
+    async def append(self, event: Mapping[str, Any] | str, text: str | None = None, *, actor: str = "operator") -> Seen:
+        """A note in the log, ``{run_id, event_type: "note.added", payload: {text}, actor}``. Facts are the engine's to write.
 
-    async def list_events(self, run_id: str, cursor: int | None = None, limit: int = 100) -> Page[EventView]:
-        """Events after ``cursor``, oldest first; ``next_cursor`` goes on."""
-        if limit < 1:
-            raise InvalidInput(f"limit is at least 1, not {limit}")
-        found = [e async for e in self._rt._reader.events(run_id, cursor or 0, False, limit + 1)]
-        page: Page[EventView] = Page(found[:limit])
-        page.next_cursor = page[-1].seq if len(found) > limit else None
+        Raises:
+            UnknownOption, InvalidInput, TooLarge: by the name of the field; another type of event.
+        """
+        if isinstance(event, Mapping):
+            said = _given("append", event, ("run_id", "event_type", "payload", "actor"), ("run_id", "event_type", "payload"))
+            one_of(said["event_type"], "event_type", (NOTE,))
+            text = _given("payload", said["payload"], ("text",), ("text",))["text"]
+            run_id, actor = KNOWN["run_id"](said["run_id"], "run_id"), KNOWN["actor"](said.get("actor", actor), "actor")
+        else:
+            run_id = KNOWN["run_id"](event, "run_id")
+        await self._patches.note(run_id, KNOWN["text"](text, "text"), actor=actor)
+        run = await self._rt.get(run_id)
+        found = await self._rt.events(run_id, after=max(0, run.version - 1))
+        return _told(next(e for e in reversed(found) if e.type == NOTE))
+
+    @checked(cursor=as_given)
+    async def list_events(self, run_id: str, cursor: str | int | None = None, limit: int = 100) -> Page[Seen]:
+        """Events after ``cursor``, oldest first; ``next_cursor`` goes on.
+
+        Raises:
+            InvalidInput: the cursor is none that this port gave.
+        """
+        if isinstance(cursor, str) and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 16):
+            raise wrong("cursor", "the next_cursor of the page before", cursor)
+        after = number(int(cursor) if isinstance(cursor, str) else cursor or 0, "cursor")
+        found = [e async for e in self._rt._reader.events(run_id, after, False, limit + 1)]
+        page: Page[Seen] = Page(map(_told, found[:limit]))
+        page.next_cursor = str(found[limit - 1].seq) if len(found) > limit else None
         return page
 
 
-class SideEffectLedger(_Port):
-    async def find_by_idempotency_key(self, key: str) -> Effect | None:
-        """The newest record under a full key that stands for an attempt, with its result; None if there is none."""
-        found = next((e for e in reversed(await self._rt.store.effects(key=key)) if e.status is not EffectStatus.REUSED), None)
-        return None if found is None else await whole(self._rt.store, found)
+def _recorded(effect: Effect) -> Seen:
+    fields = structs.asdict(effect)
+    fields |= {"idempotency_key": effect.key.rpartition(":")[2], "result": None if effect.result is None else canon.reveal(effect.result)}
+    fields["error"] = None if effect.error is None else views.error_view(effect.error)
+    fields |= {name: views.iso(getattr(effect, name)) for name in ("attempted_at", "settled_at")}
+    return Seen(fields, effect)
 
+
+PAGE = 500
+
+
+class SideEffectLedger(_Port):
+    @checked(key=text)
+    async def find_by_idempotency_key(self, key: str) -> Seen | None:
+        """The newest record under a key, as its user gave it or in full, that stands for an attempt; None if there is none.
+
+        The engine keeps the key with its tenant and capability, so that one that is not in full is looked for from run to run, newest first.
+        """
+        found = _newest(await self._rt.store.effects(key=key))
+        end, before = ":" + quote(key, safe="/.=~@,+-_#"), None
+        while found is None:
+            runs = await self._rt.store.runs(RunFilter(before=before, limit=PAGE))
+            for run, _ in runs:
+                if found is None:
+                    found = _newest([e for e in await self._rt.store.effects(run.run_id) if e.key.endswith(end)])
+            if len(runs) < PAGE:
+                break
+            before = runs[-1][0].run_id
+        return None if found is None else _recorded(await whole(self._rt.store, found))
+
+    @checked(attempt=as_given, effect_class=as_given)
     async def record_attempt(
-        self, run_id: str, key: str, capability: str, request: Any = None, *, effect_class: str = "external_action", actor: str = "operator"
-    ) -> Effect:
-        """Puts an attempt on record before somebody acts under this key.
+        self,
+        attempt: Mapping[str, Any] | str,
+        key: str | None = None,
+        capability: str | None = None,
+        request: Any = None,
+        *,
+        effect_class: str = "external_action",
+        actor: str = "operator",
+    ) -> Any:
+        """Puts an attempt on record before somebody acts under this key: ``{run_id, idempotency_key, capability, request}`` gives the id of
+        the effect; given apart, as in the first release, its record.
 
         Raises:
-            EffectConflict: the key is on record with another request.
-            EffectInProgress: an attempt under the key is not settled.
+            EffectConflict: the key is on record with another request. EffectInProgress: an attempt under the key is not settled.
+            UnknownOption, InvalidInput, TooLarge: by the name of the field.
         """
+        said: dict[str, Any] = {"run_id": attempt, "idempotency_key": key, "capability": capability, "request": request, "actor": actor}
+        if isinstance(attempt, Mapping):
+            fields = ("run_id", "idempotency_key", "capability", "request", "effect_class", "actor")
+            said |= _given("record_attempt", attempt, fields, ("run_id", "idempotency_key", "capability"))
+            effect_class = said.get("effect_class", effect_class)
+        run_id = KNOWN["run_id"](said["run_id"], "run_id")
+        short, name = text(said["idempotency_key"], "idempotency_key"), text(said["capability"], "capability")
+        word = EffectClass(one_of(effect_class, "effect_class", tuple(c.value for c in EffectClass)))
         run, _ = await self._rt._reader.found(run_id)
-        records = await self._rt.store.effects(key=key)
-        digest = canon.fingerprint(request)
+        full = effect_key(run.tenant_id, "effect", name, short)
+        records = await self._rt.store.effects(key=full)
+        digest = canon.fingerprint(said["request"])
         for known in records:
             if known.request_hash != digest:
-                raise EffectConflict(f"the key {key!r} is on record with another request", hint="use another key, or the same request")
+                raise EffectConflict(f"the key {short!r} is on record with another request", hint="use another key, or the same request")
             if known.open:
-                raise EffectInProgress(f"an attempt under {key!r} is not settled: {known.effect_id}")
+                raise EffectInProgress(f"an attempt under {short!r} is not settled: {known.effect_id}")
         effect = Effect(
-            effect_id=f"{ids.step_id(run_id, 0, 'ledger', canon.digest([key]))}#{len(records) + 1}",
+            effect_id=f"{ids.step_id(run_id, 0, 'ledger', canon.digest([full]))}#{len(records) + 1}",
             run_id=run_id,
             lineage_root=run.lineage_root,
             step=0,
             task="ledger",
             path="",
             attempt=len(records) + 1,
-            capability=capability,
-            effect_class=EffectClass(effect_class),
-            key=key,
+            capability=name,
+            effect_class=word,
+            key=full,
             shared=True,
             request_hash=digest,
             owner=self._rt.owner,
             attempted_at=self._rt.store.now(),
             tenant_id=run.tenant_id,
         )
-        await self._patches.effect(run_id, effect, ev.SideEffectAttempted(effect.effect_id, key), actor=actor)
-        return effect
+        await self._patches.effect(run_id, effect, ev.SideEffectAttempted(effect.effect_id, full), actor=KNOWN["actor"](said["actor"], "actor"))
+        return effect.effect_id if isinstance(attempt, Mapping) else _recorded(effect)
 
-    async def record_result(self, effect_id: str, result: Any = None, *, error: str | None = None, actor: str = "operator") -> Effect:
+    @checked(error=note)
+    async def record_result(self, effect_id: str, result: Any = None, *, error: str | None = None, actor: str = "operator") -> Seen:
         """Settles an open attempt, by its result or its failure.
 
         Raises:
@@ -155,19 +338,24 @@ class SideEffectLedger(_Port):
         fact: ev.Fact
         if error is not None:
             value = ErrorValue(type="holdfast.EffectFailed", message=error, code="effect_failed")
-            settled = replace(effect, status=EffectStatus.FAILED, error=value, settled_at=now, closed=True)
+            settled = structs.replace(effect, status=EffectStatus.FAILED, error=value, settled_at=now, closed=True)
             fact = ev.SideEffectFailed(effect_id, effect.key, detail=error)
         else:
             frozen, data = canon.pack(result, "result")
-            settled = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.fingerprint(frozen), settled_at=now, closed=True)
+            settled = structs.replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.fingerprint(frozen), settled_at=now, closed=True)
             fact = ev.SideEffectRecorded(effect_id, effect.key)
         await self._patches.effect(effect.run_id, settled, fact, actor=actor)
-        return settled
+        return _recorded(settled)
+
+
+def _newest(records: Sequence[Effect]) -> Effect | None:
+    return next((e for e in reversed(records) if e.status is not EffectStatus.REUSED), None)
 
 
 class CheckpointSaver(_Port):
     """The saver of §4.16, by thread. A snapshot is ``{values, metadata{source, step, writes}, createdAt, nextTasks}``."""
 
+    @checked(snapshot=mapping)
     async def put(self, thread_id: str, snapshot: Mapping[str, Any], *, actor: str, reason: str = "") -> dict[str, Any]:
         """Patches the state of the thread's newest run with ``snapshot["values"]``."""
         run = await self._newest(thread_id)
@@ -176,6 +364,7 @@ class CheckpointSaver(_Port):
         await self._patches.state(run.run_id, snapshot.get("values", snapshot), actor=actor, reason=reason)
         return _snapshot(await self._rt.checkpoint(run.run_id))
 
+    @verb
     async def get(self, thread_id: str) -> dict[str, Any] | None:
         """The newest snapshot of the thread."""
         run = await self._newest(thread_id)
@@ -183,6 +372,7 @@ class CheckpointSaver(_Port):
             return None
         return _snapshot(await self._rt.checkpoint(run.run_id))
 
+    @verb
     async def get_history(self, thread_id: str) -> list[dict[str, Any]]:
         """All snapshots of the thread, oldest first."""
         runs = await self._rt.runs(thread_id=thread_id, limit=500)
@@ -209,6 +399,7 @@ class KernelExecutor(_Port):
         super().__init__(rt)
         self._skill = skill
 
+    @verb
     async def invoke(self, thread_id: str, input: Mapping[str, Any] | None = None) -> Run[Any]:
         """Runs the skill on a thread to its rest. A run left behind there is driven first; without input it only recovers.
 
@@ -217,6 +408,7 @@ class KernelExecutor(_Port):
         """
         return await self._rt.kernel_invoke(self._skill, input, Request(thread_id=thread_id))
 
+    @verb
     async def resume(self, thread_id: str, payload: Any = None) -> Run[Any]:
         """Answers the one open wait of the thread's newest live run, and drives on (§5.11).
 

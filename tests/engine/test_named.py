@@ -18,6 +18,7 @@ from holdfast.core.errors import (
     NotDecidable,
     SettledTerminal,
     UndecidedWait,
+    UnknownOption,
 )
 from holdfast.named import CheckpointSaver, CheckpointStore, EventStore, KernelExecutor, RunStore, SideEffectLedger
 from tests.engine.outside import House
@@ -86,7 +87,7 @@ async def test_checkpoints(house: House) -> None:
     assert (event.actor, event.payload["reason"], event.payload["channels"]) == ("ada", "better", ["text"])
     run = await rt.approve(run.run_id)
     assert list(run.state.said) == ["asked", "b"]
-    assert [c.seq for c in await store.list_checkpoints(run.run_id)] == sorted(c.seq for c in await rt.checkpoints(run.run_id))
+    assert [c["seq"] for c in await store.list_checkpoints(run.run_id)] == sorted(c.seq for c in await rt.checkpoints(run.run_id))
     with pytest.raises(SettledTerminal):
         await store.save_checkpoint(run.run_id, {"text": "c"}, actor="ada")
 
@@ -117,7 +118,7 @@ async def test_the_ledger(house: House) -> None:
     assert await ledger.find_by_idempotency_key("k") is None
     effect = await ledger.record_attempt(run.run_id, "k", "mail", {"to": "bob"}, actor="ada")
     found = await ledger.find_by_idempotency_key("k")
-    assert found is not None and (found.status, found.result) == ("attempted", None)
+    assert found is not None and (found["status"], found["result"]) == ("attempted", None)
     with pytest.raises(EffectInProgress):
         await ledger.record_attempt(run.run_id, "k", "mail", {"to": "bob"})
     with pytest.raises(EffectConflict):
@@ -168,3 +169,66 @@ async def test_an_answer_to_several_waits_is_ambiguous(house: House) -> None:
     await kernel.invoke("t", {})
     with pytest.raises(AmbiguousWait):
         await kernel.resume("t", None)
+
+
+async def test_the_seeds_shapes(house: House) -> None:
+    """Mend 22: dicts in, dicts out, None where nothing is, typed errors."""
+    graph = talk()
+    rt = await house.process(graph)
+    runs, points, log, ledger = RunStore(rt), CheckpointStore(rt), EventStore(rt), SideEffectLedger(rt)
+    made = await runs.create_run({"skill_id": "talk", "inputs": {"text": "a"}, "thread_id": "t", "tags": ["x"]})
+    assert isinstance(made, dict) and (made["status"], made["thread_id"], made["tags"]) == ("pending", "t", ["x"])
+    assert await runs.get_run("nobody") is None and await points.load_checkpoint("nobody") is None and await ledger.find_by_idempotency_key("none") is None
+    with pytest.raises(UnknownOption) as caught:
+        await runs.create_run({"skill_id": "talk", "input": {}})
+    assert caught.value.nearest == "inputs"
+    for wrong in ({"inputs": {}}, {"skill_id": 3}, {"skill_id": "talk", "key": 7}):
+        with pytest.raises(InvalidInput):
+            await runs.create_run(wrong)
+    run_id = (await rt.resume(made["run_id"])).run_id
+    with pytest.raises(UnknownOption):
+        await runs.patch_run(run_id, {"tag": ["y"]})
+    assert (await runs.patch_run(run_id, {"priority": 3}))["priority"] == 3
+    saved = await points.save_checkpoint({"run_id": run_id, "actor": "ada", "reason": "r"}, {"text": "b"})
+    head = await points.load_checkpoint(run_id)
+    assert isinstance(saved, str) and isinstance(head, dict) and (head["checkpoint_id"], head["values"]["text"]) == (saved, "b")
+    note = await log.append({"run_id": run_id, "event_type": "note.added", "payload": {"text": "seen"}, "actor": "ada"})
+    assert (note["event_type"], note["payload"]["text"], note["actor"]) == ("note.added", "seen", "ada")
+    with pytest.raises(InvalidInput):
+        await log.append({"run_id": run_id, "event_type": "run.completed", "payload": {"text": "no"}})
+    page = await log.list_events(run_id, limit=2)
+    assert isinstance(page.next_cursor, str) and (await log.list_events(run_id, page.next_cursor))[0]["seq"] == 3
+    with pytest.raises(InvalidInput):
+        await log.list_events(run_id, "abc")
+    effect_id = await ledger.record_attempt({"run_id": run_id, "idempotency_key": "k", "capability": "mail", "request": {"to": "bob"}})
+    assert isinstance(effect_id, str)
+    await ledger.record_result(effect_id, {"sent": True})
+    found = await ledger.find_by_idempotency_key("k")
+    assert found is not None and (found["status"], found["result"], found["idempotency_key"]) == ("recorded", {"sent": True}, "k")
+
+
+async def test_the_ledger_finds_what_the_engine_did(house: House) -> None:
+    graph = Graph("acts", Talk)
+
+    def upload(text: str) -> str:
+        return f"up {text}"
+
+    @graph.node(start=True)
+    async def act(state: Talk, ctx: Context) -> dict[str, Any]:
+        return {"said": [await ctx.effect(upload, state.text, key="order 7")]}
+
+    rt = await house.process(graph)
+    await rt.invoke(graph, {"text": "a"})
+    found = await SideEffectLedger(rt).find_by_idempotency_key("order 7")
+    assert found is not None and (found["status"], found["result"]) == ("recorded", "up a")
+
+
+async def test_a_port_opens_no_wait_that_is_not_there(house: House) -> None:
+    graph = talk()
+    rt = await house.process(graph)
+    store = RunStore(rt)
+    made = await store.create_run(graph, {"text": "a"})
+    await store.update_status(made["run_id"], "running")
+    for status in ("waiting_for_human", "waiting_for_signal"):
+        with pytest.raises(NotDecidable):
+            await store.update_status(made["run_id"], status)

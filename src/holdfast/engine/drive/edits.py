@@ -10,7 +10,7 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Delta, Source
 from holdfast.core.effects import Effect
-from holdfast.core.errors import Conflict, HoldfastError, InvalidInput, RunIsLive, SettledTerminal, UndecidedWait
+from holdfast.core.errors import Conflict, HoldfastError, InvalidInput, NotDecidable, RunIsLive, SettledTerminal, UndecidedWait
 from holdfast.core.lease import TOUCH
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, WAITING, Status, move
@@ -93,11 +93,13 @@ def _moves(run: Run, wanted: Status, actor: str, reason: str) -> Iterable[ev.Fac
     """The facts of one edge of the table.
 
     Raises:
-        IllegalTransition, UndecidedWait: by what stands against it.
+        IllegalTransition, UndecidedWait, NotDecidable: by what stands against it.
     """
     move(run.status, wanted)
     if wanted is Status.RUNNING and any(w.human for w in run.waits):
         raise UndecidedWait(f"{run.run_id} waits for a person", hint="holdfast approve, deny or decide")
+    if wanted in WAITING and not any(w.human is (wanted is Status.WAITING_FOR_HUMAN) for w in run.waits):
+        raise NotDecidable(f"{run.run_id} has no open question to rest in as {wanted}", hint="a node opens one: ctx.approve, ctx.wait")
     match wanted:
         case Status.RUNNING:
             return [ev.RunStarted() if run.status is Status.PENDING else ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head)]
