@@ -65,7 +65,7 @@ class Seen(dict[str, Any]):
         self._view = view
 
     @property
-    def values(self) -> Any:  # type: ignore[override]
+    def values(self) -> Any:
         """The state's values, as an attribute of what the first release gave; called, the values of this dict."""
         return _Both(self.get("values") or {}, super().values)
 
