@@ -6,14 +6,20 @@ wherever a text that stands in such a channel appears (a prompt, an error, a pay
 
 from __future__ import annotations
 
+import base64
+import json
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
+from urllib.parse import quote, quote_plus
 
 import msgspec
 
 HIDDEN = "•••"
 SHORTEST = 4
 """A shorter text is hidden by its name only: in the midst of others it would be found everywhere."""
+
+_UUID = re.compile(r"[0-9a-fA-F]{32}")
 
 VALUES = frozenset({"input", "payload", "result", "value", "values", "show", "default", "writes", "pending_writes"})
 """Fields of what is shown that hold values of the program's, not our own."""
@@ -42,8 +48,14 @@ class Mask(msgspec.Struct, frozen=True):
         match shown:
             case str():
                 return self.text(shown)
+            case bool() | None:
+                return shown
+            case int() | float():
+                return HIDDEN if str(shown) in self.texts or repr(shown) in self.texts else shown
+            case bytes():
+                return HIDDEN if any(form in self.texts for form in _of_bytes(shown)) else shown
             case Mapping():
-                return {k: self._entry(shown, k, v, named) for k, v in shown.items()}
+                return {self.text(k) if isinstance(k, str) else k: self._entry(shown, k, v, named) for k, v in shown.items()}
             case list() | tuple():
                 return [self._walk(v, named) for v in shown]
         return shown
@@ -60,22 +72,59 @@ NOTHING = Mask()
 
 
 def mask(names: Iterable[str], states: Iterable[Mapping[str, Any]]) -> Mask:
-    """The mask of a run: its secret channels, and every text that ever stood in them."""
+    """The mask of a run: its secret channels, and every text that ever stood in them, in every form that it may be printed in."""
     secret = frozenset(names)
     found = {text for state in states for name in secret if name in state for text in _texts(state[name])}
-    return Mask(secret, tuple(sorted((t for t in found if len(t) >= SHORTEST), key=lambda t: (-len(t), t))))
+    forms = {form for text in found for form in _forms(text) if len(form) >= SHORTEST}
+    return Mask(secret, tuple(sorted(forms, key=lambda t: (-len(t), t))))
 
 
 def _texts(value: Any) -> Iterator[str]:
+    """The texts of a value: what a print of it, or of a part of it, would show."""
     match value:
         case str():
             yield value
+        case bool() | None:
+            return
+        case int() | float():
+            yield from {str(value), repr(value)}
+        case bytes():
+            yield from _of_bytes(value)
         case Mapping():
-            for inner in value.values():
+            for key, inner in value.items():
+                yield from _texts(key)
                 yield from _texts(inner)
-        case list() | tuple():
+        case list() | tuple() | set() | frozenset():
             for inner in value:
                 yield from _texts(inner)
+        case _:
+            yield str(value)
+
+
+def _of_bytes(value: bytes) -> Iterator[str]:
+    yield value.hex()
+    yield base64.b64encode(value).decode()
+    yield repr(value)[2:-1]
+    try:
+        yield value.decode()
+    except UnicodeDecodeError:
+        return
+
+
+def _forms(text: str) -> Iterator[str]:
+    """A text as programs print it: as it is, line by line, as Python or JSON quotes it, once or twice, and as bytes."""
+    once = {text, repr(text)[1:-1], ascii(text)[1:-1], json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    once |= {text.replace("\\", "\\\\").replace("'", "\\'"), text.strip()}
+    yield from once
+    yield from (json.dumps(form)[1:-1] for form in once)
+    yield from (repr(form)[1:-1] for form in once)
+    yield from (part for line in text.splitlines() if (part := line.strip()) != text)
+    if not any("\ud800" <= c <= "\udfff" for c in text):
+        raw = text.encode()
+        yield from (repr(raw)[2:-1], raw.hex(), base64.b64encode(raw).decode(), quote(text), quote_plus(text))
+    compact = text.replace("-", "")
+    if _UUID.fullmatch(compact) is not None:  # printed with its dashes, without them, or as a number
+        yield from (compact.lower(), compact.upper(), text.lower(), text.upper(), str(int(compact, 16)))
 
 
 __all__ = ["HIDDEN", "NOTHING", "Mask", "mask"]

@@ -15,6 +15,8 @@ import hashlib
 import logging
 import os
 import random as _random
+import sys
+import traceback
 import uuid as _uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -63,8 +65,22 @@ class Discreet(logging.LoggerAdapter[logging.Logger]):
 
     def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
         if self._hidden.texts and self.isEnabledFor(level):
-            msg, args = self._hidden.text(str(msg) % args if args else str(msg)), ()
+            record = logging.LogRecord("", level, "", 0, msg, args, None)  # it knows how messages and their arguments go together
+            text = self._hidden.text(record.getMessage())
+            if raised := _raised(kwargs.pop("exc_info", None)):
+                text += "\n" + self._hidden.text("".join(traceback.format_exception(raised)).rstrip())
+            msg, args = text, ()
         super().log(level, msg, *args, **kwargs)
+
+
+def _raised(exc_info: object) -> BaseException | None:
+    """The exception that a log call is to show, in whichever way it was given."""
+    match exc_info:
+        case BaseException():
+            return exc_info
+        case (_, BaseException() as error, _):
+            return error
+    return sys.exc_info()[1] if exc_info else None
 
 
 class Context:
