@@ -201,9 +201,10 @@ def test_a_pool_is_bounded_and_gives_places_of_lost_threads_away() -> None:
 
 UNENDING = """
 from __future__ import annotations
-import asyncio, sys, threading
+import asyncio, logging, sys, threading
 from holdfast import Graph, Runtime, State
 import holdfast.runtime
+logging.basicConfig()
 holdfast.runtime.CLOSE_SECONDS = 0.2
 
 class S(State):

@@ -1,0 +1,334 @@
+"""Real worker processes in trouble: `python -m holdfast.testing.chaos [--runs N] [--faults N] [--seed N] [--budget MINUTES]`.
+
+Short runs over one SQLite file are driven by worker processes that are killed, and their successors after them, stopped past their
+lease and then killed or thawed, kept from beating by code that holds the interpreter, and whose wall clocks jump; meanwhile runs are
+cancelled, approved and signalled at random. In the end every run must have ended or say what it waits for, every accepted
+command must stand in its run's log, no act may have been done twice, and nothing may have failed for a reason of the house.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import datetime as dt
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from holdfast.authoring import flow
+from holdfast.core.effects import Absent, Happened
+from holdfast.core.errors import HoldfastError
+from holdfast.core.status import TERMINAL
+from holdfast.engine.calls.context import Context
+from holdfast.handle import Run
+from holdfast.runtime import Runtime
+
+LEASE = 1.0
+WORKERS = 3
+SETTLE_SECONDS = 60.0
+FAULTS = ("kill", "kill_twice", "stop_and_kill", "stop_and_thaw", "clock", "cancel", "decide", "signal")
+HOUSE = ("takeover_limit", "cancelled_inside", "lease_lost", "version_conflict", "store_error", "store_unavailable", "store_writer_stalled")
+
+
+class Report(msgspec.Struct):
+    """What was asked for, what was done of it, and what is wrong: nothing, if all holds."""
+
+    seed: int
+    runs: int = 0
+    faults: int = 0
+    runs_done: int = 0
+    faults_done: dict[str, int] = {}
+    runs_skipped: int = 0
+    faults_skipped: int = 0
+    asked_people: int = 0
+    ended: dict[str, int] = {}
+    acts: int = 0
+    seconds: float = 0.0
+    wrong: list[str] = []
+
+    def text(self) -> str:
+        done = sum(self.faults_done.values())
+        return "\n".join(
+            [
+                f"seed {self.seed}, {self.seconds:.0f} s",
+                f"runs: {self.runs} asked, {self.runs_done} done, {self.runs_skipped} skipped; ended {self.ended}; {self.asked_people} questions put to people",
+                f"faults: {self.faults} asked, {done} done, {self.faults_skipped} skipped; {self.faults_done}",
+                f"acts outside: {self.acts}, none twice" if not self.wrong else f"acts outside: {self.acts}",
+                *(f"WRONG {w}" for w in self.wrong[:50]),
+            ]
+        )
+
+
+# -- what the workers run -----------------------------------------------------------------------------
+
+
+class Outside:
+    """The receiver: a file that is only appended to."""
+
+    def __init__(self, folder: Path) -> None:
+        self.file = folder / "acts"
+
+    def act(self, what: str) -> str:
+        fd = os.open(self.file, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        os.write(fd, f"{what}\n".encode())
+        os.close(fd)
+        return what
+
+    def done(self) -> list[str]:
+        return self.file.read_text().split() if self.file.exists() else []
+
+    def happened(self, key: str, what: str) -> Happened | Absent:
+        return Happened(what) if what in self.done() else Absent()
+
+
+def skills(outside: Outside) -> list[object]:
+    """Flows of a few acts each: with a hook, without one, with a question, with a signal, and one that holds the interpreter."""
+
+    @flow("verified")
+    async def verified(ctx: Context, name: str) -> str:
+        for k in range(3):
+            await ctx.effect(outside.act, f"{name}.{k}", verify=outside.happened)
+        return name
+
+    @flow("blind")
+    async def blind(ctx: Context, name: str) -> str:
+        for k in range(2):
+            await ctx.effect(outside.act, f"{name}.{k}")
+        return name
+
+    @flow("asking")
+    async def asking(ctx: Context, name: str) -> str:
+        await ctx.approve("Go on?")
+        await ctx.effect(outside.act, f"{name}.0", verify=outside.happened)
+        return name
+
+    @flow("listening")
+    async def listening(ctx: Context, name: str) -> str:
+        await ctx.wait("go")
+        await ctx.effect(outside.act, f"{name}.0", verify=outside.happened)
+        return name
+
+    @flow("greedy")
+    async def greedy(ctx: Context, name: str) -> str:
+        """No other thread runs meanwhile: the lease is renewed late."""
+        before = sys.getswitchinterval()
+        sys.setswitchinterval(60)
+        end = time.monotonic() + LEASE * (0.5 + 2.5 * (hash(name) % 10) / 10)
+        while time.monotonic() < end:
+            pass
+        sys.setswitchinterval(before)
+        await asyncio.sleep(0)
+        await ctx.effect(outside.act, f"{name}.0", verify=outside.happened)
+        return name
+
+    return [verified, blind, asking, listening, greedy]
+
+
+async def work(url: str, folder: Path) -> None:
+    """A worker whose wall clock goes by a file of its own."""
+    offset, real = folder / f"clock-{os.getpid()}", time.time_ns
+
+    def now() -> int:
+        with contextlib.suppress(OSError, ValueError):
+            return real() + int(offset.read_text()) * 1_000_000_000
+        return real()
+
+    time.time_ns = now
+    async with Runtime(url, skills=skills(Outside(folder)), lease=LEASE) as rt:  # type: ignore[arg-type]
+        await rt.worker(concurrency=8)
+
+
+# -- what befalls them ---------------------------------------------------------------------------------
+
+
+class Chaos:
+    """One round: a store, its workers, its runs, and what was asked of them."""
+
+    def __init__(self, folder: Path, *, runs: int, faults: int, seed: int, budget: float) -> None:
+        self.folder = folder
+        self.url = f"sqlite:///{folder / 'runs.db'}"
+        self.outside = Outside(folder)
+        self.dice = random.Random(seed)
+        self.until = time.monotonic() + budget * 60
+        self.report = Report(seed, runs, faults)
+        self.workers: list[subprocess.Popen[bytes]] = []
+        self.runs: list[str] = []
+        self.told: list[tuple[str, str]] = []  # the run, and what its log must tell
+        self.faults: Counter[str] = Counter()
+
+    @property
+    def in_time(self) -> bool:
+        return time.monotonic() < self.until
+
+    def _staff(self) -> None:
+        """Sees to it that there are enough workers."""
+        self.workers = [w for w in self.workers if w.poll() is None]
+        while len(self.workers) < WORKERS:
+            self.workers.append(subprocess.Popen([sys.executable, "-m", "holdfast.testing.chaos", "--work", self.url, str(self.folder)]))
+
+    async def go(self) -> Report:
+        began = time.monotonic()
+        async with Runtime(self.url, skills=skills(self.outside)) as rt:  # type: ignore[arg-type]
+            try:
+                await self._trouble(rt)
+                await self._settle(rt)
+                await self._judge(rt)
+            finally:
+                for worker in self.workers:
+                    worker.kill()
+                for worker in self.workers:
+                    worker.wait()
+        self.report.seconds = time.monotonic() - began
+        self.report.faults_done = dict(self.faults)
+        return self.report
+
+    async def _trouble(self, rt: Runtime) -> None:
+        names = ("verified", "verified", "blind", "asking", "listening")
+        self._staff()
+        report = self.report
+        share = max(1, round(report.runs / max(1, report.faults)))
+        while self.in_time and (len(self.runs) < report.runs or sum(self.faults.values()) < report.faults):
+            self._staff()
+            for _ in range(min(share, report.runs - len(self.runs))):
+                skill = "greedy" if len(self.runs) % 40 == 7 else self.dice.choice(names)
+                with contextlib.suppress(HoldfastError):  # a frozen commit holds the file: it is tried again
+                    self.runs.append((await rt.submit(skill, {"name": f"{skill}{len(self.runs)}"}, key=f"{skill}{len(self.runs)}")).run_id)
+            await asyncio.sleep(self.dice.random() * 0.15)
+            if sum(self.faults.values()) < report.faults:
+                fault = self.dice.choice(FAULTS)
+                with contextlib.suppress(HoldfastError):
+                    await self._befall(rt, fault)
+                    self.faults[fault] += 1
+        report.runs_done, report.runs_skipped = len(self.runs), report.runs - len(self.runs)
+        report.faults_skipped = report.faults - sum(self.faults.values())
+
+    async def _befall(self, rt: Runtime, fault: str) -> None:
+        worker = self.dice.choice(self.workers)
+        run_id = self.dice.choice(self.runs[-20:]) if self.runs else ""
+        match fault:
+            case "kill":
+                worker.kill()
+            case "kill_twice":
+                worker.kill()
+                worker.wait()
+                self._staff()
+                await asyncio.sleep(0.4 + self.dice.random() * 0.4)
+                self.workers[-1].kill()
+            case "stop_and_kill" | "stop_and_thaw":
+                worker.send_signal(signal.SIGSTOP)
+                await asyncio.sleep(LEASE * (1.1 + self.dice.random() * 0.5))
+                worker.send_signal(signal.SIGKILL if fault == "stop_and_kill" else signal.SIGCONT)
+            case "clock":
+                (self.folder / f"clock-{worker.pid}").write_text(str(self.dice.choice((-3600, -60, 60, 3600))))
+            case "cancel":
+                await rt.cancel(run_id, actor="chaos")
+                self.told.append((run_id, "cancel"))
+            case "decide":
+                await self._answer(rt, await rt.get(run_id))
+            case "signal":
+                await rt.signal(run_id, "go", key=f"k{len(self.told)}")
+                self.told.append((run_id, "signal.received"))
+
+    async def _answer(self, rt: Runtime, run: Run[object]) -> bool:
+        """Answers what a run asks people, as somebody who looks outside. Whether it asked anything."""
+        for wait in run.waits:
+            if wait.kind == "effect":
+                self.report.asked_people += 1
+                missing = [a for e in await rt.effects(run.run_id) if e.open for a in [e.effect_id]]
+                name = run.result if not missing else None
+                done = self._act_of(run, len([e for e in await rt.effects(run.run_id) if e.status == "recorded"]))
+                action = "record_result" if done in self.outside.done() else "reexecute"
+                await rt.decide(run.run_id, action, wait_id=wait.wait_id, actor="chaos", payload=done if action == "record_result" else None)
+                self.told.append((run.run_id, "wait.decided"))
+                del name
+                return True
+            if "approve" in wait.available_actions:
+                await rt.decide(run.run_id, "approve", wait_id=wait.wait_id, actor="chaos")
+                self.told.append((run.run_id, "wait.decided"))
+                return True
+        return False
+
+    def _act_of(self, run: Run[object], number: int) -> str:
+        """What the next act of a run writes outside."""
+        return f"{run.record.request_key}.{number}"
+
+    async def _settle(self, rt: Runtime) -> None:
+        """No more trouble: clocks are right, people answer, and everything comes to its end."""
+        for file in self.folder.glob("clock-*"):
+            file.unlink()
+        until = time.monotonic() + SETTLE_SECONDS + len(self.runs) / 20
+        left = set(self.runs)
+        while left and time.monotonic() < until:
+            self._staff()
+            for run_id in sorted(left):
+                with contextlib.suppress(HoldfastError):
+                    run = await rt.get(run_id)
+                    if run.status in TERMINAL:
+                        left.discard(run_id)
+                    elif not await self._answer(rt, run) and any(w.kind == "signal" for w in run.waits):
+                        await rt.signal(run_id, "go", key="settled")
+            await rt.store.wait_for_change(0.2)
+
+    async def _judge(self, rt: Runtime) -> None:
+        wrong, told = self.report.wrong, Counter(self.told)
+        twice = [what for what, n in Counter(self.outside.done()).items() if n > 1]
+        self.report.acts = len(self.outside.done())
+        wrong += [f"{what} was done twice" for what in twice]
+        ends: Counter[str] = Counter()
+        for run_id in self.runs:
+            run = await rt.get(run_id)
+            events = await rt.events(run_id)
+            kinds = Counter(e.type for e in events)
+            ends[run.status if run.status in TERMINAL else f"{run.condition}"] += 1
+            if run.status not in TERMINAL and not run.waits and run.condition != "interrupted":
+                wrong.append(f"{run_id} has not ended and waits for nobody: {run.condition}")
+            text = json.dumps([e.payload for e in events], default=str)
+            for code in HOUSE:
+                if run.stop_reason == code or f'"code": "{code}"' in text:
+                    wrong.append(f"{run_id}: {code} was recorded as an outcome")
+            refused = text.count("was refused") + text.count("changed nothing")
+            if told[run_id, "cancel"] and not (kinds["run.cancel_requested"] or kinds["run.canceled"] or refused):
+                wrong.append(f"{run_id}: a cancel was accepted, and the log does not tell of it")
+            for kind in ("wait.decided", "signal.received"):
+                if told[run_id, kind] and not (kinds[kind] or refused or run.status == "canceled"):
+                    wrong.append(f"{run_id}: {kind} was accepted, and the log does not tell of it")
+        self.report.ended = dict(ends)
+
+
+async def chaos(*, runs: int = 100, faults: int = 50, seed: int = 0, budget: float = 0.5) -> Report:
+    """One round in a folder of its own. ``budget``: minutes after which no more trouble is made; what was not done is counted as skipped."""
+    with tempfile.TemporaryDirectory(prefix="holdfast-chaos-") as folder:
+        return await Chaos(Path(folder), runs=runs, faults=faults, seed=seed, budget=budget).go()
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m holdfast.testing.chaos", description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--runs", type=int, default=100, help="short runs to submit (2000 in the heavy round)")
+    parser.add_argument("--faults", type=int, default=50, help="faults and commands to throw in (1000 in the heavy round)")
+    parser.add_argument("--seed", type=int, default=int(dt.datetime.now(dt.UTC).timestamp()), help="the draw of faults; printed")
+    parser.add_argument("--budget", type=float, default=0.5, metavar="MINUTES", help="after which no more trouble is made")
+    parser.add_argument("--work", nargs=2, metavar=("URL", "FOLDER"), help=argparse.SUPPRESS)
+    asked = parser.parse_args(arguments)
+    if asked.work:
+        asyncio.run(work(asked.work[0], Path(asked.work[1])))
+        return 0
+    report = asyncio.run(chaos(runs=asked.runs, faults=asked.faults, seed=asked.seed, budget=asked.budget))
+    sys.stdout.write(report.text() + "\n")
+    return 1 if report.wrong else 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
+
+__all__ = ["Chaos", "Report", "chaos", "main"]
