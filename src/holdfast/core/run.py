@@ -35,6 +35,9 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True, gc=False):
     actor: str = ""
 
 
+UNATTENDED = "unattended_handoff"
+
+
 class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The folded record of a run. Times are microseconds since 1970, UTC; ``result`` is encoded.
 

@@ -20,7 +20,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.lease import Alive, Lease, counter
 from holdfast.core.outcomes import OK, completes
-from holdfast.core.run import Run
+from holdfast.core.run import UNATTENDED, Run
 from holdfast.core.status import CLASSES, LIVE, Class, Condition, Status
 from holdfast.core.waits import Decision, Wait, WaitKind, decidable
 
@@ -63,7 +63,7 @@ def condition(run: Run | None, lease: Lease | None, now: int) -> Condition:
     if status in LIVE:
         return _moving(run, lease, now)
     if status is Status.CANCELED:
-        return Condition.HALTED if run.settled else Condition.CANCELLED
+        return Condition.HALTED if run.settled or run.stop_reason == UNATTENDED else Condition.CANCELLED
     if status is Status.WAITING_FOR_HUMAN:
         return _asking(run)
     if status is Status.WAITING_FOR_SIGNAL:
