@@ -16,7 +16,7 @@ HOMES = {
     ),
     "holdfast.core.graph": ("END", "START", "Goto", "Send", "any_of"),
     "holdfast.core.retry": ("Retry",),
-    "holdfast.engine.calls.context": ("Context",),
+    "holdfast.engine.calls.context": ("Context", "current"),
     "holdfast.handle": ("Decision", "Run", "Schedule", "Wait"),
     "holdfast.runtime": ("Runtime", "run"),
 }  # fmt: skip

@@ -19,7 +19,7 @@ from holdfast.core.checkpoint import INPUT_TASK
 from holdfast.core.errors import StoreError
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.calls import effects as performing
-from holdfast.engine.calls.context import Context
+from holdfast.engine.calls.places import Places
 from holdfast.engine.desk import intake
 from holdfast.stores import apply
 from holdfast.stores.memory import MemoryStore
@@ -244,13 +244,13 @@ def attempt_not_durable_before_the_act(patch: Patch) -> None:
 @mutant
 def recorded_effect_done_again(patch: Patch) -> None:
     """A result on record is not looked for (§6.3, T-45)."""
-    real = Context._lookup
+    real = Places.lookup
 
-    def lookup(self: Any, path: str, name: str, kind: str, *more: Any, **named: Any) -> Any:
-        found = real(self, path, name, kind, *more, **named)
-        return None if kind == "effect" else found
+    def lookup(self: Any, call: Any) -> Any:
+        found = real(self, call)
+        return None if call.kind == "effect" else found
 
-    patch.setattr(Context, "_lookup", lookup)
+    patch.setattr(Places, "lookup", lookup)
     patch.setattr(fx, "_on_record", lambda last, asked, own: fx.Act(last))
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.authoring import Skill
-from holdfast.engine.calls import context, effects
+from holdfast.engine.calls import effects, steps
 from holdfast.engine.calls.functions import Patience, call
 from holdfast.handle import Run
 from holdfast.testing.clock import VirtualClock
@@ -98,7 +98,7 @@ def holdfast_clock() -> VirtualClock:
 def holdfast_stubs(monkeypatch: pytest.MonkeyPatch) -> Stubs:
     """Stubbed steps: ``holdfast_stubs.step("summarise", "short")``."""
     stubs = Stubs()
-    monkeypatch.setattr(context, "call", stubs.call)
+    monkeypatch.setattr(steps, "call", stubs.call)
     monkeypatch.setattr(effects, "call", stubs.call)
     return stubs
 

@@ -235,10 +235,11 @@ class World:
 
         What is on record as completed must not run again, unless by a late owner that does not know yet (§4.6, §7.1).
         """
-        place = (ctx.run_id, ctx._step, ctx._key, name)
+        _, step, task = ctx.step_id.split(".")[:3]
+        place = (ctx.run_id, int(step), task, name)
         self.begun[place] += 1
         if place in self._done and ctx.fence == counter(self.fences[ctx.run_id]):
-            self._break("ran_again", ctx.run_id, f"step {ctx._step} {ctx._key} {name} was completed before")
+            self._break("ran_again", ctx.run_id, f"step {step} {task} {name} was completed before")
 
     def _break(self, code: str, run_id: str, message: str) -> None:
         self._broken.append(Violation(code, run_id, message))

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from typing import Protocol
 
 
-class Stepping(Protocol):
-    """The part of a Context that is looked at here."""
+class Standing(Protocol):
+    """The part of an attempt that is looked at here: its calls in flight, and whether it stands still."""
 
-    _calls: int
-    _parked: bool
+    calls: int
+    parked: bool
 
 
 class Boundaries:
@@ -24,7 +24,7 @@ class Boundaries:
     def __init__(self, reached: Callable[[], None]) -> None:
         self.asked = False
         self._reached = reached
-        self._tasks: dict[str, set[Stepping]] = {}
+        self._tasks: dict[str, set[Standing]] = {}
 
     def ask(self) -> None:
         self.asked = True
@@ -41,20 +41,20 @@ class Boundaries:
     def clear(self) -> None:
         self._tasks.clear()
 
-    def enter(self, task: str, node: Stepping) -> None:
+    def enter(self, task: str, node: Standing) -> None:
         self._tasks.setdefault(task, set()).add(node)
 
-    def leave(self, task: str, node: Stepping) -> None:
+    def leave(self, task: str, node: Standing) -> None:
         self._tasks.get(task, set()).discard(node)
 
-    async def stand(self, node: Stepping) -> None:
+    async def stand(self, node: Standing) -> None:
         """Stands still before a call is begun, until the scope is closed."""
-        node._parked = True
+        node.parked = True
         self.look()
         await asyncio.Event().wait()
 
     def look(self) -> None:
-        if self.asked and self._tasks and all(nodes and all(n._parked and not n._calls for n in nodes) for nodes in self._tasks.values()):
+        if self.asked and self._tasks and all(nodes and all(n.parked and not n.calls for n in nodes) for nodes in self._tasks.values()):
             self._reached()
 
 

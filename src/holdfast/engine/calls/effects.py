@@ -38,22 +38,25 @@ from holdfast.core.errors import (
     Unserializable,
 )
 from holdfast.core.lease import Alive
-from holdfast.core.retry import ONCE, Retry, backoff
+from holdfast.core.masks import mask
+from holdfast.core.retry import ONCE, Retry
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
 from holdfast.engine.base import cancels
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls import undos
+from holdfast.engine.calls import retries, steps, undos
+from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.functions import Patience, accepts_key, asynchronous, call, name_of
-from holdfast.engine.calls.scopes import Restart, Suspend, attempting
-from holdfast.engine.calls.waits import Redo
+from holdfast.engine.calls.places import Call, Restart, Suspend, attempting
+from holdfast.engine.calls.waits import Ask, Redo, request
 from holdfast.engine.look.blobs import whole
 
 VERIFY_TIMEOUT_US = 30_000_000
 PATIENCE_US = 60_000_000
 LOOK_SECONDS = 0.05
 SUMMARY_CHARS = 2_000
+SHOWN_CHARS = 4_096
 QUESTIONS = {
     fx.OUTCOME_UNKNOWN: "{name} was attempted and nobody knows its outcome. Look outside, then say what happened.",
     fx.MAY_LIVE: "{name} does not seem to have happened, but the process that attempted it may still be alive. Look outside, then say.",
@@ -67,7 +70,8 @@ closed_owners: set[str] = set()
 
 
 class Options(msgspec.Struct, frozen=True):
-    """What the author said about one effect; ``undoes`` is the one that this takes back (§6.11)."""
+    """What the author said about one effect; ``undoes`` is the one that this takes back (§6.11); ``show`` is what a wait about it shows,
+    else its arguments."""
 
     key: str | None = None
     side_effects: str = "external_action"
@@ -81,6 +85,7 @@ class Options(msgspec.Struct, frozen=True):
     name: str = ""
     cooperative: bool = True
     undoes: Effect | None = None
+    show: Any = None
 
 
 class NotBegun(Exception):
@@ -91,7 +96,7 @@ class NotBegun(Exception):
         self.late = late
 
 
-async def perform(ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
+async def perform(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
     """One effect at one place: served from its record, or attempted, done and recorded.
 
     Raises:
@@ -101,28 +106,30 @@ async def perform(ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], optio
     """
     name = options.name or name_of(fn)
     if EffectClass(options.side_effects) not in LEDGERED:
-        return await ctx._do_step(fn, args, options.key, options.retry, Patience(options.timeout_us, own=options.timed))
-    with ctx._place(name, options.key) as path:
-        return await Performance(ctx, fn, args, options, name, path).run()
+        return await steps.step(
+            attempt, fn, args, key=options.key, retry=options.retry, patience=Patience(options.timeout_us, own=options.timed), name=options.name or None
+        )
+    with attempt.places.open(name, options.key) as path:
+        return await Performance(attempt, fn, args, options, name, path).run()
 
 
-async def perform_at(ctx: Any, path: str, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
+async def perform_at(attempt: Attempt, path: str, fn: Callable[..., Any], args: tuple[Any, ...], options: Options) -> Any:
     """An effect at a given path: a node that declares itself one."""
-    return await Performance(ctx, fn, args, options, options.name, path).run()
+    return await Performance(attempt, fn, args, options, options.name, path).run()
 
 
 class Performance:
     """One call of ``ctx.effect`` at its place."""
 
-    def __init__(self, ctx: Any, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> None:
-        self.ctx = ctx
+    def __init__(self, attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], options: Options, name: str, path: str) -> None:
+        self.attempt = attempt
         self.fn = fn
         self.args = args
         self.options = options
         self.name = name
         self.path = path
-        self.services: Services = ctx._services
-        self.journal = ctx._journal
+        self.services: Services = attempt.services
+        self.journal = attempt.journal
         self.store = self.services.store
         run, echo = self.journal.run, self.journal.echo
         self.shared = options.key is not None
@@ -142,19 +149,19 @@ class Performance:
         self.passed: dict[str, int] = {}
 
     def _key(self, scope: str) -> str:
-        own = f"{self.ctx._step}.{self.ctx._key}.{self.path}"
+        own = f"{self.attempt.step}.{self.attempt.key}.{self.path}"
         return effect_key(self.journal.run.tenant_id, "effect", scope, self.options.key or own)
 
     # -- deciding -----------------------------------------------------------------------------------
 
     async def run(self) -> Any:
         if self.options.undo is not None:
-            undos.keep(self.services.undos, ids.step_id(self.journal.run.run_id, self.ctx._step, self.ctx._key, self.path), self.options.undo)
-        record = self.ctx._lookup(self.path, self.name, "effect", args=self.args)  # other arguments than on record are no matter: the act is done
+            undos.keep(self.services.undos, ids.step_id(self.journal.run.run_id, self.attempt.step, self.attempt.key, self.path), self.options.undo)
+        record = self.attempt.places.lookup(Call(self.path, self.name, "effect", args=self.args))  # other arguments than on record are no matter: the act is done
         if record is not None:
-            if record.error is None or self.ctx.attempt <= record.attempt:
-                return await self.ctx._given(record)
-            await self._again(self.ctx.attempt)  # the node is tried again after this effect had failed
+            if record.error is None or self.attempt.number <= record.attempt:
+                return await self.attempt.given(record)
+            await self._again(self.attempt.number)  # the node is tried again after this effect had failed
         if self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._echoed()) is not None:
             return await self._replay(echoed)
         until = self.services.clock.now() + (self.options.timeout_us or PATIENCE_US)
@@ -190,17 +197,18 @@ class Performance:
 
     def _echoed(self) -> StepRecord | None:
         """What the source of a replay has on record here, if it is this very call."""
-        echoed = self.journal.echoed(self.ctx._key, self.path)
+        echoed = self.journal.echoed(self.attempt.key, self.path)
         if echoed is None:
             return None
         if (echoed.kind, echoed.name) != ("effect", self.name):
-            raise self.ctx._mismatch(self.path, f"effect {self.name}")
+            raise self.attempt.places.mismatch(self.path, f"effect {self.name}")
         return echoed if echoed.digest in ("", self.request) else None
 
     def _of_source(self) -> Effect | None:
         """The source's effect at this place."""
-        here = (self.ctx._step, self.ctx._key, self.path)
-        return next((e for e in reversed(self.journal.echo.effects) if (e.step, e.task, e.path) == here), None)
+        here = (self.attempt.step, self.attempt.key, self.path)
+        echo = self.journal.echo
+        return None if echo is None else next((e for e in reversed(echo.effects) if (e.step, e.task, e.path) == here), None)
 
     async def _on_record(self, key: str) -> tuple[str, list[Effect]]:
         """The records under a key; under the one that stands in its place, where its effect was taken back."""
@@ -214,11 +222,12 @@ class Performance:
         self.key, self.records = await self._on_record(self.key)
         echo = self.journal.echo
         if echo is not None and not self.shared and self.options.undoes is None:
-            if self.apart != self.key and await self.journal.asking(self.store.effects(key=self.apart)):
+            aside: list[Effect] = [] if self.apart == self.key else await self.journal.asking(self.store.effects(key=self.apart))
+            if aside:
                 self.key, self.records = await self._on_record(self.apart)
             elif not self.records and self.policy is not ReplayPolicy.REEXECUTE:
                 # A fork has keys of its own; what its forebears did here with the same arguments is not done again.
-                here = (self.ctx._step, self.ctx._key, self.path)
+                here = (self.attempt.step, self.attempt.key, self.path)
                 self.records = [e for e in echo.effects if (e.step, e.task, e.path) == here and not e.shared and e.request_hash == self.request]
         alive = Alive.UNKNOWN
         if self.records and (known := next((e for e in reversed(self.records) if e.open), None)) is not None:
@@ -226,7 +235,7 @@ class Performance:
         asked = fx.Asked(
             request=self.request,
             run_id=self.journal.run.run_id,
-            place=(self.ctx._step, self.ctx._key, self.path),
+            place=(self.attempt.step, self.attempt.key, self.path),
             fence=self.journal.fence,
             idempotent=self.options.idempotent,
             verifiable=self.options.verify is not None,
@@ -282,8 +291,8 @@ class Performance:
 
     def _superseded(self, place: str) -> bool:
         """Whether the question was asked anew there: an answer covers what was shown, and no later state of things (§5.8)."""
-        here = (self.ctx._step, self.ctx._key, place)
-        return self.journal.record(self.ctx._key, place) is not None or any((w.step, w.task, w.path) == here for w in self.journal.run.waits)
+        here = (self.attempt.step, self.attempt.key, place)
+        return self.journal.record(self.attempt.key, place) is not None or any((w.step, w.task, w.path) == here for w in self.journal.run.waits)
 
     async def _decision(self, place: str, ask: fx.Ask) -> Decision:
         """The decision on record at a wait's place, else the wait itself."""
@@ -312,28 +321,40 @@ class Performance:
             "reason": ask.reason,
             "closed": ask.closed,
             "detail": effect.detail,
+            "show": self._shown(),
         }
-        found: Decision = await self.ctx._wait_at(
-            place,
-            kind,
-            QUESTIONS[ask.reason].format(name=self.name),
-            name=self.name,
-            show=shown,
-            actions=(APPROVE, REEXECUTE, DENY) if kind is WaitKind.GATE else (RECORD_RESULT, REEXECUTE, ABANDON, HALT),
-            effect_id=self.act or effect.effect_id,
-            wait_id=self._question(place) if self.act else "",
+        return await request(
+            self.attempt,
+            Ask(
+                kind=kind,
+                prompt=QUESTIONS[ask.reason].format(name=self.name),
+                name=self.name,
+                show=shown,
+                actions=(APPROVE, REEXECUTE, DENY) if kind is WaitKind.GATE else (RECORD_RESULT, REEXECUTE, ABANDON, HALT),
+                effect_id=self.act or effect.effect_id,
+                wait_id=self._question(place) if self.act else "",
+                path=place,
+            ),
         )
-        return found
+
+    def _shown(self) -> Any:
+        """What the act is about, for whoever decides about it: at most 4 KiB of its arguments."""
+        if self.options.show is not None:
+            return self.options.show
+        names = self.journal.run.secrets
+        told = mask(names, [self.journal.checkpoint.values]).value(canon.reveal(canon.encode(canon.admit(list(self.args)))))
+        text = repr(told)
+        return told if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 
     def _question(self, place: str) -> str:
         """The id under which every run of the lineage asks about this act: that of the run that attempted it."""
-        return ids.wait_id(self.act.partition(".")[0], self.ctx._step, self.ctx._key, place)
+        return ids.wait_id(self.act.partition(".")[0], self.attempt.step, self.attempt.key, place)
 
     async def _as_settled(self, effect: Effect, found: Effect) -> Any:
         """What another run of the lineage found out, or was told, about the same act."""
         path = f"{self.path}?"
         where, self.act = f"{fx.ELSEWHERE}{found.run_id}", ""
-        mine = [w for w in self.journal.run.waits if w.task == self.ctx._key and w.path.startswith(path)]
+        mine = [w for w in self.journal.run.waits if w.task == self.attempt.key and w.path.startswith(path)]
         self.journal.hold(Draft(facts=[ev.WaitClosed(w.wait_id, where) for w in mine]))
         if found.status is not EffectStatus.RECORDED:
             return await self._given_up(effect)
@@ -363,22 +384,22 @@ class Performance:
         tries = self._tries()
         if not tries or self.options.retry.max_attempts <= tries:
             return
-        _, due = self.journal.progress.attempts.get((self.ctx._key, self.path), (0, 0))
+        _, due = self.journal.progress.attempts.get((self.attempt.key, self.path), (0, 0))
         if due:
-            await self.ctx._pause(due)
+            await self.attempt.pause(due)
         else:
             await self._again(tries)
 
     def _tries(self) -> int:
         """Failures on record at this place."""
-        here = (self.journal.run.run_id, self.ctx._step, self.ctx._key, self.path)
+        here = (self.journal.run.run_id, self.attempt.step, self.attempt.key, self.path)
         return sum(1 for e in self.records if e.status is EffectStatus.FAILED and (e.run_id, e.step, e.task, e.path) == here)
 
-    async def _again(self, attempt: int) -> None:
+    async def _again(self, number: int) -> None:
         """Whether a failed effect may be tried again: by itself only where idempotency is defined, else a person says (§10.9)."""
-        if not self.options.idempotent and not self.ctx.retry_allowed:
+        if not self.options.idempotent and not self.attempt.retry_allowed:
             prompt = f"{self.name} failed and is not declared idempotent. Try it again?"
-            await self.ctx._wait_at(f"{self.path}?r{attempt}", WaitKind.RETRY, prompt, name=self.name)
+            await request(self.attempt, Ask(kind=WaitKind.RETRY, prompt=prompt, name=self.name, path=f"{self.path}?r{number}"))
 
     # -- acting -------------------------------------------------------------------------------------
 
@@ -388,13 +409,13 @@ class Performance:
             self.key, self.records, over, same = self.apart, [], None, False  # a forebear's row is not ours to write
         if self.options.undoes is not None:  # who is over its budget, or is to stop soon, must clean up all the same
             return await self._attempted(over, same)
-        await self.ctx._afford(self.path)
+        await steps.afford(self.attempt, self.path)
         self._stands()
-        await self.ctx._begin()
+        await self.attempt.begin()
         try:
             return await self._attempted(over, same)
         finally:
-            self.ctx._finish()
+            self.attempt.finish()
 
     async def _attempted(self, over: Effect | None, same: bool) -> tuple[bool, Any]:
         self.journal.replayed()
@@ -434,7 +455,7 @@ class Performance:
         acts = self.journal.acts
         acts[effect.effect_id] = Act(self.name, act if self._cooperative() else None)
         try:
-            with self.ctx._minding(patience):
+            with self.attempt.minding(patience):
                 await asyncio.wait({act})
         finally:
             cancels.cancel(act)  # by force, if we were cancelled ourselves
@@ -515,33 +536,31 @@ class Performance:
         again = self.options.retry.retries(failure, tries)
         draft = Draft(facts=[self._fact(ev.SideEffectFailed, effect, error.message)], effects=[failed])
         if not again:
-            draft.results.append(StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt, digest=self.request))
-            draft.facts.append(ev.StepFailed(self.ctx._step, self.ctx._key, error, attempt=self.ctx.attempt, path=self.path))
+            draft.results.append(StepRecord(self.attempt.key, self.path, self.name, error=error, kind="effect", attempt=self.attempt.number, digest=self.request))
+            draft.facts.append(ev.StepFailed(self.attempt.step, self.attempt.key, error, attempt=self.attempt.number, path=self.path))
             await self._save(effect, draft, error.message)
             raise failure
         if not self.options.idempotent:
             await self._save(effect, draft, error.message)
             return False, None
-        due = now + backoff(f"{effect.effect_id}@{tries}", tries, self.options.retry.base_us)
-        draft.facts.append(ev.StepRetryScheduled(self.ctx._step, self.ctx._key, tries, due, error, self.path))
-        self.journal.progress.attempts[self.ctx._key, self.path] = (tries, due)
+        draft.facts.append(retries.again(self.attempt, self.path, tries, self.options.retry, error, effect.effect_id))
         await self._save(effect, draft, error.message)
         return False, None
 
     def _attempt(self, same: Effect | None) -> Effect:
-        ctx, run = self.ctx, self.journal.run
+        attempt, run = self.attempt, self.journal.run
         if same is None:
-            effect_id = f"{ids.step_id(run.run_id, ctx._step, ctx._key, self.path)}#{sum(self.passed.values()) + len(self.records) + 1}"
+            effect_id = f"{ids.step_id(run.run_id, attempt.step, attempt.key, self.path)}#{sum(self.passed.values()) + len(self.records) + 1}"
         else:
             effect_id = same.effect_id
         return Effect(
             effect_id=effect_id,
             run_id=run.run_id if same is None else same.run_id,
             lineage_root=run.lineage_root if same is None else same.lineage_root,
-            step=ctx._step,
-            task=ctx._key,
+            step=attempt.step,
+            task=attempt.key,
             path=self.path,
-            attempt=ctx.attempt,
+            attempt=attempt.number,
             capability=self.name,
             effect_class=EffectClass(self.options.side_effects),
             key=self.key,
@@ -600,10 +619,10 @@ class Performance:
     async def _recorded(self, effect: Effect, value: Any, data: bytes) -> Any:
         now = self.services.clock.now()
         recorded = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now)
-        done = StepRecord(self.ctx._key, self.path, self.name, value=data, kind="effect", attempt=self.ctx.attempt, digest=self.request)
+        done = StepRecord(self.attempt.key, self.path, self.name, value=data, kind="effect", attempt=self.attempt.number, digest=self.request)
         facts: list[ev.Fact] = [
             self._fact(ev.SideEffectRecorded, effect),
-            ev.StepCompleted(self.ctx._step, self.ctx._key, attempt=self.ctx.attempt, path=self.path),
+            ev.StepCompleted(self.attempt.step, self.attempt.key, attempt=self.attempt.number, path=self.path),
         ]
         draft = Draft(facts=facts, results=[done], effects=[recorded])
         if self.options.undoes is not None:
@@ -655,7 +674,7 @@ class Performance:
         error = recorded(failure, where=self.path)
         effect = self._attempt(None)
         row = replace(effect, status=EffectStatus.BLOCKED, closed=True, detail=why, settled_at=effect.attempted_at, error=error)
-        done = StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt, digest=self.request)
+        done = StepRecord(self.attempt.key, self.path, self.name, error=error, kind="effect", attempt=self.attempt.number, digest=self.request)
         await self.journal.save(Draft(facts=[self._fact(ev.SideEffectBlocked, effect, why)], results=[done], effects=[row]))
         return failure
 
@@ -664,8 +683,8 @@ class Performance:
         error = recorded(failure, where=self.path)
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now(), detail=fx.BY_DECISION)
         draft = Draft(
-            facts=[self._fact(ev.SideEffectAbandoned, effect, fx.BY_DECISION), ev.StepFailed(self.ctx._step, self.ctx._key, error, attempt=self.ctx.attempt, path=self.path)],
-            results=[StepRecord(self.ctx._key, self.path, self.name, error=error, kind="effect", attempt=self.ctx.attempt, digest=self.request)],
+            facts=[self._fact(ev.SideEffectAbandoned, effect, fx.BY_DECISION), ev.StepFailed(self.attempt.step, self.attempt.key, error, attempt=self.attempt.number, path=self.path)],
+            results=[StepRecord(self.attempt.key, self.path, self.name, error=error, kind="effect", attempt=self.attempt.number, digest=self.request)],
         )
         if effect.run_id == self.journal.run.run_id:
             draft.effects.append(gone)
@@ -681,18 +700,18 @@ class Performance:
     async def _reuse(self, effect: Effect, *told: ev.EffectFact) -> Any:
         """A result on record under the key, given again; a row says so and names it."""
         run = self.journal.run
-        done = StepRecord(self.ctx._key, self.path, self.name, value=effect.result, kind="effect", attempt=self.ctx.attempt, digest=self.request)
+        done = StepRecord(self.attempt.key, self.path, self.name, value=effect.result, kind="effect", attempt=self.attempt.number, digest=self.request)
         draft = Draft(facts=[*told, self._fact(ev.SideEffectReused, effect)], results=[done])
         if effect.run_id != run.run_id:
             row = replace(self._attempt(None), status=EffectStatus.REUSED, source_effect_id=effect.effect_id, settled_at=self.services.clock.now())
             draft.effects.append(row)
         await self.journal.save(draft)
-        return await self.ctx._given(done)
+        return await self.attempt.given(done)
 
     async def _replay(self, echoed: StepRecord) -> Any:
         """The source's record, given in a replay: a result or a failure, and nothing is done."""
         of = self._of_source()
-        draft = Draft(results=[replace(echoed, attempt=self.ctx.attempt)])
+        draft = Draft(results=[replace(echoed, attempt=self.attempt.number)])
         if of is not None:
             self.records = await self.journal.asking(self.store.effects(key=self.key))
             row = self._attempt(None)
@@ -700,7 +719,7 @@ class Performance:
             draft.effects.append(row)
             draft.facts.append(self._fact(ev.SideEffectReused, of))
         self.journal.hold(draft)
-        return await self.ctx._given(echoed)
+        return await self.attempt.given(echoed)
 
     async def _lost_track(self, effect: Effect, why: str, *, closed: bool) -> None:
         unknown = replace(effect, status=EffectStatus.UNKNOWN, detail=why, closed=closed)
@@ -743,7 +762,7 @@ class Performance:
         await self.store.put(InboxItem(run_id=self.journal.run.run_id, key=command.key, command=command, put_at=self.store.now()))
 
     def _fact(self, kind: type[ev.EffectFact], effect: Effect, detail: str = "") -> ev.EffectFact:
-        return kind(effect.effect_id, effect.key, self.ctx._step, self.ctx._key, self.path, detail)
+        return kind(effect.effect_id, effect.key, self.attempt.step, self.attempt.key, self.path, detail)
 
 
 async def _ended(act: asyncio.Task[Any]) -> bool:

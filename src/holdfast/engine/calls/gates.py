@@ -22,6 +22,7 @@ from holdfast.core.run import Run
 from holdfast.core.waits import ACTIONS, AFTER_STEP, APPROVE, BEFORE_STEP, DENY, RETRY, Decision, Passage, WaitKind
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.leaving import Leaving
+from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.waits import Ask, Redo, about, open_at, reject, rejected, request
 
 PLACE = "@gate"
@@ -44,45 +45,45 @@ def facing(run: Run, node: Node, environment: str, state: Any = None, writes: Ma
     )  # fmt: skip
 
 
-async def before(ctx: Any, node: Node, state: Any) -> None:
+async def before(attempt: Attempt, node: Node, state: Any) -> None:
     """Asks whether this step may run. An answer on record under the policy in force is honoured (T-31).
 
     Raises:
         Halted: it may not. Suspend: a person is asked.
     """
-    policy: Policy | None = ctx._services.policy
+    policy: Policy | None = attempt.services.policy
     if policy is None and node.gate is None:
         return
-    journal = ctx._journal
-    place = f"{ctx._root.prefix}{PLACE}"
+    journal = attempt.journal
+    place = f"{attempt.root}{PLACE}"
     snapshot = policy.snapshot_id if policy is not None else ""
-    known = journal.record(ctx._key, place)
-    passed = canon.decode(known.value) if known is not None and known.kind == "gate" else None
+    known = attempt.record(place)
+    passed = canon.decode(known.value) if known is not None and known.value is not None and known.kind == "gate" else None
     if passed is None or passed[1] != snapshot:
-        verdict = judge(policy, node, facing(journal.run, node, ctx._services.environment, state))
+        verdict = judge(policy, node, facing(journal.run, node, attempt.services.environment, state))
         waived = verdict.kind is Kind.DENY and node.name in journal.waived
         fact = ev.PolicyEvaluated(node.name, ev.WAIVED if waived else verdict.kind.value, verdict.reason, snapshot or None)
         if waived:  # once waived it stays waived for this run (§7.4)
             verdict = Verdict(Kind.ALLOW)
         passed = (verdict.kind.value, snapshot, verdict.prompt or verdict.reason, list(verdict.actions))
-        record = StepRecord(ctx._key, place, PLACE, value=canon.pack(list(passed), "verdict")[1], kind="gate")
+        record = StepRecord(attempt.key, place, PLACE, value=canon.pack(list(passed), "verdict")[1], kind="gate")
         journal.hold(Draft(facts=[fact], results=[record]))
         if verdict.kind is Kind.DENY:
             raise Halted(verdict.reason)
     kind, _, prompt, actions = passed
     if kind == Kind.DEGRADE:
-        ctx.report(DEGRADED)
+        attempt.outcome = DEGRADED
     elif kind == Kind.REQUIRE_HUMAN:
         offered = tuple(actions) or ACTIONS[WaitKind.GATE]
         question = Ask(
-            kind=WaitKind.GATE, prompt=prompt or f"may {node.name} run?", actions=offered, path=f"{place}/0", about=about(ctx, None), fits=rejected(ctx)
+            kind=WaitKind.GATE, prompt=prompt or f"may {node.name} run?", actions=offered, path=f"{place}/0", about=about(attempt, None), fits=rejected(attempt)
         )
-        _pass(ctx, await request(ctx, question), BEFORE_STEP)
-    elif (open_now := open_at(ctx, f"{place}/0")) is not None:  # the policy in force does not ask what another one asked
+        _pass(attempt, await request(attempt, question), BEFORE_STEP)
+    elif (open_now := open_at(attempt, f"{place}/0")) is not None:  # the policy in force does not ask what another one asked
         journal.hold(Draft(facts=[ev.WaitClosed(open_now.wait_id, "the policy in force does not ask this")]))
 
 
-def _pass(ctx: Any, given: Decision, gate: Mapping[str, Passage]) -> None:
+def _pass(attempt: Attempt, given: Decision, gate: Mapping[str, Passage]) -> None:
     """Lets the step go on, or its result stand, by an action that passes this gate, and by no other (§5.5).
 
     Raises:
@@ -95,7 +96,7 @@ def _pass(ctx: Any, given: Decision, gate: Mapping[str, Passage]) -> None:
         case Passage.REDOES:
             raise Redo(None, given.feedback or "")
         case Passage.FAILS:
-            raise reject(ctx, given)
+            raise reject(attempt, given)
     raise StepFailure(f"{given.actor} answered {given.action!r}, which passes no gate", code="gate_not_passed", hint="approve it, or fork the run")
 
 
@@ -111,32 +112,32 @@ class Held(msgspec.Struct, frozen=True, array_like=True):
 _held = msgspec.msgpack.Decoder(Held)
 
 
-def _kept(ctx: Any) -> Held | None:
-    record = ctx._journal.record(ctx._key, f"{ctx._root.prefix}{AFTER}")
+def _kept(attempt: Attempt) -> Held | None:
+    record = attempt.record(f"{attempt.root}{AFTER}")
     return None if record is None or record.value is None else _held.decode(record.value)
 
 
-def held(ctx: Any) -> TaskResult | None:
+def held(attempt: Attempt) -> TaskResult | None:
     """The result of this step that a person is asked about, or was: the step does not run again."""
-    kept = _kept(ctx)
+    kept = _kept(attempt)
     return None if kept is None else kept.result
 
 
-async def after(ctx: Any, node: Node, state: Any, result: TaskResult, writes: Mapping[str, Any]) -> TaskResult:
+async def after(attempt: Attempt, node: Node, state: Any, result: TaskResult, writes: Mapping[str, Any]) -> TaskResult:
     """Asks whether what this step made may stand; gives it as it then counts.
 
     Raises:
         Halted: it may not. Suspend: a person is asked. Redo: a person wants it done again, with their words.
     """
-    place = f"{ctx._root.prefix}{AFTER}"
-    kept = _kept(ctx)
+    place = f"{attempt.root}{AFTER}"
+    kept = _kept(attempt)
     if kept is None:
-        verdict = checked(node, facing(ctx._journal.run, node, ctx._services.environment, state, writes))
+        verdict = checked(node, facing(attempt.run, node, attempt.services.environment, state, writes))
         draft = Draft(facts=[ev.PolicyEvaluated(f"{node.name}:after", verdict.kind.value, verdict.reason)])
         if verdict.kind is Kind.REQUIRE_HUMAN:
             kept = Held(verdict.prompt or f"may the result of {node.name} stand?", verdict.actions or ASKED_AFTER, verdict.reason, result)
-            draft.results.append(StepRecord(ctx._key, place, AFTER, value=msgspec.msgpack.encode(kept), kind="task"))
-        ctx._journal.hold(draft)
+            draft.results.append(StepRecord(attempt.key, place, AFTER, value=msgspec.msgpack.encode(kept), kind="task"))
+        attempt.journal.hold(draft)
         if verdict.kind is Kind.DENY:
             raise Halted(verdict.reason)
         if verdict.kind is Kind.DEGRADE and result.outcome == OK:
@@ -145,10 +146,10 @@ async def after(ctx: Any, node: Node, state: Any, result: TaskResult, writes: Ma
         return result
     shown = dict(writes) or None
     question = Ask(
-        kind=WaitKind.GATE, prompt=kept.prompt, verdict=kept.reason, show=shown, actions=kept.actions, path=f"{place}/0", about=about(ctx, shown),
-        fits=rejected(ctx),
+        kind=WaitKind.GATE, prompt=kept.prompt, verdict=kept.reason, show=shown, actions=kept.actions, path=f"{place}/0", about=about(attempt, shown),
+        fits=rejected(attempt),
     )  # fmt: skip
-    _pass(ctx, await request(ctx, question), AFTER_STEP)
+    _pass(attempt, await request(attempt, question), AFTER_STEP)
     return result
 
 

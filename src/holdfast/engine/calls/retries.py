@@ -1,4 +1,4 @@
-"""Whether a failed step may be tried again by itself (§10.9).
+"""Trying again: what is on record of a failure, and whether a failed step may be tried again by itself (§10.9).
 
 What is on record is not done again, so a retry repeats only what failed. An effect that failed may have acted all the same: unless its receiver
 dedupes by the key, a person says whether it is tried again, once for each failure, however the step came to be retried.
@@ -6,28 +6,38 @@ dedupes by the key, a person says whether it is tried again, once for each failu
 
 from __future__ import annotations
 
+from holdfast.core import events as ev
 from holdfast.core.effects import LEDGERED, Effect, EffectStatus
-from holdfast.core.graph import Node
+from holdfast.core.errors import ErrorValue
+from holdfast.core.retry import ONCE, Retry, backoff
 from holdfast.core.waits import WaitKind
-from holdfast.engine.calls.context import Context
+from holdfast.engine.calls.attempt import RETRY, Attempt
 from holdfast.engine.calls.waits import Ask, request
 
-PLACE = "@retry"
+FRESH = (0, 0)
 
 
-async def consented(ctx: Context, node: Node) -> None:
+def again(attempt: Attempt, path: str, number: int, retry: Retry, error: ErrorValue, seed: str) -> ev.StepRetryScheduled:
+    """The fact that a call is tried again after its ``number``-th failure; its place counts it from now on."""
+    due = attempt.services.clock.now() + backoff(f"{seed}@{number}", number, retry.base_us)
+    attempt.journal.progress.attempts[attempt.key, path] = (number, due)
+    return ev.StepRetryScheduled(attempt.step, attempt.key, number, due, error, path)
+
+
+async def consented(attempt: Attempt) -> None:
     """Returns where another attempt repeats nothing unsafe, or a person has allowed it.
 
     Raises:
         Suspend: a person is asked.
     """
-    unsafe = failed(await ctx.own_effects())
+    unsafe = failed(await attempt.effects())
     if not unsafe:
         return
+    node = attempt.node.name
     names = ", ".join(dict.fromkeys(e.capability.removeprefix("node:") for e in unsafe))
     which = {"effects": [e.effect_id for e in unsafe], "errors": [e.error.message for e in unsafe if e.error is not None]}
-    prompt = f"{names} failed in {node.name} and is not declared idempotent. Try it again?"
-    await request(ctx, Ask(kind=WaitKind.RETRY, prompt=prompt, name=node.name, show=which, path=f"{ctx.place_prefix}{PLACE}/{len(unsafe)}"))
+    prompt = f"{names} failed in {node} and is not declared idempotent. Try it again?"
+    await request(attempt, Ask(kind=WaitKind.RETRY, prompt=prompt, name=node, show=which, path=f"{attempt.prefix}{RETRY}/{len(unsafe)}"))
 
 
 def failed(effects: list[Effect]) -> list[Effect]:
@@ -40,4 +50,4 @@ def _unsafe(effect: Effect) -> bool:
     return effect.status is EffectStatus.FAILED and effect.effect_class in LEDGERED and not effect.idempotent
 
 
-__all__ = ["PLACE", "consented", "failed"]
+__all__ = ["FRESH", "ONCE", "again", "consented", "failed"]

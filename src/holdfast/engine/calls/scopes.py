@@ -8,11 +8,9 @@ failure was raised) is recorded, for a node that catches it and goes on must fin
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import inspect
-from collections.abc import Awaitable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any, Protocol
+from collections.abc import Awaitable, Iterable
+from typing import Any
 
 from holdfast.core import canon
 from holdfast.core import events as ev
@@ -22,76 +20,12 @@ from holdfast.core.waits import Wait
 from holdfast.engine.base import cancels
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.base.leaving import Leaving, contained
+from holdfast.engine.base.leaving import contained
+from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.places import Call, Restart, Scope, Suspend, current
 
 
-class Suspend(Leaving):
-    """Leaves the node because it rests in waits; never raised in code that users are meant to see (§5.12)."""
-
-    def __init__(self, waits: tuple[Wait, ...]) -> None:
-        super().__init__("the node rests in a wait; do not catch BaseException around ctx calls")
-        self.waits = waits
-
-    def joined(self, others: Sequence[Leaving]) -> Leaving:
-        """All branches rest, or one of them has another way out."""
-        other = next((e for e in others if not isinstance(e, Suspend)), None)
-        waits = {w.wait_id: w for e in (self, *others) if isinstance(e, Suspend) for w in e.waits}
-        return other or Suspend(tuple(waits.values()))
-
-
-class Restart(Leaving):
-    """Leaves a flow to begin it afresh under the same lineage (§4.12)."""
-
-    def __init__(self, inputs: dict[str, Any]) -> None:
-        super().__init__("the flow begins afresh; do not catch BaseException around ctx.restart")
-        self.inputs = inputs
-
-
-class Scope:
-    """Numbers the calls of one line of control; ``prefix`` is the path to it, ``busy`` the call in flight."""
-
-    __slots__ = ("busy", "next", "owner", "prefix")
-
-    def __init__(self, owner: Any, prefix: str) -> None:
-        self.owner = owner
-        self.prefix = prefix
-        self.next = 0
-        self.busy = ""
-
-
-current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
-
-
-calling: contextvars.ContextVar[str] = contextvars.ContextVar("holdfast_calling", default="")
-"""The attempt of a recorded call in whose midst the code runs, after its node's own: ``.<path>@<attempt>``."""
-
-
-@contextmanager
-def attempting(path: str, attempt: int) -> Iterator[None]:
-    """Within it, what is made belongs to this attempt of the call at this path."""
-    token = calling.set(f"{calling.get()}.{path}@{attempt}")
-    try:
-        yield
-    finally:
-        calling.reset(token)
-
-
-class Owner(Protocol):
-    """The part of a Context that scopes need."""
-
-    _journal: Any
-    _key: str
-    _step: int
-    _suspended: dict[str, Wait]
-
-    def _place(self, name: str, key: str | None = None) -> Any: ...
-    def _lookup(self, path: str, name: str, kind: str) -> StepRecord | None: ...
-    def _served(self, record: StepRecord) -> Any: ...
-    async def _given(self, record: StepRecord) -> Any: ...
-    async def _save(self, draft: Draft) -> None: ...
-
-
-async def gather(ctx: Owner, calls: Iterable[Awaitable[Any]], limit: int, name: str) -> list[Any]:
+async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, name: str) -> list[Any]:
     """All results, in the order of the calls, at most ``limit`` of them at once.
 
     When one fails, those under way are still waited for, so that what they finish is on record; none is begun after it.
@@ -102,19 +36,19 @@ async def gather(ctx: Owner, calls: Iterable[Awaitable[Any]], limit: int, name: 
     """
     given = list(calls)
     try:
-        with ctx._place(name) as path:
-            record = ctx._lookup(path, name, "scope")
+        with attempt.places.open(name) as path:
+            record = attempt.places.lookup(Call(path, name, "scope", opens=True))
             if record is not None:
-                return list(ctx._served(record))
-            tasks = _branches(ctx, path, given, limit)
+                return list(attempt.served(record))
+            tasks = _branches(attempt, path, given, limit)
             await all_end(tasks)
-            return await _gathered(ctx, path, name, tasks)
+            return await _gathered(attempt, path, name, tasks)
     finally:
         _drop(given)
 
 
-def _branches(ctx: Owner, path: str, calls: list[Awaitable[Any]], limit: int) -> list[asyncio.Task[Any]]:
-    room = asyncio.Semaphore(max(1, limit))
+def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: int) -> list[asyncio.Task[Any]]:
+    room, within = asyncio.Semaphore(max(1, limit)), attempt.places.scope().within
     failed = False
 
     async def branch(number: int, awaitable: Awaitable[Any]) -> Any:
@@ -122,7 +56,7 @@ def _branches(ctx: Owner, path: str, calls: list[Awaitable[Any]], limit: int) ->
         async with room:
             if failed:
                 return None
-            current.set(Scope(ctx, f"{path}/{number}/"))
+            current.set(Scope(attempt.places, f"{path}/{number}/", within))
             try:
                 return await awaitable
             except Exception:
@@ -139,7 +73,7 @@ def _branches(ctx: Owner, path: str, calls: list[Awaitable[Any]], limit: int) ->
     return tasks
 
 
-async def _gathered(ctx: Owner, path: str, name: str, tasks: list[asyncio.Task[Any]]) -> list[Any]:
+async def _gathered(attempt: Attempt, path: str, name: str, tasks: list[asyncio.Task[Any]]) -> list[Any]:
     suspended: dict[str, Wait] = {}
     failed: BaseException | None = None
     for task in tasks:
@@ -149,14 +83,14 @@ async def _gathered(ctx: Owner, path: str, name: str, tasks: list[asyncio.Task[A
         elif error is not None and (failed is None or isinstance(failed, Exception) > isinstance(error, Exception)):
             failed = error  # the first in order; a way out that is no error goes before
     if failed is not None:
-        await _failed(ctx, path, name, failed)
+        await _failed(attempt, path, name, failed)
         raise failed
     if suspended:
         raise Suspend(tuple(suspended.values()))
     return [t.result() for t in tasks]
 
 
-async def first_of(ctx: Owner, calls: Iterable[Awaitable[Any]]) -> tuple[int, Any]:
+async def first_of(attempt: Attempt, calls: Iterable[Awaitable[Any]]) -> tuple[int, Any]:
     """The (index, value) of the call that is done first; the others are given up, their waits closed.
 
     Raises:
@@ -165,20 +99,20 @@ async def first_of(ctx: Owner, calls: Iterable[Awaitable[Any]]) -> tuple[int, An
     """
     given = list(calls)
     try:
-        with ctx._place("first_of") as path:
-            record = ctx._lookup(path, "first_of", "first_of")
+        with attempt.places.open("first_of") as path:
+            record = attempt.places.lookup(Call(path, "first_of", "first_of", opens=True))
             if record is not None:
-                index, value = await ctx._given(record)
+                index, value = await attempt.given(record)
                 return int(index), value
-            tasks = _branches(ctx, path, given, len(given))
+            tasks = _branches(attempt, path, given, len(given))
             winner = await _first(tasks)
             error = tasks[winner].exception()
             if error is not None:
-                await _failed(ctx, path, "first_of", error)
+                await _failed(attempt, path, "first_of", error)
                 raise error
             value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
-            done = StepRecord(ctx._key, path, "first_of", value=data, kind="first_of")
-            await ctx._save(Draft(facts=[*_closed(ctx, path, "another came first"), ev.StepCompleted(ctx._step, ctx._key, path=path)], results=[done]))
+            done = StepRecord(attempt.key, path, "first_of", value=data, kind="first_of")
+            await attempt.save(Draft(facts=[*_closed(attempt, path, "another came first"), ev.StepCompleted(attempt.step, attempt.key, path=path)], results=[done]))
             return winner, value[1]
     finally:
         _drop(given)
@@ -221,28 +155,28 @@ async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
         raise
 
 
-async def _failed(ctx: Owner, path: str, name: str, error: BaseException) -> None:
+async def _failed(attempt: Attempt, path: str, name: str, error: BaseException) -> None:
     """Records which failure a scope raised and closes the waits beneath it, so that a node may catch it and go on.
 
     A mistake in the code, of the store or of a lost lease is not recorded: mended, it must not come back.
     """
-    if not isinstance(error, Exception) or isinstance(error, UsageError | RecordMismatch | StoreError | Conflict) or ctx._journal.dead is not None:
+    if not isinstance(error, Exception) or isinstance(error, UsageError | RecordMismatch | StoreError | Conflict) or attempt.journal.dead is not None:
         return
     kind = "first_of" if name == "first_of" else "scope"
     value = recorded(error, where=path)
-    facts = [*_closed(ctx, path, "another of its scope failed"), ev.StepFailed(ctx._step, ctx._key, value, path=path)]
-    await ctx._save(Draft(facts=facts, results=[StepRecord(ctx._key, path, name, error=value, kind=kind)]))
+    facts = [*_closed(attempt, path, "another of its scope failed"), ev.StepFailed(attempt.step, attempt.key, value, path=path)]
+    await attempt.save(Draft(facts=facts, results=[StepRecord(attempt.key, path, name, error=value, kind=kind)]))
 
 
-def _closed(ctx: Owner, path: str, reason: str) -> list[ev.Fact]:
+def _closed(attempt: Attempt, path: str, reason: str) -> list[ev.Fact]:
     """Forgets the waits beneath a place; the facts close those that are open already."""
 
     def below(wait: Wait) -> bool:
-        return wait.task == ctx._key and wait.step == ctx._step and wait.path.startswith(path + "/")
+        return wait.task == attempt.key and wait.step == attempt.step and wait.path.startswith(path + "/")
 
-    for wait_id in [w.wait_id for w in ctx._suspended.values() if below(w)]:
-        del ctx._suspended[wait_id]
-    return [ev.WaitClosed(w.wait_id, reason) for w in ctx._journal.run.waits if below(w)]
+    for wait_id in [w.wait_id for w in attempt.waits.values() if below(w)]:
+        del attempt.waits[wait_id]
+    return [ev.WaitClosed(w.wait_id, reason) for w in attempt.run.waits if below(w)]
 
 
 def _drop(calls: Iterable[Awaitable[Any]]) -> None:
@@ -252,4 +186,4 @@ def _drop(calls: Iterable[Awaitable[Any]]) -> None:
             call.close()
 
 
-__all__ = ["Owner", "Restart", "Scope", "Suspend", "all_end", "current", "first_of", "gather"]
+__all__ = ["Restart", "Suspend", "all_end", "first_of", "gather"]

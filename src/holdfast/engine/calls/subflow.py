@@ -22,7 +22,8 @@ from holdfast.core.checkpoint import Checkpoint, IntentWrite, LedgerWrite, StepR
 from holdfast.core.errors import StepLimit
 from holdfast.core.graph import Node, Program
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.calls.scopes import Suspend, all_end
+from holdfast.engine.calls.places import Suspend
+from holdfast.engine.calls.scopes import all_end
 
 Done = tuple[TaskResult, Mapping[str, Any]]
 One = Callable[[Task, Mapping[str, Any], str], Awaitable[Done]]

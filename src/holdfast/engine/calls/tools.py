@@ -19,6 +19,7 @@ from holdfast.core.waits import WaitKind
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import waits as waiting
+from holdfast.engine.calls.attempt import Attempt
 from holdfast.ports import ToolOutcome, ToolRequest
 
 SLACK_US = 15_000_000
@@ -28,9 +29,9 @@ SHOWN = 500
 class ToolCall:
     """The act: it goes through the runner, with the effect's key in its environment if it has one."""
 
-    def __init__(self, ctx: Any, tool: Tool, env: Mapping[str, str], paths: tuple[str, ...], timeout_us: int, check: bool) -> None:
+    def __init__(self, attempt: Attempt, tool: Tool, env: Mapping[str, str], paths: tuple[str, ...], timeout_us: int, check: bool) -> None:
         self.__name__ = f"tool:{tool.name}"
-        self._ctx = ctx
+        self._attempt = attempt
         self._tool = tool
         self._env = env
         self._paths = paths
@@ -38,15 +39,15 @@ class ToolCall:
         self._check = check
 
     async def __call__(self, argv: Sequence[str], cwd: str, given: Any, idempotency_key: str = "") -> ToolOutcome:
-        services = self._ctx._services
+        services = self._attempt.services
         if services.tool_runner is None:
             raise UsageError("no tool runner is configured", hint="Runtime(tool_runner=…)")
         env = dict(self._env) | ({"HOLDFAST_IDEMPOTENCY_KEY": idempotency_key} if idempotency_key else {})
         request = ToolRequest(
             tool=self._tool.name,
             command=(*self._tool.command, *argv),
-            step_id=self._ctx.step_id,
-            attempt=self._ctx.attempt,
+            step_id=self._attempt.step_id,
+            attempt=self._attempt.number,
             cwd=cwd,
             workspace=services.workspace,
             paths=self._paths,
@@ -73,12 +74,12 @@ class ToolCall:
         """
         outcome = msgspec.structs.replace(outcome, reports=missing(request.postconditions, outcome.reports))
         kept = Draft(facts=[ev.PostconditionEvaluated(r.kind, r.ok is True, r.detail, r.ok is not None) for r in outcome.reports])
-        fetch = getattr(self._ctx._services.tool_runner, "content", None)
+        fetch = getattr(self._attempt.services.tool_runner, "content", None)
         for artifact in outcome.artifacts:
             if fetch is not None:
                 kept.blobs.append(Blob(artifact.sha256, artifact.size, await fetch(request, artifact)))
             kept.facts.append(ev.ArtifactCreated(artifact.name, artifact.size, artifact.sha256))
-        self._ctx._journal.hold(kept)
+        self._attempt.journal.hold(kept)
         failed = [r for r in outcome.reports if r.ok is False]
         if failed:
             said = "; ".join(f"{r.kind}: {r.detail}" for r in failed)
@@ -86,7 +87,7 @@ class ToolCall:
         return outcome
 
 
-async def accepted(ctx: Any, tool: Tool, call: Awaitable[ToolOutcome]) -> ToolOutcome:
+async def accepted(attempt: Attempt, tool: Tool, call: Awaitable[ToolOutcome]) -> ToolOutcome:
     """The outcome of a call; where evidence of it is missing, a person says whether it counts (§11.4, T-96).
 
     The call is on record by then: approved, the run goes on with it, and nothing is done a second time.
@@ -97,20 +98,20 @@ async def accepted(ctx: Any, tool: Tool, call: Awaitable[ToolOutcome]) -> ToolOu
         said = "; ".join(f"{r.kind}: {r.detail}" for r in unseen)
         shown = {"tool": tool.name, "exit_code": outcome.exit_code, "missing": [msgspec.structs.asdict(r) for r in unseen]}
         prompt = f"{tool.name} was run, and there is no evidence of what it did ({said}). Does it count as done?"
-        await waiting.request(ctx, waiting.Ask(kind=WaitKind.TAKEOVER, prompt=prompt, name=tool.name, show=canon.admit(shown)))
+        await waiting.request(attempt, waiting.Ask(kind=WaitKind.TAKEOVER, prompt=prompt, name=tool.name, show=canon.admit(shown)))
     return outcome
 
 
 def call_tool(
-    ctx: Any, name: str, args: Sequence[str] | str, *, cwd: Any, input: Any, env: Mapping[str, str], paths: Sequence[Any], check: bool, timeout: Any, **options: Any
+    attempt: Attempt, called: str, args: Sequence[str] | str, *, cwd: Any, input: Any, env: Mapping[str, str], paths: Sequence[Any], check: bool, timeout: Any, **options: Any
 ) -> Any:
     """The coroutine of one ``ctx.tool`` call."""
-    tool = ctx._services.tools.get(name) or Tool(name)
+    tool = attempt.services.tools.get(called) or Tool(called)
     argv = [args] if isinstance(args, str) else [str(a) for a in args]
     if any("\0" in a for a in argv):
-        raise InvalidInput(f"an argument of {name} holds U+0000")
+        raise InvalidInput(f"an argument of {called} holds U+0000")
     timeout_us = microseconds(timeout if timeout is not None else tool.timeout, 60_000_000)
-    act = ToolCall(ctx, tool, env, tuple(str(p) for p in paths), timeout_us, check)
+    act = ToolCall(attempt, tool, env, tuple(str(p) for p in paths), timeout_us, check)
     chosen = performing.Options(
         side_effects=tool.side_effects,
         idempotent=tool.idempotency != Idempotency.NOT_SUPPORTED,
@@ -119,8 +120,8 @@ def call_tool(
         retry=coerce(options.pop("retry", None)),
         **options,
     )
-    call = performing.perform(ctx, act, (argv, str(cwd) if cwd is not None else "", input), chosen)
-    return accepted(ctx, tool, call) if tool.postconditions else call
+    call = performing.perform(attempt, act, (argv, str(cwd) if cwd is not None else "", input), chosen)
+    return accepted(attempt, tool, call) if tool.postconditions else call
 
 
 __all__ = ["ToolCall", "call_tool"]

@@ -30,13 +30,13 @@ from holdfast.core.waits import OnTimeout, Wait, WaitKind
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.leaving import Leaving
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls.scopes import Suspend
+from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.places import Call, Suspend
 from holdfast.engine.desk import door, lanes
 from holdfast.engine.desk.intake import birth, first_fence
 from holdfast.handle import Decision
 
 Duration = dt.timedelta | float | int | None
-REDO = "@redo"
 HERE = "node"
 
 
@@ -89,87 +89,76 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.kind.value}:{self.prompt if self.kind is WaitKind.CHILD else self.name or self.prompt}"
 
 
-async def request(ctx: Any, ask: Ask) -> RawDecision:
+async def request(attempt: Attempt, ask: Ask) -> RawDecision:
     """Opens a wait at this place, or gives the decision that is on record there.
 
     Raises:
         Suspend: the node rests.
         RecordMismatch: another question stands at this place (L-10).
     """
-    with ctx._place(ask.kind.value) if ask.path is None else nullcontext(ask.path) as path:
+    with attempt.places.open(ask.kind.value) if ask.path is None else nullcontext(ask.path) as path:
         verdict = ask.verdict
-        name = _identity(ctx, ask, path)
-        record = ctx._lookup(path, name, "wait")
+        name = _identity(attempt, ask, path)
+        record = attempt.places.lookup(Call(path, name, "wait"))
         if record is not None:
             given = decisions.read_answer(record)
-            wrong = outdated(ctx._services, given) or (ask.fits(given) if ask.fits is not None else None) or _moved(ctx, ask, path, given)
+            wrong = outdated(attempt.services, given) or (ask.fits(given) if ask.fits is not None else None) or _moved(attempt, ask, path, given)
             if wrong is None:
                 return given
             verdict = wrong
-        known = open_at(ctx, path)
+        known = open_at(attempt, path)
         if known is not None:
             if known.asked != name:
                 raise RecordMismatch(
-                    f"wait {path} of {ctx._key}: open is {known.asked!r}, the code now asks {ask.asked!r}", hint="restore the order of the waits"
+                    f"wait {path} of {attempt.key}: open is {known.asked!r}, the code now asks {ask.asked!r}", hint="restore the order of the waits"
                 )
-            ctx._suspended[known.wait_id] = known
-            if ask.kind is WaitKind.SIGNAL and (came := await _arrived(ctx, known)) is not None:
+            attempt.waits[known.wait_id] = known
+            if ask.kind is WaitKind.SIGNAL and (came := await _arrived(attempt, known)) is not None:
                 return came
             raise Suspend((known,))
-        wait = _wait(ctx, ask, path, verdict)
-        if ask.kind is WaitKind.SIGNAL and (came := await _arrived(ctx, wait)) is not None:
+        wait = _wait(attempt, ask, path, verdict)
+        if ask.kind is WaitKind.SIGNAL and (came := await _arrived(attempt, wait)) is not None:
             return came
-        if (inherited := await _inherited(ctx, wait)) is not None:
+        if (inherited := await _inherited(attempt, wait)) is not None:
             return inherited
-        ctx._suspended[wait.wait_id] = wait
+        attempt.waits[wait.wait_id] = wait
         if ask.creates is not None:
             draft = ask.creates(wait)
             draft.facts.append(ev.WaitRequested(wait))
-            await ctx._save(draft)
-        elif ctx._concurrent:
+            await attempt.save(draft)
+        elif attempt.concurrent:
             # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
-            await ctx._save(Draft(facts=[ev.WaitRequested(wait)]))
+            await attempt.save(Draft(facts=[ev.WaitRequested(wait)]))
         raise Suspend((wait,))
 
 
-def open_at(ctx: Any, path: str) -> Wait | None:
-    here = (ctx._step, ctx._key, path)
-    return next((w for w in ctx._journal.run.waits if (w.step, w.task, w.path) == here), None)
+def open_at(attempt: Attempt, path: str) -> Wait | None:
+    here = (attempt.step, attempt.key, path)
+    return next((w for w in attempt.run.waits if (w.step, w.task, w.path) == here), None)
 
 
-def _identity(ctx: Any, ask: Ask, path: str) -> str:
-    """What the question at this place is called. A consent is told by its place and by what it covers: its wording may change.
-
-    Raises:
-        RecordMismatch: the wording is that of the question at another place, so that two of them were swapped (L-10).
-    """
-    before = ctx._journal.progress.questions.get((ctx._key, path))
+def _identity(attempt: Attempt, ask: Ask, path: str) -> str:
+    """What the question at this place is called. A consent is told by its place and by what it covers: its wording may change (§5.8)."""
     if ask.about is None or ask.kind is WaitKind.INPUT:
         return ask.asked
-    if ask.path is None:
-        asked = {p: w for (task, p), w in ctx._journal.progress.questions.items() if task == ctx._key and w.kind is ask.kind}
-        at = next((p for p, w in asked.items() if p != path and w.prompt == ask.prompt and (before is None or before.prompt != ask.prompt)), None)
-        if at is not None and (before is not None or at in ctx._reworded):
-            raise ctx._mismatch(path, f"{ask.kind.value} {ask.prompt!r}, which was asked at {at}")
-        if before is not None and before.kind is ask.kind and before.prompt != ask.prompt:
-            ctx._reworded.add(path)
-    return before.asked if before is not None and before.kind is ask.kind else ask.asked
+    before = attempt.places.asked_before(path, ask.kind, ask.prompt, swappable=ask.path is None)
+    return ask.asked if before is None else before.asked
 
 
-def _moved(ctx: Any, ask: Ask, path: str, given: RawDecision) -> str | None:
+def _moved(attempt: Attempt, ask: Ask, path: str, given: RawDecision) -> str | None:
     """Why a consent on record does not count: what it covered is not what the step is about now (§5.8)."""
-    before = ctx._journal.progress.questions.get((ctx._key, path))
+    before = attempt.journal.progress.questions.get((attempt.key, path))
     if ask.about is None or before is None or before.wait_id != given.wait_id or given.action not in (*ws.CONSENTS, ws.ANSWER):
         return None
-    how = consents.changed(before, ask.prompt, ask.about, ctx._journal.run.secrets)
+    how = consents.changed(before, ask.prompt, ask.about, attempt.run.secrets)
     return None if how is None else f"{given.actor} answered {given.action} to something else: {how}. {consents.HOW_TO_KEEP}"
 
 
-def about(ctx: Any, show: Any, verdict: str = "") -> consents.Subject:
+def about(attempt: Attempt, show: Any, verdict: str = "") -> consents.Subject:
     """What a question here is about: what is shown, else the arguments and the state that the step reads."""
     if show is not None:
         return consents.shown(show, verdict)
-    return consents.read(ctx._reads(), ctx._journal.run.secrets, verdict)
+    return consents.read(attempt.reads, attempt.run.secrets, verdict)
 
 
 def outdated(services: Services, given: RawDecision) -> str | None:
@@ -180,18 +169,18 @@ def outdated(services: Services, given: RawDecision) -> str | None:
     return f"the policy changed after {given.actor} had approved under {given.policy}"
 
 
-def _wait(ctx: Any, ask: Ask, path: str, verdict: str) -> Wait:
-    run = ctx._journal.run
-    at = ctx._services.clock.now()
-    round = ctx._journal.progress.asked.get((ctx._key, path), 0)
+def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
+    run = attempt.run
+    at = attempt.services.clock.now()
+    round = attempt.journal.progress.asked.get((attempt.key, path), 0)
     span = microseconds(ask.timeout, ws.DEFAULT_DEADLINE_US if ask.kind in ws.HUMAN else 0)
-    policy = ctx._services.policy
+    policy = attempt.services.policy
     snapshot = policy.snapshot_id if policy is not None else run.policy_snapshot_id
     return Wait(
-        wait_id=ids.again(ask.wait_id, round) if ask.wait_id else ids.wait_id(ctx.run_id, ctx._step, ctx._key, path, round),
+        wait_id=ids.again(ask.wait_id, round) if ask.wait_id else ids.wait_id(attempt.run.run_id, attempt.step, attempt.key, path, round),
         kind=ask.kind,
-        step=ctx._step,
-        task=ctx._key,
+        step=attempt.step,
+        task=attempt.key,
         path=path,
         prompt=ask.prompt,
         name=ask.name,
@@ -204,7 +193,7 @@ def _wait(ctx: Any, ask: Ask, path: str, verdict: str) -> Wait:
         on_deny=ask.on_deny,
         who=(ask.who,) if isinstance(ask.who, str) else tuple(ask.who or ()),
         requested_at=at,
-        digest=canon.digest([ctx.step_id, path, ask.prompt, canon.fingerprint(ask.show), snapshot or ""]),
+        digest=canon.digest([attempt.step_id, path, ask.prompt, canon.fingerprint(ask.show), snapshot or ""]),
         policy_snapshot_id=snapshot,
         round=round,
         authoritative=ask.authoritative,
@@ -217,22 +206,22 @@ def _wait(ctx: Any, ask: Ask, path: str, verdict: str) -> Wait:
     )
 
 
-async def _arrived(ctx: Any, wait: Wait) -> RawDecision | None:
+async def _arrived(attempt: Attempt, wait: Wait) -> RawDecision | None:
     """The oldest signal of that name that came before anybody asked, taken in the commit that records it (T-37)."""
-    journal = ctx._journal
+    journal = attempt.journal
     found = next((s for s in journal.run.signals if s.name == wait.name), None)
     if found is None:
         return None
-    ctx._suspended.pop(wait.wait_id, None)
-    given = decisions.signalled(wait, found.key, found.payload, found.actor, ctx._services.clock.now())
+    attempt.waits.pop(wait.wait_id, None)
+    given = decisions.signalled(wait, found.key, found.payload, found.actor, attempt.services.clock.now())
     opened = [] if any(w.wait_id == wait.wait_id for w in journal.run.waits) else [ev.WaitRequested(wait)]
     await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
     return given
 
 
-async def _inherited(ctx: Any, wait: Wait) -> RawDecision | None:
+async def _inherited(attempt: Attempt, wait: Wait) -> RawDecision | None:
     """A consent given in a forebear to the very same question, where such are inherited; on record here as asked and answered (§5.8)."""
-    echo = ctx._journal.echo
+    echo = attempt.journal.echo
     if echo is None or (found := echo.consents.get((wait.step, wait.task, wait.path))) is None:
         return None
     before, consent = found
@@ -240,7 +229,7 @@ async def _inherited(ctx: Any, wait: Wait) -> RawDecision | None:
     if wait.round or any(getattr(before, f) != getattr(wait, f) for f in covers):
         return None
     given: RawDecision = msgspec.structs.replace(consent, wait_id=wait.wait_id, note=f"inherited from {before.wait_id}")
-    await ctx._save(Draft(facts=[ev.WaitRequested(wait), ev.WaitDecided(given)], results=[decisions.answer(given)]))
+    await attempt.save(Draft(facts=[ev.WaitRequested(wait), ev.WaitDecided(given)], results=[decisions.answer(given)]))
     return given
 
 
@@ -251,27 +240,27 @@ def _value(given: RawDecision) -> Any:
 # -- approvals and questions ------------------------------------------------------------------------
 
 
-async def approve(ctx: Any, prompt: str, schema: Any, *, redo: str | None, **options: Any) -> Decision:
+async def approve(attempt: Attempt, prompt: str, schema: Any, *, redo: str | None, **options: Any) -> Decision:
     """Approves, denies, or, where ``redo`` names what can be done again, sends it back with feedback (§5.5)."""
-    target = _target(ctx, redo)
-    question = Ask(kind=WaitKind.APPROVAL, prompt=prompt, schema=schema_of(schema), about=about(ctx, options["show"]), **options)
+    target = _target(attempt, redo)
+    question = Ask(kind=WaitKind.APPROVAL, prompt=prompt, schema=schema_of(schema), about=about(attempt, options["show"]), **options)
     if redo is not None:
-        question = replace(question, actions=(*ws.ACTIONS[WaitKind.APPROVAL], ws.RETRY), redo=target or ctx._node.name)
-    given = await request(ctx, question)
+        question = replace(question, actions=(*ws.ACTIONS[WaitKind.APPROVAL], ws.RETRY), redo=target or attempt.node.name)
+    given = await request(attempt, question)
     if given.action == ws.RETRY:
         raise Redo(target, given.feedback or "")
     return Decision.of(given)
 
 
-def _target(ctx: Any, redo: str | None) -> str | None:
+def _target(attempt: Attempt, redo: str | None) -> str | None:
     """The node that ``redo`` names; None if it is this very one."""
-    return None if redo in (None, HERE, ctx._node.name) and HERE not in ctx._nodes else redo
+    return None if redo in (None, HERE, attempt.node.name) and HERE not in attempt.nodes else redo
 
 
-async def ask(ctx: Any, prompt: str, schema: Any, **options: Any) -> Any:
+async def ask(attempt: Attempt, prompt: str, schema: Any, **options: Any) -> Any:
     """The answer as a value of the type asked for; what does not fit is asked again."""
     _learn(schema)
-    shown = None if options["show"] is None else about(ctx, options["show"])
+    shown = None if options["show"] is None else about(attempt, options["show"])
 
     def fits(given: RawDecision) -> str | None:
         if given.action != ws.ANSWER:
@@ -282,7 +271,7 @@ async def ask(ctx: Any, prompt: str, schema: Any, **options: Any) -> Any:
             return f"the last answer, by {given.actor}, did not fit: {e}"
         return None
 
-    given = await request(ctx, Ask(kind=WaitKind.INPUT, prompt=prompt, schema=schema_of(schema), fits=fits, about=shown, **options))
+    given = await request(attempt, Ask(kind=WaitKind.INPUT, prompt=prompt, schema=schema_of(schema), fits=fits, about=shown, **options))
     return convert(_value(given), schema) if given.action == ws.ANSWER else _value(given)
 
 
@@ -322,52 +311,52 @@ def convert(value: Any, kind: Any) -> Any:
         raise InvalidInput(str(e), field=e.path) from None
 
 
-async def handoff(ctx: Any, prompt: str, *, verdict: str, redo: str | None, authoritative: bool, actions: Iterable[str] | None, **options: Any) -> Decision:
+async def handoff(attempt: Attempt, prompt: str, *, verdict: str, redo: str | None, authoritative: bool, actions: Iterable[str] | None, **options: Any) -> Decision:
     """Hands a machine's verdict to a person (§5.5). In an unattended run an advisory one goes on by a recorded decision (§5.17)."""
-    journal = ctx._journal
+    journal = attempt.journal
     offered = ws.ACTIONS[WaitKind.HANDOFF] if actions is None else tuple(actions)
     for action in offered:
         ws.known_action(action)
         if action not in (*ws.ACTIONS[WaitKind.HANDOFF], ws.REJECT):
             raise InvalidInput(f"a handoff cannot offer {action!r}", hint="it offers " + ", ".join((*ws.ACTIONS[WaitKind.HANDOFF], ws.REJECT)))
-    target = _target(ctx, redo)
+    target = _target(attempt, redo)
     question = Ask(
-        kind=WaitKind.HANDOFF, prompt=prompt, verdict=verdict, redo=target or ctx._node.name, authoritative=authoritative, actions=offered,
-        about=about(ctx, options["show"], verdict), fits=rejected(ctx), **options
+        kind=WaitKind.HANDOFF, prompt=prompt, verdict=verdict, redo=target or attempt.node.name, authoritative=authoritative, actions=offered,
+        about=about(attempt, options["show"], verdict), fits=rejected(attempt), **options
     )
     try:
-        given = await request(ctx, question)
+        given = await request(attempt, question)
     except Suspend as s:
-        if not journal.run.unattended or s.waits[0].wait_id in ctx._rearmed():
+        if not journal.run.unattended or s.waits[0].wait_id in attempt.rearmed:
             raise
-        ctx._suspended.clear()
+        attempt.waits.clear()
         if authoritative:
             raise Unattended(s.waits[0]) from None
         wait = s.waits[0]
         given = RawDecision(
-            wait_id=wait.wait_id, action=ws.CONTINUE, actor="unattended", decided_at=ctx._services.clock.now(), asked=wait.asked, note="advisory"
+            wait_id=wait.wait_id, action=ws.CONTINUE, actor="unattended", decided_at=attempt.services.clock.now(), asked=wait.asked, note="advisory"
         )
         opened = [] if any(w.wait_id == wait.wait_id for w in journal.run.waits) else [ev.WaitRequested(wait)]
         await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
     if given.action == ws.RETRY and redo is not None:
         raise Redo(target, given.feedback or "")
     if given.action == ws.REJECT:
-        raise reject(ctx, given)
+        raise reject(attempt, given)
     return Decision.of(given)
 
 
-def reject(ctx: Any, given: RawDecision) -> StepRejected:
+def reject(attempt: Attempt, given: RawDecision) -> StepRejected:
     """The failure of a step that a person rejected. It is used up by the run's failing: a resume asks anew."""
-    ctx._journal.hold(Draft(results=[StepRecord(ctx._key, _rejection(given), ws.REJECT, value=canon.encode(given.wait_id), kind="wait:used")]))
+    attempt.journal.hold(Draft(results=[StepRecord(attempt.key, _rejection(given), ws.REJECT, value=canon.encode(given.wait_id), kind="wait:used")]))
     why = given.feedback or given.note
-    return StepRejected(f"{ctx._node.name} was rejected by {given.actor}" + (f": {why}" if why else ""))
+    return StepRejected(f"{attempt.node.name} was rejected by {given.actor}" + (f": {why}" if why else ""))
 
 
-def rejected(ctx: Any) -> Callable[[RawDecision], str | None]:
+def rejected(attempt: Attempt) -> Callable[[RawDecision], str | None]:
     """Whether an answer on record is a rejection that has failed the step already."""
 
     def used(given: RawDecision) -> str | None:
-        if given.action != ws.REJECT or ctx._journal.record(ctx._key, _rejection(given)) is None:
+        if given.action != ws.REJECT or attempt.record(_rejection(given)) is None:
             return None
         return f"{given.actor} rejected this before the run was resumed"
 
@@ -378,51 +367,30 @@ def _rejection(given: RawDecision) -> str:
     return f"@{ws.REJECT}/{given.wait_id}"
 
 
-def redone(ctx: Any) -> tuple[int, str | None]:
-    """How often this task has been sent back so far, and with what feedback the last time."""
-    record = ctx._journal.record(ctx._key, _redo(ctx))
-    if record is None:
-        return 0, None if ctx._task.feedback is None else canon.decode(ctx._task.feedback)
-    number, feedback = canon.decode(record.value)
-    return number, feedback
-
-
-def send_back(ctx: Any, feedback: str) -> None:
-    """Records that this very task is done again; its calls stand at new places, so nothing of the last round is served."""
-    number, _ = redone(ctx)
-    value = canon.pack([number + 1, feedback], "feedback")[1]
-    ctx._journal.hold(Draft(results=[StepRecord(ctx._key, _redo(ctx), REDO, value=value, kind="feedback")]))
-
-
-def _redo(ctx: Any) -> str:
-    """Where a task, or one of a sub-flow inside it, keeps how often it was sent back."""
-    return f"{ctx._inner}/{REDO}" if ctx._inner else REDO
-
-
 # -- signals, timers, children ----------------------------------------------------------------------
 
 
-async def signal(ctx: Any, name: str, **options: Any) -> Any:
-    return _value(await request(ctx, Ask(kind=WaitKind.SIGNAL, name=name, **options)))
+async def signal(attempt: Attempt, name: str, **options: Any) -> Any:
+    return _value(await request(attempt, Ask(kind=WaitKind.SIGNAL, name=name, **options)))
 
 
-async def sleep(ctx: Any, duration: dt.timedelta | float) -> None:
-    await request(ctx, Ask(kind=WaitKind.TIMER, name="sleep", timeout=duration, on_timeout="deliver"))
+async def sleep(attempt: Attempt, duration: dt.timedelta | float) -> None:
+    await request(attempt, Ask(kind=WaitKind.TIMER, name="sleep", timeout=duration, on_timeout="deliver"))
 
 
-async def child(ctx: Any, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str) -> Any:
+async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str) -> Any:
     """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14).
 
     Raises:
         ChildFailed: it ended otherwise than completed.
         LaneOfAncestor: it would wait for a run that waits for it.
     """
-    services = ctx._services
+    services = attempt.services
     program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(getattr(skill, "program", skill))
     given = dict(inputs or {})
 
     def create(wait: Wait) -> Draft:
-        parent = ctx._journal.run
+        parent = attempt.run
         asked = {"tenant_id": parent.tenant_id, "job_id": parent.job_id, "trace_id": parent.trace_id, "queue": parent.queue, "unattended": parent.unattended, **options}
         made = door.request(asked, where="ctx.child", parent_run_id=parent.run_id, parent_wait_id=wait.wait_id, on_parent_end=on_parent_end)
         born = birth(services, program, given, made, run_id=wait.name)
@@ -431,18 +399,18 @@ async def child(ctx: Any, skill: Any, inputs: Mapping[str, Any] | None, *, optio
         born.journal.fence = first_fence(services.store)
         return Draft(creates=[born.journal.unsent(draft, TOUCH)])
 
-    path = ctx._peek()
-    round = ctx._journal.progress.asked.get((ctx._key, path), 0)
+    path = attempt.places.peek()
+    round = attempt.journal.progress.asked.get((attempt.key, path), 0)
     session = options.get("session_key") or options.get("thread_id") or ""
-    name = ids.child_run_id(ctx.run_id, ctx._step, ctx._key, path, round, tenant=ctx._journal.run.tenant_id, session=str(session))
-    known = open_at(ctx, path)
+    name = ids.child_run_id(attempt.run.run_id, attempt.step, attempt.key, path, round, tenant=attempt.run.tenant_id, session=str(session))
+    known = open_at(attempt, path)
     if known is None:
-        await lanes.refuse_own(services.store, ctx._journal.run, options)
+        await lanes.refuse_own(services.store, attempt.run, options)
     question = Ask(
         kind=WaitKind.CHILD, prompt=program.id, name=known.name if known is not None else name, cascade=on_parent_end == "cancel",
         timeout=timeout, on_timeout=on_timeout, creates=create,
     )  # fmt: skip
-    result = await request(ctx, question)
+    result = await request(attempt, question)
     if result.action == Status.COMPLETED:
         value = _value(result)
         return value if program.flow else program.state._view(value)

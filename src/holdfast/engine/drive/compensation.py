@@ -27,9 +27,10 @@ from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import undos
-from holdfast.engine.calls.context import Context, Suspend
+from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.effects import Options, Performance
 from holdfast.engine.calls.functions import accepts_key
+from holdfast.engine.calls.places import Suspend
 from holdfast.engine.calls.waits import Ask, request
 from holdfast.engine.look.blobs import whole
 from holdfast.ports import Store
@@ -115,7 +116,7 @@ class _Undoing:
         self._program = program
         self._effect = effect
         self._path = core.place(effect)
-        self._ctx = Context(services, journal, NODE, Task(core.TASK))
+        self._attempt = Attempt(services, journal, NODE, Task(core.TASK))
         self._name = effect.undo.rpartition(":")[2].rpartition(".")[2]
 
     async def run(self) -> None:
@@ -152,7 +153,7 @@ class _Undoing:
             await self._performance(undo, undos.fitting(undo, undos.given(await whole(self._services.store, effect))), options).run()
 
     def _performance(self, undo: Any, args: tuple[Any, ...], options: Options) -> Performance:
-        return Performance(self._ctx, undo, args, options, self._name, self._path)
+        return Performance(self._attempt, undo, args, options, self._name, self._path)
 
     async def _asked(self) -> Decision:
         """What a person did, where this process cannot tell which function it is."""
@@ -162,9 +163,13 @@ class _Undoing:
         )
         show = {"effect": self._effect.capability, "key": self._effect.key, "undo": self._effect.undo, "step": self._effect.step}
         place = f"{self._path}?code"
-        return await self._ctx._wait_at(
-            place, WaitKind.EFFECT, prompt, name=self._name, show=show, actions=(RECORD_RESULT, ABANDON, HALT), effect_id=self._effect.effect_id
-        )
+        return await request(
+            self._attempt,
+            Ask(
+                kind=WaitKind.EFFECT, prompt=prompt, name=self._name, show=show, actions=(RECORD_RESULT, ABANDON, HALT),
+                effect_id=self._effect.effect_id, path=place,
+            ),
+        )  # fmt: skip
 
     async def _permitted(self) -> None:
         """Asks the policy in force whether this may be taken back (§6.11). An answer on record under it is honoured.
@@ -187,7 +192,7 @@ class _Undoing:
         kind, _, why = passed
         if kind == Kind.REQUIRE_HUMAN:
             prompt = why or f"may {self._name} take back {self._effect.capability}?"
-            asked = await request(self._ctx, Ask(kind=WaitKind.GATE, prompt=prompt, path=f"{place}/0", actions=(APPROVE, DENY), on_deny="deliver"))
+            asked = await request(self._attempt, Ask(kind=WaitKind.GATE, prompt=prompt, path=f"{place}/0", actions=(APPROVE, DENY), on_deny="deliver"))
             if asked.action != APPROVE:
                 raise await self._blocked(f"{asked.actor} denied it")
         elif kind == Kind.DENY:

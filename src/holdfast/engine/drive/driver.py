@@ -44,9 +44,9 @@ from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.leaving import contained
 from holdfast.engine.base.safe_points import Boundaries
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls.context import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
 from holdfast.engine.calls.gates import Halted
+from holdfast.engine.calls.places import Restart, Suspend
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation, ending

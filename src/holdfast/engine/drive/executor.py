@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Mapping
+import asyncio
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
 import msgspec
@@ -24,11 +25,13 @@ from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.leaving import contained
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
-from holdfast.engine.calls import gates, retries
-from holdfast.engine.calls.context import Context, Restart, Suspend
+from holdfast.engine.calls import gates, retries, steps
+from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.context import Context, face
 from holdfast.engine.calls.functions import Patience, bounded, call
+from holdfast.engine.calls.places import Restart, Suspend
 from holdfast.engine.calls.subflow import Subflow
-from holdfast.engine.calls.waits import Redo, send_back
+from holdfast.engine.calls.waits import Redo
 
 
 class StepError(Exception):
@@ -87,8 +90,7 @@ async def execute(
     attempt, due = journal.progress.attempts.get((place.key, place.path), FRESH)
     while True:
         if attempt:
-            prefix = f"{place.path}/" if place.path else ""
-            await retries.consented(Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program), node)
+            await retries.consented(Attempt(services, journal, node, task, number=attempt, key=place.key, inner=place.path, program=program))
         if due:
             await services.clock.sleep(max(0, due - services.clock.now()) / 1_000_000)
         attempt += 1
@@ -124,91 +126,133 @@ async def _attempt(
     snapshot = program.state._view(values, node.reads)
     if node.when is not None and not node.when(snapshot):
         return Finished(TaskResult(task.key, outcome="skipped: when", attempt=attempt), NOTHING)
+
+    patience, loop = Patience(node.timeout_us, own=node.timed), asyncio.get_running_loop()
+
+    def made() -> Attempt:
+        return Attempt(
+            services, journal, node, task, number=attempt, key=place.key, inner=place.path, program=program, state=snapshot, patience=patience, loop=loop
+        )
+
     if node.shape == "state" and node.check is None and not gated(node) and not journal.run.budgets:
-        # It is given nothing but the state, and nobody is asked before it runs: it needs no context.
-        return _finish(program, node, task, values, attempt, await _called(node, (snapshot,), Patience(node.timeout_us, own=node.timed)))
+        return await _bare(program, node, task, values, attempt, snapshot, patience, made)
     while True:
-        prefix = f"{place.path}/" if place.path else ""
-        ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program, state=snapshot)
+        at = made()
         try:
             if journal.run.budgets:
-                await ctx._afford(f"{prefix}@budget")
+                await steps.afford(at, f"{at.prefix}@budget")
             if gated(node):
-                await gates.before(ctx, node, snapshot)
+                await gates.before(at, node, snapshot)
             if node.check is None:
-                return await _run(services, journal, program, node, task, values, place, snapshot, ctx)
-            made = gates.held(ctx)
-            finished = Finished(made, written(made)) if made else await _run(services, journal, program, node, task, values, place, snapshot, ctx)
-            ctx = Context(services, journal, node, task, attempt=attempt, prefix=prefix, root=place.key, program=program, state=snapshot)
-            return Finished(await gates.after(ctx, node, snapshot, finished.result, finished.writes), finished.writes)
+                return await _run(services, journal, program, node, task, values, place, snapshot, at)
+            held = gates.held(at)
+            finished = Finished(held, written(held)) if held else await _run(services, journal, program, node, task, values, place, snapshot, at)
+            at = made()
+            return Finished(await gates.after(at, node, snapshot, finished.result, finished.writes), finished.writes)
         except Redo as r:
             if r.target is None:
-                send_back(ctx, r.feedback)
+                at.send_back(r.feedback)
                 continue
             told = canon.pack(r.feedback, "feedback")[1]
-            return Finished(TaskResult(task.key, goto=(r.target,), feedback=told, attempt=attempt, ledger=tuple(ctx._ledger)), NOTHING)
+            return Finished(TaskResult(task.key, goto=(r.target,), feedback=told, attempt=attempt, ledger=tuple(at.ledger)), NOTHING)
+
+
+async def _bare(
+    program: Program,
+    node: Node,
+    task: Task,
+    values: Mapping[str, Any],
+    attempt: int,
+    snapshot: State,
+    patience: Patience,
+    made: Callable[[], Attempt],
+) -> Finished:
+    """A node that is given nothing but the state, and before which nobody is asked: it has an attempt only if what it calls asks for one."""
+    asked: list[Attempt] = []
+
+    def given() -> Context:
+        if not asked:
+            at = made()
+            at.plain = not node.asynchronous
+            at.journal.boundaries.enter(at.key, at)
+            asked.append(at)
+        return Context(asked[0])
+
+    token = face.set(given)
+    try:
+        value = await _called(node, (snapshot,), patience)
+        for at in asked:
+            at.end()
+    finally:
+        face.reset(token)
+        for at in asked:
+            at.close()
+            at.journal.boundaries.leave(at.key, at)
+    return _finish(program, node, task, values, attempt, value, asked[0] if asked else None)
 
 
 async def _run(
-    services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, snapshot: State, ctx: Context
+    services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, snapshot: State, at: Attempt
 ) -> Finished:
     """The step itself, as what it is: a sub-flow, an effect, or plain code."""
     if node.shape == "subgraph":
-        return await _subflow(services, journal, program, node, task, values, place, ctx)
+        return await _subflow(services, journal, program, node, task, values, place, at)
     if node.side_effects in LEDGERED:
-        return await _as_effect(program, node, task, values, snapshot, ctx)
-    return await _whole(program, node, task, values, snapshot, ctx)
+        return await _as_effect(program, node, task, values, snapshot, at)
+    return await _whole(program, node, task, values, snapshot, at)
 
 
-async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, ctx: Context) -> Finished:
-    boundaries = ctx._journal.boundaries
-    boundaries.enter(ctx._key, ctx)
+async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, at: Attempt) -> Finished:
+    boundaries = at.journal.boundaries
+    boundaries.enter(at.key, at)
+    token = face.set(lambda: Context(at))
     try:
-        value = await _call(node, snapshot, ctx)
-        ctx._end()
+        value = await _call(node, snapshot, at)
+        at.end()
     except StepTimeout:
-        if ctx._parked:
-            await boundaries.stand(ctx)  # its time was up while it stood still, to be handed back: that is no failure of its own
+        if at.parked:
+            await boundaries.stand(at)  # its time was up while it stood still, to be handed back: that is no failure of its own
         raise
     finally:
-        ctx._closed = True
-        boundaries.leave(ctx._key, ctx)
-    return _finish(program, node, task, values, ctx.attempt, value, ctx)
+        face.reset(token)
+        at.close()
+        boundaries.leave(at.key, at)
+    return _finish(program, node, task, values, at.number, value, at)
 
 
-async def _as_effect(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, ctx: Context) -> Finished:
+async def _as_effect(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, at: Attempt) -> Finished:
     """A node that declares a side effect is one: its attempt is on record before it runs, its result is the record (§6.1)."""
 
     async def act(seen: Any, payload: Any) -> bytes:
-        return msgspec.msgpack.encode((await _whole(program, node, task, values, snapshot, ctx)).result)
+        return msgspec.msgpack.encode((await _whole(program, node, task, values, snapshot, at)).result)
 
     options = performing.Options(
         side_effects=node.side_effects.value, idempotent=node.idempotent, verify=node.verify, undo=node.undo, timeout_us=0, name=f"node:{node.name}",
         cooperative=node.asynchronous,
     )  # fmt: skip
-    data = await performing.perform_at(ctx, f"{ctx._root.prefix}@node", act, (dict(snapshot), ctx.payload), options)
+    data = await performing.perform_at(at, f"{at.root}@node", act, (dict(snapshot), at.payload), options)
     if not isinstance(data, bytes):  # a hook or a person said what happened: that is what it wrote
-        return _finish(program, node, task, values, ctx.attempt, data, ctx)
+        return _finish(program, node, task, values, at.number, data, at)
     result = _result.decode(data)
     return Finished(result, written(result))
 
 
-async def _call(node: Node, snapshot: State, ctx: Context) -> Any:
+async def _call(node: Node, snapshot: State, at: Attempt) -> Any:
     """The node's own call, with what its signature asks for."""
     match node.shape:
         case "flow":
             inputs = dict(snapshot)
 
             async def whole() -> Any:
-                return await node.call(ctx, **inputs)
+                return await node.call(Context(at), **inputs)
 
-            return await call(whole, (), ctx._patience, node.name)
+            return await call(whole, (), at.patience, node.name)
         case "state":
             args: tuple[Any, ...] = (snapshot,)
         case _:
-            args = (snapshot, ctx)
-    ctx._sync = not node.asynchronous
-    return await _called(node, args, ctx._patience)
+            args = (snapshot, Context(at))
+    at.plain = not node.asynchronous
+    return await _called(node, args, at.patience)
 
 
 def _called(node: Node, args: tuple[Any, ...], patience: Patience) -> Coroutine[Any, Any, Any]:
@@ -219,7 +263,7 @@ def _called(node: Node, args: tuple[Any, ...], patience: Patience) -> Coroutine[
 
 
 async def _subflow(
-    services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, ctx: Context
+    services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, at: Attempt
 ) -> Finished:
     """A child graph in this node's place: driven to its end, then one merged write with its ledger rows and intents (§4.14)."""
 
@@ -228,20 +272,20 @@ async def _subflow(
         return finished.result, finished.writes
 
     child = Subflow(journal, node, place.key, place.path, services.parallel, one)
-    ended = await call(child.drive, (values, ctx.payload), node.timeout_us, node.name)
-    ctx._intents += ended.intents
-    ctx._ledger += ended.ledger
-    return _finish(program, node, task, values, ctx.attempt, ended.merged(program, node), ctx)
+    ended = await call(child.drive, (values, at.payload), node.timeout_us, node.name)
+    at.intents += ended.intents
+    at.ledger += ended.ledger
+    return _finish(program, node, task, values, at.number, ended.merged(program, node), at)
 
 
 def _finish(
-    program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, value: Any, ctx: Context | None = None
+    program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, value: Any, at: Attempt | None = None
 ) -> Finished:
     """What the node returned, and what it did through its context, as a result: checked, packed, routed."""
-    intents, ledger = ((), ()) if ctx is None else (tuple(ctx._intents), tuple(ctx._ledger))
+    intents, ledger = ((), ()) if at is None else (tuple(at.intents), tuple(at.ledger))
     if program.flow:
         _, data = canon.pack(value, f"{program.id}()")
-        return Finished(TaskResult(task.key, _outcome(node, task, ctx), attempt=attempt, result=data, intents=intents, ledger=ledger), NOTHING)
+        return Finished(TaskResult(task.key, _outcome(node, task, at), attempt=attempt, result=data, intents=intents, ledger=ledger), NOTHING)
     raw, goto, sends = _interpret(node, value)
     if INTENTS in raw and INTENTS not in program.channels:
         intents += tuple(_intents(raw.pop(INTENTS)))
@@ -263,7 +307,7 @@ def _finish(
         _expect(program, node, [*(goto or ()), *chosen, *(s.node for s in sends)])
     result = TaskResult(
         task.key,
-        _outcome(node, task, ctx),
+        _outcome(node, task, at),
         packed,
         goto,
         chosen,
@@ -294,14 +338,14 @@ def _expect(program: Program, node: Node, targets: list[str]) -> None:
             raise NodeMissing(f"{node.name} goes to {target!r}, which is not a node", hint="nodes: " + ", ".join(program.nodes))
 
 
-def _outcome(node: Node, task: Task, ctx: Context | None) -> str:
-    if ctx is None:
+def _outcome(node: Node, task: Task, at: Attempt | None) -> str:
+    if at is None:
         return OK
-    outcome = of_delivery(ctx._outcome) if node.delivers else ctx._outcome
+    outcome = of_delivery(at.outcome) if node.delivers else at.outcome
     if outcome is OK or completes(outcome):
         return outcome
     cause = StepFailure(f"{task.key} ended {outcome!r}, which is no completion")
-    raise StepError(task.key, cause, recorded(cause, where=task.key), ctx.attempt, outcome)
+    raise StepError(task.key, cause, recorded(cause, where=task.key), at.number, outcome)
 
 
 def _interpret(node: Node, value: Any) -> tuple[dict[str, Any], tuple[str, ...] | None, list[Send]]:

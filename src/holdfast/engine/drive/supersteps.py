@@ -21,7 +21,7 @@ from holdfast.engine.base import cancels
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.gates import Halted
-from holdfast.engine.calls.scopes import Restart, Suspend
+from holdfast.engine.calls.places import Restart, Suspend
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.drive.executor import Finished, StepError, execute
 

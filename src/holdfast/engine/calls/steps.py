@@ -1,0 +1,167 @@
+"""Recorded calls that act on nothing outside: steps, recorded values, and what they spend (§4.12, §8.5)."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.core import bounds, budgets, canon, ids
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import StepRecord
+from holdfast.core.errors import UsageError
+from holdfast.core.retry import Retry
+from holdfast.core.waits import WaitKind
+from holdfast.engine.base.failures import recorded
+from holdfast.engine.base.journal import Draft
+from holdfast.engine.calls import retries
+from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.functions import Patience, asynchronous, call, name_of
+from holdfast.engine.calls.places import Call, Scope, attempting, current
+from holdfast.engine.calls.waits import Ask, request
+
+Act = Callable[[], Awaitable[Any]]
+_plain = msgspec.msgpack.Encoder(order="sorted")
+
+
+def waits(attempt: Attempt, what: str) -> None:
+    """Refuses a member that waits where nothing can: in a plain node, or in a thread of its own."""
+    if not attempt.plain:
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            return
+    name = attempt.node.name
+    raise UsageError(f"ctx.{what} waits, and it was called outside the event loop, from plain code of {name}", hint=f"make it async: async def {name}(…)")
+
+
+async def step(
+    attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], *, key: str | None, retry: Retry, patience: Patience, name: str | None = None
+) -> Any:
+    """Runs ``fn(*args)`` once in the life of the run and records what it returns."""
+    name = bounds.text(name, "name") if name is not None else name_of(fn)
+    digest = digest_of(args) if args and key is None else ""
+    with attempt.places.open(name, key) as path:
+        return await _once(attempt, Call(path, name, "step", digest, args), retry, lambda: _patiently(attempt, fn, args, patience, name))
+
+
+async def _patiently(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], patience: Patience, name: str) -> Any:
+    """Calls it, and lets progress move its time on meanwhile."""
+    with attempt.minding(patience):
+        return await call(fn, args, patience, name)
+
+
+async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any) -> Any:
+    """``fn(value)`` as one item of a map: a recorded step, in which ``fn`` may make recorded calls of its own."""
+    name, args = name_of(fn), (value,)
+    with attempt.places.open(name) as path:
+
+        async def act() -> Any:
+            if not asynchronous(fn):
+                return await _patiently(attempt, fn, args, Patience.of(None), name)
+            token = current.set(Scope(attempt.places, f"{path}/", attempt.places.scope().within + 1))
+            try:
+                return await call(fn, args, 0, name)  # its own calls have their timeouts, and the node has one
+            finally:
+                current.reset(token)
+
+        return await _once(attempt, Call(path, name, "step", digest_of(args), args, opens=True), retries.ONCE, act)
+
+
+async def _once(attempt: Attempt, made: Call, retry: Retry, act: Act) -> Any:
+    record = attempt.places.lookup(made)
+    if record is not None:
+        return await attempt.given(record)
+    await afford(attempt, made.path)
+    await attempt.begin()
+    try:
+        value, packed, number = await _tried(attempt, made, retry, act)
+        done = StepRecord(attempt.key, made.path, made.name, value=packed, attempt=number, digest=made.digest)
+        fact = ev.StepCompleted(attempt.step, attempt.key, attempt=number, path=made.path)
+        await attempt.save(Draft(facts=[fact], results=[done]))
+        return value
+    finally:
+        attempt.finish()
+
+
+async def _tried(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[Any, bytes, int]:
+    """Tries until it works or the budget is spent; every failure is durable before the next try (§10.9)."""
+    progress = attempt.journal.progress
+    number, due = progress.attempts.get((attempt.key, made.path), retries.FRESH)
+    while True:
+        if due:
+            await attempt.pause(due)
+        number += 1
+        try:
+            with attempting(made.path, number):
+                value, data = canon.pack(await act(), f"{made.name}()")
+            return value, data, number
+        except Exception as e:
+            error = recorded(e, where=made.path)
+            if not retry.retries(e, number):
+                failed = StepRecord(attempt.key, made.path, made.name, error=error, attempt=number, digest=made.digest)
+                fact = ev.StepFailed(attempt.step, attempt.key, error, attempt=number, path=made.path)
+                await attempt.save(Draft(facts=[fact], results=[failed]))
+                raise
+            again = retries.again(attempt, made.path, number, retry, error, f"{attempt.step_id}.{made.path}")
+            due = again.due
+            await attempt.save(Draft(facts=[again]))
+
+
+def digest_of(args: tuple[Any, ...]) -> str:
+    """Tells calls of one function apart by their arguments; empty where these have no stable form."""
+    try:
+        return hashlib.blake2b(_plain.encode(args), digest_size=8).hexdigest()
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return ""
+
+
+# -- values and budgets -----------------------------------------------------------------------------
+
+
+def value(attempt: Attempt, name: str, make: Callable[[], Any]) -> Any:
+    """A value of the clock or of the dice, recorded."""
+    with attempt.places.open(name) as path:
+        record = attempt.places.lookup(Call(path, name, "value"))
+        if record is not None:
+            return attempt.served(record)
+        made, data = canon.pack(make(), name)
+        attempt.journal.hold(Draft(results=[StepRecord(attempt.key, path, name, value=data, kind="value")]))
+        return made
+
+
+def spend(attempt: Attempt, amounts: Mapping[str, float]) -> None:
+    """Counts what this step has used of the run's budgets, once."""
+    with attempt.places.open("spend") as path:
+        if attempt.places.lookup(Call(path, "spend", "value")) is not None:
+            return
+        clean = bounds.limits({n: a for n, a in amounts.items() if a != 0}, "spend", bounds.SPENT)
+        kept = StepRecord(attempt.key, path, "spend", value=canon.encode(canon.FrozenDict(clean)), kind="value")
+        attempt.journal.hold(Draft(facts=[ev.BudgetSpent(attempt.step, attempt.key, clean)], results=[kept]))
+
+
+async def afford(attempt: Attempt, path: str) -> None:
+    """Rests in a wait of kind ``budget`` if one of the run's budgets is spent (§8.5)."""
+    while attempt.run.budgets:
+        over = budgets.exceeded(attempt.run, attempt.journal.checkpoint.step, attempt.services.clock.now())
+        if over is None:
+            return
+        place = f"{path}?{over.name}={over.limit:g}"
+        if attempt.record(place) is not None:
+            return  # decided, and it was not extended: this step was allowed all the same
+        wait_id = ids.wait_id(attempt.run.run_id, attempt.step, attempt.key, place)
+        if all(w.wait_id != wait_id for w in attempt.run.waits):
+            attempt.journal.hold(Draft(facts=[ev.BudgetExceeded(over.name, over.used, over.limit)]))
+        prompt = f"The budget of {over.limit:g} {over.name} is spent. Extend it by {over.extend:g}?"
+        question = Ask(
+            kind=WaitKind.BUDGET, prompt=prompt, name=over.name, show=budgets.shown(over), default=over.extend, schema=budgets.EXTENSION, path=place
+        )
+        await request(attempt, question)
+
+
+__all__ = ["afford", "digest_of", "item", "spend", "step", "value", "waits"]
