@@ -19,7 +19,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import END, START, Goto, Send, any_of
 from holdfast.core.retry import Retry
-from holdfast.engine.calls.context import Context
+from holdfast.engine.calls.context import Context, current
 from holdfast.handle import Decision, Run, Schedule, Wait
 from holdfast.runtime import Runtime, run
 
@@ -56,6 +56,7 @@ __all__ = [
     "Wait",
     "any_of",
     "append",
+    "current",
     "flow",
     "last",
     "merge",
