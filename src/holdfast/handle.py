@@ -15,6 +15,7 @@ from holdfast.core.commit import LedgerRow
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Lease
+from holdfast.core.offers import NoWorker
 from holdfast.core.status import Condition, Status
 from holdfast.core.views import condition
 
@@ -99,12 +100,14 @@ class Wait(msgspec.Struct, frozen=True):
 class Run(Generic[S]):
     """A run at one moment: the folded record, its condition and its state. Never changes; ask the Runtime for a newer one."""
 
-    __slots__ = ("_blocked", "_lease", "_now", "_record", "_state", "_values", "deduplicated")
+    __slots__ = ("_blocked", "_lease", "_no_worker", "_now", "_record", "_state", "_values", "deduplicated")
 
     def __init__(
-        self, record: records.Run, lease: Lease, now: int, values: Mapping[str, Any], state: Any, *, deduplicated: bool = False, blocked: Blocked | None = None
+        self, record: records.Run, lease: Lease, now: int, values: Mapping[str, Any], state: Any, *, deduplicated: bool = False, blocked: Blocked | None = None,
+        no_worker: NoWorker | None = None,
     ) -> None:
         self._blocked = blocked
+        self._no_worker = no_worker
         self._record = record
         self._lease = lease
         self._now = now
@@ -129,6 +132,16 @@ class Run(Generic[S]):
     def blocked_by(self) -> str | None:
         """The run of its lane that a queued one waits behind now; where that was not looked up, the one it was queued behind."""
         return self._blocked.run_id if self._blocked is not None else self._record.blocked_by
+
+    @property
+    def blocked(self) -> Blocked | None:
+        """``blocked_by`` and ``blocked_why`` as they were looked up."""
+        return self._blocked
+
+    @property
+    def no_worker_for(self) -> NoWorker | None:
+        """The shape a due run wants, where workers of its queue are up and none can take it (§10.11)."""
+        return self._no_worker
 
     @property
     def blocked_why(self) -> str | None:

@@ -18,6 +18,7 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.evidence import Artifact, Postcondition, Report
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
+from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
@@ -65,13 +66,15 @@ class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Worker(msgspec.Struct, frozen=True):
-    """A process that holds leases, as ``leases`` shows it. Times are microseconds since 1970."""
+    """A process that holds leases, as ``leases`` shows it. Times are microseconds since 1970. ``offer``: what it works on; None where it is
+    no worker, but drives what it begins itself."""
 
     owner: str
     started_at: int
     expires_at: int
     alive: str
     runs: int = 0
+    offer: Offer | None = None
 
 
 class IntentCount(msgspec.Struct, frozen=True):
@@ -219,6 +222,9 @@ class Store(Outbox, Protocol):
 
         The proof is kept for as long as an open attempt that is not closed names the owner.
         """
+
+    async def offer(self, owner: str, offer: Offer) -> None:
+        """Notes what a worker works on, for as long as it is known (§10.11)."""
 
     async def load(self, run_id: str) -> Loaded | None: ...
 

@@ -558,13 +558,15 @@ class Runtime:
         on_report: Callable[[Report], Awaitable[None] | None] | None = None,
         stop: asyncio.Event | None = None,
         dispatch: bool = True,
+        upgrade: bool = False,
     ) -> None:
         """Works on due runs, fires schedules and sends intents until ``stop`` is set; with ``until_idle`` until nothing is due (§10).
 
-        With ``dispatch=False`` it leaves the intents to others.
+        With ``dispatch=False`` it leaves the intents to others. With ``upgrade`` it takes runs of its skills whatever shape they began in;
+        else those of its skills' shapes, and of shapes that these name in ``migrates=`` (§10.11).
         """
         await self._own()
-        worker = Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle)
+        worker = Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle, upgrade=upgrade)
         stopping = asyncio.Event()
         dispatcher = await self._dispatcher() if dispatch else None
         sending = asyncio.ensure_future(dispatcher.run(stop=stopping)) if dispatcher is not None and not until_idle else None
@@ -583,7 +585,7 @@ class Runtime:
         try:
             await worker.run()
             while until_idle and dispatcher is not None and await dispatcher.run(stop=stop, until_idle=True) and not (stop is not None and stop.is_set()):
-                await Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=True).run()
+                await Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=True, upgrade=upgrade).run()
         except BaseException:
             if sending is not None:
                 sending.cancel()

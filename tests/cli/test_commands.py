@@ -13,7 +13,7 @@ from tests.cli.conftest import Type
 from holdfast.cli.main import cli
 
 RECORD = {
-    "run_id", "thread_id", "skill_id", "skill_version", "queue", "not_before", "blocked_by", "wake_at", "status", "condition", "condition_class",
+    "run_id", "thread_id", "skill_id", "skill_version", "queue", "not_before", "blocked_by", "blocked_why", "no_worker_for", "wake_at", "status", "condition", "condition_class",
     "created_at", "started_at", "finished_at", "current_step_id", "checkpoint_head", "resume_from_checkpoint_id", "trace_id", "tenant_id",
     "environment", "versions", "policy_snapshot_id", "session_key", "lane", "priority", "job_id", "source_run_id", "source_checkpoint_id",
     "lineage_root", "parent_run_id", "stop_reason", "settled", "result", "error", "tags", "waits", "decisions", "active_handoff",
@@ -495,7 +495,7 @@ def test_an_old_copy_put_back_is_named_until_it_is_acknowledged(holdfast: Type) 
     assert "doctor --acknowledge" in said.err
     assert holdfast("doctor").code == 1
     done = holdfast("doctor", "--acknowledge", "--json")
-    assert (done.code, set(done.json)) == (0, {"ok", "runs", "acknowledged", "repairs", "problems"})
+    assert (done.code, set(done.json)) == (0, {"ok", "runs", "acknowledged", "repairs", "problems", "due_without_worker"})
     assert holdfast("approve", run_id).code == 0
 
 

@@ -112,11 +112,12 @@ def submit(
 @click.option("--concurrency", type=click.IntRange(1, 10_000), default=10, show_default=True, metavar="N", help="Runs at once.")
 @click.option("--queue", "queues", multiple=True, metavar="Q", help="A queue to work on; may be given more than once. [default: default]")
 @click.option("--until-idle", is_flag=True, help="End when nothing is due any more.")
+@click.option("--upgrade", is_flag=True, help="Take runs of these skills also where the skill's shape has changed since they began.")
 @click.option("--log", "log_format", type=click.Choice(sorted(logs.FORMATS)), help="Log each decision to standard error, as text or as JSON lines.")
 @click.option("--transports", metavar="TARGET", help="What sends its intents. [default: those of pyproject.toml]")
 @options(data=False, drives=True)
 def worker(
-    call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool, log_format: str | None, transports: str | None
+    call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool, upgrade: bool, log_format: str | None, transports: str | None
 ) -> int:
     """Claim and drive due runs until told to stop.
 
@@ -133,7 +134,7 @@ def worker(
         names = ", ".join(dict.fromkeys(s.id for s in chosen))
         click.echo(f"worker {rt.owner}: {names}, {concurrency} at once", err=True)
         work = asyncio.ensure_future(
-            rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, on_report=reported, stop=stop)
+            rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, upgrade=upgrade, on_report=reported, stop=stop)
         )
 
         def told(number: int) -> None:
@@ -163,6 +164,8 @@ def reported(report: Report) -> None:
         click.echo(f"{name}  {o.mark('bad')} {o.inline(error.line())}")
     elif error is not None:
         click.echo(f"{name}  {o.mark('bad')} {o.inline(f'{type(error).__name__}: {error}')}")
+    elif report.passed is not None:
+        click.echo(f"{name}  {o.mark('warn')} {o.inline(f'no_worker_for: {report.passed.said} ({report.passed.way_out(report.run_id)})')}")
     elif report.run is not None:
         why = f"  {o.inline(report.run.error.message, 200)}" if report.run.error is not None else ""
         click.echo(f"{report.run_id}  {o.inline(report.run.skill_id)}  {report.run.status}{why}")

@@ -49,7 +49,7 @@ def runs(call: Call, status: str | None, condition: str | None, skill: str | Non
     found, now, masks = over(call, act)
     more = found[-1].run_id if len(found) == limit else None
     if call.as_json:
-        o.emit({"runs": [masks.get(r.run_id, NOTHING).record(views.record(r.record, r.lease, now)) for r in found], "next_cursor": more})
+        o.emit({"runs": [masks.get(r.run_id, NOTHING).record(views.record(r.record, r.lease, now, r.blocked, r.no_worker_for)) for r in found], "next_cursor": more})
         return 0
     if not found:
         click.echo("no runs" if not (status or condition or skill or thread) else "no such runs")
@@ -78,6 +78,8 @@ def _about(run: Run[Any]) -> str:
         return o.inline(f"{wait.kind}: {wait.prompt or wait.name}", 120)
     if run.error is not None:
         return o.inline(f"{run.stop_reason}: {run.error.message}", 120)
+    if run.no_worker_for is not None:
+        return f"no worker for {run.no_worker_for.wanted}"
     if run.blocked_by:
         return f"behind {run.blocked_by}"
     return o.inline(run.stop_reason or "", 120)

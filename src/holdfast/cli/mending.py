@@ -12,6 +12,7 @@ from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, actor_option, options, over
 from holdfast.core.errors import Conflict, UsageError
+from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repair
 from holdfast.ports import Store, offers_health
 from holdfast.runtime import Runtime
@@ -94,7 +95,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     Exit code 0 if nothing is wrong in the end, else 1.
     """
 
-    async def act(rt: Runtime) -> tuple[list[Repair], Any]:
+    async def act(rt: Runtime) -> tuple[list[Repair], Any, int]:
         if acknowledge:
             await _file(rt.store, "acknowledge").acknowledge()
         done = []
@@ -111,18 +112,20 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
         left = await rt.check()
         if offers_health(rt.store):
             left.note(await rt.store.health())
-        return done, left
+        return done, left, await Checker(rt.store).idle()
 
-    done, left = over(call, act)
+    done, left, idle = over(call, act)
     shown = [pages.problem_view(p) for p in left]
     if call.as_json:
-        o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown})
+        o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle})
         return 0 if left.ok else 1
     if acknowledge:
         click.echo(f"{o.mark('ok')} acknowledged: the store takes writes again, under a new incarnation")
     for report in done:
         _tell(report)
     pages.problem_lines(shown)
+    if idle:
+        click.echo(f"{o.mark('warn')} no worker is up, and {idle} run(s) are due: holdfast worker TARGET")
     click.echo(f"{o.mark('ok' if left.ok else 'bad')} {'nothing is wrong' if not shown else f'{len(shown)} problems'} ({left.runs} runs)")
     return 0 if left.ok else 1
 

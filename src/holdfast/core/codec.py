@@ -20,6 +20,7 @@ from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat
 from holdfast.core.intents import Intent
+from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.waits import Wait
@@ -270,6 +271,20 @@ def encode_command(command: commands.AnyCommand) -> bytes:
 def decode_command(data: bytes) -> commands.AnyCommand:
     command: commands.AnyCommand = _strict(_decoder(commands.AnyCommand), data, "an inbox item")
     return command
+
+
+def encode_offer(offer: Offer) -> bytes:
+    return _encoder.encode(offer)
+
+
+def decode_offer(data: bytes) -> Offer:
+    """What a worker offers, as kept.
+
+    Raises:
+        EventUnreadable: damaged bytes.
+    """
+    offer: Offer = _strict(_decoder(Offer), data, "what a worker offers")
+    return offer
 
 
 def encode_intent(intent: Intent) -> bytes:

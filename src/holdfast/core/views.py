@@ -18,7 +18,9 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Boundary
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ErrorValue, EventUnreadable
+from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Alive, Lease, counter
+from holdfast.core.offers import NoWorker
 from holdfast.core.outcomes import OK, completes
 from holdfast.core.run import UNATTENDED, Run
 from holdfast.core.status import CLASSES, LIVE, Class, Condition, Status
@@ -113,7 +115,7 @@ def legacy(run: Run) -> dict[str, Any]:
     return {"status": "running", "result": None, "error": None}
 
 
-def record(run: Run, lease: Lease | None, now: int) -> dict[str, Any]:
+def record(run: Run, lease: Lease | None, now: int, blocked: Blocked | None = None, no_worker: NoWorker | None = None) -> dict[str, Any]:
     """The run record under the names of §3.1, all of them always present, and the lease beside it.
 
     ``result`` is a flow's value; a graph's result is its state, which the caller reads from the checkpoint.
@@ -126,7 +128,9 @@ def record(run: Run, lease: Lease | None, now: int) -> dict[str, Any]:
         "skill_version": run.skill_version,
         "queue": run.queue,
         "not_before": iso(run.not_before),
-        "blocked_by": run.blocked_by,
+        "blocked_by": run.blocked_by if blocked is None else blocked.run_id,
+        "blocked_why": None if blocked is None else blocked.why,
+        "no_worker_for": None if no_worker is None else {**msgspec.to_builtins(no_worker), "offered": list(no_worker.offered)},
         "wake_at": iso(run.wake_at),
         "status": str(run.status),
         "condition": word.value,

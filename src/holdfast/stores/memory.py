@@ -31,6 +31,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
 from holdfast.core.lease import Alive, Lease, Take
+from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
@@ -102,6 +103,7 @@ class MemoryStore:
         self._schedules: dict[str, Schedule] = {}
         self._workers: dict[str, _Worker] = {}
         self._dead: set[str] = set()
+        self._offers: dict[str, Offer] = {}
         self._acting: set[str] = set()  # retired while something of them still ran
         self._count = 0
         self._undo: list[Callable[[], None]] = []
@@ -343,7 +345,10 @@ class MemoryStore:
 
     async def workers(self) -> list[Worker]:
         held = [r.owner for r in self._runs.values()]
-        return [Worker(o, w.started_at, w.expires_at, self._alive(o).value, held.count(o)) for o, w in self._workers.items()]
+        return [Worker(o, w.started_at, w.expires_at, self._alive(o).value, held.count(o), self._offers.get(o)) for o, w in self._workers.items()]
+
+    async def offer(self, owner: str, offer: Offer) -> None:
+        self._offers = {o: kept for o, kept in self._offers.items() if o in self._workers} | {owner: offer}
 
     def _alive(self, owner: str) -> Alive:
         if owner in self._dead:

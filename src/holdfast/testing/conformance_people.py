@@ -14,6 +14,7 @@ from holdfast.core.commands import Cancel, Decide, LateResult
 from holdfast.core.commit import DedupClaim, InboxItem
 from holdfast.core.errors import Conflict, ErrorValue, InboxUnread, RunNotFound, TokenRefused
 from holdfast.core.lease import KEEP, RELEASE
+from holdfast.core.offers import Offer, Shape
 from holdfast.core.schedules import Change, Missed, Move, Schedule
 from holdfast.core.tokens import Token, hashed
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused, signal
@@ -42,6 +43,21 @@ async def case_marked(h: Harness) -> None:
     await mine.write(mine.commit(ev.NoteAdded("taken"), took=("signal:go:b",)))
     await other.complete(took=("signal:go:a",))
     assert await h.store.marked("w") == []
+
+
+@case
+async def case_offers(h: Harness) -> None:
+    """§10.11: what a worker works on is seen beside it, as it last said, for as long as it is known."""
+    await h.store.register("w", TTL)
+    await h.store.register("v", TTL)
+    offer = Offer(("default", "slow"), (Shape("skill", "1", "f", "/srv"), Shape("skill", "1", "g")))
+    await h.store.offer("w", Offer((), ()))
+    await h.store.offer("w", offer)
+    assert {w.owner: w.offer for w in await h.store.workers()} == {"w": offer, "v": None}
+    await h.store.retire("w")
+    await h.store.register("u", TTL)
+    await h.store.offer("u", Offer((), (), upgrade=True))
+    assert {w.owner: w.offer for w in await h.store.workers()} == {"v": None, "u": Offer((), (), upgrade=True)}
 
 
 @case

@@ -5,20 +5,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
 from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError, UsageError
+from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
 from holdfast.engine.base import cancels
 from holdfast.engine.base.services import Services, broke_off
+from holdfast.engine.base.standing import NOT_ENDED, lacking
 from holdfast.engine.drive.driver import loaded_driver
 from holdfast.engine.drive.release import driven, let_go
-from holdfast.ports import Claim
+from holdfast.ports import Claim, RunFilter
 from holdfast.workers.sweeper import Sweeper
 
 IDLE_SECONDS = 0.5
+PASS_SECONDS = 5.0
+MANY = 500
 STALL_SECONDS = 1.0
 BACK_OFF_SECONDS = 0.5  # after the first failure of the store; doubled after each more, up to the most
 MOST_SECONDS = 30.0
@@ -39,6 +44,7 @@ class Report(msgspec.Struct, frozen=True):
     run: Run | None
     error: BaseException | None = None
     schedule_id: str | None = None
+    passed: NoWorker | None = None
 
 
 class Trouble:
@@ -87,12 +93,17 @@ class Worker:
         on_report: Callable[[Report], Awaitable[None] | None] | None = None,
         until_idle: bool = False,
         schedules: bool = True,
+        upgrade: bool = False,
     ) -> None:
         self._services = services
         self._queues = tuple(queues)
         self._concurrency = concurrency
         self._on_report = on_report
         self._until_idle = until_idle
+        self._upgrade = upgrade
+        self._passed: set[str] = set()
+        self._offered: tuple[str, ...] = ()
+        self._looked = -math.inf
         self._sweeper = Sweeper(services, self._queues, self._unfired) if schedules else None
         self._running: set[asyncio.Task[Report]] = set()
         self._draining = asyncio.Event()
@@ -139,6 +150,7 @@ class Worker:
         try:
             while not self._draining.is_set():
                 try:
+                    await self._offer()
                     found = await self._turn()
                 except StoreError as e:
                     self._failed(e)
@@ -176,7 +188,7 @@ class Worker:
         more = await self._sweeper.sweep() if self._sweeper is not None else False
         room = await self._room()
         skills = services.skills
-        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=skills.shapes) if room > 0 else []
+        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=None if self._upgrade else skills.shapes) if room > 0 else []
         claims += await self._reclaimed(room - len(claims)) if room > 0 else []
         for claim in claims:
             services.driving.add(claim.run_id)
@@ -184,6 +196,8 @@ class Worker:
             cancels.serve(task)
             task.add_done_callback(lambda _: self._news.set())
             self._running.add(task)
+        if not claims:
+            await self._pass_over()
         if not claims and not more and not self._running and self._until_idle and room > 0:
             return None
         return bool(claims) or more
@@ -208,6 +222,26 @@ class Worker:
             rest.cancel()
             drain.cancel()
         await self._reap()
+
+    async def _offer(self) -> None:
+        """Tells the store what this worker works on, again where skills have been added."""
+        services = self._services
+        if self._offered != services.skills.shapes:
+            self._offered = services.skills.shapes
+            shapes = [Shape(p.id, p.version, f, services.workspace) for p in services.skills for f in (p.fingerprint, *p.migrates)]
+            await services.store.offer(services.owner, Offer(self._queues, tuple(shapes), self._upgrade))
+
+    async def _pass_over(self) -> None:
+        """Says once of each due run that no living worker of its queue can take it (§10.11)."""
+        services, now = self._services, self._services.clock.monotonic()
+        if now - self._looked < PASS_SECONDS and not self._until_idle:
+            return
+        self._looked = now
+        for run, lease in await services.store.runs(RunFilter(statuses=NOT_ENDED, limit=MANY)):
+            mine = not self._queues or run.queue in self._queues
+            if mine and run.run_id not in self._passed and (found := await lacking(services.store, run, lease)) is not None:
+                self._passed.add(run.run_id)
+                await self._tell(Report(run.run_id, None, passed=found))
 
     async def _room(self) -> int:
         """How many more runs may be claimed; one, to try with, while the store fails under what runs. Whoever cannot confirm its own
@@ -275,7 +309,7 @@ class Worker:
             loaded = await services.threads.load(claim.run_id)
             assert loaded is not None, "a claimed run is there"
             try:
-                driver = loaded_driver(services, loaded, claim)
+                driver = loaded_driver(services, loaded, claim, upgrade=self._upgrade)
             except (Rejected, UsageError) as e:
                 await let_go(services, claim.run_id, claim.fence, e, due=services.store.now() + REFUSED_US)
                 return Report(claim.run_id, None, e)

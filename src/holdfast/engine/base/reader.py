@@ -18,6 +18,7 @@ from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput
 from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Lease
 from holdfast.core.masks import NOTHING, Mask, mask
+from holdfast.core.offers import NoWorker
 from holdfast.core.progress import Progress
 from holdfast.core.status import TERMINAL, Condition, Status, parse
 from holdfast.engine.base import standing
@@ -57,12 +58,13 @@ class Reader:
     async def get(self, run_id: str) -> Run[Any]:
         """The run as it stands, with its state."""
         loaded = await self.loaded(run_id)
-        return self.handle(loaded, await standing.blocked(self._services, loaded.run, loaded.lease))
+        blocked = await standing.blocked(self._services, loaded.run, loaded.lease)
+        return self.handle(loaded, blocked, await standing.lacking(self._store, loaded.run, loaded.lease))
 
-    def handle(self, loaded: Loaded, blocked: Blocked | None = None) -> Run[Any]:
+    def handle(self, loaded: Loaded, blocked: Blocked | None = None, no_worker: NoWorker | None = None) -> Run[Any]:
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
         values = progress.checkpoint.values
-        return Run(loaded.run, loaded.lease, self._store.now(), values, self._view(loaded.run, values), blocked=blocked)
+        return Run(loaded.run, loaded.lease, self._store.now(), values, self._view(loaded.run, values), blocked=blocked, no_worker=no_worker)
 
     def ended(self, run: records.Run, values: Mapping[str, Any], fence: int) -> Run[Any]:
         """A run as its driver has just left it. What is live is what would be loaded (§4.5), so nothing is read back."""
@@ -96,7 +98,8 @@ class Reader:
             page = await self._store.runs(RunFilter(statuses=statuses, skill_id=skill_id, thread_id=thread_id, before=cursor, limit=limit))
             now = self._store.now()
             for run, lease in page:
-                handle: Run[Any] = Run(run, lease, now, {}, Values._view({}))
+                blocked, no_worker = await standing.blocked(self._services, run, lease), await standing.lacking(self._store, run, lease)
+                handle: Run[Any] = Run(run, lease, now, {}, Values._view({}), blocked=blocked, no_worker=no_worker)
                 if (wanted is None or handle.condition is wanted) and len(out) < limit:
                     out.append(handle)
             if len(page) < limit:
@@ -204,7 +207,8 @@ class Reader:
     async def record(self, run_id: str) -> dict[str, Any]:
         """The run record with every field of §3.1, as JSON-able values."""
         run, lease = await self.found(run_id)
-        return dict((await self._mask(run)).record(views.record(run, lease, self._store.now())))
+        blocked, no_worker = await standing.blocked(self._services, run, lease), await standing.lacking(self._store, run, lease)
+        return dict((await self._mask(run)).record(views.record(run, lease, self._store.now(), blocked, no_worker)))
 
     async def effects(self, run_id: str) -> list[Effect]:
         """The effect records of a run, oldest first (§6.4)."""

@@ -1,11 +1,12 @@
-"""What stands in a run's way: others in its lane (§4.16, §10.8)."""
+"""What stands in a run's way: others in its lane (§4.16, §10.8), or that nobody who is up can take it (§10.11)."""
 
 from __future__ import annotations
 
-from holdfast.core import lanes, views
+from holdfast.core import lanes, offers, views
 from holdfast.core.errors import FingerprintMismatch, SkillUnknown
 from holdfast.core.lanes import Blocked, Head, May
-from holdfast.core.lease import Lease
+from holdfast.core.lease import Alive, Lease
+from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.engine.base.services import Services
@@ -83,4 +84,18 @@ async def blocked(services: Services, run: Run, lease: Lease) -> Blocked | None:
     return said(judged(services, *ahead[0]), *ahead[0]) if ahead else None
 
 
-__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "said"]
+async def lacking(store: Store, run: Run, lease: Lease) -> NoWorker | None:
+    """Why no living worker of its queue takes a due run (§10.11); None where one can, and where none is up."""
+    now = store.now()
+    if run.terminal or lease.due is None or lease.due > now or lease.live(now):
+        return None
+    return offers.lacking(run, lease, await living(store), now)
+
+
+async def living(store: Store) -> list[Offer]:
+    """What the workers offer that are up."""
+    now = store.now()
+    return [w.offer for w in await store.workers() if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
+
+
+__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "lacking", "living", "said"]

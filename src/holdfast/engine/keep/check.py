@@ -12,7 +12,9 @@ from collections.abc import AsyncIterator
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_problem
 from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, RunNotFound, StoreCorrupt, UsageError
-from holdfast.ports import Evidence, Store, Upkeep, offers_upkeep
+from holdfast.core.run import Run
+from holdfast.engine.base import standing
+from holdfast.ports import Evidence, RunFilter, Store, Upkeep, offers_upkeep
 
 PAGE = 500
 MOST = 10_000
@@ -98,12 +100,28 @@ class Checker:
             raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
         return found
 
+    async def _nobody(self, evidence: Evidence) -> list[Problem]:
+        """A due run that no living worker of its queue can take (§10.11)."""
+        run, lease = evidence.run, evidence.lease
+        if not isinstance(run, Run) or lease is None or (lacking := await standing.lacking(self._store, run, lease)) is None:
+            return []
+        return [Problem("no_worker_for", "warning", lacking.said, lacking.way_out(run.run_id), run.run_id)]
+
+    async def idle(self) -> int:
+        """How many runs are due while no worker at all is up; 0 where one is."""
+        if await standing.living(self._store):
+            return 0
+        now = self._store.now()
+        found = await self._store.runs(RunFilter(statuses=standing.NOT_ENDED, limit=MOST))
+        return sum(1 for _, lease in found if lease.due is not None and lease.due <= now and not lease.live(now))
+
     async def _one(self, run_id: str, found: Findings) -> bool:
         evidence = await self._keeper.evidence(run_id)
         if evidence is None:
             return False
         diagnosis = await self.examine(evidence)
         found.note(merged(evidence, diagnosis))
+        found.note(await self._nobody(evidence))
         found.runs += 1
         found.events += evidence.tip.seq if evidence.tip is not None else 0
         return True

@@ -257,9 +257,13 @@ SELECT w.owner FROM holdfast.worker w WHERE w.owner <> %(owner)s AND (w.owner = 
   AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) LIMIT 1000;
 -- name: workers_delete
 DELETE FROM holdfast.worker w WHERE w.owner = ANY(%s::text[]) AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) RETURNING owner;
+-- name: offer_put
+INSERT INTO holdfast.offer (owner, data) VALUES (%s, %s) ON CONFLICT (owner) DO UPDATE SET data = excluded.data;
+-- name: offers_forget
+DELETE FROM holdfast.offer WHERE owner NOT IN (SELECT owner FROM holdfast.worker);
 -- name: workers
-SELECT w.owner, w.started_at, {expiry}, w.boot, (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner)
-FROM holdfast.worker w ORDER BY w.started_at, w.owner LIMIT 10000;
+SELECT w.owner, w.started_at, {expiry}, w.boot, (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner), o.data
+FROM holdfast.worker w LEFT JOIN holdfast.offer o ON o.owner = w.owner ORDER BY w.started_at, w.owner LIMIT 10000;
 -- name: lock_owned
 SELECT id FROM holdfast.run WHERE owner = %s ORDER BY bucket, id FOR NO KEY UPDATE;
 -- name: hand_back

@@ -45,6 +45,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease, OwnerId
+from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
@@ -473,7 +474,17 @@ class PostgresStore:
 
     async def workers(self) -> list[Worker]:
         (found,) = await self._ask((Q.workers, {"now": self._clock()}))
-        return [Worker(owner, started, expires, self._alive(owner, its).value, count) for owner, started, expires, its, count in found]
+        return [
+            Worker(owner, started, expires, self._alive(owner, its).value, count, None if data is None else codec.decode_offer(data))
+            for owner, started, expires, its, count, data in found
+        ]
+
+    async def offer(self, owner: str, offer: Offer) -> None:
+        async def work(db: Connection, sent: int) -> None:
+            await db.execute(Q.offers_forget)
+            await db.execute(Q.offer_put, (owner, codec.encode_offer(offer)))
+
+        await self._do(work)
 
     # -- reading ------------------------------------------------------------------------------------
 

@@ -181,6 +181,12 @@ DELETE FROM worker WHERE owner = ?1 AND NOT EXISTS (SELECT 1 FROM run WHERE owne
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker ORDER BY started_at LIMIT 10000;
 -- name: worker
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker WHERE owner = ?;
+-- name: offer_put
+INSERT INTO offer (owner, data) VALUES (?, ?) ON CONFLICT (owner) DO UPDATE SET data = excluded.data;
+-- name: offer_get
+SELECT (SELECT data FROM offer WHERE owner = ?);
+-- name: offers_forget
+DELETE FROM offer WHERE owner NOT IN (SELECT owner FROM worker);
 -- name: worker_runs
 SELECT count(*) FROM run WHERE owner = ?;
 -- name: hand_back

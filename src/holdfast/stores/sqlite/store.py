@@ -46,6 +46,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
+from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
@@ -443,9 +444,21 @@ class SqliteStore:
         db, now = self._read(), self._now()
         with mapped(self.path):
             return [
-                Worker(w.owner, w.started_at, now + self._owners.left(w), self._owners.alive(w).value, _one(db, Q.worker_runs, (w.owner,)))
+                Worker(w.owner, w.started_at, now + self._owners.left(w), self._owners.alive(w).value, _one(db, Q.worker_runs, (w.owner,)), self._offer(db, w.owner))
                 for w in self._owners.all(db)
             ]
+
+    def _offer(self, db: apsw.Connection, owner: str) -> Offer | None:
+        data = _one(db, Q.offer_get, (owner,))
+        return None if data is None else codec.decode_offer(data)
+
+    async def offer(self, owner: str, offer: Offer) -> None:
+        def work(committer: Committer) -> None:
+            with committer.writing():
+                committer.db.execute(Q.offers_forget)
+                committer.db.execute(Q.offer_put, (owner, codec.encode_offer(offer)))
+
+        await self._write().run(work)
 
     # -- reading ------------------------------------------------------------------------------------
 

@@ -211,6 +211,11 @@ CREATE TABLE holdfast.schedule (
   due         bigint,                -- null: paused
   data        bytea NOT NULL
 );
+-- What each worker works on: its queues, and the shapes of the skills it has.
+CREATE TABLE holdfast.offer (
+  owner text PRIMARY KEY,
+  data  bytea NOT NULL
+);
 CREATE INDEX schedule_due ON holdfast.schedule (due) WHERE due IS NOT NULL;
 
 -- Large results, kept once under the hash of their bytes, and who names which: a blob goes with the last of them.

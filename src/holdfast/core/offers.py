@@ -1,0 +1,62 @@
+"""What workers offer, and whether a due run finds none that can take it (§10.11). Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from holdfast.core.lease import Lease
+from holdfast.core.run import Run
+
+
+class Shape(msgspec.Struct, frozen=True, array_like=True):
+    """A shape in which a worker has a skill, or which it can go on with by a declared migration."""
+
+    skill_id: str
+    version: str
+    fingerprint: str
+    workspace: str | None = None
+
+
+class Offer(msgspec.Struct, frozen=True, array_like=True):
+    """What a worker works on. No ``queues``: all of them. ``upgrade``: it takes any shape of the skills it has."""
+
+    queues: tuple[str, ...]
+    shapes: tuple[Shape, ...]
+    upgrade: bool = False
+
+    def takes(self, run: Run) -> bool:
+        return any(s.skill_id == run.skill_id and (self.upgrade or s.fingerprint == run.fingerprint) for s in self.shapes)
+
+
+class NoWorker(msgspec.Struct, frozen=True):
+    """A due run that no living worker of its queue can take: the shape it wants, and those that are offered of its skill."""
+
+    skill_id: str
+    version: str
+    wanted: str
+    offered: tuple[str, ...] = ()
+    workspace: str | None = None
+
+    @property
+    def said(self) -> str:
+        have = f"they offer {', '.join(self.offered)}" if self.offered else "none has that skill"
+        return f"no living worker of its queue can take it: it wants {self.skill_id} v{self.version} ({self.wanted}), and {have}"
+
+    def way_out(self, run_id: str) -> str:
+        return f'declare migrates=("{self.wanted}",), start holdfast worker --upgrade, or: holdfast resume {run_id} --upgrade'
+
+
+def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWorker | None:
+    """Why nobody takes a run that is due; None where somebody can, where none is up at all, and where it is not due."""
+    if run.terminal or lease.live(now) or lease.due is None or lease.due > now:
+        return None
+    mine = [o for o in living if not o.queues or run.queue in o.queues]
+    if not mine or any(o.takes(run) for o in mine):
+        return None
+    offered = dict.fromkeys(s.fingerprint for o in mine for s in o.shapes if s.skill_id == run.skill_id)
+    return NoWorker(run.skill_id, run.skill_version, run.fingerprint, tuple(offered))
+
+
+__all__ = ["NoWorker", "Offer", "Shape", "lacking"]
