@@ -12,13 +12,17 @@ READY = b"Z\x00\x00\x00\x05"
 
 
 class Proxy:
-    """Listens in a folder of its own. ``cut`` arms it for the next message that holds ``needle``."""
+    """Listens in a folder of its own. ``cut`` arms it for the next message that holds ``needle``; ``answers`` counts round trips, ``marked`` the
+    messages that hold ``mark``."""
 
     def __init__(self, to: Path, database: str = "holdfast") -> None:
         self._to = to / ".s.PGSQL.5432"
         self.folder = Path(tempfile.mkdtemp(prefix="hf-px-", dir="/tmp"))
         self.url = f"postgresql:///{database}?host={self.folder}&user=holdfast"
         self.cuts = 0
+        self.answers = 0
+        self.marked = 0
+        self.mark = b"\0no message holds this"
         self._needle = b""
         self._after = False
         self._server: asyncio.AbstractServer | None = None
@@ -56,6 +60,7 @@ class Proxy:
 
         async def forth() -> None:
             while data := await reader.read(1 << 16):
+                self.marked += self.mark in data
                 if self._needle and self._needle in data:
                     self._needle = b""
                     self.cuts += 1
@@ -67,6 +72,7 @@ class Proxy:
 
         async def back() -> None:
             while data := await from_server.read(1 << 16):
+                self.answers += data.count(READY)
                 if muted.is_set():
                     if READY in data:
                         return

@@ -157,12 +157,15 @@ class Server:
         """A connection as superuser, each statement a transaction of its own."""
         return psycopg.connect(self.dsn(database, "postgres"), autocommit=True)
 
-    def fresh(self) -> str:
+    def fresh(self, database: str = "holdfast") -> str:
         """The URL of an empty store: what earlier tests left is deleted."""
-        with self.admin("holdfast") as db:
-            db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = 'holdfast' AND pid <> pg_backend_pid()")
+        with self.admin() as db:
+            if not db.execute("SELECT 1 FROM pg_database WHERE datname = %s", (database,)).fetchone():
+                db.execute(f"CREATE DATABASE {database} OWNER holdfast".encode())
+        with self.admin(database) as db:
+            db.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()", (database,))
             db.execute(_EMPTY)
-        return self.url
+        return f"postgresql:///{database}?host={self.folder}&user=holdfast"
 
 
 _EMPTY = """DO $$ DECLARE t text; BEGIN

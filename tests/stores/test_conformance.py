@@ -49,10 +49,24 @@ class Postgres:
         self.store.abandon(owner)
 
 
-Harnesses = type[Memory] | type[Sqlite] | type[Workspace] | type[Postgres]
+class Partitioned:
+    """Runs, logs and inboxes over four tables each, in a database of its own; and as behind a pooler, without prepared statements."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.store = PostgresStore(shared().fresh("partitioned") + "&partitions=4&pooler=transaction", now=self.clock)
+
+    def kill(self, owner: str) -> None:
+        self.store.abandon(owner)
 
 
-@pytest.mark.parametrize("harness", [Memory, Sqlite, Workspace, Postgres], ids=lambda h: h.__name__.lower())
+Harnesses = type[Memory] | type[Sqlite] | type[Workspace] | type[Postgres] | type[Partitioned]
+
+
+STORES = [Memory, Sqlite, Workspace, Postgres, pytest.param(Partitioned, marks=pytest.mark.heavy)]
+
+
+@pytest.mark.parametrize("harness", STORES, ids=lambda h: h.__name__.lower())
 @pytest.mark.parametrize("name", CASES)
 def test_conformance(name: str, harness: Harnesses, tmp_path: Path) -> None:
     async def run() -> None:

@@ -1,0 +1,80 @@
+"""What only the store over PostgreSQL has: counts of round trips, URLs, and warnings about its server."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+from tests.postgres.proxy import Proxy
+from tests.postgres.server import shared
+
+from holdfast import Graph, Runtime, State
+from holdfast.core.errors import StoreError, UsageError
+from holdfast.stores import PostgresStore, open_url
+
+
+class Line(State):
+    n: int = 0
+    text: str = ""
+
+
+def line(steps: int) -> Graph[Line]:
+    graph = Graph("line", Line, version=str(steps))
+
+    async def node(state: Line) -> dict[str, Any]:
+        return {"n": state.n + 1, "text": "x" * 200}
+
+    for i in range(steps):
+        graph.node(f"s{i}", start=i == 0, after=None if i == 0 else f"s{i - 1}")(node)
+    return graph
+
+
+async def test_a_step_is_one_statement_and_one_round_trip() -> None:
+    """Exact counts come first: what a lone step makes durable goes to the server in one message, and one answer comes back."""
+    shared().fresh()
+    async with Proxy(shared().folder) as proxy, Runtime(proxy.url + "&listen=") as rt:
+        proxy.mark = b"x" * 200
+        await rt.invoke(line(5), {})
+        counted = []
+        for steps in (20, 40):
+            before = proxy.marked
+            run = await rt.invoke(line(steps), {})
+            assert run.state.n == steps
+            counted.append(proxy.marked - before)
+        assert counted[1] - counted[0] == 20
+
+
+async def test_steps_of_many_runs_share_round_trips() -> None:
+    shared().fresh()
+    async with Proxy(shared().folder) as proxy, Runtime(proxy.url + "&listen=") as rt:
+        graph = line(20)
+        await rt.invoke(graph, {})
+        before = proxy.answers
+        runs = await asyncio.gather(*[rt.invoke(graph, {}) for _ in range(50)])
+        assert all(run.status == "completed" for run in runs)
+        assert proxy.answers - before < 50 * 20 / 2, "births and ends included"
+
+
+@pytest.mark.parametrize("url", ["postgresql://h/d?pooler=maybe", "postgresql://h/d?partitions=many", "postgresql://h/d?no_such_option=1"])
+def test_a_url_that_is_not_understood(url: str) -> None:
+    with pytest.raises(UsageError):
+        open_url(url)
+
+
+async def test_a_server_that_is_not_there_is_said_so_without_the_password() -> None:
+    store = open_url("postgresql://ann:secret@127.0.0.1:1/none")
+    assert "secret" not in store.url
+    with pytest.raises(StoreError) as caught:
+        await store.open()
+    assert "secret" not in caught.value.line()
+
+
+async def test_a_server_that_is_not_durable_is_warned_of() -> None:
+    store = PostgresStore(shared().fresh())
+    await store.open()
+    warned = {(p.code, p.severity) for p in await store.health()}
+    assert {("server_not_durable", "warning"), ("vacuum_behind", "warning")} <= warned
+    assert abs(store.now() - time.time_ns() // 1000) < 5_000_000
+    await store.close()
