@@ -98,6 +98,7 @@ class Worker:
         self._services = services
         self._queues = tuple(queues)
         self._concurrency = concurrency
+        services.pool.size = max(services.pool.size, concurrency)
         self._on_report = on_report
         self._until_idle = until_idle
         self._upgrade = upgrade
