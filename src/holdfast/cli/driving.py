@@ -75,7 +75,7 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
             try:
                 await watched(rt, made.run_id, rt.resume(made.run_id), progress)
             except LaneBlocked as e:  # it is queued, and goes on when its turn comes
-                click.echo(e.line(), err=True)
+                click.echo(o.inline(e.line()), err=True)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 
     return pages.finish(call, over(call, act, [chosen.skill], make=True))
@@ -197,7 +197,7 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
         try:
             await watched(rt, run_id, going, progress, before.version)
         except NothingEligible as e:  # the answer lists the open waits (§7.1)
-            click.echo(e.line(), err=True)
+            click.echo(o.inline(e.line()), err=True)
         return await pages.run_object(rt, run_id)
 
     return pages.finish(call, over(call, act))

@@ -130,7 +130,7 @@ def events(call: Call, run_id: str, after: int, limit: int | None, follow: bool)
         if not follow:
             return await rt.events(run_id, after, limit=limit)
         async for event in rt.events(run_id, after, follow=True, limit=limit):
-            click.echo(json.dumps(_event(event), ensure_ascii=False) if call.as_json else _event_line(event))
+            click.echo(o.as_json(_event(event)) if call.as_json else _event_line(event))
         return []
 
     found = over(call, act)

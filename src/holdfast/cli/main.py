@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from typing import TextIO, cast
 
 import click
 
 import holdfast
-from holdfast.cli import deciding, driving, explaining, keeping, looking, mending, operating, scheduling, showcase, starting
+from holdfast.cli import deciding, driving, explaining, keeping, looking, mending, operating, output, scheduling, showcase, starting
 from holdfast.cli.session import DEBUG, Commands
 
 HELP = """Durable runs: graphs and flows that survive.
@@ -52,4 +53,5 @@ for title, commands in SECTIONS.items():
 
 def main() -> None:
     """The entry point of ``holdfast`` and ``python -m holdfast``."""
+    sys.stdout, sys.stderr = cast(TextIO, output.Shown(sys.stdout)), cast(TextIO, output.Shown(sys.stderr))
     cli.main(args=sys.argv[1:], prog_name="holdfast")

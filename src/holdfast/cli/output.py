@@ -9,12 +9,13 @@ from __future__ import annotations
 import datetime as dt
 import json
 import os
+import re
 import shutil
 import sys
 import textwrap
 import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
 import click
 
@@ -46,7 +47,13 @@ _MARK_COLOURS = {"ok": "green", "bad": "red", "ask": "yellow", "part": "yellow",
 
 def emit(data: Mapping[str, Any]) -> None:
     """One JSON object on stdout; indented where a person looks."""
-    click.echo(json.dumps(data, ensure_ascii=False, indent=2 if sys.stdout.isatty() else None, default=str))
+    click.echo(as_json(data, indent=2 if sys.stdout.isatty() else None))
+
+
+def as_json(data: Any, indent: int | None = None) -> str:
+    """JSON in which no character moves a cursor or turns a line around: those are escaped, as JSON has it."""
+    text = json.dumps(data, ensure_ascii=False, indent=indent, default=str)
+    return "".join([c if c == "\n" or not _obeyed(c) else json.dumps(c)[1:-1] for c in text])
 
 
 def shown(value: Any) -> Any:
@@ -78,9 +85,46 @@ def mark(kind: str) -> str:
     return paint(fine, _MARK_COLOURS.get(kind))
 
 
+def _obeyed(c: str) -> bool:
+    """Whether a terminal would obey a character rather than show it: control characters, bidi overrides, line separators."""
+    return c < " " or (c > "~" and (unicodedata.category(c)[0] == "C" or c in "\u2028\u2029"))
+
+
+def _visible(c: str) -> str:
+    return c.encode("unicode_escape").decode()
+
+
 def clean(text: object) -> str:
     """Text of a run made safe to print: control characters are shown, not obeyed."""
-    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape").decode() for c in str(text))
+    return "".join([c if c in "\n\t" or not _obeyed(c) else _visible(c) for c in str(text)])
+
+
+_OURS = re.compile(r"\x1b\[[0-9;]*m|\r\x1b\[2K|[\n\t]")
+
+
+def shown_raw(text: str) -> str:
+    """What may go to a terminal as it is: our own colours and the progress line's own return; anything else that it would obey is shown."""
+    out, at = [], 0
+    for own in _OURS.finditer(text):
+        out += [c if not _obeyed(c) else _visible(c) for c in text[at : own.start()]]
+        out.append(own[0])
+        at = own.end()
+    out += [c if not _obeyed(c) else _visible(c) for c in text[at:]]
+    return "".join(out)
+
+
+class Shown:
+    """The one way to the terminal: a stream whose writes pass ``shown_raw``, whoever makes them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> int:
+        self._stream.write(text if text.isprintable() else shown_raw(text))
+        return len(text)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
 
 
 def inline(text: object, limit: int = 0) -> str:

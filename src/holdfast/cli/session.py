@@ -21,6 +21,7 @@ from urllib.parse import unquote
 import click
 
 from holdfast.authoring import Skill, Tool
+from holdfast.cli import output as o
 from holdfast.cli.targets import setting
 from holdfast.core import canon
 from holdfast.core.errors import HoldfastError, InvalidInput, NotFound, UsageError
@@ -370,4 +371,4 @@ def _ended(act: Callable[[], Any]) -> int:
 
 
 def _say(line: str) -> None:
-    click.echo(" ".join(line.split()), err=True)
+    click.echo(o.inline(line), err=True)
