@@ -12,11 +12,12 @@ from typing import Any, Generic, TypeVar
 from msgspec.structs import replace
 
 from holdfast.authoring import Skill
-from holdfast.core import canon, ids, views
+from holdfast.core import canon, ids
 from holdfast.core import events as ev
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import EffectConflict, EffectInProgress, ErrorValue, InvalidInput, NotDecidable, NotFound
 from holdfast.core.status import parse
+from holdfast.engine.base import histories
 from holdfast.engine.desk.door import Request
 from holdfast.engine.drive.edits import Patches
 from holdfast.engine.look.blobs import whole
@@ -174,32 +175,22 @@ class CheckpointSaver(_Port):
         if run is None:
             raise NotFound(f"no run in the thread {thread_id!r}", hint="invoke the skill on it first")
         await self._patches.state(run.run_id, snapshot.get("values", snapshot), actor=actor, reason=reason)
-        return _snapshot(await self._rt.checkpoint(run.run_id))
+        return histories.snapshot(await self._rt.checkpoint(run.run_id))
 
     async def get(self, thread_id: str) -> dict[str, Any] | None:
         """The newest snapshot of the thread."""
         run = await self._newest(thread_id)
         if run is None or run.checkpoint_head is None:
             return None
-        return _snapshot(await self._rt.checkpoint(run.run_id))
+        return histories.snapshot(await self._rt.checkpoint(run.run_id))
 
     async def get_history(self, thread_id: str) -> list[dict[str, Any]]:
         """All snapshots of the thread, oldest first."""
-        runs = await self._rt.runs(thread_id=thread_id, limit=500)
-        return [_snapshot(c) for run in reversed(runs) for c in await self._rt.checkpoints(run.run_id)]
+        return await self._rt.history(thread_id)
 
     async def _newest(self, thread_id: str) -> Run[Any] | None:
         found = await self._rt.runs(thread_id=thread_id, limit=1)
         return found[0] if found else None
-
-
-def _snapshot(view: CheckpointView) -> dict[str, Any]:
-    return {
-        "values": canon.thaw(view.values),
-        "metadata": canon.thaw(view.metadata),
-        "createdAt": views.iso(int(view.created_at.timestamp() * 1_000_000)),
-        "nextTasks": list(view.pending_tasks),
-    }
 
 
 class KernelExecutor(_Port):

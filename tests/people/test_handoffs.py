@@ -129,7 +129,7 @@ async def test_the_first_resume_only_asks_again() -> None:
     world, graph = World(), judged(works=True)
     async with world.runtime(graph) as rt:
         run = await rt.invoke(graph, unattended=True)
-        assert (run.status, run.stop_reason, run.settled, run.condition) == ("canceled", "unattended_handoff", False, "cancelled")
+        assert (run.status, run.stop_reason, run.settled, run.condition) == ("canceled", "unattended_handoff", False, "halted")
         asked = next(e.payload["wait"] for e in await rt.events(run.run_id) if e.type == "wait.requested")
         started = len([e for e in await rt.events(run.run_id) if e.type.startswith("step.")])
         run = await rt.resume(run.run_id)

@@ -38,7 +38,7 @@ from holdfast.core.errors import (
     coded,
 )
 from holdfast.core.outcomes import Terminal
-from holdfast.core.run import Run, fold_all
+from holdfast.core.run import UNATTENDED, Run, fold_all
 from holdfast.core.status import LIVE, RESUMABLE, TERMINAL, Status
 from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
 
@@ -351,8 +351,8 @@ def mark_run_canceled(run: Run) -> Facts:
 def mark_run_unattended(run: Run, waits: tuple[Wait, ...]) -> Facts:
     """Nobody is there for an authoritative question: the run stops with a named reason and keeps what was asked (§5.17)."""
     kept = tuple(w.wait_id for w in waits)
-    closed = tuple(ev.WaitClosed(w.wait_id, "unattended_handoff") for w in run.waits if w.wait_id not in kept)
-    return (*(ev.WaitRequested(w) for w in waits), *closed, ev.RunCanceled(stop_reason="unattended_handoff", settled=False, rearms=kept))
+    closed = tuple(ev.WaitClosed(w.wait_id, UNATTENDED) for w in run.waits if w.wait_id not in kept)
+    return (*(ev.WaitRequested(w) for w in waits), *closed, ev.RunCanceled(stop_reason=UNATTENDED, settled=False, rearms=kept))
 
 
 def mark_run_failed(run: Run, reason: str, error: ErrorValue) -> Facts:

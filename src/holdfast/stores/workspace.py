@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import blobs, canon, codec, views
+from holdfast.core import blobs, canon, codec, describe, views
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
@@ -507,7 +507,7 @@ class WorkspaceStore(MemoryStore):
             if isinstance(event.fact, ev.WaitDecided | ev.WaitTimedOut):
                 path = self._at(commit.run.run_id, "decisions", f"{event.seq}.json")
                 with contextlib.suppress(OSError):
-                    self._replace(path, _json({"seq": event.seq, **views.decision_view(event.fact.decision)}))
+                    self._replace(path, _json({"seq": event.seq, **describe.plain(describe.decision(event.fact.decision))}))
 
     async def put(self, item: InboxItem) -> InboxItem:
         self._usable(item.run_id)
@@ -855,7 +855,7 @@ class WorkspaceStore(MemoryStore):
                 self._replace(os.path.join(folder, "checkpoints", f"{name}.json"), data)
             for event in codec.open_row(log).events:
                 if isinstance(event.fact, ev.WaitDecided | ev.WaitTimedOut):
-                    shown = {"seq": event.seq, **views.decision_view(event.fact.decision)}
+                    shown = {"seq": event.seq, **describe.plain(describe.decision(event.fact.decision))}
                     self._replace(os.path.join(folder, "decisions", f"{event.seq}.json"), _json(shown))
         besides: list[tuple[str, Sequence[Any]]] = [
             ("effects", d.effects), ("intents", d.intents), ("ledger", d.ledger), ("claims", d.claims), ("inbox", d.inbox),

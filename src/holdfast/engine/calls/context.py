@@ -405,6 +405,8 @@ class Context:
             if due:
                 await self._pause(due)
             attempt += 1
+            if attempt > 1:
+                self._journal.hold(Draft(facts=[ev.AttemptStarted(self._step, self._key, attempt, self._services.owner, path)]))
             try:
                 with scopes.attempting(path, attempt):
                     value, data = canon.pack(await act(), f"{name}()")

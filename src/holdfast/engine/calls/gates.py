@@ -51,10 +51,13 @@ async def before(ctx: Any, node: Node, state: Any) -> None:
         Halted: it may not. Suspend: a person is asked.
     """
     policy: Policy | None = ctx._services.policy
-    if policy is None and node.gate is None:
-        return
     journal = ctx._journal
     place = f"{ctx._root.prefix}{PLACE}"
+    if node.capabilities and journal.record(ctx._key, f"{place}/capabilities") is None:
+        chosen = StepRecord(ctx._key, f"{place}/capabilities", PLACE, kind="capability")
+        journal.hold(Draft(facts=[ev.CapabilitySelected(ctx._key, c) for c in node.capabilities], results=[chosen]))
+    if policy is None and node.gate is None:
+        return
     snapshot = policy.snapshot_id if policy is not None else ""
     known = journal.record(ctx._key, place)
     passed = canon.decode(known.value) if known is not None and known.kind == "gate" else None
