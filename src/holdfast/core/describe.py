@@ -139,6 +139,7 @@ class WaitView(Shape, frozen=True, kw_only=True):
     effect_id: str | None
     cascade: bool
     covers: str
+    reads: JSON
     key: str | None
     request_hash: str | None
     attempted_at: str | None
@@ -375,6 +376,7 @@ def wait(of: Wait, effect: Effect | None = None, *, status: Status | None = None
         effect_id=of.effect_id,
         cascade=of.cascade,
         covers=of.covers,
+        reads=shown(of.reads),
         key=None if effect is None else effect.key,
         request_hash=None if effect is None else effect.request_hash,
         attempted_at=None if effect is None else iso(effect.attempted_at),
