@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.calendar import CALENDAR
 from holdfast.core import describe, views
 from holdfast.core.checkpoint import Checkpoint
-from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound, ScheduleNotFound
+from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound, ScheduleNotFound, UnknownStatus
 from holdfast.core.graph import Program
 from holdfast.core.lease import Lease
 from holdfast.core.masks import HIDDEN, NOTHING, Mask
@@ -381,7 +381,12 @@ def skills(programs: Iterable[Program]) -> list[describe.SkillView]:
 
 
 def _statuses(wanted: Wanted) -> tuple[str, ...] | None:
-    return (parse(wanted.status).value,) if wanted.status else None
+    if not wanted.status:
+        return None
+    try:
+        return (parse(wanted.status).value,)
+    except UnknownStatus as e:
+        raise InvalidInput(e.message, hint=e.hint) from None
 
 
 def _condition(word: str | None) -> Condition | None:
