@@ -71,6 +71,7 @@ from holdfast.outbox.links import Links
 from holdfast.outbox.transports import routes
 from holdfast.outbox.webhook import Webhook
 from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Rested, Store, offers_copies
+from holdfast.shelf import Shelf
 from holdfast.stores import open_url
 from holdfast.tools import LocalRunner
 from holdfast.workers.worker import Report, Worker
@@ -303,6 +304,11 @@ class Runtime:
     def transports(self) -> tuple[str, ...]:
         """The types of intents that are sent from here."""
         return tuple(self._routes)
+
+    @property
+    def opened(self) -> bool:
+        """Whether it stands between ``__aenter__`` and ``close``."""
+        return self._open
 
     @property
     def owner(self) -> str:
@@ -1069,6 +1075,10 @@ class Runtime:
     async def effects(self, run_id: str) -> list[Effect]:
         """The effect records of a run, oldest first (§6.4)."""
         return await self._reader.effects(run_id)
+
+    def shelf(self, name: str) -> Shelf:
+        """Rows of others, kept in the same store (§19.2)."""
+        return Shelf(self._store, name)
 
     @property
     def look(self) -> Looker:

@@ -78,7 +78,7 @@ def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
     found = tables(path)["vouch"]
     beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
-    return {**before, "blob_use": [], "carry": [], "vouch": found}
+    return {**before, "blob_use": [], "carry": [], "shelf": [], "vouch": found}
 
 
 def tables(path: Path, skip: tuple[str, ...] = ()) -> dict[str, list[Any]]:
