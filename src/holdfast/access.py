@@ -130,6 +130,11 @@ class Tokens:
             out += [_decode(data) for _, data in page]
         return out
 
+    async def holds(self, access: Access, *, now: int) -> bool:
+        """Whether a token that was known once still holds."""
+        data = await self._shelf.get(access.id)
+        return data is not None and _decode(data).live(now)
+
     async def revoke(self, token_id: str, *, now: int) -> Access:
         """Ends a token at once.
 

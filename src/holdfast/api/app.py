@@ -12,13 +12,14 @@ import contextlib
 import hashlib
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute
@@ -27,11 +28,12 @@ from starlette.routing import Route as Path
 from holdfast.access import NOBODY, SHELF, Access, Scope, Tokens, Unauthorized
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.problems import Stopped, headers, problem, status_of
-from holdfast.api.table import ROUTES, Answer, Call, Route
+from holdfast.api.table import ROUTES, Answer, Call, Route, went_on
 from holdfast.core.bounds import text
 from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict
 from holdfast.engine.look.looker import Wanted
 from holdfast.runtime import Runtime
+from holdfast.ui import Pages
 
 log = logging.getLogger("holdfast.api")
 ANSWERS = "holdfast.answers"
@@ -75,6 +77,13 @@ class Api:
             return self._given.get(token)
         tokens = self._given if isinstance(self._given, Tokens) else Tokens(self.rt.shelf(SHELF))
         return await tokens.known(token, now=self.rt.store.now())
+
+    async def holds(self, access: Access) -> bool:
+        """Whether a token that was known once still holds."""
+        if isinstance(self._given, Mapping):
+            return access in self._given.values()
+        tokens = self._given if isinstance(self._given, Tokens) else Tokens(self.rt.shelf(SHELF))
+        return await tokens.holds(access, now=self.rt.store.now())
 
     async def access(self, request: Request) -> Access:
         """Who calls.
@@ -262,12 +271,9 @@ class Envelope:
                 await failed(Stopped(500, "internal", "something went wrong here", hint=f"the log has it under {mark.decode()}"))(scope, receive, sending)
 
 
-Pages = Callable[[Api], list[BaseRoute]]
-
-
 def app(
-    rt: Runtime, *, tokens: Tokens | Mapping[str, Access] | bool | None = None, pages: bool | Pages = True, open_metrics: bool = False,
-    drives: Callable[[asyncio.Event], Awaitable[None]] | None = None,
+    rt: Runtime, *, tokens: Tokens | Mapping[str, Access] | bool | None = None, pages: bool = True, open_metrics: bool = False,
+    drives: Callable[[asyncio.Event], Awaitable[None]] | None = None, hosts: Sequence[str] | None = None,
 ) -> Starlette:  # fmt: skip
     """The API of a runtime as an ASGI application, on its own or mounted in another.
 
@@ -275,6 +281,7 @@ def app(
         tokens: by default those of the store; False asks for none and is for loopback only; a mapping gives each token its ``Access``.
         pages: the operator's pages too.
         open_metrics: ``/metrics`` asks for no token.
+        hosts: the names under which it is asked; any, if not given. Without tokens they keep other sites' names for this machine out.
         drives: runs beside the server until its event is set: a worker.
     """
     api = Api(rt, tokens, open_metrics=open_metrics)
@@ -297,7 +304,7 @@ def app(
     every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"]
     routes: list[BaseRoute] = [Path(_starlette(path), endpoint(rows), methods=every) for path, rows in by_path.items()]
     if pages:
-        routes += made_pages(api) if pages is True else pages(api)
+        routes += made_pages(api)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -317,6 +324,8 @@ def app(
                     await asyncio.wait(pending, timeout=20)
 
     made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    if hosts is not None:
+        made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
     made.add_middleware(Envelope)
     made.state.api = api
     return made
@@ -333,7 +342,12 @@ async def _no_route(request: Request, error: Exception) -> Response:
 
 
 def made_pages(api: Api) -> list[BaseRoute]:
-    return []
+    """The operator's pages over the same runtime and tokens."""
+
+    async def go_on(run_id: str, options: dict[str, Any]) -> None:
+        await went_on(api.rt, run_id, api.jobs, **options)
+
+    return Pages(api.rt, api.known, api.holds, go_on, asks=api.asks).routes()
 
 
 __all__ = ["Api", "app", "failed"]

@@ -402,23 +402,33 @@ async def cancel_run(c: Call) -> Answer:
 async def resume_run(c: Call) -> Answer:
     """Answers once the run goes on, or is refused; who drives it to its rest is the server itself, behind the answer."""
     body: b.Resume = c.body
-    before = await _mine(c)
-    job = asyncio.ensure_future(
-        c.rt.resume(c.run_id, actor=c.actor, acknowledge=body.acknowledge, force=body.force, wait=False, upgrade=body.upgrade)
-    )
-    c.jobs.add(job)
-    job.add_done_callback(c.jobs.discard)
+    await _mine(c)
+    await went_on(c.rt, c.run_id, c.jobs, actor=c.actor, acknowledge=body.acknowledge, force=body.force, upgrade=body.upgrade)
+    return await _shown(c, c.run_id)
+
+
+async def went_on(
+    rt: Runtime, run_id: str, jobs: set[asyncio.Task[Any]], *, actor: str, acknowledge: str | None = None, force: bool = False, upgrade: bool = False
+) -> None:
+    """Returns once the run goes on; it is driven to its rest behind that.
+
+    Raises:
+        HoldfastError: by what stands against it.
+    """
+    before, _ = await rt.look.found(run_id)
+    job = asyncio.ensure_future(rt.resume(run_id, actor=actor, acknowledge=acknowledge, force=force, wait=False, upgrade=upgrade))
+    jobs.add(job)
+    job.add_done_callback(jobs.discard)
     until = time.monotonic() + SETTLE_SECONDS
     while not job.done() and time.monotonic() < until:
         await asyncio.wait({job}, timeout=0.02)
-        run, _ = await c.rt.look.found(c.run_id)
+        run, _ = await rt.look.found(run_id)
         if run.version != before.version:
             break
     if job.done():
         job.result()
     else:
         job.add_done_callback(_heard)
-    return await _shown(c, c.run_id)
 
 
 def _heard(job: asyncio.Task[Any]) -> None:
@@ -537,4 +547,4 @@ ROUTES: tuple[Route, ...] = (
 )
 
 
-__all__ = ["ROUTES", "Answer", "Call", "Route", "resting"]
+__all__ = ["ROUTES", "Answer", "Call", "Route", "resting", "went_on"]

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from holdfast.calendar import CALENDAR
 from holdfast.core import describe, views
 from holdfast.core.checkpoint import Checkpoint
-from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound, ScheduleNotFound, UnknownStatus
+from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound, ScheduleNotFound, TokenRefused, UnknownStatus
 from holdfast.core.graph import Program
 from holdfast.core.lease import Lease
 from holdfast.core.masks import HIDDEN, NOTHING, Mask
@@ -25,6 +25,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, WAITING, Condition, Status, parse
+from holdfast.core.tokens import hashed
 from holdfast.engine.look.snapshot import Check, Snapshot, found, snapshot
 from holdfast.engine.look.threads import Threads
 from holdfast.handle import when
@@ -219,6 +220,22 @@ class Looker:
             hidden = await self.mask(run)
             out += [describe.masked(describe.wait(w, effects.get(w.effect_id or ""), status=run.status), hidden) for w in run.waits]
         return out, page[-1][0].run_id if len(page) == limit else None
+
+    async def linked(self, secret: str) -> describe.WaitView:
+        """The wait that a link answers, for whoever holds it (§5.9).
+
+        Raises:
+            TokenRefused: unknown, used, expired, or its wait is closed.
+        """
+        token = await self._store.token(hashed(secret))
+        if token is None:
+            raise TokenRefused("the link is not known here", hint="ask for another")
+        token.refuse(self._store.now())
+        seen = await self.snapshot(token.run_id, check=False)
+        wait = next((w for w in seen.waits if w.wait_id == token.wait_id), None)
+        if wait is None:
+            raise TokenRefused(f"the question is closed; the run is {seen.run.status}", hint="nothing is left to answer")
+        return wait
 
     async def effects(self, tenant_id: str | None = None, *, statuses: Iterable[str] = (), limit: int = 100) -> list[describe.EffectView]:
         """Effect records of all runs, the newest first."""
