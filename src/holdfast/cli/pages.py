@@ -88,7 +88,9 @@ def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -
         case "queued":
             if run["blocked_by"]:
                 return [f"waits its turn behind {run['blocked_by']}"]
-            return [call.line("resume", run["run_id"], *target) + "    (or any worker that has the skill)"]
+            later = run["status"] == Status.PENDING and run["not_before"]
+            who = f"at once; a worker begins it at {o.clock(run['not_before'])}" if later else "(or any worker that has the skill)"
+            return [call.line("resume", run["run_id"], *target) + f"    {who}"]
         case "failed":
             if run["waits"]:
                 return []
