@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
+import functools
 import logging
 import os
 import pathlib
@@ -45,7 +46,7 @@ from holdfast.core.intents import Intent, IntentState, may_live, redriven, ruled
 from holdfast.core.lease import DEFAULT_TTL_US, Alive
 from holdfast.core.masks import Mask
 from holdfast.core.status import AT_REST, TERMINAL, Status, parse
-from holdfast.engine.base import histories
+from holdfast.engine.base import histories, standing
 from holdfast.engine.base.explanation import explained
 from holdfast.engine.base.failures import traced
 from holdfast.engine.base.heartbeat import Heartbeat
@@ -168,8 +169,9 @@ class Runtime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forks = machine.forks()
         self._entered = 0
-        self._looker = Looker(self._store, self._services.threads, self.check)
         self._routes = routes({"webhook": Webhook(), **door.transports(transports)})
+        blocks = functools.partial(standing.blocked, self._services)
+        self._looker = Looker(self._store, self._services.threads, self.check, self._routes, blocks)
         self._links = Links(self._store, lambda: base_url)
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries

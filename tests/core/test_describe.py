@@ -46,7 +46,7 @@ def test_the_legacy_view() -> None:
 
 
 SPEC = ["run_id", "thread_id", "skill_id", "skill_version", "queue", "not_before", "blocked_by", "wake_at", "status", "condition", "created_at", "started_at", "finished_at", "current_step_id", "checkpoint_head", "resume_from_checkpoint_id", "trace_id", "tenant_id", "environment", "versions", "policy_snapshot_id", "session_key", "lane", "priority", "job_id", "source_run_id", "source_checkpoint_id", "lineage_root", "parent_run_id", "stop_reason", "settled", "result", "error", "tags", "waits", "active_handoff", "cancel_requested_at", "version"]
-BESIDE = ["condition_class", "decisions", "fingerprint", "target", "schedule_id", "scheduled_at", "origin", "lease", "values"]
+BESIDE = ["condition_class", "decisions", "fingerprint", "target", "schedule_id", "scheduled_at", "origin", "blocked_why", "lease", "values"]
 
 
 def test_the_record_has_every_field_of_the_specification() -> None:
@@ -169,8 +169,8 @@ def test_an_effect_an_intent_and_a_ledger_row_show_every_field_of_their_records(
     assert intent["rulings"][0]["actor"] == "ada"
     dropped = plain(describe.intent(msgspec.structs.replace(open_, payload=b"")))
     assert (dropped["payload"], dropped["no_transport_for"]) == (None, None)
-    row = plain(describe.ledger(LedgerRow(RUN, "t", "k", raw(1), 7), "s"))
-    assert row == {"run_id": RUN, "step_id": "s", "topic": "t", "key": "k", "data": 1, "created_at": "1970-01-01T00:00:00.000007Z"}
+    row = plain(describe.ledger(LedgerRow(RUN, "t", "k", raw(1), 7, "s", 3)))
+    assert row == {"number": 3, "run_id": RUN, "step_id": "s", "topic": "t", "key": "k", "data": 1, "created_at": "1970-01-01T00:00:00.000007Z"}
 
 
 def test_a_run_with_its_values_shows_them_and_a_graphs_result() -> None:

@@ -128,10 +128,8 @@ async def test_the_ledger_is_read_page_by_page_over_all_runs() -> None:
             await rt.invoke(g, {"name": name})
         one = await rt.look.ledger(limit=2)
         two = await rt.look.ledger(limit=2, after=one.next_cursor)
-        assert [r.key for r in one.rows + two.rows] == ["c", "b", "a"] and two.next_cursor is None
-        assert [r.key for r in await rt.ledger(topic="greetings", key="b")] == ["b"] and await rt.ledger(topic="none") == []
-        with pytest.raises(InvalidInput, match="cursor"):
-            await rt.ledger(after="what")
+        assert [r.key for r in one.rows + two.rows] == ["a", "b", "c"] and two.next_cursor is None
+        assert [r.key for r in (await rt.look.ledger(topic="greetings", key="b")).rows] == ["b"] and (await rt.look.ledger(topic="none")).rows == []
 
 
 async def test_there_is_one_history() -> None:

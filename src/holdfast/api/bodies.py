@@ -192,7 +192,7 @@ class LedgerQuery(Body, frozen=True, kw_only=True):
     topic: str | None = None
     key: str | None = None
     limit: int = 100
-    cursor: str | None = None
+    cursor: int | None = None
 
 
 class HistoryQuery(Body, frozen=True, kw_only=True):
@@ -284,7 +284,7 @@ class Attempts(msgspec.Struct, frozen=True, kw_only=True):
 
 class Ledger(msgspec.Struct, frozen=True, kw_only=True):
     ledger: list[describe.LedgerView]
-    next_cursor: str | None = None
+    next_cursor: int | None = None
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True):

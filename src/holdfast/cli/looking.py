@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
@@ -12,7 +13,7 @@ import msgspec
 
 from holdfast.cli import drawing, lineage, pages, targets, times
 from holdfast.cli import output as o
-from holdfast.cli.session import Call, options, over, page, paged
+from holdfast.cli.session import Call, extra, options, over, page, paged
 from holdfast.core import describe
 from holdfast.core.describe import AttemptView, CheckpointView, RunView, StepView
 from holdfast.core.errors import SkillUnknown
@@ -108,8 +109,9 @@ def _about(run: RunView) -> str:
 @click.argument("run_id", metavar="RUN")
 @click.option("--full", is_flag=True, help="Steps, attempts, checkpoints, effects, intents, ledger and events too.")
 @click.option("--watch", is_flag=True, help="Go on as it changes, until it has ended; with --json, one object a line.")
+@click.option("--html", "page_file", type=click.Path(dir_okay=False), metavar="FILE", help="Write the run's page to one file, secrets hidden.")
 @options()
-def show(call: Call, run_id: str, full: bool, watch: bool) -> int:
+def show(call: Call, run_id: str, full: bool, watch: bool, page_file: str | None) -> int:
     """Show all there is to know of a run.
 
     Where it stands, what it waits for and what answers it, its error, problems, timeline, effects and values; all of one instant.
@@ -132,8 +134,29 @@ def show(call: Call, run_id: str, full: bool, watch: bool) -> int:
                 break
         return None
 
+    if page_file is not None:
+        return _page(call, run_id, page_file)
     if (told := over(call, act)) is not None:
         _show(call, *told, full)
+    return 0
+
+
+def _page(call: Call, run_id: str, file: str) -> int:
+    """Writes a run's page as one file that needs nothing else."""
+    alone = extra("holdfast.ui").alone
+
+    async def act(rt: Runtime) -> tuple[Snapshot, list[RunView]]:
+        seen = await rt.look.snapshot(run_id)
+        return seen, await rt.look.family(seen.run)
+
+    seen, family = over(call, act)
+    known = next((t.skill.program for t in targets.several(()) if t.skill.id == seen.run.skill_id), None)
+    text = alone(seen, None if known is None else describe.skill(known, seen.walk.progress.checkpoint), family, call.store)
+    Path(file).write_text(text, "utf-8")
+    if call.as_json:
+        o.emit({"run_id": run_id, "file": file, "bytes": len(text.encode())})
+    else:
+        click.echo(f"{file}  {len(text.encode())} bytes")
     return 0
 
 

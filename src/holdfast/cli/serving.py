@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-from importlib import import_module
 from typing import Any
 
 import click
@@ -12,7 +11,7 @@ import click
 from holdfast.access import SHELF, Access, Scope, Tokens
 from holdfast.cli import output as o
 from holdfast.cli import targets
-from holdfast.cli.session import Call, login, options, over
+from holdfast.cli.session import Call, extra, login, options, over
 from holdfast.cli.times import lasting
 from holdfast.core.errors import UsageError
 from holdfast.core.views import iso
@@ -21,14 +20,6 @@ from holdfast.runtime import Runtime
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 HOSTS = frozenset({*LOOPBACK, "[::1]"})
-
-
-def _api(name: str) -> Any:
-    """A module of the API, which comes with an extra."""
-    try:
-        return import_module(name)
-    except ImportError as e:
-        raise UsageError(f"serving needs {e.name}", hint="pip install 'holdfast[serve]'", code="serve_missing") from e
 
 
 @click.command()
@@ -46,7 +37,7 @@ def serve(call: Call, target: tuple[str, ...], host: str, port: int, no_auth: bo
     """
     if no_auth and host not in LOOPBACK:
         raise UsageError(f"--no-auth is for loopback, and {host} is not", hint="--host 127.0.0.1, or a token: holdfast token create --scopes view")
-    api, server = _api("holdfast.api"), _api("holdfast.api.server")
+    api, server = extra("holdfast.api"), extra("holdfast.api.server")
     chosen = targets.skills(targets.several(target)) if target else []
     rt = Runtime(call.store, skills=chosen, lease=call.lease)
 

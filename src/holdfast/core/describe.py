@@ -22,6 +22,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError
 from holdfast.core.graph import START, Node, Program
 from holdfast.core.intents import Intent
+from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Alive, Lease, counter
 from holdfast.core.masks import NOTHING, Mask
 from holdfast.core.run import Run
@@ -219,6 +220,7 @@ class RunView(Shape, frozen=True, kw_only=True):
     schedule_id: str | None
     scheduled_at: str | None
     origin: str
+    blocked_why: str | None
     lease: LeaseView
     values: dict[str, JSON] | None = None
 
@@ -249,15 +251,17 @@ class LegacyView(Shape, frozen=True, kw_only=True):
 
 
 def run(
-    of: Run, lease: Lease | None, now: int, *, channels: Mapping[str, JSON] | None = None, effects: Mapping[str, Effect] | None = None
-) -> RunView:
+    of: Run, lease: Lease | None, now: int, *, channels: Mapping[str, JSON] | None = None, effects: Mapping[str, Effect] | None = None,
+    blocked: Blocked | None = None,
+) -> RunView:  # fmt: skip
     """A run as it stands.
 
     Args:
         channels: its values as JSON carries them, where they were read; they are a completed graph's result.
         effects: effect records by id, for the waits that ask about one.
+        blocked: what stands in its way now.
     """
-    return RunView(**_record(of, lease, now, channels, effects or {}))
+    return RunView(**_record(of, lease, now, channels, effects or {}, blocked))
 
 
 def detail(of: RunView, problems: list[Problem], *, deduplicated: bool = False) -> RunDetail:
@@ -266,7 +270,7 @@ def detail(of: RunView, problems: list[Problem], *, deduplicated: bool = False) 
     return RunDetail(**fields, problems=[problem(p) for p in problems], deduplicated=deduplicated)
 
 
-def _record(of: Run, lease: Lease | None, now: int, channels: Mapping[str, JSON] | None, effects: Mapping[str, Effect]) -> dict[str, Any]:
+def _record(of: Run, lease: Lease | None, now: int, channels: Mapping[str, JSON] | None, effects: Mapping[str, Effect], blocked: Blocked | None) -> dict[str, Any]:
     word = condition(of, lease, now)
     result = shown(of.result)
     if of.result is None and of.status is Status.COMPLETED and channels is not None:
@@ -278,7 +282,7 @@ def _record(of: Run, lease: Lease | None, now: int, channels: Mapping[str, JSON]
         "skill_version": of.skill_version,
         "queue": of.queue,
         "not_before": iso(of.not_before),
-        "blocked_by": of.blocked_by,
+        "blocked_by": blocked.run_id if blocked is not None else of.blocked_by,
         "wake_at": iso(of.wake_at),
         "status": str(of.status),
         "condition": word.value,
@@ -319,6 +323,7 @@ def _record(of: Run, lease: Lease | None, now: int, channels: Mapping[str, JSON]
         "schedule_id": of.schedule_id,
         "scheduled_at": iso(of.slot),
         "origin": of.origin,
+        "blocked_why": None if blocked is None else blocked.why,
         "lease": lease_of(lease),
         "values": None if channels is None else dict(channels),
     }
@@ -698,18 +703,19 @@ def intent(of: Intent, *, no_transport: bool = False) -> IntentView:
 
 
 class LedgerView(Shape, frozen=True, kw_only=True):
-    """A row that a step kept for people and applications (§9.6)."""
+    """A row that a step kept for people and applications (§9.6). ``number`` is its place among all rows."""
 
+    number: int
     run_id: str
-    step_id: str | None
+    step_id: str
     topic: str
     key: str
     data: JSON
     created_at: str | None
 
 
-def ledger(of: LedgerRow, step_id: str | None = None) -> LedgerView:
-    return LedgerView(run_id=of.run_id, step_id=step_id, topic=of.topic, key=of.key, data=shown(of.data), created_at=iso(of.at))
+def ledger(of: LedgerRow) -> LedgerView:
+    return LedgerView(number=of.number, run_id=of.run_id, step_id=of.step_id, topic=of.topic, key=of.key, data=shown(of.data), created_at=iso(of.at))
 
 
 # -- who works, and what on -------------------------------------------------------------------------

@@ -6,9 +6,10 @@ words of ids that were never given (§14.2).
 
 from __future__ import annotations
 
+import dataclasses
 import datetime as dt
 import json
-from collections.abc import AsyncIterator, Container, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -19,6 +20,7 @@ from holdfast.core import describe, views
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound, ScheduleNotFound, TokenRefused, UnknownStatus
 from holdfast.core.graph import Program
+from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Lease
 from holdfast.core.masks import HIDDEN, NOTHING, Mask
 from holdfast.core.progress import Progress
@@ -67,21 +69,28 @@ class Look(msgspec.Struct, frozen=True):
         return {} if self.checkpoint is None else self.checkpoint.values
 
 
+Blocks = Callable[[Run, Lease], Awaitable[Blocked | None]]
+
+
 class Ledger(msgspec.Struct, frozen=True):
     """A page of ledger rows, and where the next one begins."""
 
     rows: list[describe.LedgerView]
-    next_cursor: str | None
+    next_cursor: int | None
 
 
 class Looker:
-    """Reads through one store; ``check`` finds a run's problems, ``transports`` are the types of intents that can be sent here."""
+    """Reads through one store; ``check`` finds a run's problems, ``transports`` are the types of intents that can be sent here,
+    and ``blocked`` says what stands in a run's way."""
 
-    def __init__(self, store: Store, threads: Threads, check: Check | None = None, transports: Container[str] | None = None) -> None:
+    def __init__(
+        self, store: Store, threads: Threads, check: Check | None = None, transports: Container[str] | None = None, blocked: Blocks | None = None
+    ) -> None:
         self._store = store
         self.threads = threads
         self._check = check
         self._transports = transports
+        self._blocked = blocked
 
     # -- one run ------------------------------------------------------------------------------------
 
@@ -99,7 +108,9 @@ class Looker:
         Raises:
             InvalidInput, RunNotFound: there is no such run here.
         """
-        return await snapshot(self._store, self.threads, run_id, tenant_id=tenant_id, check=self._check if check else None)
+        seen = await snapshot(self._store, self.threads, run_id, tenant_id=tenant_id, check=self._check if check else None)
+        blocked = None if self._blocked is None else await self._blocked(seen.run, seen.lease)
+        return seen if blocked is None else dataclasses.replace(seen, blocked=blocked)
 
     async def checkpoint(self, run_id: str, name: str | None = None, tenant_id: str | None = None) -> describe.CheckpointView:
         """A checkpoint by its id, by the short ``c12`` of it, or the head.
@@ -165,7 +176,8 @@ class Looker:
         out = []
         for look in await self.find(wanted):
             channels = None if look.checkpoint is None else describe.values(look.values)
-            view = describe.run(look.run, look.lease, now, channels=channels)
+            blocked = None if self._blocked is None else await self._blocked(look.run, look.lease)
+            view = describe.run(look.run, look.lease, now, channels=channels, blocked=blocked)
             out.append(describe.masked(view, await self.mask(look.run)))
         return out
 
@@ -263,44 +275,18 @@ class Looker:
         *,
         topic: str | None = None,
         key: str | None = None,
-        after: str | None = None,
+        after: int | None = None,
         limit: int = 100,
     ) -> Ledger:
-        """Ledger rows: of one run in the order in which it wrote them; of all runs run after run, the newest run first.
-
-        ``after`` is the ``next_cursor`` of the page before.
-
-        Raises:
-            InvalidInput: a cursor that is none.
-        """
+        """Ledger rows of one run or of all, oldest first; ``after`` is a row's number, the ``next_cursor`` of the page before."""
         if not 1 <= limit <= PAGE:
             raise InvalidInput(f"limit is 1 to {PAGE}, not {limit}")
-        start, skip = _ledger_cursor(after)
-        out: list[describe.LedgerView] = []
-        cursor = after
-        async for run in self._writers(run_id, tenant_id, start):
-            if not await self._store.ledger(run.run_id):
-                continue
-            rows = (await self.snapshot(run.run_id, check=False)).ledger()
-            for number, row in enumerate(rows):
-                if (run.run_id == start and number <= skip) or topic not in (None, row.topic) or key not in (None, row.key):
-                    continue
-                if len(out) == limit:
-                    return Ledger(out, cursor)
-                out.append(row)
-                cursor = f"{run.run_id}:{number}"
-        return Ledger(out, None)
-
-    async def _writers(self, run_id: str | None, tenant_id: str | None, start: str | None) -> AsyncIterator[Run]:
         if run_id is not None:
-            yield (await self.found(run_id, tenant_id))[0]
-            return
-        if start is not None:
-            yield (await self.found(start, tenant_id))[0]
-        while page := await self._store.runs(RunFilter(tenant_id=tenant_id, before=start, limit=PAGE)):
-            for run, _ in page:
-                yield run
-            start = page[-1][0].run_id
+            await self.found(run_id, tenant_id)
+        masks = _Masks(self)
+        page = await self._store.ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=after, limit=limit)
+        out = [describe.masked(describe.ledger(row), await masks.of(row.run_id)) for row in page]
+        return Ledger(out, page[-1].number if len(page) == limit else None)
 
     # -- who works ----------------------------------------------------------------------------------
 
@@ -442,15 +428,6 @@ def _local(at: int | None, zone: str) -> str | None:
         return moment.astimezone(CALENDAR.zone(zone)).isoformat()
     except InvalidInput:
         return moment.isoformat()
-
-
-def _ledger_cursor(after: str | None) -> tuple[str | None, int]:
-    if after is None:
-        return None, -1
-    run_id, _, number = after.rpartition(":")
-    if not run_id or not number.isdigit() or not number.isascii():
-        raise InvalidInput(f"{after!r} is no cursor of a ledger", hint="give the next_cursor of the page before")
-    return run_id, int(number)
 
 
 __all__ = ["Ledger", "Look", "Looker", "Wanted", "skills"]

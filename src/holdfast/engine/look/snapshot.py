@@ -15,7 +15,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from holdfast.core import canon, describe, ids
+from holdfast.core import canon, describe
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.codec import Row, from_chain, open_row
@@ -24,6 +24,7 @@ from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError, InvalidInput, RunNotFound
 from holdfast.core.intents import Intent
+from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Lease
 from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.progress import Progress
@@ -41,13 +42,12 @@ MOST = 1_000_000
 class Walk:
     """What one walk over a log finds. ``broken``: why its values could not be followed to the end; events are told as far as they can be read.
 
-    ``names``: what recorded calls are called. ``places``: the step that wrote a ledger row. ``states``: what stood in the secret channels.
+    ``names``: what recorded calls are called. ``states``: what stood in the secret channels.
     """
 
     events: tuple[ev.Event, ...]
     progress: Progress
     names: Mapping[Place, str]
-    places: Mapping[tuple[str, str, bytes], str]
     states: tuple[Mapping[str, Any], ...]
     broken: HoldfastError | None = None
 
@@ -62,7 +62,6 @@ def _walk(run: Run, rows: Sequence[Row], origin: Origin | None) -> Walk:
     progress = Progress(run.run_id, origin)
     events: list[ev.Event] = []
     names: dict[Place, str] = {}
-    places: dict[tuple[str, str, bytes], str] = {}
     states: list[Mapping[str, Any]] = []
     broken: HoldfastError | None = None
     for row in rows:
@@ -73,12 +72,9 @@ def _walk(run: Run, rows: Sequence[Row], origin: Origin | None) -> Walk:
             break
         events += record.events
         step = progress.checkpoint.step + 1
-        done = () if record.delta is None else tuple(d for d in record.delta.done if isinstance(d, cps.TaskResult))
-        for result in (*record.results, *done):
+        for result in record.results:
             if isinstance(result, cps.StepRecord):
                 names[step, result.task, result.path] = result.name
-            else:
-                places |= {(w.topic, w.key, w.data): ids.step_id(run.run_id, step, result.task) for w in result.ledger}
         try:
             if run.secrets:
                 states += _inputs(record.events)
@@ -90,7 +86,7 @@ def _walk(run: Run, rows: Sequence[Row], origin: Origin | None) -> Walk:
                     states.append({n: canon.reveal(canon.encode(now[n])) for n in run.secrets if n in now})
         except HoldfastError as e:
             broken = e
-    return Walk(tuple(events), progress, names, places, tuple(states), broken)
+    return Walk(tuple(events), progress, names, tuple(states), broken)
 
 
 def _inputs(events: Sequence[ev.Event]) -> list[Mapping[str, Any]]:
@@ -111,6 +107,7 @@ class Snapshot:
     intent_records: tuple[Intent, ...] = ()
     ledger_rows: tuple[LedgerRow, ...] = ()
     problems: tuple[Problem, ...] = ()
+    blocked: Blocked | None = None
     lost: HoldfastError | None = None
     """Why what the run carries from its thread cannot be found."""
 
@@ -133,7 +130,7 @@ class Snapshot:
     @cached_property
     def record(self) -> describe.RunView:
         effects = {e.effect_id: e for e in self.effect_records}
-        return describe.masked(describe.run(self.run, self.lease, self.now, channels=self.channels, effects=effects), self.mask)
+        return describe.masked(describe.run(self.run, self.lease, self.now, channels=self.channels, effects=effects, blocked=self.blocked), self.mask)
 
     def detail(self, *, deduplicated: bool = False) -> describe.RunDetail:
         """The record with its problems."""
@@ -177,8 +174,7 @@ class Snapshot:
         return [describe.masked(describe.intent(i), self.mask) for i in self.intent_records]
 
     def ledger(self) -> list[describe.LedgerView]:
-        places = self.walk.places
-        return [describe.masked(describe.ledger(row, places.get((row.topic, row.key, row.data))), self.mask) for row in self.ledger_rows]
+        return [describe.masked(describe.ledger(row), self.mask) for row in self.ledger_rows]
 
     @cached_property
     def turns(self) -> Turns:
@@ -218,7 +214,7 @@ async def snapshot(store: Store, threads: Threads, run_id: str, *, tenant_id: st
     for last in [False] * TRIES + [True]:
         effects = tuple(await store.effects(run_id))
         intents = tuple(await store.intents(run_id, limit=MOST))
-        ledger = tuple(await store.ledger(run_id))
+        ledger = tuple(await store.ledger(run_id, limit=MOST))
         problems = () if check is None else tuple(await check(run_id))
         rows = tuple(await store.rows(run_id))
         now, before = store.now(), run
@@ -233,4 +229,4 @@ async def snapshot(store: Store, threads: Threads, run_id: str, *, tenant_id: st
             origin = await threads.origin(run_id, rows)
     except HoldfastError as e:
         lost = e
-    return Snapshot(run, lease, now, rows, origin, effects, intents, ledger, problems, lost)
+    return Snapshot(run, lease, now, rows, origin, effects, intents, ledger, problems, lost=lost)
