@@ -83,7 +83,8 @@ class Turns:
     def _begin(self, place: Place, at: int, owner: str | None = None) -> None:
         tries = self._turns.setdefault(place, [])
         if not tries or tries[-1].outcome is not None:
-            tries.append(_Try(at, owner or self._owner))
+            due = tries[-1].again if tries else None
+            tries.append(_Try(at if due is None else min(due, at), owner or self._owner))  # it is told with what came of it
 
     def _end(self, place: Place, at: int, outcome: str, failure: ErrorValue | None = None, again: int | None = None) -> None:
         tries = self._turns.setdefault(place, [])

@@ -129,16 +129,18 @@ def timeline(steps: Sequence[StepView], attempts: Sequence[AttemptView], events:
     for step in top[-ROWS:]:
         bars = []
         mine = tries.get(step.step_id, [])
+        asks = step.outcome is None and any(step.step_id.endswith(f".{task}") and stopped == end for task, _, stopped in waits)
         for a in mine:
             began = _at(a.started_at) or _at(step.started_at) or start
             stopped = _at(a.ended_at) or end
             kind = "fail" if a.outcome in ("failed", "error", "lost", "rejected") else "open" if a.outcome is None else "done"
-            bars.append(_bar(scale, began, stopped, kind))
+            if kind != "open" or not asks:
+                bars.append(_bar(scale, began, stopped, kind))
         for task, began, stopped in waits:
             if step.step_id.endswith(f".{task}") and began >= (_at(step.started_at) or start):
                 bars.append(_bar(scale, began, stopped, "wait"))
         began, stopped = _at(step.started_at) or start, _at(step.ended_at) or end
-        lines.append(Line(step.step_id, step.name, _state(step), bars, (stopped - began).total_seconds(), _why(step, mine)))
+        lines.append(Line(step.step_id, step.name, "person" if asks else _state(step), bars, (stopped - began).total_seconds(), _why(step, mine)))
     return Timeline(
         lines, [(scale(a), scale(b) - scale(a)) for a, b in scale.folded], [(0.0, f"{start:%H:%M:%S}"), (100.0, f"{end:%H:%M:%S}")],
         (end - start).total_seconds(), len(top) - len(lines),
