@@ -13,7 +13,7 @@ from urllib.parse import quote
 from msgspec import structs
 
 from holdfast.authoring import Skill
-from holdfast.core import canon, ids, views
+from holdfast.core import canon, describe, ids, views
 from holdfast.core import events as ev
 from holdfast.core.arguments import KNOWN, admitted, as_given, checked, mapping, note, verb
 from holdfast.core.bounds import known_only, number, one_of, text, wrong
@@ -29,6 +29,7 @@ from holdfast.core.errors import (
     RunNotFound,
 )
 from holdfast.core.status import parse
+from holdfast.engine.base import histories
 from holdfast.engine.desk import door
 from holdfast.engine.desk.door import Request
 from holdfast.engine.drive.edits import Patches
@@ -238,7 +239,7 @@ class EventStore(_Port):
 def _recorded(effect: Effect) -> Seen:
     fields = structs.asdict(effect)
     fields |= {"idempotency_key": effect.key.rpartition(":")[2], "result": None if effect.result is None else canon.reveal(effect.result)}
-    fields["error"] = None if effect.error is None else views.error_view(effect.error)
+    fields["error"] = None if (failed := describe.error(effect.error)) is None else describe.plain(failed)
     fields |= {name: views.iso(getattr(effect, name)) for name in ("attempted_at", "settled_at")}
     return Seen(fields, effect)
 
@@ -362,7 +363,7 @@ class CheckpointSaver(_Port):
         if run is None:
             raise NotFound(f"no run in the thread {thread_id!r}", hint="invoke the skill on it first")
         await self._patches.state(run.run_id, snapshot.get("values", snapshot), actor=actor, reason=reason)
-        return _snapshot(await self._rt.checkpoint(run.run_id))
+        return histories.snapshot(await self._rt.checkpoint(run.run_id))
 
     @verb
     async def get(self, thread_id: str) -> dict[str, Any] | None:
@@ -370,26 +371,16 @@ class CheckpointSaver(_Port):
         run = await self._newest(thread_id)
         if run is None or run.checkpoint_head is None:
             return None
-        return _snapshot(await self._rt.checkpoint(run.run_id))
+        return histories.snapshot(await self._rt.checkpoint(run.run_id))
 
     @verb
     async def get_history(self, thread_id: str) -> list[dict[str, Any]]:
         """All snapshots of the thread, oldest first."""
-        runs = await self._rt.runs(thread_id=thread_id, limit=500)
-        return [_snapshot(c) for run in reversed(runs) for c in await self._rt.checkpoints(run.run_id)]
+        return await self._rt.history(thread_id)
 
     async def _newest(self, thread_id: str) -> Run[Any] | None:
         found = await self._rt.runs(thread_id=thread_id, limit=1)
         return found[0] if found else None
-
-
-def _snapshot(view: CheckpointView) -> dict[str, Any]:
-    return {
-        "values": canon.thaw(view.values),
-        "metadata": canon.thaw(view.metadata),
-        "createdAt": views.iso(int(view.created_at.timestamp() * 1_000_000)),
-        "nextTasks": list(view.pending_tasks),
-    }
 
 
 class KernelExecutor(_Port):

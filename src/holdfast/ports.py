@@ -411,6 +411,25 @@ class Served(Protocol):
         """What of the server's settings and state endangers what is kept, or slows it: warnings (``doctor``)."""
 
 
+@runtime_checkable
+class Shelves(Protocol):
+    """Rows of others, kept in the same store: named shelves of bytes under keys (§19.2). Each verb is one transaction."""
+
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
+        """Puts rows; a row in the place of another is that other's end."""
+
+    async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
+        """Puts a row if there is none under its key; gives the one that is there already, and then changes nothing."""
+
+    async def shelved(self, shelf: str, key: str) -> bytes | None: ...
+
+    async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
+        """Rows whose keys begin so and come after that one, by key."""
+
+    async def unshelve(self, shelf: str, prefix: str) -> int:
+        """Deletes the rows whose keys begin so; gives how many."""
+
+
 class Rested(Protocol):
     """What an executor gives back: a thread's run as it rests. ``status`` is one of the words of §2.1, or equals it."""
 
@@ -460,6 +479,11 @@ def offers_health(store: object) -> TypeGuard[Served]:
 def offers_copies(store: object) -> TypeGuard[Copies]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Copies)
+
+
+def offers_shelves(store: object) -> TypeGuard[Shelves]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Shelves)
 
 
 def _offers(store: object, port: object) -> bool:
@@ -547,6 +571,6 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Served", "Store", "ToolOutcome", "ToolRequest",
-    "ToolRunner", "Transport", "Upkeep", "Worker", "offers_copies", "offers_health", "offers_upkeep",
+    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Served", "Shelves", "Store", "ToolOutcome",
+    "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Worker", "offers_copies", "offers_health", "offers_shelves", "offers_upkeep",
 ]  # fmt: skip

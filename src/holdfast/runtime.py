@@ -20,8 +20,10 @@ from holdfast.core import arguments
 from holdfast.core import policy as policies
 from holdfast.core import schedules as sch
 from holdfast.core.arguments import checked, function, lasting, verb
-from holdfast.core.bounds import duration
+from holdfast.core.bounds import duration, moment
+from holdfast.core.bounds import text as text_of
 from holdfast.core.commit import Settlement
+from holdfast.core.describe import AttemptView, LaneView, StepView, WorkerView
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
@@ -43,7 +45,7 @@ from holdfast.core.graph import Program
 from holdfast.core.intents import Intent, IntentState, may_live, redriven, ruled
 from holdfast.core.lease import DEFAULT_TTL_US, Alive
 from holdfast.core.masks import Mask
-from holdfast.core.status import AT_REST, TERMINAL, Status
+from holdfast.core.status import AT_REST, TERMINAL, Status, parse
 from holdfast.engine.base import histories
 from holdfast.engine.base.explanation import explained
 from holdfast.engine.base.failures import traced
@@ -62,13 +64,15 @@ from holdfast.engine.keep import transfer as archive
 from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look import threads
+from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.handle import CheckpointView, EventView, Feed, IntentView, LedgerView, Run, Schedule, Wait
 from holdfast.outbox.deliveries import Deliveries
 from holdfast.outbox.dispatcher import Dispatcher, Sender
 from holdfast.outbox.links import Links
 from holdfast.outbox.transports import routes
 from holdfast.outbox.webhook import Webhook
-from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Store, offers_copies
+from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Rested, Store, offers_copies
+from holdfast.shelf import Shelf
 from holdfast.stores import open_url
 from holdfast.tools import LocalRunner
 from holdfast.workers.worker import Report, Worker
@@ -166,6 +170,7 @@ class Runtime:
         self._forks = machine.forks()
         self._entered = 0
         self._routes = routes({"webhook": Webhook(), **door.transports(transports)})
+        self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.standing)
         self._links = Links(self._store, lambda: base_url)
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
@@ -300,6 +305,11 @@ class Runtime:
     def transports(self) -> tuple[str, ...]:
         """The types of intents that are sent from here."""
         return tuple(self._routes)
+
+    @property
+    def opened(self) -> bool:
+        """Whether it stands between ``__aenter__`` and ``close``."""
+        return self._open
 
     @property
     def owner(self) -> str:
@@ -996,11 +1006,28 @@ class Runtime:
         condition: str | None = None,
         skill_id: str | None = None,
         thread_id: str | None = None,
+        tag: str | None = None,
+        text: str | None = None,
+        since: dt.datetime | None = None,
+        until: dt.datetime | None = None,
         limit: int = 50,
         before: str | None = None,
+        tenant_id: str | None = None,
     ) -> list[Run[Any]]:
-        """Runs, newest first; ``before`` is the last id of the page before."""
-        return await self._reader.runs(status=status, condition=condition, skill_id=skill_id, thread_id=thread_id, limit=limit, before=before)
+        """Runs with their values and results, newest first; ``before`` is the last id of the page before.
+
+        Args:
+            text: what a run says of itself: ids, tags, its question, its error, its values; secrets do not count.
+            since: created then or later. until: created before then.
+
+        Raises:
+            InvalidInput, UnknownStatus: a word that there is none of, a time without a zone, a limit beyond 500.
+        """
+        wanted = Wanted(
+            tenant_id=tenant_id, status=status, condition=condition, skill_id=skill_id, thread_id=thread_id, tag=tag, text=text,
+            since=None if since is None else moment(since, "since"), until=None if until is None else moment(until, "until"), limit=limit, before=before,
+        )  # fmt: skip
+        return await self._reader.runs(wanted)
 
     @verb
     async def waits(self, run_id: str | None = None, *, limit: int = 100) -> list[Wait]:
@@ -1051,6 +1078,35 @@ class Runtime:
     async def effects(self, run_id: str) -> list[Effect]:
         """The effect records of a run, oldest first (§6.4)."""
         return await self._reader.effects(run_id)
+
+    def shelf(self, name: str) -> Shelf:
+        """Rows of others, kept in the same store (§19.2)."""
+        return Shelf(self._store, name)
+
+    @property
+    def look(self) -> Looker:
+        """What every surface is made from: typed values of one instant, secrets hidden."""
+        return self._looker
+
+    @verb
+    async def steps(self, run_id: str) -> list[StepView]:
+        """The steps of a run and the recorded calls inside them, in the order in which they began."""
+        return (await self._looker.snapshot(run_id, check=False)).steps()
+
+    @verb
+    async def attempts(self, run_id: str) -> list[AttemptView]:
+        """Every try at every step of a run (§10.9)."""
+        return (await self._looker.snapshot(run_id, check=False)).attempts()
+
+    @verb
+    async def workers(self) -> list[WorkerView]:
+        """The processes that hold leases."""
+        return await self._looker.workers()
+
+    @verb
+    async def lanes(self) -> list[LaneView]:
+        """The lanes that a run holds, and who waits behind it (§10.8)."""
+        return await self._looker.lanes()
 
     # -- upkeep -------------------------------------------------------------------------------------
 
@@ -1159,10 +1215,14 @@ class Runtime:
         finally:
             self._services.streams.leave(run_id, queue)
 
-    @verb
-    async def history(self, thread_id: str) -> list[dict[str, Any]]:
-        """Every checkpoint of a thread's runs, oldest first, as the snapshots of §4.16."""
-        return await histories.history(self._store, self._reader, thread_id)
+    @checked(after=text_of)
+    async def history(self, thread_id: str, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
+        """Every checkpoint of a thread's runs, oldest first, as the snapshots of §4.16; ``after`` is a checkpoint's id: what came later.
+
+        Raises:
+            CheckpointNotFound: ``after`` is no checkpoint of this thread.
+        """
+        return await histories.history(self._store, self._reader, thread_id, limit=limit, after=after)
 
     @verb
     async def diff(self, run_id: str, a: str, b: str) -> dict[str, Any]:
@@ -1177,7 +1237,9 @@ def _home() -> None:
         raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
 
 
-def _result(run: Run[Any]) -> Any:
+def _result(run: Run[Any] | Rested) -> Any:
+    if not isinstance(run, Run):
+        return _rested(run)
     if run.status is Status.COMPLETED:
         return run.result
     if run.status in TERMINAL:
@@ -1186,6 +1248,16 @@ def _result(run: Run[Any]) -> Any:
         raise failed from None if run.error is None else traced(run.error)
     asked = "; ".join(w.prompt or w.name or w.kind for w in run.waits)
     raise RunWaiting(run, f"{run.run_id} rests: {run.condition} ({asked})")
+
+
+def _rested(run: Rested) -> Any:
+    """The result of a run that another engine drove: its values, once it has completed (§4.16)."""
+    status = parse(str(run.status))
+    if status is Status.COMPLETED:
+        return run.values
+    if status in TERMINAL:
+        raise RunFailed(run, f"the run ended {status}")
+    raise RunWaiting(run, f"the run rests: {status}")
 
 
 @verb

@@ -17,7 +17,7 @@ RECORD = {
     "created_at", "started_at", "finished_at", "current_step_id", "checkpoint_head", "resume_from_checkpoint_id", "trace_id", "tenant_id",
     "environment", "versions", "policy_snapshot_id", "session_key", "lane", "priority", "job_id", "source_run_id", "source_checkpoint_id",
     "lineage_root", "parent_run_id", "stop_reason", "settled", "result", "error", "tags", "waits", "decisions", "active_handoff",
-    "cancel_requested_at", "version", "fingerprint", "target", "schedule_id", "scheduled_at", "lease",
+    "cancel_requested_at", "version", "fingerprint", "target", "schedule_id", "scheduled_at", "origin", "lease", "values",
 }  # fmt: skip
 ONE_RUN = RECORD | {"values", "problems", "deduplicated"}
 
@@ -436,7 +436,7 @@ def test_every_command_takes_a_store_and_explains_itself() -> None:
     for name, command in every_command():
         options = {option for p in command.params for option in p.opts}
         assert {"--store", "--workspace", "--debug"} <= options, name
-        assert "--json" in options or name == "worker", name
+        assert "--json" in options or name in ("worker", "serve"), name
         assert command.help and command.get_short_help_str(200).endswith("."), name
         assert all(p.help for p in command.params if isinstance(p, click.Option)), name
 

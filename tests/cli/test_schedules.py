@@ -122,6 +122,8 @@ def test_submitted_for_later(holdfast: Type) -> None:
     """§10.15."""
     at = holdfast("submit", "work.py", "--input", '{"name": "quick"}', "--at", "2199-11-21T09:00+01:00", "--json").json
     assert (at["not_before"], at["status"]) == ("2199-11-21T08:00:00.000000Z", "pending")
+    told = holdfast("submit", "work.py", "--input", '{"name": "quick"}', "--at", "2199-11-21T09:00+01:00").out
+    assert "begins it at 2199-11-21 08:00:00Z" in told, "who reads it sees when, and how to have it at once"
     later = holdfast("submit", "work.py", "--input", '{"name": "quick"}', "--delay", "90m", "--json").json
     created, begins = (dt.datetime.fromisoformat(later[n]) for n in ("created_at", "not_before"))
     assert abs((begins - created) - dt.timedelta(minutes=90)) < dt.timedelta(seconds=5)

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 
 from holdfast.core import commands as cmd
-from holdfast.core import decisions, views
+from holdfast.core import decisions, describe
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
 from holdfast.core.errors import ErrorValue, HoldfastError, IllegalTransition
@@ -55,9 +55,9 @@ def test_readers_and_writers_share_one_predicate(situation: str) -> None:
     run = SITUATIONS[situation]
     taken = not isinstance(facts(run, COMMANDS["decide: approve"]), HoldfastError)
     assert ws.decidable(run.status, run.waits, W) is taken
-    shown = {w["wait_id"]: w["decidable"] for w in views.record(run, None, 0)["waits"]}
+    shown = {w.wait_id: w.decidable for w in describe.run(run, None, 0).waits}
     assert shown.get(W, False) is taken
-    assert views.wait_view(wait(wait_id=W))["decidable"] is None, "a wait by itself, as in an event, is of no status"
+    assert describe.wait(wait(wait_id=W)).decidable is None, "a wait by itself, as in an event, is of no status"
 
 
 @pytest.mark.parametrize("situation", SITUATIONS)

@@ -12,13 +12,12 @@ from hypothesis import strategies as st
 from holdfast.core import events as ev
 from holdfast.core import views
 from holdfast.core.checkpoint import Boundary
-from holdfast.core.effects import Effect, EffectClass
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
 from holdfast.core.status import Class, Condition, Status
-from holdfast.core.waits import Decision, Wait, WaitKind
-from tests.core.build import RUN, decided, folded, numbered, raw, submitted, wait
+from holdfast.core.waits import WaitKind
+from tests.core.build import decided, folded, numbered, raw, submitted, wait
 
 NOW = 100_000_000
 HELD = Lease(fence=(7 << 32) + 3, owner="w", expires_at=NOW + 1, owner_alive=Alive.YES)
@@ -101,121 +100,6 @@ def test_the_classes() -> None:
     assert views.condition_class(Condition.QUEUED) is Class.LIVE
     assert views.condition_class(Condition.AWAITING_HUMAN_REVIEW) is Class.OPERATOR_PAUSE
     assert views.condition_class(Condition.INTERRUPTED) is Class.TORN
-
-
-def test_the_legacy_view() -> None:
-    """§2.10: canceled shows as failed there, and only there."""
-    assert views.legacy(at(Status.COMPLETED, result=raw([1]))) == {"status": "completed", "result": [1], "error": None}
-    assert views.legacy(at(Status.COMPLETED)) == {"status": "completed", "result": None, "error": None}
-    assert views.legacy(at(Status.FAILED, error=BOOM)) == {"status": "failed", "result": None, "error": "boom"}
-    assert views.legacy(at(Status.CANCELED, stop_reason="denied")) == {"status": "failed", "result": None, "error": "denied"}
-    for status in (Status.PENDING, Status.RUNNING, Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL, Status.REPLAYING):
-        assert views.legacy(at(status)) == {"status": "running", "result": None, "error": None}
-
-
-SPEC = ["run_id", "thread_id", "skill_id", "skill_version", "queue", "not_before", "blocked_by", "blocked_why", "no_worker_for", "wake_at", "status", "condition", "created_at", "started_at", "finished_at", "current_step_id", "checkpoint_head", "resume_from_checkpoint_id", "trace_id", "tenant_id", "environment", "versions", "policy_snapshot_id", "session_key", "lane", "priority", "job_id", "source_run_id", "source_checkpoint_id", "lineage_root", "parent_run_id", "stop_reason", "settled", "result", "error", "tags", "waits", "active_handoff", "cancel_requested_at", "version"]
-BESIDE = ["condition_class", "decisions", "fingerprint", "target", "schedule_id", "scheduled_at", "lease"]
-
-
-def test_the_record_has_every_field_of_the_specification() -> None:
-    """§3.1: all keys, always."""
-    record = views.record(folded(), None, NOW)
-    assert set(record) == {*SPEC, *BESIDE}
-    assert set(record["versions"]) == {"capabilities", "bindings", "registry_ref"}
-    msgspec.json.encode(record)
-
-
-def test_a_record_in_full() -> None:
-    """§3.1: times in ISO-8601, encoded values decoded, the lease beside it (§13.3)."""
-    run = folded(ev.RunStarted(), ev.WaitRequested(wait(deadline=7_000_000)), ev.WaitDecided(decided("answer", "w0", payload=raw({"x": b"\xff"}))))
-    run = msgspec.structs.replace(run, result=raw({"a": (1, 2)}), error=BOOM, tags=("x",), decisions=(decided("answer", "w0", payload=raw({"x": b"\xff"})),), schedule_id="nightly", slot=5_000_000)
-    record = views.record(run, HELD, NOW)
-    assert record["created_at"] == "1970-01-01T00:00:01.000000Z"
-    assert record["wake_at"] == "1970-01-01T00:00:07.000000Z"
-    assert record["finished_at"] is None
-    assert (record["schedule_id"], record["scheduled_at"]) == ("nightly", "1970-01-01T00:00:05.000000Z")
-    assert (record["status"], record["condition"], record["condition_class"]) == ("running", "running", "live")
-    assert record["result"] == {"a": [1, 2]}
-    assert record["error"] == {"type": "ValueError", "message": "boom", "code": "step_failed", "hint": "", "where": "a", "frames": []}
-    assert record["decisions"][0]["payload"] == {"x": "ff"}
-    assert record["lease"] == {"owner": "w", "expires_at": "1970-01-01T00:01:40.000001Z", "owner_alive": "true", "fence": 3}
-    assert record["waits"][0]["deadline"] == "1970-01-01T00:00:07.000000Z"
-    assert views.record(run, None, NOW)["lease"] == {"owner": None, "expires_at": None, "owner_alive": "unknown", "fence": 0}
-    msgspec.json.encode(record)
-
-
-def test_a_wait_shows_its_fields_and_its_effect() -> None:
-    """§5.2; and of kind effect: key, arguments' digest and times."""
-    asked = wait(WaitKind.EFFECT, show=raw({"q": 1}), schema=raw({"type": "object"}), default=raw(None), effect_id="e")
-    plain = views.wait_view(asked)
-    assert set(Wait.__struct_fields__) <= set(plain)
-    assert (plain["show"], plain["schema"], plain["default"], plain["kind"], plain["key"]) == ({"q": 1}, {"type": "object"}, None, "effect", None)
-    effect = Effect(
-        effect_id="e", run_id=RUN, lineage_root=RUN, step=1, task="a", path="", attempt=1, capability="c", effect_class=EffectClass.WRITE,
-        key="k", request_hash="d", attempted_at=1,
-    )  # fmt: skip
-    full = views.wait_view(asked, effect)
-    assert set(full) == set(plain)
-    assert (full["key"], full["request_hash"], full["attempted_at"], full["settled_at"]) == ("k", "d", "1970-01-01T00:00:00.000001Z", None)
-
-
-def test_a_decision_shows_every_field() -> None:
-    assert set(views.decision_view(decided("approve"))) >= set(Decision.__struct_fields__) - {"asked"}
-
-
-def test_damage_in_one_value_does_not_hide_the_record() -> None:
-    """L-18."""
-    record = views.record(at(Status.COMPLETED, result=b"\xc1", created_at=2**70), FREE, NOW)
-    assert "unreadable" in record["result"]
-    assert record["created_at"] == f"{2**70}us"
-
-
-def test_an_envelope() -> None:
-    """§13.1, with the stable ids that a fact implies (§13.3)."""
-    run = folded()
-    event = ev.Event(5, 1_000_001, ev.StepCompleted(2, "b~1", hash=b"\x01\x02", attempt=3), actor="ada", fence=(9 << 32) + 4)
-    assert views.envelope(run, event) == {
-        "event_id": f"{RUN}.e5", "event_version": 1, "event_type": "step.completed", "occurred_at": "1970-01-01T00:00:01.000001Z",
-        "run_id": RUN, "seq": 5, "fence": 4, "trace_id": None, "tenant_id": "default", "actor": "ada",
-        "payload": {
-            "step": 2, "task": "b~1", "outcome": "ok", "hash": "0102", "attempt": 3, "path": "", "step_id": f"{RUN}.2.b~1",
-            "attempt_id": f"{RUN}.2.b~1@3", "checkpoint_id": f"{RUN}.c5",
-        },
-    }  # fmt: skip
-
-
-@pytest.mark.parametrize(
-    ("fact", "expected"),
-    [
-        (ev.StepStarted(1, "a"), {"step": 1, "task": "a", "step_id": f"{RUN}.1.a"}),
-        (ev.StepCompleted(1, "a"), {"hash": "", "checkpoint_id": None}),
-        (ev.CheckpointSaved(b"\x01"), {"hash": "01", "checkpoint_id": f"{RUN}.c1", "source": "loop"}),
-        (ev.SignalReceived("go", "k", raw({"x": b"\xff"})), {"name": "go", "key": "k", "payload": {"x": "ff"}}),
-        (ev.RunFailed("x", BOOM), {"stop_reason": "x", "error": {"type": "ValueError", "message": "boom", "code": "step_failed", "hint": "", "where": "a", "frames": []}}),
-        (ev.StepRetryScheduled(1, "a", 2, 3, BOOM), {"due": "1970-01-01T00:00:00.000003Z", "attempt_id": f"{RUN}.1.a@2"}),
-        (ev.CapabilitySelected("a", "search"), {"task": "a", "capability": "search"}),
-        (ev.RunPatched(tags=("a",)), {"tags": ["a"], "priority": None, "trace_id": None}),
-        (ev.Unknown(99, [1, b"\x01"]), {"tag": 99, "fields": [1, "01"]}),
-        (ev.RunCompleted(), {"result": None}),
-        (submitted(not_before=1), {"not_before": "1970-01-01T00:00:00.000001Z", "input": {}}),
-    ],
-)
-def test_payloads(fact: ev.Fact, expected: dict[str, Any]) -> None:
-    """§13.1: the fact's fields, decoded; bytes as hexadecimal."""
-    shown = views.payload(RUN, ev.Event(1, 0, fact))
-    assert {k: shown[k] for k in expected} == expected
-    msgspec.json.encode(shown)
-
-
-def test_waits_and_decisions_inside_events_are_views() -> None:
-    shown = views.payload(RUN, ev.Event(1, 0, ev.WaitRequested(wait(show=raw(1)))))
-    assert shown["wait"] == views.wait_view(wait(show=raw(1)))
-    assert views.payload(RUN, ev.Event(1, 0, ev.WaitDecided(decided("deny"))))["decision"] == views.decision_view(decided("deny"))
-
-
-def test_ids_are_implied_only_where_all_they_are_made_of_is_there() -> None:
-    """§13.3: a task without its step names no turn of it."""
-    assert set(views.payload(RUN, ev.Event(1, 0, ev.CapabilitySelected("a", "search")))) == {"task", "capability"}
 
 
 def test_what_a_line_of_a_story_says_of_a_resume() -> None:

@@ -140,7 +140,7 @@ async def test_the_saver_and_the_kernel(house: House) -> None:
     run = await kernel.invoke("t", {"text": "a"})
     assert run.status == "waiting_for_human"
     snapshot = await saver.get("t")
-    assert snapshot is not None and set(snapshot) == {"values", "metadata", "createdAt", "nextTasks"}
+    assert snapshot is not None and set(snapshot) == {"id", "runId", "values", "metadata", "createdAt", "nextTasks"}
     assert (snapshot["nextTasks"], set(snapshot["metadata"])) == (["ask"], {"source", "step", "writes"})
     put = await saver.put("t", {"values": {"text": "b"}}, actor="ada")
     assert put["values"]["text"] == "b"

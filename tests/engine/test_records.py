@@ -471,7 +471,7 @@ async def test_three_means_three_beside_others() -> None:
     assert (run.status, run.error and run.error.type) == (Status.FAILED, "ConnectionError")
     assert ran == {"fine": 1, "down": 3}
     rows = [[e.type for e in open_row(row).events] for row in await world.store.rows(rid)]
-    assert [row for row in rows if "step.failed" in row] == [["step.failed", "run.failed", "checkpoint.saved"]]
+    assert [row for row in rows if "step.failed" in row] == [["attempt.started", "step.failed", "run.failed", "checkpoint.saved"]]
 
 
 async def test_a_node_s_retry_tries_its_failed_calls_again_and_keeps_the_others() -> None:

@@ -11,7 +11,7 @@ import apsw
 import pytest
 
 from holdfast import Runtime
-from holdfast.core import views
+from holdfast.core import describe
 from holdfast.core.codec import open_row
 from holdfast.stores import SqliteStore, WorkspaceStore, schema_version
 from holdfast.stores.sqlite.connection import MIGRATIONS
@@ -48,8 +48,8 @@ async def test_every_record_loads(history: tuple[Path, Any]) -> None:
         for name, was in expected(release).items():
             assert await expectation(rt, was["run_id"]) == was, name
             run, lease = await rt.store.get(was["run_id"])  # type: ignore[misc]
-            assert views.legacy(run)["status"] in ("running", "completed", "failed")
-            assert [views.envelope(run, e)["seq"] for row in await rt.store.rows(run.run_id) for e in open_row(row).events]
+            assert describe.legacy(describe.run(run, lease, rt.store.now())).status in ("running", "completed", "failed")
+            assert [describe.event(run, e).seq for row in await rt.store.rows(run.run_id) for e in open_row(row).events]
         found = await rt.check()
         assert [p.code for p in found if p.run_id is not None] == []
         assert {p.code for p in found} <= {"log_rolled_back"}, "the file came without its anchor"

@@ -22,7 +22,7 @@ from holdfast.testing.conformance import TTL, Script, refused
 from holdfast.testing.conformance_blobs import bulk, recording
 
 LATEST = len(MIGRATIONS)
-NEW = ("blob_use", "carry", "offer", "vouch")
+NEW = ("blob_use", "carry", "offer", "shelf", "vouch")
 OLD = Path(__file__).resolve().parents[1] / "histories" / "0.1.0" / "store.db"
 
 # Opens copies of the store, each in a process of its own that is killed before its n-th statement, until one comes through.
@@ -78,7 +78,7 @@ def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
     found = tables(path)["vouch"]
     beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
-    return {**before, "blob_use": [], "carry": [], "offer": [], "vouch": found}
+    return {**before, "blob_use": [], "carry": [], "offer": [], "shelf": [], "vouch": found}
 
 
 def tables(path: Path, skip: tuple[str, ...] = ()) -> dict[str, list[Any]]:

@@ -18,9 +18,9 @@ from holdfast.cli import pages, sendings
 from holdfast.cli.driving import progress_for
 from holdfast.cli.progress import watched
 from holdfast.cli.session import Call, actor_option, options, over, page, paged, parsed
-from holdfast.core.status import TERMINAL, WAITING
+from holdfast.core import describe
+from holdfast.core.status import TERMINAL
 from holdfast.handle import when
-from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 
 WAITS = 100
@@ -63,10 +63,10 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
         if cursor is None:
             unknown.extend(await sendings.intents_of(rt, await rt.intents(run_id, state="unknown")))
         if run_id is not None:
-            await rt.waits(run_id)  # an unknown run is an error, not an empty list
-            return *page(await pages.waits_of(rt, run_id), lambda w: str(w["wait_id"]), limit, cursor), now
-        ids = [run.run_id for run, _ in await rt.store.runs(RunFilter(statuses=tuple(WAITING), before=cursor, limit=limit or WAITS))]
-        return [w for i in ids for w in await pages.waits_of(rt, i)], ids[-1] if len(ids) == (limit or WAITS) else None, now
+            seen = await rt.look.snapshot(run_id, check=False)
+            return *page([describe.plain(w) for w in seen.waits], lambda w: str(w["wait_id"]), limit, cursor), now
+        asked, more = await rt.look.waits(before=cursor, limit=limit or WAITS)
+        return [describe.plain(w) for w in asked], more, now
 
     unknown: list[dict[str, Any]] = []
     found, more, now = over(call, act)

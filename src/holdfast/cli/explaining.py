@@ -13,7 +13,7 @@ from holdfast.runtime import Runtime
 @click.argument("run_id", metavar="RUN")
 @options()
 def explain(call: Call, run_id: str) -> int:
-    """Explain a run: what happened, why it stands there, what would move it.
+    """Explain a run: what happened, and what to do next.
 
     A few sentences made from the run's record, with the commands to type. The record itself is in show and events.
     """

@@ -8,6 +8,7 @@ from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, options, over
 from holdfast.cli.times import lasting
+from holdfast.core import describe
 from holdfast.ports import Pruned
 from holdfast.runtime import Runtime
 
@@ -24,7 +25,7 @@ def check(call: Call, run_id: str | None) -> int:
     """
 
     found = over(call, lambda rt: rt.check(run_id))
-    shown = [pages.problem_view(p) for p in found]
+    shown = [describe.plain(describe.problem(p)) for p in found]
     if call.as_json:
         o.emit({"ok": found.ok, "runs": found.runs, "events": found.events, "left_out": found.left_out, "run_id": run_id, "problems": shown})
         return 0 if found.ok else 1

@@ -4,26 +4,26 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import click
 import msgspec
 
-from holdfast.cli import drawing, lineage, pages, targets
+from holdfast.cli import drawing, lineage, pages, targets, times
 from holdfast.cli import output as o
-from holdfast.cli.session import Call, options, over, page, paged
-from holdfast.core import views
-from holdfast.core.effects import Effect
-from holdfast.core.errors import CheckpointNotFound, InvalidInput, SkillUnknown
-from holdfast.core.masks import NOTHING, Mask
-from holdfast.core.status import Condition, Status
-from holdfast.core.views import Moment
-from holdfast.handle import CheckpointView, EventView, Run, Wait, when
+from holdfast.cli.session import Call, extra, options, over, page, paged
+from holdfast.core import describe
+from holdfast.core.describe import AttemptView, CheckpointView, RunView, StepView
+from holdfast.core.errors import SkillUnknown
+from holdfast.engine.look.looker import Wanted
+from holdfast.engine.look.snapshot import Snapshot
+from holdfast.handle import EventView, when
 from holdfast.runtime import Runtime
 
 RUN_ID = re.compile(r"[0-9a-z]{26}")
-_CONDITIONS = {**{c.value: c for c in Condition}, "canceled": Condition.CANCELLED}
+WATCH_SECONDS = 2.0
 
 
 @click.command()
@@ -31,48 +31,70 @@ _CONDITIONS = {**{c.value: c for c in Condition}, "canceled": Condition.CANCELLE
 @click.option("--condition", metavar="C", help="Only runs in this condition.")
 @click.option("--skill", metavar="S", help="Only runs of this skill.")
 @click.option("--thread", metavar="T", help="Only runs of this thread.")
+@click.option("--tag", metavar="T", help="Only runs with this tag.")
+@click.option("--text", metavar="S", help="Only runs that say this: in ids, tags, questions, errors, values.")
+@click.option("--since", metavar="T", help="Only runs created since then: a time, or how long ago (2h, 7d).")
+@click.option("--until", metavar="T", help="Only runs created before then.")
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, metavar="N", help="How many.")
 @click.option("--cursor", metavar="RUN", help="Go on after this run: the next_cursor of the page before.")
+@click.option("--watch", is_flag=True, help="Go on as they change, until stopped; with --json, one object a line.")
 @options()
-def runs(call: Call, status: str | None, condition: str | None, skill: str | None, thread: str | None, limit: int, cursor: str | None) -> int:
+def runs(
+    call: Call, status: str | None, condition: str | None, skill: str | None, thread: str | None, tag: str | None, text: str | None, since: str | None,
+    until: str | None, limit: int, cursor: str | None, watch: bool,
+) -> int:  # fmt: skip
     """List runs, newest first."""
-    if condition is not None and condition not in _CONDITIONS:
-        raise InvalidInput(f"{condition!r} is not a condition", hint="one of " + ", ".join(c.value for c in Condition))
-    if status is not None and status not in {"cancelled", *Status}:
-        raise InvalidInput(f"{status!r} is not a status", hint="one of " + ", ".join(Status))
-    wanted = None if condition is None else _CONDITIONS[condition].value
 
-    async def act(rt: Runtime) -> tuple[list[Run[Any]], int, dict[str, Mask]]:
-        found = await rt.runs(status=status, condition=wanted, skill_id=skill, thread_id=thread, limit=limit, before=cursor)
-        return found, rt.store.now(), {r.run_id: await rt.masked(r.run_id) for r in found if r.record.secrets}
+    async def act(rt: Runtime) -> tuple[list[RunView], int]:
+        now = rt.store.now()
+        wanted = Wanted(
+            status=status, condition=condition, skill_id=skill, thread_id=thread, tag=tag, text=text, since=times.past(since, "--since", now),
+            until=times.past(until, "--until", now), limit=limit, before=cursor,
+        )  # fmt: skip
+        if not watch:
+            return await rt.look.runs(wanted), now
+        before: list[RunView] | None = None
+        async for _ in changes(rt):
+            found = await rt.look.runs(wanted)
+            if found != before:
+                _list(call, found, rt.store.now(), limit, any((status, condition, skill, thread, tag, text, since, until)), again=before is not None)
+            before = found
+        return [], now
 
-    found, now, masks = over(call, act)
+    found, now = over(call, act)
+    if not watch:
+        _list(call, found, now, limit, any((status, condition, skill, thread, tag, text, since, until)))
+    return 0
+
+
+def _list(call: Call, found: list[RunView], now: int, limit: int, narrowed: bool, *, again: bool = False) -> None:
     more = found[-1].run_id if len(found) == limit else None
     if call.as_json:
-        o.emit({"runs": [masks.get(r.run_id, NOTHING).record(views.record(r.record, r.lease, now, r.blocked, r.no_worker_for)) for r in found], "next_cursor": more})
-        return 0
+        o.emit({"runs": [describe.plain(r) for r in found], "next_cursor": more})
+        return
+    if again:
+        click.echo()
     if not found:
-        click.echo("no runs" if not (status or condition or skill or thread) else "no such runs")
-        return 0
+        click.echo("no such runs" if narrowed else "no runs")
+        return
     o.table(
         ["run", "skill", "condition", "created", "took", "about"],
         [
             [
                 r.run_id,
                 o.inline(r.skill_id, 24),
-                o.paint(r.condition.value, o.COLOURS.get(r.condition)),
+                o.paint(r.condition, o.COLOURS.get(r.condition)),
                 o.ago(r.created_at, when(now)),
-                o.span((r.finished_at - r.started_at).total_seconds()) if r.finished_at and r.started_at else "",
-                masks.get(r.run_id, NOTHING).text(_about(r)),
+                pages.between(r.started_at, r.finished_at),
+                _about(r),
             ]
             for r in found
         ],
     )
     o.more(call.line("runs"), more)
-    return 0
 
 
-def _about(run: Run[Any]) -> str:
+def _about(run: RunView) -> str:
     """What is worth knowing of a run in a list: its question, its error, or whom it waits for."""
     for wait in run.waits:
         return o.inline(f"{wait.kind}: {wait.prompt or wait.name}", 120)
@@ -87,28 +109,164 @@ def _about(run: Run[Any]) -> str:
 
 @click.command()
 @click.argument("run_id", metavar="RUN")
+@click.option("--full", is_flag=True, help="Steps, attempts, checkpoints, effects, intents, ledger and events too.")
+@click.option("--watch", is_flag=True, help="Go on as it changes, until it has ended; with --json, one object a line.")
+@click.option("--html", "page_file", type=click.Path(dir_okay=False), metavar="FILE", help="Write the run's page to one file, secrets hidden.")
 @options()
-def show(call: Call, run_id: str) -> int:
+def show(call: Call, run_id: str, full: bool, watch: bool, page_file: str | None) -> int:
     """Show all there is to know of a run.
 
-    Where it stands, what it waits for and what answers it, its error, problems, timeline, effects and values.
+    Where it stands, what it waits for and what answers it, its error, problems, timeline, effects and values; all of one instant.
     """
 
-    async def act(rt: Runtime) -> tuple[dict[str, Any], list[Moment], list[Effect], int, list[str]]:
-        found = await pages.run_object(rt, run_id)
-        tree = lineage.tree(await lineage.family(rt, found), run_id)
-        return found, await pages.story(rt, run_id), await rt.effects(run_id), rt.store.now(), tree
+    async def act(rt: Runtime) -> tuple[Snapshot, list[str]] | None:
+        before = None
+        if not watch:
+            found = await rt.look.snapshot(run_id)
+            return found, lineage.tree(await rt.look.family(found.run), run_id)
+        async for _ in changes(rt):
+            found = await rt.look.snapshot(run_id)
+            now = (found.run.version, found.lease.owner)
+            if now != before:
+                if before is not None and not call.as_json:
+                    click.echo()
+                _show(call, found, lineage.tree(await rt.look.family(found.run), run_id), full)
+            before = now
+            if found.run.terminal:
+                break
+        return None
 
-    found, moments, effects, now, tree = over(call, act)
+    if page_file is not None:
+        return _page(call, run_id, page_file)
+    if (told := over(call, act)) is not None:
+        _show(call, *told, full)
+    return 0
+
+
+def _page(call: Call, run_id: str, file: str) -> int:
+    """Writes a run's page as one file that needs nothing else."""
+    alone = extra("holdfast.ui").alone
+
+    async def act(rt: Runtime) -> tuple[Snapshot, list[RunView]]:
+        seen = await rt.look.snapshot(run_id)
+        return seen, await rt.look.family(seen.run)
+
+    seen, family = over(call, act)
+    known = next((t.skill.program for t in targets.several(()) if t.skill.id == seen.run.skill_id), None)
+    text = alone(seen, None if known is None else describe.skill(known, seen.walk.progress.checkpoint), family, call.store)
+    Path(file).write_text(text, "utf-8")
     if call.as_json:
-        o.emit(found)
-        return 0
-    pages.page(call, found, moments, effects, when(now))
+        o.emit({"run_id": run_id, "file": file, "bytes": len(text.encode())})
+    else:
+        click.echo(f"{file}  {len(text.encode())} bytes")
+    return 0
+
+
+def _show(call: Call, found: Snapshot, tree: list[str], full: bool) -> None:
+    run = describe.plain(found.detail())
+    if call.as_json:
+        o.emit({**run, **_beside(found)} if full else run)
+        return
+    pages.page(call, run, found)
+    if full:
+        o.head("steps")
+        _step_table(found.steps())
+        o.head("attempts")
+        _attempt_table(found.attempts())
+        o.head("events")
+        for event in found.events():
+            click.echo(_event_line(describe.plain(event)))
     if tree:
         o.head("lineage")
         for line in tree:
             click.echo(line)
+
+
+def _beside(found: Snapshot) -> dict[str, Any]:
+    """All that is not in the record itself."""
+    parts: dict[str, list[Any]] = {
+        "steps": list(found.steps()), "attempts": list(found.attempts()), "checkpoints": list(found.checkpoints()),
+        "effects": list(found.effects()), "intents": list(found.intents()), "ledger": list(found.ledger()), "events": list(found.events()),
+    }  # fmt: skip
+    return {name: [describe.plain(x) for x in part] for name, part in parts.items()}
+
+
+async def changes(rt: Runtime) -> AsyncIterator[None]:
+    """Now, and whenever something may have changed."""
+    while True:
+        yield
+        await rt.store.wait_for_change(WATCH_SECONDS)
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@paged()
+@options()
+def steps(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
+    """List a run's steps, and the recorded calls inside them."""
+    found, more = page(over(call, lambda rt: rt.steps(run_id)), lambda s: s.step_id, limit, cursor)
+    if call.as_json:
+        o.emit({"steps": [describe.plain(s) for s in found], "next_cursor": more})
+        return 0
+    _step_table(found)
+    o.more(call.line("steps", run_id), more)
     return 0
+
+
+def _step_table(found: list[StepView]) -> None:
+    rows = [
+        [
+            o.inline(s.step_id.partition(".")[2]),
+            ("  " if s.path else "") + o.inline(s.name, 32),
+            s.outcome or "under way",
+            str(s.attempts),
+            o.clock(s.started_at),
+            pages.between(s.started_at, s.ended_at),
+            "" if s.error is None else o.inline(f"{s.error.type}: {s.error.message}", 120),
+        ]
+        for s in found
+    ]
+    if rows:
+        o.table(["step", "name", "outcome", "tries", "started", "took", "error"], rows)
+    else:
+        click.echo("no steps")
+
+
+@click.command()
+@click.argument("run_id", metavar="RUN")
+@paged()
+@options()
+def attempts(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
+    """List every try at every step of a run.
+
+    By whom, when, and how it ended.
+    """
+    found, more = page(over(call, lambda rt: rt.attempts(run_id)), lambda a: a.attempt_id, limit, cursor)
+    if call.as_json:
+        o.emit({"attempts": [describe.plain(a) for a in found], "next_cursor": more})
+        return 0
+    _attempt_table(found)
+    o.more(call.line("attempts", run_id), more)
+    return 0
+
+
+def _attempt_table(found: list[AttemptView]) -> None:
+    rows = [
+        [
+            o.inline(a.attempt_id.partition(".")[2]),
+            a.outcome or "under way",
+            o.clock(a.started_at),
+            pages.between(a.started_at, a.ended_at),
+            o.clock(a.retry_at),
+            o.inline(a.owner or ""),
+            "" if a.error is None else o.inline(f"{a.error.type}: {a.error.message}", 120),
+        ]
+        for a in found
+    ]
+    if rows:
+        o.table(["attempt", "outcome", "started", "took", "again", "by", "error"], rows)
+    else:
+        click.echo("no attempts")
 
 
 # -- events -----------------------------------------------------------------------------------------
@@ -130,7 +288,7 @@ def events(call: Call, run_id: str, after: int, limit: int | None, follow: bool)
         if not follow:
             return await rt.events(run_id, after, limit=limit)
         async for event in rt.events(run_id, after, follow=True, limit=limit):
-            click.echo(o.as_json(_event(event)) if call.as_json else _event_line(event))
+            click.echo(o.as_json(_event(event)) if call.as_json else _event_line(_event(event)))
         return []
 
     found = over(call, act)
@@ -141,7 +299,7 @@ def events(call: Call, run_id: str, after: int, limit: int | None, follow: bool)
         o.emit({"events": [_event(e) for e in found], "next_cursor": more})
         return 0
     for event in found:
-        click.echo(_event_line(event))
+        click.echo(_event_line(_event(event)))
     o.more(call.line("events", run_id), more)
     return 0
 
@@ -150,14 +308,14 @@ def _event(event: EventView) -> dict[str, Any]:
     return msgspec.structs.asdict(event)
 
 
-def _event_line(event: EventView) -> str:
-    at = o.moment(event.occurred_at)
+def _event_line(event: Mapping[str, Any]) -> str:
+    at = o.moment(event["occurred_at"])
     time = "" if at is None else at.strftime("%H:%M:%S.") + f"{at.microsecond // 1000:03d}"
-    p = event.payload
+    p = event["payload"]
     place = ".".join(str(p[k]) for k in ("task", "path") if p.get(k))
-    left = f"{event.seq:>5}  {o.paint(time, dim=True)}  {event.event_type:<24} {o.inline(place, 32):<16}"
+    left = f"{event['seq']:>5}  {o.paint(time, dim=True)}  {event['event_type']:<24} {o.inline(place, 32):<16}"
     detail = _detail(p)
-    actor = f"  by {o.inline(event.actor)}" if event.actor != "system" else ""
+    actor = f"  by {o.inline(event['actor'])}" if event["actor"] != "system" else ""
     room = max(20, o.width() - o.columns(left) - len(actor) - 1)
     return f"{left} {o.inline(detail, room)}{actor}".rstrip()
 
@@ -186,13 +344,12 @@ def _detail(payload: Mapping[str, Any]) -> str:
 def checkpoints(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List a run's checkpoints, oldest first."""
 
-    async def act(rt: Runtime) -> tuple[list[CheckpointView], Mask]:
-        return await rt.checkpoints(run_id), await rt.masked(run_id)
+    async def act(rt: Runtime) -> list[CheckpointView]:
+        return (await rt.look.snapshot(run_id, check=False)).checkpoints()
 
-    every, hidden = over(call, act)
-    found, more = page(every, lambda c: c.checkpoint_id, limit, cursor)
+    found, more = page(over(call, act), lambda c: c.checkpoint_id, limit, cursor)
     if call.as_json:
-        o.emit({"checkpoints": [hidden.record(_checkpoint(c)) for c in found], "next_cursor": more})
+        o.emit({"checkpoints": [describe.plain(c) for c in found], "next_cursor": more})
         return 0
     o.table(
         ["checkpoint", "step", "source", "boundaries", "next", "wrote"],
@@ -217,56 +374,18 @@ def _wrote(c: CheckpointView) -> list[str]:
     return sorted({name for made in writes.values() if isinstance(made, Mapping) for name in made})
 
 
-def _checkpoint(c: CheckpointView) -> dict[str, Any]:
-    shown: dict[str, Any] = {name: o.shown(_plain(getattr(c, name))) for name in c.__struct_fields__ if name not in ("waits", "created_at")}
-    shown["waits"] = [_wait(w) for w in c.waits]
-    shown["created_at"] = c.created_at.isoformat(timespec="microseconds").replace("+00:00", "Z")
-    return shown
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
-
-
-def _wait(wait: Wait) -> dict[str, Any]:
-    times = {n: None if (at := getattr(wait, n)) is None else at.isoformat() for n in ("deadline", "requested_at")}
-    lists = {"available_actions": list(wait.available_actions), "who": list(wait.who)}
-    return {**msgspec.structs.asdict(wait), **times, **lists, "show": o.shown(wait.show)}
-
-
-async def _at(rt: Runtime, run_id: str, name: str | None) -> CheckpointView:
-    """A checkpoint by its id, by the short ``c12`` of it, or the head.
-
-    Raises:
-        CheckpointNotFound: there is none of this name.
-    """
-    found = await rt.checkpoints(run_id)
-    if name in (None, "head") and found:
-        return found[-1]
-    full = name if name is not None and "." in name else f"{run_id}.{name}"
-    for c in found:
-        if c.checkpoint_id == full:
-            return c
-    raise CheckpointNotFound(f"{run_id} has no checkpoint {name or 'yet'}", hint=f"holdfast checkpoints {run_id}")
-
-
 @click.command()
 @click.argument("run_id", metavar="RUN")
 @click.option("--at", metavar="CP", help="A checkpoint, by its id or its end (c12). [default: the head]")
 @options()
 def state(call: Call, run_id: str, at: str | None) -> int:
     """Show the values, now or at any checkpoint."""
-
-    async def act(rt: Runtime) -> tuple[CheckpointView, Mask]:
-        return await _at(rt, run_id, at), await rt.masked(run_id)
-
-    found, hidden = over(call, act)
-    values = hidden.value({n: o.shown(v) for n, v in found.values.items()})
+    found = over(call, lambda rt: rt.look.checkpoint(run_id, at))
     if call.as_json:
-        o.emit({"run_id": run_id, "checkpoint_id": found.checkpoint_id, "step": found.step, "values": values})
+        o.emit({"run_id": run_id, "checkpoint_id": found.checkpoint_id, "step": found.step, "values": found.values})
         return 0
     click.echo(o.paint(f"{found.checkpoint_id}  step {found.step}", dim=True))
-    for name, value in values.items():
+    for name, value in found.values.items():
         click.echo(f"{o.paint(o.inline(name), bold=True)}")
         o.block(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2))
     return 0
@@ -279,17 +398,7 @@ def state(call: Call, run_id: str, at: str | None) -> int:
 @options()
 def diff(call: Call, run_id: str, a: str, b: str) -> int:
     """Show what changed between two checkpoints."""
-
-    async def act(rt: Runtime) -> dict[str, Any]:
-        ends = [(await _at(rt, run_id, name)).checkpoint_id for name in (a, b)]
-        found, hidden = await rt.diff(run_id, *ends), await rt.masked(run_id)
-        for kind in ("added", "removed"):
-            found[kind] = hidden.value({n: o.shown(v) for n, v in found[kind].items()})
-        for n, change in found["changed"].items():  # that it changed may be known
-            found["changed"][n] = {end: hidden.value({n: o.shown(v)})[n] for end, v in change.items()}
-        return found
-
-    found = over(call, act)
+    found = describe.plain(over(call, lambda rt: rt.look.diff(run_id, a, b)))
     if call.as_json:
         o.emit(found)
         return 0
@@ -328,9 +437,10 @@ def _changed(name: str, how: str, gone: list[Any], come: list[Any]) -> None:
 @options()
 def graph(call: Call, target: str | None, code: str | None, mermaid: bool) -> int:
     """Draw a skill, or where a run stands in it."""
-    done: CheckpointView | None = None
+    done: Snapshot | None = None
     if target is not None and _looks_like_a_run(target):
-        found, done = over(call, lambda rt: _drawn(rt, target))
+        done = over(call, lambda rt: rt.look.snapshot(target, check=False))
+        found = done.run
         program = next((t.skill.program for t in targets.several((code,) if code else ()) if t.skill.id == found.skill_id), None)
         if program is None:
             raise SkillUnknown(
@@ -339,7 +449,7 @@ def graph(call: Call, target: str | None, code: str | None, mermaid: bool) -> in
             )
     else:
         program = targets.one(target).skill.program
-    picture = drawing.describe(program, done)
+    picture = describe.plain(describe.skill(program, None if done is None else done.walk.progress.checkpoint))
     if call.as_json:
         o.emit(picture)
     elif mermaid:
@@ -353,10 +463,4 @@ def _looks_like_a_run(text: str) -> bool:
     return RUN_ID.fullmatch(text) is not None
 
 
-async def _drawn(rt: Runtime, run_id: str) -> tuple[Run[Any], CheckpointView | None]:
-    run = await rt.get(run_id)
-    found = await rt.checkpoints(run_id)
-    return run, found[-1] if found else None
-
-
-COMMANDS = (runs, show, events, checkpoints, state, diff, graph)
+COMMANDS = (runs, show, events, steps, attempts, checkpoints, state, diff, graph)

@@ -8,7 +8,20 @@ from typing import TextIO, cast
 import click
 
 import holdfast
-from holdfast.cli import deciding, driving, explaining, keeping, looking, mending, operating, output, scheduling, showcase, starting
+from holdfast.cli import (
+    deciding,
+    driving,
+    explaining,
+    keeping,
+    looking,
+    mending,
+    operating,
+    output,
+    scheduling,
+    serving,
+    showcase,
+    starting,
+)
 from holdfast.cli.session import DEBUG, Commands
 
 HELP = """Durable runs: graphs and flows that survive.
@@ -43,6 +56,7 @@ SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Look": (*looking.COMMANDS, *explaining.COMMANDS),
     "Decide": deciding.COMMANDS,
     "Operate": (*scheduling.COMMANDS, *operating.COMMANDS),
+    "Serve": serving.COMMANDS,
     "Keep healthy": (*keeping.COMMANDS, *mending.COMMANDS),
 }
 for title, commands in SECTIONS.items():

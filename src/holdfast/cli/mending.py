@@ -11,6 +11,7 @@ import msgspec
 from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, actor_option, options, over
+from holdfast.core import describe
 from holdfast.core.errors import Conflict, UsageError
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repair
@@ -69,11 +70,11 @@ def repair_state(call: Call, run_id: str, apply: bool, actor: str) -> int:
 
 def _report(report: Repair) -> dict[str, Any]:
     actions = [msgspec.structs.asdict(a) for a in report.actions]
-    return {**msgspec.structs.asdict(report), "problems": [pages.problem_view(p) for p in report.problems], "actions": actions}
+    return {**msgspec.structs.asdict(report), "problems": [describe.plain(describe.problem(p)) for p in report.problems], "actions": actions}
 
 
 def _tell(report: Repair) -> None:
-    pages.problem_lines([pages.problem_view(p) for p in report.problems])
+    pages.problem_lines([describe.plain(describe.problem(p)) for p in report.problems])
     for action in report.actions:
         click.echo(f"  {o.mark('ok' if report.applied else 'go')} {action.code}: {o.inline(action.does)}")
     word = "repaired" if report.applied else f"refused ({report.refused})" if report.refused else "nothing written"
@@ -115,7 +116,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
         return done, left, await Checker(rt.store).idle()
 
     done, left, idle = over(call, act)
-    shown = [pages.problem_view(p) for p in left]
+    shown = [describe.plain(describe.problem(p)) for p in left]
     if call.as_json:
         o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle})
         return 0 if left.ok else 1

@@ -8,17 +8,14 @@ from collections.abc import Awaitable, Callable
 from typing import Any
 
 import click
-import msgspec
 
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
 from holdfast.cli.session import Call, actor_option, handling, options, over, page, paged
-from holdfast.core import views
-from holdfast.core.effects import Effect
+from holdfast.core import describe
+from holdfast.core.describe import EffectView, LaneView, WorkerView
 from holdfast.core.intents import RULINGS
-from holdfast.core.masks import Mask
 from holdfast.handle import IntentView, when
-from holdfast.ports import Worker
 from holdfast.runtime import Runtime
 
 
@@ -29,13 +26,12 @@ from holdfast.runtime import Runtime
 def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List what a run did outside, and how it ended."""
 
-    async def act(rt: Runtime) -> tuple[list[Effect], Mask]:
-        return await rt.effects(run_id), await rt.masked(run_id)
+    async def act(rt: Runtime) -> list[EffectView]:
+        return (await rt.look.snapshot(run_id, check=False)).effects()
 
-    every, hidden = over(call, act)
-    found, more = page(every, lambda e: e.effect_id, limit, cursor)
+    found, more = page(over(call, act), lambda e: e.effect_id, limit, cursor)
     if call.as_json:
-        o.emit({"effects": [hidden.record(pages.effect_view(e)) for e in found], "next_cursor": more})
+        o.emit({"effects": [describe.plain(e) for e in found], "next_cursor": more})
         return 0
     if not found:
         click.echo("no effects")
@@ -169,18 +165,13 @@ def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, a
     return 0
 
 
-@click.command()
-@options()
-def leases(call: Call) -> int:
-    """List the processes that hold leases."""
-
-    async def act(rt: Runtime) -> tuple[list[Worker], int]:
-        return await rt.store.workers(), rt.store.now()
+def _processes(call: Call, name: str) -> int:
+    async def act(rt: Runtime) -> tuple[list[WorkerView], int]:
+        return await rt.workers(), rt.store.now()
 
     found, now = over(call, act)
     if call.as_json:
-        times = ("started_at", "expires_at")
-        o.emit({"leases": [{**msgspec.structs.asdict(w), **{n: views.iso(getattr(w, n)) for n in times}} for w in found], "next_cursor": None})
+        o.emit({name: [describe.plain(w) for w in found], "next_cursor": None})
         return 0
     if not found:
         click.echo("no process holds a lease")
@@ -188,9 +179,49 @@ def leases(call: Call) -> int:
     alive = {"true": o.paint("alive", "green"), "false": o.paint("dead", "red")}
     o.table(
         ["owner", "process", "runs", "started", "expires"],
-        [[o.inline(w.owner), alive.get(w.alive, "unknown"), str(w.runs), o.ago(when(w.started_at), when(now)), o.ago(when(w.expires_at), when(now))] for w in found],
+        [[o.inline(w.owner), alive.get(w.alive, "unknown"), str(w.runs), o.ago(w.started_at, when(now)), o.ago(w.expires_at, when(now))] for w in found],
     )
     return 0
 
 
-COMMANDS = (effects, outbox, dispatch, redrive, settle, ledger, leases)
+@click.command()
+@options()
+def leases(call: Call) -> int:
+    """List the processes that hold leases."""
+    return _processes(call, "leases")
+
+
+@click.command()
+@options()
+def workers(call: Call) -> int:
+    """List the processes that are up, and what they hold."""
+    return _processes(call, "workers")
+
+
+@click.command()
+@click.option("--session", "session_key", metavar="S", help="Only lanes of this session.")
+@options()
+def lanes(call: Call, session_key: str | None) -> int:
+    """List the lanes that a run holds, and who waits behind it."""
+
+    async def act(rt: Runtime) -> tuple[list[LaneView], int]:
+        return await rt.look.lanes(session_key=session_key), rt.store.now()
+
+    found, now = over(call, act)
+    if call.as_json:
+        o.emit({"lanes": [describe.plain(x) for x in found], "next_cursor": None})
+        return 0
+    if not found:
+        click.echo("no run holds a lane")
+        return 0
+    o.table(
+        ["session", "lane", "held by", "since", "lease", "queued"],
+        [
+            [o.inline(x.session_key, 40), o.inline(x.lane, 24), x.holder, o.ago(x.since, when(now)), o.ago(x.expires_at, when(now)), o.inline(" ".join(x.queued))]
+            for x in found
+        ],
+    )
+    return 0
+
+
+COMMANDS = (effects, outbox, dispatch, redrive, settle, ledger, leases, workers, lanes)

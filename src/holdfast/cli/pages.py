@@ -7,21 +7,19 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 import click
-import msgspec
 
 from holdfast.cli import output as o
 from holdfast.cli.session import Call
-from holdfast.core import canon, views
+from holdfast.core import describe
 from holdfast.core import waits as ws
-from holdfast.core.codec import open_row
 from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.compensation import bereft
-from holdfast.core.consistency import Problem
+from holdfast.core.describe import EffectView
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EventUnreadable, HoldfastError, StoreCorrupt
-from holdfast.core.events import Event
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.views import Moment
+from holdfast.engine.look.snapshot import Snapshot
+from holdfast.handle import when
 from holdfast.runtime import Runtime
 
 RESTING = 4
@@ -38,79 +36,9 @@ EXITS: dict[str, int] = {
 # -- reading ----------------------------------------------------------------------------------------
 
 
-def problem_view(problem: Problem) -> dict[str, Any]:
-    return {
-        "code": problem.code,
-        "severity": str(problem.severity),
-        "message": problem.message,
-        "repair_hint": problem.repair_hint,
-        "run_id": problem.run_id,
-    }
-
-
-async def values_of(rt: Runtime, run_id: str) -> dict[str, Any] | None:
-    """The channels at the head, as JSON carries them; None where they cannot be read: ``problems`` says why."""
-    try:
-        shown = {name: o.shown(value) for name, value in (await rt.get(run_id)).values.items()}
-        return dict((await rt.masked(run_id)).value(shown))
-    except EventUnreadable as e:
-        return {"unreadable": e.message}
-    except StoreCorrupt:
-        return None
-
-
 async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) -> dict[str, Any]:
-    """What every command about one run prints: its record (§3.1), and ``values``, ``waits``, ``problems``."""
-    record = await rt.record(run_id)
-    values = await values_of(rt, run_id)
-    if record["result"] is None and record["status"] == Status.COMPLETED:
-        record["result"] = values
-    record["waits"] = await waits_of(rt, run_id)
-    record["values"] = values
-    record["problems"] = [problem_view(p) for p in await rt.check(run_id)]
-    record["deduplicated"] = deduplicated
-    return record
-
-
-async def waits_of(rt: Runtime, run_id: str) -> list[dict[str, Any]]:
-    """Open waits; one about an effect shows the effect in question."""
-    found = await rt.store.get(run_id)
-    status = found[0].status if found is not None else None
-    waits: tuple[ws.Wait, ...] = found[0].waits if found is not None else ()
-    effects: dict[str, Effect] = {}
-    if any(w.effect_id for w in waits):
-        effects = {e.effect_id: e for e in await rt.store.effects(run_id)}
-    hidden = await rt.masked(run_id)
-    return [{"run_id": run_id, **hidden.record(views.wait_view(w, effects.get(w.effect_id or ""), status=status))} for w in waits]
-
-
-async def story(rt: Runtime, run_id: str) -> list[Moment]:
-    """The timeline. A row that cannot be read ends it; ``problems`` names it."""
-    events: list[Event] = []
-    for row in await rt.store.rows(run_id):
-        try:
-            events += open_row(row).events
-        except HoldfastError:
-            break
-    hidden = await rt.masked(run_id)
-    return [msgspec.structs.replace(m, detail=hidden.text(m.detail)) for m in views.timeline(events)]
-
-
-def effect_view(effect: Effect) -> dict[str, Any]:
-    """An effect record (§6.4) with every field."""
-    shown: dict[str, Any] = {}
-    for name in effect.__struct_fields__:
-        value = getattr(effect, name)
-        match name:
-            case "attempted_at" | "settled_at":
-                shown[name] = views.iso(value)
-            case "result" | "args":
-                shown[name] = None if value is None else canon.reveal(value)
-            case "error":
-                shown[name] = None if value is None else views.error_view(value)
-            case _:
-                shown[name] = str(value) if isinstance(value, str) else value
-    return shown
+    """What every command about one run prints: its record (§3.1), and ``values``, ``waits``, ``problems``, all of one instant."""
+    return describe.plain((await rt.look.snapshot(run_id)).detail(deduplicated=deduplicated))
 
 
 # -- the short answer -------------------------------------------------------------------------------
@@ -160,7 +88,9 @@ def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -
         case "queued":
             if run["blocked_by"]:
                 return [f"waits its turn behind {run['blocked_by']}"]
-            return [call.line("resume", run["run_id"], *target) + "    (or any worker that has the skill)"]
+            later = run["status"] == Status.PENDING and run["not_before"]
+            who = f"at once; a worker begins it at {o.clock(run['not_before'])}" if later else "(or any worker that has the skill)"
+            return [call.line("resume", run["run_id"], *target) + f"    {who}"]
         case "failed":
             if run["waits"]:
                 return []
@@ -231,8 +161,9 @@ _SIGNS = {
 }
 
 
-def page(call: Call, run: Mapping[str, Any], moments: list[Moment], effects: list[Effect], now: dt.datetime) -> None:
+def page(call: Call, run: Mapping[str, Any], seen: Snapshot) -> None:
     """All that an operator needs to know of one run, the most urgent first."""
+    now, effects = when(seen.now), seen.effects()
     click.echo(f"{o.paint(o.inline(run['skill_id']), bold=True)} {o.inline(run['skill_version'])}  {run['run_id']}  {heading(run)}")
     _facts(run, now)
     if run["waits"]:
@@ -251,7 +182,7 @@ def page(call: Call, run: Mapping[str, Any], moments: list[Moment], effects: lis
         o.head("problems")
         problem_lines(run["problems"])
     o.head("timeline")
-    timeline(moments)
+    timeline(seen.story())
     if effects:
         o.head("effects")
         effect_table(effects)
@@ -259,7 +190,7 @@ def page(call: Call, run: Mapping[str, Any], moments: list[Moment], effects: lis
         o.head("values")
         limit = max(20, o.width() - 24)
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in run["values"].items())
-    steps = advice(call, run, effects)
+    steps = advice(call, run, seen.effect_records)
     if steps:
         o.head("go on")
         for line in steps:
@@ -268,7 +199,7 @@ def page(call: Call, run: Mapping[str, Any], moments: list[Moment], effects: lis
 
 def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
     lease = run["lease"]
-    ran = _between(run["started_at"], run["finished_at"])
+    ran = between(run["started_at"], run["finished_at"])
     holder = f"{o.inline(lease['owner'])} until {o.clock(lease['expires_at'])}" if lease["owner"] and run["status"] not in TERMINAL else ""
     alive = {"true": "", "false": "  (that process is dead)", "unknown": ""}.get(lease["owner_alive"], "")
     o.fields(
@@ -293,7 +224,7 @@ def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
     )
 
 
-def _between(start: str | None, end: str | None) -> str:
+def between(start: str | None, end: str | None) -> str:
     a, b = o.moment(start), o.moment(end)
     return "" if a is None or b is None else o.span((b - a).total_seconds())
 
@@ -301,7 +232,7 @@ def _between(start: str | None, end: str | None) -> str:
 _OUTCOMES = {"recorded": "green", "reused": "green", "failed": "red", "unknown": "yellow", "attempted": "yellow", "blocked": "yellow"}
 
 
-def effect_table(effects: list[Effect]) -> None:
+def effect_table(effects: list[EffectView]) -> None:
     """One line an effect. What was taken back says so, and what was to be and was not (§6.11)."""
     of = {e.effect_id: e for e in effects}
     tried = {e.source_effect_id for e in effects if e.task == UNDO_TASK}
@@ -312,8 +243,8 @@ def effect_table(effects: list[Effect]) -> None:
                 o.paint(_standing(e, e.effect_id in tried), "red" if e.effect_id in tried and not e.undone else _OUTCOMES.get(str(e.status))),
                 o.inline(f"{e.capability}, undoes {of[e.source_effect_id].capability}" if e.task == UNDO_TASK and e.source_effect_id in of else e.capability, 32),
                 f"{e.task}.{e.path}",
-                o.clock(views.iso(e.attempted_at)),
-                _took(e),
+                o.clock(e.attempted_at),
+                between(e.attempted_at, e.settled_at),
                 o.inline(e.effect_id.partition(".")[2]),
             ]
             for e in effects
@@ -321,14 +252,10 @@ def effect_table(effects: list[Effect]) -> None:
     )
 
 
-def _standing(effect: Effect, tried: bool) -> str:
+def _standing(effect: EffectView, tried: bool) -> str:
     if effect.undone:
         return f"{effect.status}, undone"
     return f"{effect.status}, not undone" if tried else str(effect.status)
-
-
-def _took(effect: Effect) -> str:
-    return "" if effect.settled_at is None else o.span((effect.settled_at - effect.attempted_at) / 1_000_000)
 
 
 _IF_LATE = {"halt": "halts", "deliver": "goes on without an answer", "default": "takes the default", "fail": "fails"}
@@ -375,8 +302,8 @@ def timeline(moments: list[Moment], *, brief: bool = False, notes: Mapping[str, 
     room = o.width()
     left_notes = dict(notes or {})
     for m in told:
-        for when in [w for w in left_notes if m.at is not None and w < m.at]:
-            click.echo(f"  {'':>9}  {left_notes.pop(when)}")
+        for late in [w for w in left_notes if m.at is not None and w < m.at]:
+            click.echo(f"  {'':>9}  {left_notes.pop(late)}")
         at = o.moment(m.at)
         since = f"+{(at - first).total_seconds():.3f}" if at is not None and first is not None else ""
         sign = o.mark(_SIGNS.get(m.what, "dot"))

@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli.session import Call
-from holdfast.core import views
+from holdfast.core import describe
 from holdfast.core import waits as ws
 from holdfast.core.intents import ABANDON as ABANDONED
 from holdfast.core.intents import MARK_SENT, REDRIVE
@@ -28,7 +28,7 @@ def intent_as_wait(intent: Mapping[str, Any]) -> dict[str, Any]:
     """An unknown intent in the shape of a wait, of the kind ``intent``: ``settle`` and ``redrive`` answer it."""
     asked = ws.Wait(wait_id=intent["intent_id"], kind=ws.WaitKind.EFFECT, step=0, task="", prompt="It may have been sent, and nobody knows.")
     told = {"kind": "intent", "name": intent["type"], "show": intent["payload"], "available_actions": [MARK_SENT, REDRIVE, ABANDONED]}
-    return {"run_id": intent["run_id"], **views.wait_view(asked), **told, "requested_at": intent["created_at"]}
+    return {**describe.plain(describe.wait(asked)), **told, "run_id": intent["run_id"], "requested_at": intent["created_at"]}
 
 
 def doubtful(call: Call, intent: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ import shlex
 import signal
 import sys
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.parse import unquote
@@ -206,6 +207,18 @@ def parsed(text: str | None, what: str) -> Any:
 
 def _constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
+
+
+def extra(module: str) -> Any:
+    """A module that comes with the extra ``serve``.
+
+    Raises:
+        UsageError: it is not installed.
+    """
+    try:
+        return import_module(module)
+    except ImportError as e:
+        raise UsageError(f"this needs {e.name}", hint="pip install 'holdfast[serve]'", code="serve_missing") from e
 
 
 # -- running ----------------------------------------------------------------------------------------

@@ -19,6 +19,7 @@ from holdfast.cli import pages, targets
 from holdfast.cli.driving import progress_for
 from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, login, options, over
+from holdfast.core import describe
 from holdfast.core.errors import HoldfastError, RunFailed, UsageError
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.waits import APPROVE, DENY, RETRY
@@ -269,15 +270,16 @@ def _not_again(events: list[EventView], killed_at: int) -> list[str]:
 
 def _told(story: Story) -> int:
     async def act(rt: Runtime) -> Any:
-        return await pages.run_object(rt, story.run_id), await pages.story(rt, story.run_id), await rt.events(story.run_id)
+        return await rt.look.snapshot(story.run_id), await rt.events(story.run_id)
 
     call = story.call
-    run, moments, events = over(call, act)
+    seen, events = over(call, act)
+    run = describe.plain(seen.detail())
     if call.as_json:
         return pages.finish(call, run)
     o.head("timeline")
     last = next((e.occurred_at for e in reversed(events) if e.seq == story.killed_at), None)
-    pages.timeline(moments, brief=True, notes={last: story.killed} if last is not None else None)
+    pages.timeline(seen.story(), brief=True, notes={last: story.killed} if last is not None else None)
     if story.killed_at is not None:
         o.head("after the kill")
         for line in _not_again(events, story.killed_at):

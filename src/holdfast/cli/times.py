@@ -7,6 +7,7 @@ import re
 
 from holdfast.calendar import CALENDAR
 from holdfast.core.errors import InvalidInput
+from holdfast.handle import when
 
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 7 * 86_400}
 
@@ -42,3 +43,23 @@ def moment(text: str, zone: str | None = None) -> dt.datetime:
     if at.tzinfo is None:
         raise InvalidInput(f"{text!r} does not say in which time zone", hint=hint)
     return at
+
+
+def past(text: str | None, what: str, now: int) -> int | None:
+    """A time, or how long before ``now`` (microseconds since 1970) it was: ``2h``, ``7d``; in microseconds since 1970.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if text is None:
+        return None
+    if re.fullmatch(r"[\d.]+[smhdw]", text.strip()):
+        return _us(when(now) - lasting(text))
+    try:
+        return _us(moment(text))
+    except InvalidInput as e:
+        raise InvalidInput(f"{what}: {e.message}", hint="2h, 7d, or ISO 8601 with an offset: 2026-11-21T08:00Z") from None
+
+
+def _us(at: dt.datetime) -> int:
+    return (at - when(0)) // dt.timedelta(microseconds=1)

@@ -135,7 +135,7 @@ KNOWN: dict[str, Convert] = {
     "feedback": lambda value, field: bounds.text(value, field, bounds.VALUE_BYTES, empty=True),
     "run_id": run,
     "every": lasting(),
-    "at": moment,
+    **dict.fromkeys(("at", "since", "until"), moment),
     "tags": notes,
     "queues": names,
     "migrates": names,

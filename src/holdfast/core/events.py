@@ -399,6 +399,9 @@ class IntentEnqueued(IntentFact, frozen=True, tag=50):
     wire: ClassVar[str] = "intent.enqueued"
 
 
+# Tags 51 to 53 stood for deliveries, which no release ever wrote: those are told beside the log (§9.3).
+
+
 class LedgerAppended(Fact, frozen=True, tag=54):
     wire: ClassVar[str] = "ledger.appended"
     topic: str

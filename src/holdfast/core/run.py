@@ -19,6 +19,9 @@ from holdfast.core.errors import ErrorValue, EventUnreadable
 from holdfast.core.status import LIVE, TERMINAL, Status, move, path
 from holdfast.core.waits import APPROVE, Decision, Wait, WaitKind, wake_at
 
+UNATTENDED = "unattended_handoff"
+"""Why a run stopped that asked where nobody attends; its first resume asks again (§5.17)."""
+
 
 class Versions(msgspec.Struct, frozen=True, array_like=True):
     capabilities: str | None = None

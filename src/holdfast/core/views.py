@@ -1,32 +1,20 @@
-"""What people and clients are shown of a run: pure projections (§2.9, §2.10, §3.1, §13.1).
-
-Everything here is derived from the folded run, its events and its lease, and can be thrown away. The shapes are
-API. They can be written as JSON as they stand, and no stored type is revived to show them, so a run can be looked
-at without its code (§14.3). Secrets are masked by whoever shows them, with the run's mask (§13.5).
-"""
+"""Where a run stands, in a word, and how it came there, in lines (§2.9): pure projections of the folded run, its events and its lease."""
 
 from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Iterable
-from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Boundary
-from holdfast.core.effects import Effect
-from holdfast.core.errors import ErrorValue, EventUnreadable
-from holdfast.core.lanes import Blocked
-from holdfast.core.lease import Alive, Lease, counter
-from holdfast.core.offers import NoWorker
+from holdfast.core.lease import Lease
 from holdfast.core.outcomes import OK, completes
 from holdfast.core.run import UNATTENDED, Run
 from holdfast.core.status import CLASSES, LIVE, Class, Condition, Status
-from holdfast.core.waits import Decision, Wait, WaitKind, decidable
+from holdfast.core.waits import WaitKind
 
-EVENT_VERSION = 1
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
@@ -97,214 +85,14 @@ def _held_back(run: Run) -> bool:
     return bool(run.decisions) and not any(d.resume for d in run.decisions)
 
 
-def condition_class(word: Condition) -> Class:
-    """Live, paused for a person, ended, or in need of a look (§2.9)."""
+def condition_class(word: Condition, run: Run | None = None) -> Class:
+    """Live, paused for a person, ended, or in need of a look (§2.9). A halt that settled nothing, for nobody was there, is a plain end."""
+    if word is Condition.HALTED and run is not None and not run.settled:
+        return Class.TERMINAL
     return CLASSES[word]
 
 
-# -- the run ----------------------------------------------------------------------------------------
-
-
-def legacy(run: Run) -> dict[str, Any]:
-    """The old clients' shape (§2.10): canceled shows as failed here and only here. It gains nothing new."""
-    if run.status is Status.COMPLETED:
-        return {"status": "completed", "result": _shown(run.result), "error": None}
-    if run.status in (Status.FAILED, Status.CANCELED):
-        text = run.error.message if run.error is not None else run.stop_reason
-        return {"status": "failed", "result": None, "error": text}
-    return {"status": "running", "result": None, "error": None}
-
-
-def record(run: Run, lease: Lease | None, now: int, blocked: Blocked | None = None, no_worker: NoWorker | None = None) -> dict[str, Any]:
-    """The run record under the names of §3.1, all of them always present, and the lease beside it.
-
-    ``result`` is a flow's value; a graph's result is its state, which the caller reads from the checkpoint.
-    """
-    word = condition(run, lease, now)
-    return {
-        "run_id": run.run_id,
-        "thread_id": run.thread_id,
-        "skill_id": run.skill_id,
-        "skill_version": run.skill_version,
-        "queue": run.queue,
-        "not_before": iso(run.not_before),
-        "blocked_by": run.blocked_by if blocked is None else blocked.run_id,
-        "blocked_why": None if blocked is None else blocked.why,
-        "no_worker_for": None if no_worker is None else {**msgspec.to_builtins(no_worker), "offered": list(no_worker.offered)},
-        "wake_at": iso(run.wake_at),
-        "status": str(run.status),
-        "condition": word.value,
-        "condition_class": condition_class(word).value,
-        "created_at": iso(run.created_at),
-        "started_at": iso(run.started_at),
-        "finished_at": iso(run.finished_at),
-        "current_step_id": run.current_step_id,
-        "checkpoint_head": run.checkpoint_head,
-        "resume_from_checkpoint_id": run.resume_from_checkpoint_id,
-        "trace_id": run.trace_id,
-        "tenant_id": run.tenant_id,
-        "environment": run.environment,
-        "versions": {
-            "capabilities": run.versions.capabilities,
-            "bindings": run.versions.bindings,
-            "registry_ref": run.versions.registry_ref,
-        },
-        "policy_snapshot_id": run.policy_snapshot_id,
-        "session_key": run.session_key,
-        "lane": run.lane,
-        "priority": run.priority,
-        "job_id": run.job_id,
-        "source_run_id": run.source_run_id,
-        "source_checkpoint_id": run.source_checkpoint_id,
-        "lineage_root": run.lineage_root,
-        "parent_run_id": run.parent_run_id,
-        "stop_reason": run.stop_reason,
-        "settled": run.settled,
-        "result": _shown(run.result),
-        "error": None if run.error is None else error_view(run.error),
-        "tags": list(run.tags),
-        "waits": [wait_view(w, status=run.status) for w in run.waits],
-        "decisions": [decision_view(d) for d in run.decisions],
-        "active_handoff": run.active_handoff,
-        "cancel_requested_at": iso(run.cancel_requested_at),
-        "version": run.version,
-        "fingerprint": run.fingerprint,
-        "target": run.target,
-        "schedule_id": run.schedule_id,
-        "scheduled_at": iso(run.slot),
-        "lease": lease_view(lease),
-    }
-
-
-def lease_view(lease: Lease | None) -> dict[str, Any]:
-    """Who holds a run and until when; ``owner_alive`` is ``"true"``, ``"false"`` (proven) or ``"unknown"``."""
-    if lease is None:
-        return {"owner": None, "expires_at": None, "owner_alive": Alive.UNKNOWN.value, "fence": 0}
-    return {
-        "owner": lease.owner,
-        "expires_at": iso(lease.expires_at),
-        "owner_alive": lease.owner_alive.value,
-        "fence": counter(lease.fence),
-    }
-
-
-def error_view(error: ErrorValue) -> dict[str, Any]:
-    frames = [{"file": f.file, "line": f.line, "function": f.function, "source": f.source} for f in error.frames]
-    return {"type": error.type, "message": error.message, "code": error.code, "hint": error.hint, "where": error.where, "frames": frames}
-
-
-def wait_view(wait: Wait, effect: Effect | None = None, *, status: Status | None = None) -> dict[str, Any]:
-    """A wait as a person reads it. One of kind ``effect`` shows the effect in question, if its record is at hand.
-
-    ``decidable`` says whether it may be decided now, for an open wait of a run with this ``status``; as part of an event it is null.
-    """
-    return {
-        "wait_id": wait.wait_id,
-        "kind": str(wait.kind),
-        "step": wait.step,
-        "task": wait.task,
-        "path": wait.path,
-        "prompt": wait.prompt,
-        "name": wait.name,
-        "show": _shown(wait.show),
-        "available_actions": list(wait.available_actions),
-        "decidable": None if status is None else decidable(status, (wait,), wait.wait_id),
-        "schema": _shown(wait.schema),
-        "deadline": iso(wait.deadline),
-        "on_timeout": str(wait.on_timeout),
-        "default": _shown(wait.default),
-        "on_deny": wait.on_deny,
-        "who": list(wait.who),
-        "requested_at": iso(wait.requested_at),
-        "digest": wait.digest,
-        "policy_snapshot_id": wait.policy_snapshot_id,
-        "round": wait.round,
-        "authoritative": wait.authoritative,
-        "redo": wait.redo,
-        "verdict": wait.verdict,
-        "effect_id": wait.effect_id,
-        "cascade": wait.cascade,
-        "covers": wait.covers,
-        "key": None if effect is None else effect.key,
-        "request_hash": None if effect is None else effect.request_hash,
-        "attempted_at": None if effect is None else iso(effect.attempted_at),
-        "settled_at": None if effect is None else iso(effect.settled_at),
-    }
-
-
-def decision_view(decision: Decision) -> dict[str, Any]:
-    return {
-        "wait_id": decision.wait_id,
-        "action": decision.action,
-        "actor": decision.actor,
-        "feedback": decision.feedback,
-        "note": decision.note,
-        "payload": _shown(decision.payload),
-        "decided_at": iso(decision.decided_at),
-        "resume": decision.resume,
-        "key": decision.key,
-        "policy": decision.policy,
-        "forced": decision.forced,
-    }
-
-
-def _shown(raw: bytes | None) -> Any:
-    """A stored value for showing. Damage in one value must not hide the rest of the record."""
-    if raw is None:
-        return None
-    try:
-        return canon.reveal(raw)
-    except EventUnreadable as e:
-        return {"unreadable": e.message}
-
-
-# -- events -----------------------------------------------------------------------------------------
-
-_TIMES = frozenset({"due", "not_before"})
-
-
-def envelope(run: Run, event: ev.Event) -> dict[str, Any]:
-    """An event as the world sees it (§13.1). What follows from the run or the number is derived here, on read."""
-    return {
-        "event_id": ids.event_id(run.run_id, event.seq),
-        "event_version": EVENT_VERSION,
-        "event_type": event.type,
-        "occurred_at": iso(event.at),
-        "run_id": run.run_id,
-        "seq": event.seq,
-        "fence": counter(event.fence),
-        "trace_id": run.trace_id,
-        "tenant_id": run.tenant_id,
-        "actor": event.actor,
-        "payload": payload(run.run_id, event),
-    }
-
-
-def payload(run_id: str, event: ev.Event) -> dict[str, Any]:
-    """A fact's fields, and the stable ids that they imply: step_id, attempt_id, checkpoint_id (§13.3)."""
-    fact = event.fact
-    if isinstance(fact, ev.Unknown):
-        return {"tag": fact.tag, "fields": canon.plain(fact.fields)}
-    shown = {name: _field(name, getattr(fact, name)) for name in fact.__struct_fields__}
-    if "step" in shown and "task" in shown:
-        shown["step_id"] = ids.step_id(run_id, shown["step"], shown["task"], shown.get("path", ""))
-        if "attempt" in shown:
-            shown["attempt_id"] = ids.attempt_id(shown["step_id"], shown["attempt"])
-    if "hash" in shown:
-        shown["checkpoint_id"] = ids.checkpoint_id(run_id, event.seq) if shown["hash"] else None
-    return shown
-
-
-def _field(name: str, value: Any) -> Any:
-    if isinstance(value, bytes) and name != "hash":
-        return _shown(value)  # all other bytes in a fact are an encoded value
-    if isinstance(value, ErrorValue):
-        return error_view(value)
-    if isinstance(value, Wait):
-        return wait_view(value)
-    if isinstance(value, Decision):
-        return decision_view(value)
-    return iso(value) if name in _TIMES else canon.plain(value)
+# -- the story ---------------------------------------------------------------------------------------
 
 
 class Moment(msgspec.Struct, frozen=True):

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, codec, ids, views
+from holdfast.core import canon, codec, describe, ids, views
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Delta
 from holdfast.core.codec import Row
@@ -144,7 +144,7 @@ def commit_lines(run: Run, row: Row, place: dict[str, Any]) -> tuple[bytes, dict
     out = []
     for k, event in enumerate(record.events, 1):
         shown = {"seq": event.seq, "event_type": event.type, "occurred_at": views.iso(event.at), "actor": event.actor, "fence": event.fence}
-        fields = {**shown, "payload": views.payload(run.run_id, event), "k": k, "n": len(record.events), "chain": row.hash.hex()}
+        fields = {**shown, "payload": describe.payload(run.run_id, event), "k": k, "n": len(record.events), "chain": row.hash.hex()}
         if k == len(record.events):
             fields["record"] = {"data": b64(data), "cut": head if record.delta is not None else None, **kept}
         out.append(line(fields))

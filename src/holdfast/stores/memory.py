@@ -101,6 +101,7 @@ class MemoryStore:
         self._users: dict[str, tuple[str, ...]] = {}  # the runs that name a blob
         self._tokens: dict[bytes, Token] = {}
         self._schedules: dict[str, Schedule] = {}
+        self._shelves: dict[tuple[str, str], bytes] = {}
         self._workers: dict[str, _Worker] = {}
         self._dead: set[str] = set()
         self._offers: dict[str, Offer] = {}
@@ -565,6 +566,29 @@ class MemoryStore:
 
     async def blob(self, digest: str) -> bytes:
         return blobs.read_back(digest, self._blobs.get(digest))
+
+    # -- shelves: ports.Shelves ---------------------------------------------------------------------
+
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
+        self._shelves |= {(shelf, key): data for key, data in rows.items()}
+
+    async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
+        there = self._shelves.get((shelf, key))
+        if there is None:
+            await self.shelve(shelf, {key: data})
+        return there
+
+    async def shelved(self, shelf: str, key: str) -> bytes | None:
+        return self._shelves.get((shelf, key))
+
+    async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
+        return sorted((k, data) for (s, k), data in self._shelves.items() if s == shelf and k.startswith(prefix) and k > after)[:limit]
+
+    async def unshelve(self, shelf: str, prefix: str) -> int:
+        gone = [place for place in self._shelves if place[0] == shelf and place[1].startswith(prefix)]
+        for place in gone:
+            del self._shelves[place]
+        return len(gone)
 
     # -- upkeep: ports.Upkeep -----------------------------------------------------------------------
 

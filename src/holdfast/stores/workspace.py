@@ -28,7 +28,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import blobs, canon, codec, views
+from holdfast.core import blobs, canon, codec, describe, views
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
@@ -60,7 +60,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.plainly import agenda, plainly, revived, scheduled
 
 FORMAT = 1
-META, HOUSE, TOMBSTONES, SCHEDULES, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "blobs"
+META, HOUSE, TOMBSTONES, SCHEDULES, SHELVES, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "shelves.json", "blobs"
 ORIGIN, RECORDS = "origin.json", "records.json"
 TOP = ""
 TRIES, NAP = 20, 0.001
@@ -233,6 +233,8 @@ class WorkspaceStore(MemoryStore):
         except EventUnreadable as e:
             self._schedules, self._unscheduled = {}, e
             house.append(problem("schedule_record_altered", e.message, e.hint))
+        kept_rows = (_read_json(os.path.join(self.folder, SHELVES)) or {}).get("rows", [])
+        self._shelves = {(name, key): base64.b64decode(data) for name, key, data in kept_rows}
         self._house = tuple(house)
 
     def _read_house(self, problems: list[Problem]) -> None:
@@ -511,7 +513,7 @@ class WorkspaceStore(MemoryStore):
             if isinstance(event.fact, ev.WaitDecided | ev.WaitTimedOut):
                 path = self._at(commit.run.run_id, "decisions", f"{event.seq}.json")
                 with contextlib.suppress(OSError):
-                    self._replace(path, _json({"seq": event.seq, **views.decision_view(event.fact.decision)}))
+                    self._replace(path, _json({"seq": event.seq, **describe.plain(describe.decision(event.fact.decision))}))
 
     async def put(self, item: InboxItem) -> InboxItem:
         self._usable(item.run_id)
@@ -544,6 +546,23 @@ class WorkspaceStore(MemoryStore):
         with self._disk():
             self._replace(os.path.join(self.folder, SCHEDULES), agenda(schedules.values()), sync=True)
         self._schedules = schedules
+
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
+        self._writable()
+        self._shelved({**self._shelves, **{(shelf, key): data for key, data in rows.items()}})
+
+    async def unshelve(self, shelf: str, prefix: str) -> int:
+        self._writable()
+        kept = {place: data for place, data in self._shelves.items() if place[0] != shelf or not place[1].startswith(prefix)}
+        gone = len(self._shelves) - len(kept)
+        self._shelved(kept)
+        return gone
+
+    def _shelved(self, shelves: dict[tuple[str, str], bytes]) -> None:
+        rows = [[name, key, base64.b64encode(data).decode()] for (name, key), data in sorted(shelves.items())]
+        with self._disk():
+            self._replace(os.path.join(self.folder, SHELVES), _json({"rows": rows}), sync=True)
+        self._shelves = shelves
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
         self._usable(effect.run_id)
@@ -859,7 +878,7 @@ class WorkspaceStore(MemoryStore):
                 self._replace(os.path.join(folder, "checkpoints", f"{name}.json"), data)
             for event in codec.open_row(log).events:
                 if isinstance(event.fact, ev.WaitDecided | ev.WaitTimedOut):
-                    shown = {"seq": event.seq, **views.decision_view(event.fact.decision)}
+                    shown = {"seq": event.seq, **describe.plain(describe.decision(event.fact.decision))}
                     self._replace(os.path.join(folder, "decisions", f"{event.seq}.json"), _json(shown))
         besides: list[tuple[str, Sequence[Any]]] = [
             ("effects", d.effects), ("intents", d.intents), ("ledger", d.ledger), ("claims", d.claims), ("inbox", d.inbox),

@@ -65,7 +65,7 @@ async def saver_suite(make: Make) -> None:
         assert await saver.get("a") is None and list(await saver.get_history("a")) == [], "nothing is known of a thread nobody used"
         await kernel.invoke("a", {"text": "hello"})
         resting = await saver.get("a")
-        assert resting is not None and set(resting) == SNAPSHOT, f"a snapshot has {sorted(SNAPSHOT)}"
+        assert resting is not None and set(resting) >= SNAPSHOT, f"a snapshot has {sorted(SNAPSHOT)}"
         assert set(resting["metadata"]) == {"source", "step", "writes"} and resting["nextTasks"], "what runs next is told"
         put = await saver.put("a", {"values": {"said": ["edited"]}}, actor="ada")
         assert list(put["values"]["said"]) == ["edited"]

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
+from holdfast.core import canon
+from holdfast.core.errors import CheckpointNotFound, InvalidInput
+from holdfast.core.views import iso
 from holdfast.engine.base.reader import Reader
 from holdfast.handle import CheckpointView
 from holdfast.ports import RunFilter, Store
@@ -12,10 +14,38 @@ from holdfast.ports import RunFilter, Store
 LIMIT = 10_000
 
 
-async def history(store: Store, reader: Reader, thread_id: str) -> list[dict[str, Any]]:
-    """The checkpoints of a thread's runs, run after run in the order of their turns: no clock decides (§3.4)."""
-    runs = await store.runs(RunFilter(thread_id=thread_id, limit=LIMIT, by_turn=True))
-    return [snapshot(c) for run, _ in reversed(runs) for c in await reader.checkpoints(run.run_id)]
+async def history(store: Store, reader: Reader, thread_id: str, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
+    """The checkpoints of a thread's runs, run after run in the order of their turns: no clock decides (§3.4).
+
+    Each run is walked once. ``after`` is a checkpoint's id: what came later.
+
+    Raises:
+        InvalidInput: a limit below 1.
+        CheckpointNotFound: the thread has no such checkpoint.
+    """
+    if limit is not None and limit < 1:
+        raise InvalidInput(f"limit is at least 1, not {limit}")
+    runs = [run.run_id for run, _ in reversed(await store.runs(RunFilter(thread_id=thread_id, limit=LIMIT, by_turn=True)))]
+    out: list[dict[str, Any]] = []
+    begun = after is None
+    for run_id in runs if begun else runs[runs.index(_run_of(after, runs)) :]:
+        for c in await reader.checkpoints(run_id):
+            if begun:
+                out.append(snapshot(c))
+            elif c.checkpoint_id == after:
+                begun = True
+            if limit is not None and len(out) == limit:
+                return out
+    if not begun:
+        raise CheckpointNotFound(f"the thread {thread_id!r} has no checkpoint {after}", hint="give the id of one of its snapshots")
+    return out
+
+
+def _run_of(checkpoint_id: str | None, runs: list[str]) -> str:
+    run_id = (checkpoint_id or "").partition(".")[0]
+    if run_id not in runs:
+        raise CheckpointNotFound(f"no run of this thread has the checkpoint {checkpoint_id}", hint="give the id of one of its snapshots")
+    return run_id
 
 
 def snapshot(view: CheckpointView) -> dict[str, Any]:
@@ -23,15 +53,11 @@ def snapshot(view: CheckpointView) -> dict[str, Any]:
     return {
         "id": view.checkpoint_id,
         "runId": view.run_id,
-        "values": dict(view.values),
-        "metadata": {"source": view.metadata["source"], "step": view.metadata["step"], "writes": _plain(view.metadata["writes"])},
-        "createdAt": view.created_at.isoformat(),
+        "values": canon.thaw(view.values),
+        "metadata": canon.thaw(view.metadata),
+        "createdAt": iso(int(view.created_at.timestamp() * 1_000_000)),
         "nextTasks": list(view.pending_tasks),
     }
-
-
-def _plain(writes: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    return {task: dict(write) for task, write in writes.items()}
 
 
 async def diff(reader: Reader, run_id: str, a: str, b: str) -> dict[str, Any]:

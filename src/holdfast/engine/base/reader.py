@@ -2,27 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import datetime as dt
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 from holdfast.authoring import State, Values
-from holdfast.core import canon, views
+from holdfast.core import canon, describe
 from holdfast.core import checkpoint as cps
-from holdfast.core import events as ev
 from holdfast.core import run as records
 from holdfast.core.codec import open_row
 from holdfast.core.effects import Effect
-from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound
+from holdfast.core.errors import CheckpointNotFound, InvalidInput, RunNotFound
 from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Lease
-from holdfast.core.masks import NOTHING, Mask, mask
+from holdfast.core.masks import Mask
 from holdfast.core.offers import NoWorker
 from holdfast.core.progress import Progress
-from holdfast.core.status import TERMINAL, Condition, Status, parse
+from holdfast.core.status import TERMINAL, Status
 from holdfast.engine.base import standing
 from holdfast.engine.base.services import Services
+from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Loaded, RunFilter
 
@@ -36,16 +35,16 @@ class Reader:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._store = services.store
+        self._looker = Looker(services.store, services.threads, blocked=self.standing)
+
+    async def standing(self, run: records.Run, lease: Lease) -> tuple[Blocked | None, NoWorker | None]:
+        """What stands in a run's way now, and why no living worker can take it."""
+        return await standing.blocked(self._services, run, lease), await standing.lacking(self._store, run, lease)
 
     # -- reading ------------------------------------------------------------------------------------
 
     async def found(self, run_id: str) -> tuple[records.Run, Lease]:
-        if not run_id:
-            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
-        found = await self._store.get(run_id)
-        if found is None:
-            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
-        return found
+        return await self._looker.found(run_id)
 
     async def loaded(self, run_id: str) -> Loaded:
         if not run_id:
@@ -75,36 +74,13 @@ class Reader:
         cls: type[State] = self._services.skills.find(run.skill_id, run.skill_version).state if known else Values
         return cls._view(canon.FrozenDict(values))
 
-    async def runs(
-        self,
-        *,
-        status: str | None = None,
-        condition: str | None = None,
-        skill_id: str | None = None,
-        thread_id: str | None = None,
-        limit: int = 50,
-        before: str | None = None,
-    ) -> list[Run[Any]]:
-        """Runs, newest first; ``before`` is the last id of the page before."""
-        if not 1 <= limit <= 500:
-            raise InvalidInput(f"limit is 1 to 500, not {limit}")
-        statuses = (parse(status).value,) if status else None
-        if condition and condition not in {c.value for c in Condition}:
-            raise InvalidInput(f"{condition!r} is not a condition", hint="one of " + ", ".join(c.value for c in Condition))
-        wanted = Condition(condition) if condition else None
+    async def runs(self, wanted: Wanted) -> list[Run[Any]]:
+        """Runs with their values, newest first."""
+        now = self._store.now()
         out: list[Run[Any]] = []
-        cursor = before
-        while len(out) < limit:
-            page = await self._store.runs(RunFilter(statuses=statuses, skill_id=skill_id, thread_id=thread_id, before=cursor, limit=limit))
-            now = self._store.now()
-            for run, lease in page:
-                blocked, no_worker = await standing.blocked(self._services, run, lease), await standing.lacking(self._store, run, lease)
-                handle: Run[Any] = Run(run, lease, now, {}, Values._view({}), blocked=blocked, no_worker=no_worker)
-                if (wanted is None or handle.condition is wanted) and len(out) < limit:
-                    out.append(handle)
-            if len(page) < limit:
-                break
-            cursor = page[-1][0].run_id
+        for x in await self._looker.find(wanted):
+            blocked, no_worker = await standing.blocked(self._services, x.run, x.lease), await standing.lacking(self._store, x.run, x.lease)
+            out.append(Run(x.run, x.lease, now, x.values, self._view(x.run, x.values), blocked=blocked, no_worker=no_worker))
         return out
 
     async def waits(self, run_id: str | None = None, *, limit: int = 100) -> list[Wait]:
@@ -127,14 +103,14 @@ class Reader:
         while True:
             run, _ = await self.found(run_id)
             rows = await self._store.rows(run_id, after, PAGE)
-            hidden = await self._mask(run)
+            hidden = await self._looker.mask(run)
             for row in rows:
                 record, previous = open_row(row, previous), row.hash
                 for event in record.events:
                     if event.seq <= after:
                         continue
                     after = event.seq
-                    yield EventView(**hidden.record(views.envelope(run, event)))
+                    yield EventView(**describe.plain(describe.event(run, event), hidden))
                     given += 1
                     if limit is not None and given >= limit:
                         return
@@ -179,23 +155,7 @@ class Reader:
     async def masked(self, run_id: str) -> Mask:
         """What is to be hidden of this run from those who look (§13.5)."""
         run, _ = await self.found(run_id)
-        return await self._mask(run)
-
-    async def _mask(self, run: records.Run) -> Mask:
-        if not run.secrets:
-            return NOTHING
-        rows = await self._store.rows(run.run_id)
-        progress = Progress(run.run_id, await self._services.threads.origin(run.run_id, rows))
-        states: list[Mapping[str, Any]] = []
-        with contextlib.suppress(HoldfastError):  # a damaged log is shown as far as it can be read; the names hide what they hide
-            for row in rows:
-                record = open_row(row, progress.hash)
-                states += [canon.reveal(e.fact.input) for e in record.events if isinstance(e.fact, ev.RunSubmitted)]
-                states += [{e.fact.name: canon.reveal(e.fact.payload)} for e in record.events if isinstance(e.fact, ev.SignalReceived)]
-                progress.step(record)
-                now = progress.checkpoint.values
-                states.append({n: canon.reveal(canon.encode(now[n])) for n in run.secrets if n in now})
-        return mask(run.secrets, states)
+        return await self._looker.mask(run)
 
     async def state(self, run_id: str, checkpoint_id: str | None = None) -> State:
         """The channels' values at the head, or at any checkpoint."""
@@ -206,9 +166,7 @@ class Reader:
 
     async def record(self, run_id: str) -> dict[str, Any]:
         """The run record with every field of §3.1, as JSON-able values."""
-        run, lease = await self.found(run_id)
-        blocked, no_worker = await standing.blocked(self._services, run, lease), await standing.lacking(self._store, run, lease)
-        return dict((await self._mask(run)).record(views.record(run, lease, self._store.now(), blocked, no_worker)))
+        return describe.plain((await self._looker.snapshot(run_id)).record)
 
     async def effects(self, run_id: str) -> list[Effect]:
         """The effect records of a run, oldest first (§6.4)."""

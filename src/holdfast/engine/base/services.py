@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.core import canon
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.environments import DEVELOPMENT, Environment
 from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, StoreError
@@ -27,9 +28,11 @@ class Skills:
 
     def __init__(self) -> None:
         self._by_id: dict[str, dict[str, Program]] = {}
+        self._ref: str | None = None
 
     def add(self, program: Program) -> Program:
         self._by_id.setdefault(program.id, {})[program.version] = program
+        self._ref = None
         return program
 
     @property
@@ -38,6 +41,13 @@ class Skills:
 
     def __iter__(self) -> Any:
         return (p for versions in self._by_id.values() for p in versions.values())
+
+    @property
+    def ref(self) -> str:
+        """A name for what is registered here, which changes with it: programs, their versions and shapes."""
+        if self._ref is None:
+            self._ref = canon.fingerprint([[p.id, p.version, p.fingerprint] for p in self])
+        return self._ref
 
     @property
     def shapes(self) -> tuple[str, ...]:

@@ -52,10 +52,13 @@ async def before(attempt: Attempt, node: Node, state: Any) -> None:
         Halted: it may not. Suspend: a person is asked.
     """
     policy: Policy | None = attempt.services.policy
-    if policy is None and node.gate is None:
-        return
     journal = attempt.journal
     place = f"{attempt.root}{PLACE}"
+    if node.capabilities and journal.record(attempt.key, f"{place}/capabilities") is None:
+        chosen = StepRecord(attempt.key, f"{place}/capabilities", PLACE, kind="capability")
+        journal.hold(Draft(facts=[ev.CapabilitySelected(attempt.key, c) for c in node.capabilities], results=[chosen]))
+    if policy is None and node.gate is None:
+        return
     snapshot = policy.snapshot_id if policy is not None else ""
     known = attempt.record(place)
     passed = canon.decode(known.value) if known is not None and known.value is not None and known.kind == "gate" else None

@@ -59,6 +59,9 @@ class ToolCall:
             artifacts=self._tool.artifacts,
         )
         outcome: ToolOutcome = await services.tool_runner.run(request)
+        if self._attempt.node.capabilities:  # the tool is what one of them is bound to
+            told = ev.BindingAttempted(self._attempt.key, self._tool.name, "ok" if outcome.ok else "failed")
+            self._attempt.journal.hold(Draft(facts=[told]))
         if request.postconditions or outcome.artifacts:
             outcome = await self._evidenced(request, outcome)
         if self._check and not outcome.ok and not any(isinstance(c, ExitCode) for c in request.postconditions):

@@ -82,6 +82,9 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
         source_run_id=request.source_run_id,
         source_checkpoint_id=request.source_checkpoint_id,
         lineage_root=request.lineage_root,
+        capabilities=_digest([[n.name, list(n.capabilities)] for n in program.nodes.values() if n.capabilities]),
+        bindings=_digest([[t.name, list(t.command), str(t.side_effects), str(t.idempotency)] for t in services.tools.values()]),
+        registry_ref=services.skills.ref,
         policy_snapshot_id=request.policy_snapshot_id or (services.policy.snapshot_id if services.policy is not None else None),
         target=request.target,
         request_key=request.key,
@@ -101,6 +104,11 @@ def birth(services: Services, program: Program, given: Mapping[str, Any], reques
     progress = Progress(run_id)
     progress.results[INPUT_TASK] = TaskResult(INPUT_TASK, writes=data)
     return Birth(fact, claims, Journal(services.store, None, None, 0, progress), OnBusy(request.on_busy))
+
+
+def _digest(declared: list[Any]) -> str | None:
+    """What was declared, by a name that changes with it; None where nothing was."""
+    return canon.fingerprint(declared) if declared else None
 
 
 def _budgets(services: Services, request: Request) -> dict[str, float]:

@@ -94,6 +94,9 @@ async def execute(
         if due:
             await services.clock.sleep(max(0, due - services.clock.now()) / 1_000_000)
         attempt += 1
+        if attempt > 1:  # the first one is told by the step's own start and end (§10.9)
+            began = ev.AttemptStarted(journal.checkpoint.step + 1, place.key, attempt, services.owner, place.path)
+            journal.hold(Draft(facts=[began]))
         cause: BaseException
         try:
             return await _attempt(services, journal, program, node, task, values, place, attempt)

@@ -403,3 +403,16 @@ SELECT schedule_id, tenant_id, due, data FROM schedule ORDER BY due NULLS LAST, 
 SELECT schedule_id, tenant_id, due, data FROM schedule ORDER BY id;
 -- name: schedules_due
 SELECT schedule_id, tenant_id, due, data FROM schedule WHERE due IS NOT NULL AND due <= ? ORDER BY due, id LIMIT 10000;
+
+-- Shelves -------------------------------------------------------------------------------------------
+
+-- name: shelf_put
+INSERT INTO shelf (name, key, data) VALUES (?, ?, ?) ON CONFLICT (name, key) DO UPDATE SET data = excluded.data;
+-- name: shelf_new
+INSERT INTO shelf (name, key, data) VALUES (?, ?, ?) ON CONFLICT (name, key) DO NOTHING;
+-- name: shelf_get
+SELECT data FROM shelf WHERE name = ? AND key = ?;
+-- name: shelf_scan
+SELECT key, data FROM shelf WHERE name = ? AND key >= ? AND key > ? AND substr(key, 1, length(?)) = ? ORDER BY key LIMIT ?;
+-- name: shelf_drop
+DELETE FROM shelf WHERE name = ? AND key >= ? AND substr(key, 1, length(?)) = ?;

@@ -718,6 +718,42 @@ class SqliteStore:
             found = row(self._read(), Q.blob_get, (bytes.fromhex(digest),))
         return blobs.read_back(digest, None if found is None else found[0])
 
+    # -- shelves: ports.Shelves ---------------------------------------------------------------------
+
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
+        def work(committer: Committer) -> None:
+            with writing(committer.db):
+                committer.db.executemany(Q.shelf_put, [(shelf, key, data) for key, data in rows.items()])
+
+        await self._write().run(work)
+
+    async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
+        def work(committer: Committer) -> bytes | None:
+            with writing(committer.db):
+                there = row(committer.db, Q.shelf_get, (shelf, key))
+                if there is None:
+                    committer.db.execute(Q.shelf_new, (shelf, key, data))
+                return None if there is None else bytes(there[0])
+
+        return await self._write().run(work)
+
+    async def shelved(self, shelf: str, key: str) -> bytes | None:
+        with mapped(self.path):
+            found = row(self._read(), Q.shelf_get, (shelf, key))
+        return None if found is None else bytes(found[0])
+
+    async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
+        with mapped(self.path):
+            return [(key, bytes(data)) for key, data in rows(self._read(), Q.shelf_scan, (shelf, prefix, after, prefix, prefix, limit))]
+
+    async def unshelve(self, shelf: str, prefix: str) -> int:
+        def work(committer: Committer) -> int:
+            with writing(committer.db):
+                committer.db.execute(Q.shelf_drop, (shelf, prefix, prefix, prefix))
+                return committer.db.changes()
+
+        return await self._write().run(work)
+
     # -- waiting ------------------------------------------------------------------------------------
 
     def _data_version(self) -> int:

@@ -1,0 +1,166 @@
+"""Access tokens: who may do what over HTTP, for which tenant (§14.1, §16.2). The store keeps a hash; the token is given once.
+
+A token names its row and holds a secret, so that it is found by an index and compared in constant time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable
+from enum import StrEnum
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core.bounds import text
+from holdfast.core.errors import HoldfastError, InvalidInput, NotFound
+from holdfast.shelf import Shelf
+
+SHELF = "holdfast.access"
+EVERY_TENANT = "*"
+
+
+class Scope(StrEnum):
+    """What a token allows. Every token with any scope may look at what needs none."""
+
+    VIEW = "view"
+    SUBMIT = "submit"
+    DECIDE = "decide"
+    CANCEL = "cancel"
+    FORK = "fork"
+    REPAIR = "repair"
+    ADMIN = "admin"
+
+
+class Unauthorized(HoldfastError):
+    """No token, or one that is unknown, expired or revoked: one answer for all of them."""
+
+    code = "unauthorized"
+    exit_code = 6
+
+
+class Forbidden(HoldfastError):
+    """The token lacks a scope."""
+
+    code = "forbidden"
+    exit_code = 6
+
+
+class Access(msgspec.Struct, frozen=True, kw_only=True):
+    """What a token is good for, and for whom it speaks. Times are microseconds since 1970; tenant ``*`` is every tenant."""
+
+    id: str
+    digest: bytes
+    tenant_id: str = "default"
+    scopes: tuple[Scope, ...] = ()
+    actor: str = "operator"
+    created_at: int = 0
+    expires_at: int | None = None
+    revoked_at: int | None = None
+
+    def live(self, now: int) -> bool:
+        return self.revoked_at is None and (self.expires_at is None or now < self.expires_at)
+
+    @property
+    def tenant(self) -> str | None:
+        """The tenant it is bound to; None for all of them."""
+        return None if self.tenant_id == EVERY_TENANT else self.tenant_id
+
+    def need(self, scope: Scope) -> None:
+        """Raises if it does not hold this scope; ``admin`` holds all.
+
+        Raises:
+            Forbidden: names the scope.
+        """
+        if scope not in self.scopes and Scope.ADMIN not in self.scopes:
+            raise Forbidden(f"this token does not allow to {scope}", hint=f"a token with the scope {scope}: holdfast token create --scopes {scope}")
+
+
+class Issued(msgspec.Struct, frozen=True):
+    """A new token: the one time that its text is seen."""
+
+    token: str
+    access: Access
+
+
+NOBODY = Access(id="none", digest=b"", tenant_id=EVERY_TENANT, scopes=(Scope.ADMIN,), actor="operator")
+"""Who calls where no token is asked for: a server on loopback that was told so."""
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Access).decode
+
+
+def scopes(words: Iterable[str]) -> tuple[Scope, ...]:
+    """Scopes by their words.
+
+    Raises:
+        InvalidInput: one that there is none of, or none at all.
+    """
+    found: list[Scope] = []
+    for word in words:
+        if word not in set(Scope):
+            raise InvalidInput(f"{word!r} is no scope", hint="one of " + ", ".join(Scope))
+        found.append(Scope(word))
+    if not found:
+        raise InvalidInput("a token without a scope allows nothing", hint="--scopes " + ",".join(Scope))
+    return tuple(dict.fromkeys(found))
+
+
+class Tokens:
+    """The access tokens of one store."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self._shelf = shelf
+
+    async def create(self, words: Iterable[str], *, now: int, tenant_id: str = "default", actor: str = "operator", expires_at: int | None = None) -> Issued:
+        """Makes a token. Its text is in the answer and nowhere else."""
+        number, secret = secrets.token_hex(6), secrets.token_urlsafe(24)
+        access = Access(
+            id=number, digest=_digest(secret), tenant_id=text(tenant_id, "tenant"), scopes=scopes(words), actor=text(actor, "actor"), created_at=now, expires_at=expires_at
+        )  # fmt: skip
+        await self._shelf.put(number, _encode(access))
+        return Issued(f"hf_{number}_{secret}", access)
+
+    async def all(self) -> list[Access]:
+        """All tokens, revoked and expired ones included, in the order of their ids."""
+        out: list[Access] = []
+        while page := await self._shelf.scan(after=out[-1].id if out else None, limit=500):
+            out += [_decode(data) for _, data in page]
+        return out
+
+    async def holds(self, access: Access, *, now: int) -> bool:
+        """Whether a token that was known once still holds."""
+        data = await self._shelf.get(access.id)
+        return data is not None and _decode(data).live(now)
+
+    async def revoke(self, token_id: str, *, now: int) -> Access:
+        """Ends a token at once.
+
+        Raises:
+            NotFound: there is none of that id.
+        """
+        data = await self._shelf.get(token_id)
+        if data is None:
+            raise NotFound(f"no token {token_id}", hint="holdfast token list")
+        found = _decode(data)
+        gone = replace(found, revoked_at=found.revoked_at or now)
+        await self._shelf.put(token_id, _encode(gone))
+        return gone
+
+    async def known(self, token: str, *, now: int) -> Access | None:
+        """Whose token it is; None if it is not known, expired or revoked. It takes the same time whichever of these it is."""
+        head, _, rest = token.partition("_")
+        number, _, secret = rest.partition("_")
+        data = await self._shelf.get(number) if head == "hf" and number else None
+        found = _decode(data) if data is not None else None
+        same = hmac.compare_digest(_digest(secret), found.digest if found is not None else _digest(""))
+        return found if same and found is not None and found.live(now) else None
+
+
+def _digest(secret: str) -> bytes:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
+
+
+__all__ = ["EVERY_TENANT", "NOBODY", "SHELF", "Access", "Forbidden", "Issued", "Scope", "Tokens", "Unauthorized", "scopes"]

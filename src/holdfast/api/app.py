@@ -1,0 +1,353 @@
+"""The application: requests in, answers out (§16). It decides nothing: every row of the table turns a request into a verb.
+
+Theory of operation. One function serves every row: who calls, whether they may, what the query and the body say, then the row's handler,
+then its answer or its problem. A POST under an ``Idempotency-Key`` is reserved on a shelf of the store before it acts and its answer is
+kept there after; the verbs it calls take the same key, so that a server that dies in between repeats nothing (decision 141).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import BaseRoute
+from starlette.routing import Route as Path
+
+from holdfast.access import NOBODY, SHELF, Access, Scope, Tokens, Unauthorized
+from holdfast.api import bodies, metrics, openapi, streams
+from holdfast.api.problems import Stopped, headers, problem, status_of
+from holdfast.api.table import ROUTES, Answer, Call, Route, went_on
+from holdfast.core.bounds import text
+from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict
+from holdfast.engine.look.looker import Wanted
+from holdfast.runtime import Runtime
+from holdfast.ui import Pages
+
+log = logging.getLogger("holdfast.api")
+ANSWERS = "holdfast.answers"
+KEPT_US = 24 * 3600 * 1_000_000
+_encode = msgspec.json.Encoder().encode
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """An answer under a key: what was asked, and once it is there what was said."""
+
+    digest: bytes
+    at: int
+    status: int = 0
+    headers: dict[str, str] = {}
+    body: bytes = b""
+
+
+_kept = msgspec.msgpack.Decoder(Kept).decode
+_keep = msgspec.msgpack.Encoder().encode
+
+
+class Api:
+    """What the rows share: the runtime, the tokens, and what is under way."""
+
+    def __init__(self, rt: Runtime, tokens: Tokens | Mapping[str, Access] | bool | None, *, open_metrics: bool = False) -> None:
+        self.rt = rt
+        self.open_metrics = open_metrics
+        self.stopping = asyncio.Event()
+        self.jobs: set[asyncio.Task[Any]] = set()
+        self._given = tokens
+        self._doing: set[str] = set()
+
+    @property
+    def asks(self) -> bool:
+        """Whether a token is asked for."""
+        return self._given is not False
+
+    async def known(self, token: str) -> Access | None:
+        """Whose token it is."""
+        if isinstance(self._given, Mapping):
+            return self._given.get(token)
+        tokens = self._given if isinstance(self._given, Tokens) else Tokens(self.rt.shelf(SHELF))
+        return await tokens.known(token, now=self.rt.store.now())
+
+    async def holds(self, access: Access) -> bool:
+        """Whether a token that was known once still holds."""
+        if isinstance(self._given, Mapping):
+            return access in self._given.values()
+        tokens = self._given if isinstance(self._given, Tokens) else Tokens(self.rt.shelf(SHELF))
+        return await tokens.holds(access, now=self.rt.store.now())
+
+    async def access(self, request: Request) -> Access:
+        """Who calls.
+
+        Raises:
+            Unauthorized: nobody that is known; the words are the same whatever is wrong.
+        """
+        if not self.asks:
+            return NOBODY
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        found = await self.known(token.strip()) if kind.lower() == "bearer" else None
+        if found is None:
+            raise Unauthorized("a token is needed, and this is none that is known here", hint="Authorization: Bearer TOKEN; holdfast token create")
+        return found
+
+    # -- one request --------------------------------------------------------------------------------
+
+    async def serve(self, route: Route, request: Request) -> Response:
+        run_id = request.path_params.get("run_id")
+        try:
+            return await self._serve(route, request)
+        except HoldfastError as e:
+            return failed(e, run_id)
+
+    async def _serve(self, route: Route, request: Request) -> Response:
+        access = NOBODY
+        if route.scope is not None and not (route.path == "/metrics" and self.open_metrics):
+            access = await self.access(request)
+            access.need(route.scope)
+        for name, value in request.path_params.items():
+            text(value, name)
+        query = bodies.converted(_query(request), route.query, strict=False)
+        if route.handler is None:
+            return await self._special(route, request, access, query)
+        if route.body is None:
+            return self._answer(request, await route.handler(self._call(request, access, query, None, None)))
+        data = await _body(request)
+        body = bodies.decoded(data, route.body)
+        key = request.headers.get("idempotency-key")
+        if key is None:
+            return self._answer(request, await route.handler(self._call(request, access, query, body, None)))
+        return await self._once(route, request, access, text(key, "Idempotency-Key"), data, lambda: self._call(request, access, query, body, key))
+
+    def _call(self, request: Request, access: Access, query: Any, body: Any, key: str | None) -> Call:
+        trace = request.headers.get("traceparent", "").split("-")
+        return Call(
+            rt=self.rt, access=access, path=request.path_params, query=query, body=body, key=key, trace=trace[1] if len(trace) == 4 and len(trace[1]) == 32 else None,
+            match=request.headers.get("if-match"), jobs=self.jobs,
+        )  # fmt: skip
+
+    def _answer(self, request: Request, answer: Answer) -> Response:
+        if request.method == "GET" and "ETag" in answer.headers and answer.headers["ETag"] in request.headers.get("if-none-match", ""):
+            return Response(status_code=304, headers=dict(answer.headers))
+        return Response(_encode(answer.value), answer.status, dict(answer.headers), "application/json")
+
+    async def _once(self, route: Route, request: Request, access: Access, key: str, data: bytes, call: Callable[[], Call]) -> Response:
+        """A POST under a key: the first answer again, or the one that is made now."""
+        shelf = self.rt.shelf(ANSWERS)
+        place = hashlib.sha256("\x1f".join((access.tenant_id, request.method, request.url.path, key)).encode("utf-8", "surrogatepass")).hexdigest()
+        digest, now = hashlib.sha256(data).digest(), self.rt.store.now()
+        if place in self._doing:
+            raise Stopped(409, "in_progress", "a request under this key is under way", hint="wait for its answer, then ask again")
+        self._doing.add(place)
+        try:
+            there = await shelf.add(place, _keep(Kept(digest, now)))
+            before = None if there is None else _kept(there)
+            if before is not None and before.at > now - KEPT_US:
+                if before.digest != digest:
+                    raise RequestConflict(f"the key {key!r} was used with another body", hint="use another key, or the same body")
+                if before.status:
+                    return Response(before.body, before.status, {**before.headers, "Idempotent-Replayed": "true"}, "application/json")
+            assert route.handler is not None
+            response = self._answer(request, await route.handler(call()))
+            said = {k: v for k, v in response.headers.items() if k in ("etag", "location")}
+            await shelf.put(place, _keep(Kept(digest, now, response.status_code, said, bytes(response.body))))
+            return response
+        finally:
+            self._doing.discard(place)
+
+    # -- what is no plain answer --------------------------------------------------------------------
+
+    async def _special(self, route: Route, request: Request, access: Access, query: Any) -> Response:
+        match route.path:
+            case "/v1/openapi.json":
+                return Response(_encode(openapi.document(version("holdfast"))), media_type="application/json")
+            case "/v1/ready":
+                if self.stopping.is_set():
+                    raise Stopped(503, "draining", "the server is going down", hint="ask another one")
+                await self.rt.store.schedules(0)
+                return Response(_encode(bodies.Health(status="ready")), media_type="application/json")
+            case "/metrics":
+                return PlainTextResponse(await metrics.text(self.rt, access.tenant), media_type="text/plain; version=0.0.4")
+            case "/v1/stream":
+                wanted = Wanted(
+                    tenant_id=access.tenant, status=query.status, condition=query.condition, skill_id=query.skill_id, thread_id=query.thread_id, tag=query.tag, limit=500
+                )  # fmt: skip
+                await self.rt.look.find(msgspec.structs.replace(wanted, limit=1))
+                return _streaming(streams.many(self.rt, wanted, self._beat(request)))
+        run_id = request.path_params["run_id"]
+        await self.rt.look.found(run_id, access.tenant)
+        last = request.headers.get("last-event-id")
+        after = query.after if query.after is not None else _number(last) if last else 0
+        if after < 0:
+            raise InvalidInput("after is an event's number", field="after")
+        return _streaming(streams.one(self.rt, run_id, access, after, self._beat(request)))
+
+    def _beat(self, request: Request) -> streams.Beat:
+        async def allowed() -> bool:
+            try:
+                (await self.access(request)).need(Scope.VIEW)
+            except HoldfastError:
+                return False
+            return True
+
+        return streams.Beat(allowed, self.stopping)
+
+
+def _number(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or len(text) > 15:
+        raise InvalidInput(f"{text[:40]!r} is no event's number", field="Last-Event-ID")
+    return int(text)
+
+
+def _query(request: Request) -> dict[str, str]:
+    found: dict[str, str] = {}
+    for name, value in request.query_params.multi_items():
+        if name in found:
+            raise InvalidInput(f"the parameter {name!r} stands twice", field=name)
+        found[name] = text(value, name, 4096, empty=True)
+    return {n: v for n, v in found.items() if v != ""}
+
+
+async def _body(request: Request) -> bytes:
+    kind = request.headers.get("content-type", "application/json").partition(";")[0].strip().lower()
+    told = request.headers.get("content-length", "0")
+    if told.isdigit() and int(told) > bodies.MOST_BYTES:
+        raise Stopped(413, "too_large", f"the body is larger than {bodies.MOST_BYTES} bytes", hint="keep large values outside and pass a reference")
+    data = bytearray()
+    async for part in request.stream():
+        data += part
+        if len(data) > bodies.MOST_BYTES:
+            raise Stopped(413, "too_large", f"the body is larger than {bodies.MOST_BYTES} bytes", hint="keep large values outside and pass a reference")
+    if data and kind != "application/json":
+        raise Stopped(415, "unsupported_media_type", f"a body is application/json, not {kind[:80] or 'nothing'}", hint="Content-Type: application/json")
+    return bytes(data)
+
+
+def _streaming(source: AsyncIterator[bytes]) -> Response:
+    return StreamingResponse(source, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+
+
+def failed(error: HoldfastError, run_id: str | None = None) -> Response:
+    """An error as its problem."""
+    status = status_of(error)
+    return Response(_encode(problem(error, run_id)), status, headers(error, status), "application/problem+json")
+
+
+class Envelope:
+    """What every answer has: the caller's request id again, and headers that keep browsers from guessing. It logs one line a request."""
+
+    def __init__(self, app: Any) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        given = dict(scope["headers"]).get(b"x-request-id", b"")
+        mark = given if 0 < len(given) <= 128 and given.isascii() and given.decode().isprintable() else uuid.uuid4().hex.encode()
+        began = False
+
+        async def sending(message: Any) -> None:
+            nonlocal began
+            if message["type"] == "http.response.start":
+                began = True
+                message["headers"] = [*message["headers"], (b"x-request-id", mark), (b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+                log.info("%s %s %s", scope["method"], message["status"], mark.decode())
+            await send(message)
+
+        try:
+            await self._app(scope, receive, sending)
+        except Exception as e:  # a fault of ours: it is logged in full, and the caller is told no more than that
+            log.exception("%s failed: %s", mark.decode(), type(e).__name__)
+            if not began:
+                await failed(Stopped(500, "internal", "something went wrong here", hint=f"the log has it under {mark.decode()}"))(scope, receive, sending)
+
+
+def app(
+    rt: Runtime, *, tokens: Tokens | Mapping[str, Access] | bool | None = None, pages: bool = True, open_metrics: bool = False,
+    drives: Callable[[asyncio.Event], Awaitable[None]] | None = None, hosts: Sequence[str] | None = None,
+) -> Starlette:  # fmt: skip
+    """The API of a runtime as an ASGI application, on its own or mounted in another.
+
+    Args:
+        tokens: by default those of the store; False asks for none and is for loopback only; a mapping gives each token its ``Access``.
+        pages: the operator's pages too.
+        open_metrics: ``/metrics`` asks for no token.
+        hosts: the names under which it is asked; any, if not given. Without tokens they keep other sites' names for this machine out.
+        drives: runs beside the server until its event is set: a worker.
+    """
+    api = Api(rt, tokens, open_metrics=open_metrics)
+    by_path: dict[str, dict[str, Route]] = {}
+    for route in ROUTES:
+        by_path.setdefault(route.path, {})[route.method] = route
+
+    def endpoint(rows: dict[str, Route]) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            row = rows.get("GET" if request.method == "HEAD" else request.method)
+            if row is None:
+                allow = ", ".join(sorted({*rows, *(["HEAD"] if "GET" in rows else [])}))
+                response = failed(Stopped(405, "method_not_allowed", f"{request.method} is no method of this path", hint=allow))
+                response.headers["Allow"] = allow
+                return response
+            return await api.serve(row, request)
+
+        return answer
+
+    every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"]
+    routes: list[BaseRoute] = [Path(_starlette(path), endpoint(rows), methods=every) for path, rows in by_path.items()]
+    if pages:
+        routes += made_pages(api)
+
+    @contextlib.asynccontextmanager
+    async def lifespan(_: Starlette) -> AsyncIterator[None]:
+        stop = asyncio.Event()
+        async with contextlib.AsyncExitStack() as stack:
+            if not rt.opened:
+                await stack.enter_async_context(rt)
+            worker = asyncio.ensure_future(drives(stop)) if drives is not None else None
+            try:
+                yield
+            finally:
+                api.stopping.set()
+                stop.set()
+                rt.drain()
+                pending = [*api.jobs, *([worker] if worker is not None else [])]
+                if pending:
+                    await asyncio.wait(pending, timeout=20)
+
+    made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
+    if hosts is not None:
+        made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    made.add_middleware(Envelope)
+    made.state.api = api
+    return made
+
+
+def _starlette(path: str) -> str:
+    """An id may hold a slash; the last name of a path takes the rest."""
+    return path
+
+
+async def _no_route(request: Request, error: Exception) -> Response:
+    status = error.status_code if isinstance(error, HTTPException) else 404
+    return failed(Stopped(status, "not_found" if status == 404 else "bad_request", "there is no such path", hint="GET /v1/openapi.json lists them"))
+
+
+def made_pages(api: Api) -> list[BaseRoute]:
+    """The operator's pages over the same runtime and tokens."""
+
+    async def go_on(run_id: str, options: dict[str, Any]) -> None:
+        await went_on(api.rt, run_id, api.jobs, **options)
+
+    return Pages(api.rt, api.known, api.holds, go_on, asks=api.asks).routes()
+
+
+__all__ = ["Api", "app", "failed"]

@@ -1,0 +1,415 @@
+"""Bodies and answers of the API: one struct each. They decode, they encode, and the OpenAPI document is made from them (§16.10)."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.core import describe
+from holdfast.core.errors import InvalidInput
+
+MOST_BYTES = 2 * 2**20
+MOST_KEYS = 10_000
+DEEPEST = 64
+JSON = Any
+B = TypeVar("B", bound="Body")
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base of all bodies and queries: a field that is not declared is refused by name."""
+
+
+# -- bodies -----------------------------------------------------------------------------------------
+
+
+class Submit(Body, frozen=True, kw_only=True):
+    """A run to create. ``options``: queue, priority, tags, job_id, trace_id, session_key, budgets, unattended …"""
+
+    skill_id: str
+    input: dict[str, JSON] = {}
+    thread_id: str | None = None
+    lane: str | None = None
+    options: dict[str, JSON] = {}
+
+
+class Approve(Body, frozen=True, kw_only=True):
+    """Approves what a run waits for; ``payload`` holds edited arguments."""
+
+    wait_id: str | None = None
+    actor: str | None = None
+    payload: JSON = msgspec.UNSET
+    note: str | None = None
+    reason: str | None = None
+
+
+class Deny(Body, frozen=True, kw_only=True):
+    """Denies what a run waits for; ``reason`` says why."""
+
+    wait_id: str | None = None
+    actor: str | None = None
+    reason: str | None = None
+    note: str | None = None
+
+
+class Decide(Body, frozen=True, kw_only=True):
+    """Takes one of the actions that a wait offers."""
+
+    action: str
+    wait_id: str | None = None
+    actor: str | None = None
+    payload: JSON = msgspec.UNSET
+    note: str | None = None
+    reason: str | None = None
+    feedback: str | None = None
+    resume: bool = True
+    force: bool = False
+
+
+class Answer(Body, frozen=True, kw_only=True):
+    """Answers the wait that a link is for."""
+
+    action: str
+    payload: JSON = msgspec.UNSET
+    note: str | None = None
+    feedback: str | None = None
+
+
+class Resume(Body, frozen=True, kw_only=True):
+    """Goes on with a run. A failed one needs ``acknowledge``: its stop reason, or its head."""
+
+    acknowledge: str | None = None
+    force: bool = False
+    upgrade: bool = False
+    actor: str | None = None
+
+
+class Cancel(Body, frozen=True, kw_only=True):
+    """Asks a run to stop."""
+
+    actor: str | None = None
+    reason: str = ""
+
+
+class Signal(Body, frozen=True, kw_only=True):
+    """Gives a run an outside input; the same ``key`` is delivered once."""
+
+    name: str
+    payload: JSON = None
+    key: str | None = None
+    actor: str | None = None
+
+
+class Replay(Body, frozen=True, kw_only=True):
+    """A new run that is answered from this one's records."""
+
+    from_checkpoint: str | None = None
+    from_step: int | str | None = None
+    effects: str | None = None
+    reason: str = ""
+    actor: str | None = None
+    upgrade: bool = False
+
+
+class Fork(Body, frozen=True, kw_only=True):
+    """A new run that goes its own way from a checkpoint of this one. ``options``: tags, priority, queue, lane, effects, upgrade …"""
+
+    from_checkpoint: str | None = None
+    from_step: int | str | None = None
+    set: dict[str, JSON] | None = None
+    inputs: dict[str, JSON] | None = None
+    reason: str = ""
+    actor: str | None = None
+    options: dict[str, JSON] = {}
+
+
+class Repair(Body, frozen=True, kw_only=True):
+    """Heals the safe shapes; without ``apply`` it says what it would do."""
+
+    apply: bool = False
+    actor: str | None = None
+
+
+class Empty(Body, frozen=True, kw_only=True):
+    """Nothing is said."""
+
+    actor: str | None = None
+
+
+# -- queries ----------------------------------------------------------------------------------------
+
+
+class NoQuery(Body, frozen=True, kw_only=True):
+    """No parameters."""
+
+
+class RunsQuery(Body, frozen=True, kw_only=True):
+    status: str | None = None
+    condition: str | None = None
+    skill_id: str | None = None
+    thread_id: str | None = None
+    tag: str | None = None
+    text: str | None = None
+    since: str | None = None
+    until: str | None = None
+    limit: int = 50
+    cursor: str | None = None
+    fields: str | None = None
+
+
+class RunQuery(Body, frozen=True, kw_only=True):
+    view: str | None = None
+    fields: str | None = None
+    wait: float = 0.0
+
+
+class EventsQuery(Body, frozen=True, kw_only=True):
+    after: int = 0
+    limit: int = 100
+
+
+class StreamQuery(Body, frozen=True, kw_only=True):
+    after: int | None = None
+
+
+class AtQuery(Body, frozen=True, kw_only=True):
+    at: str | None = None
+
+
+class DiffQuery(Body, frozen=True, kw_only=True):
+    a: str
+    b: str
+
+
+class PageQuery(Body, frozen=True, kw_only=True):
+    limit: int = 100
+    cursor: str | None = None
+
+
+class LedgerQuery(Body, frozen=True, kw_only=True):
+    topic: str | None = None
+    key: str | None = None
+    limit: int = 100
+    cursor: int | None = None
+
+
+class HistoryQuery(Body, frozen=True, kw_only=True):
+    limit: int = 100
+    after: str | None = None
+
+
+class StateQuery(Body, frozen=True, kw_only=True):
+    state: str | None = None
+    limit: int = 100
+
+
+class LanesQuery(Body, frozen=True, kw_only=True):
+    session_key: str | None = None
+
+
+class FollowQuery(Body, frozen=True, kw_only=True):
+    status: str | None = None
+    condition: str | None = None
+    skill_id: str | None = None
+    thread_id: str | None = None
+    tag: str | None = None
+
+
+# -- answers ----------------------------------------------------------------------------------------
+
+
+class Problem(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """What went wrong (RFC 9457), with the codes of the command line."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    code: str
+    hint: str | None = None
+    run_id: str | None = None
+    field: str | None = None
+
+
+class Runs(msgspec.Struct, frozen=True, kw_only=True):
+    runs: list[describe.RunView]
+    next_cursor: str | None = None
+
+
+class Events(msgspec.Struct, frozen=True, kw_only=True):
+    events: list[describe.EventView]
+    next_cursor: int | None = None
+
+
+class Checkpoints(msgspec.Struct, frozen=True, kw_only=True):
+    """Checkpoints without their values: these are fetched one by one."""
+
+    checkpoints: list[dict[str, JSON]]
+    next_cursor: str | None = None
+
+
+class State(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    checkpoint_id: str
+    step: int
+    values: dict[str, JSON]
+
+
+class Waits(msgspec.Struct, frozen=True, kw_only=True):
+    waits: list[describe.WaitView]
+    next_cursor: str | None = None
+
+
+class Effects(msgspec.Struct, frozen=True, kw_only=True):
+    effects: list[describe.EffectView]
+    next_cursor: str | None = None
+
+
+class Intents(msgspec.Struct, frozen=True, kw_only=True):
+    intents: list[describe.IntentView]
+    next_cursor: str | None = None
+
+
+class Steps(msgspec.Struct, frozen=True, kw_only=True):
+    steps: list[describe.StepView]
+    next_cursor: str | None = None
+
+
+class Attempts(msgspec.Struct, frozen=True, kw_only=True):
+    attempts: list[describe.AttemptView]
+    next_cursor: str | None = None
+
+
+class Ledger(msgspec.Struct, frozen=True, kw_only=True):
+    ledger: list[describe.LedgerView]
+    next_cursor: int | None = None
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True):
+    ok: bool
+    run_id: str
+    problems: list[describe.ProblemView]
+
+
+class Repaired(msgspec.Struct, frozen=True, kw_only=True):
+    run_id: str
+    dry_run: bool
+    applied: bool
+    refused: str
+    reason: str
+    problems: list[describe.ProblemView]
+
+
+class Canceled(msgspec.Struct, frozen=True, kw_only=True):
+    accepted: bool
+    run: describe.RunView
+
+
+class Workers(msgspec.Struct, frozen=True, kw_only=True):
+    workers: list[describe.WorkerView]
+    next_cursor: str | None = None
+
+
+class Lanes(msgspec.Struct, frozen=True, kw_only=True):
+    lanes: list[describe.LaneView]
+    next_cursor: str | None = None
+
+
+class Schedules(msgspec.Struct, frozen=True, kw_only=True):
+    schedules: list[describe.ScheduleView]
+    next_cursor: str | None = None
+
+
+class Skills(msgspec.Struct, frozen=True, kw_only=True):
+    skills: list[describe.SkillView]
+    next_cursor: str | None = None
+
+
+class History(msgspec.Struct, frozen=True, kw_only=True):
+    history: list[dict[str, JSON]]
+    next_cursor: str | None = None
+
+
+class Health(msgspec.Struct, frozen=True, kw_only=True):
+    status: str
+
+
+# -- decoding ---------------------------------------------------------------------------------------
+
+
+def decoded(data: bytes, kind: type[B]) -> B:
+    """A body as its type.
+
+    Raises:
+        InvalidInput: no JSON, a key twice or too many, a number out of range, a lone surrogate, too deep, a field that is not known or wrong.
+    """
+    try:
+        text = data.decode("utf-8")
+        given = json.loads(text, object_pairs_hook=_object, parse_constant=_constant, parse_float=_number, parse_int=_whole) if text.strip() else {}
+    except RecursionError:
+        raise InvalidInput("the body is nested too deeply", hint=f"at most {DEEPEST} levels") from None
+    except UnicodeDecodeError as e:
+        raise InvalidInput(f"the body is not UTF-8: byte {e.start}") from None
+    except json.JSONDecodeError as e:
+        raise InvalidInput(f"the body is not JSON: {e}") from None
+    _bounded(given)
+    return converted(given, kind, strict=True)
+
+
+def converted(given: Any, kind: type[B], *, strict: bool) -> B:
+    """A mapping as its type, an error by the name of the field."""
+    try:
+        return msgspec.convert(given, kind, strict=strict)
+    except msgspec.ValidationError as e:
+        message, _, path = str(e).partition(" - at `$")
+        raise InvalidInput(f"{path.strip('`.')}: {message}" if path else message, field=path.strip("`.") or _named(message)) from None
+
+
+def _named(message: str) -> str:
+    return message.rpartition("`")[0].rpartition("`")[2] if "`" in message else ""
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(pairs) > MOST_KEYS:
+        raise InvalidInput(f"an object has {len(pairs)} keys", hint=f"at most {MOST_KEYS}")
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
+        raise InvalidInput(f"the key {twice!r} stands twice", field=twice)
+    return found
+
+
+def _constant(name: str) -> Any:
+    raise InvalidInput(f"{name} is no JSON number")
+
+
+def _number(text: str) -> float:
+    found = float(text)
+    if not math.isfinite(found):
+        raise InvalidInput(f"the number {text[:40]} is too large")
+    return found
+
+
+def _whole(text: str) -> int:
+    if len(text) > 20 or not -(2**63) <= (found := int(text)) < 2**63:
+        raise InvalidInput(f"the number {text[:40]} is too large", hint="whole numbers of 64 bits")
+    return found
+
+
+def _bounded(given: Any) -> None:
+    """No lone surrogate, and not too deep; without recursion."""
+    stack = [(given, 0)]
+    while stack:
+        value, depth = stack.pop()
+        if depth > DEEPEST:
+            raise InvalidInput("the body is nested too deeply", hint=f"at most {DEEPEST} levels")
+        if isinstance(value, str):
+            if not value.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in value):
+                raise InvalidInput("the body holds a lone surrogate, which no store could keep")
+        elif isinstance(value, dict):
+            stack += [(x, depth + 1) for pair in value.items() for x in pair]
+        elif isinstance(value, list):
+            stack += [(x, depth + 1) for x in value]

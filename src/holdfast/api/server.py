@@ -1,0 +1,68 @@
+"""A server of its own: uvicorn around the application, ending well (§16.9)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import uvicorn
+
+GRACE_SECONDS = 20
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+
+
+class Server(uvicorn.Server):
+    """Says where it listens once it does; the first signal lets what is in hand be answered."""
+
+    def __init__(self, config: uvicorn.Config, began: Callable[[str], None], stopping: asyncio.Event) -> None:
+        super().__init__(config)
+        self._began = began
+        self._stopping = stopping
+
+    async def startup(self, sockets: Any = None) -> None:
+        await super().startup(sockets)
+        for server in self.servers:
+            for bound in server.sockets:
+                host, port = bound.getsockname()[:2]
+                self._began(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        self._stopping.set()  # streams end now, so that their connections can be closed
+        super().handle_exit(sig, frame)
+
+    async def serve(self, sockets: Any = None) -> None:
+        with self.capture_signals():
+            await self._serve(sockets)
+        # uvicorn raises the signal again once it has served; here the end is a clean one
+
+    def capture_signals(self) -> Any:
+        return _Handled(self)
+
+
+class _Handled:
+    """Signals are handled while it serves, and not raised again afterwards: everything was closed in the lifespan."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    def __enter__(self) -> None:
+        loop = asyncio.get_running_loop()
+        for number in uvicorn.server.HANDLED_SIGNALS:
+            loop.add_signal_handler(number, self._server.handle_exit, number, None)
+
+    def __exit__(self, *_: object) -> None:
+        loop = asyncio.get_running_loop()
+        for number in uvicorn.server.HANDLED_SIGNALS:
+            loop.remove_signal_handler(number)
+
+
+def run(application: Any, host: str, port: int, began: Callable[[str], None]) -> Awaitable[None]:
+    """Serves until a signal ends it."""
+    config = uvicorn.Config(
+        application, host=host, port=port, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=GRACE_SECONDS, lifespan="on"
+    )
+    return Server(config, began, application.state.api.stopping).serve()
+
+
+__all__ = ["LOOPBACK", "run"]

@@ -1,0 +1,550 @@
+"""The routes, each a row: method, path, scope, what goes in, what comes out, who answers (§16.3).
+
+The application, the OpenAPI document and the tests of authorisation are made from this table, so no route exists without a row. A row
+decides nothing: it turns a request into a verb of the runtime, under the caller's tenant, and a record into a view.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.access import Access, Scope
+from holdfast.api import bodies as b
+from holdfast.api.problems import Stopped
+from holdfast.core import describe
+from holdfast.core.bounds import moment
+from holdfast.core.errors import CheckpointNotFound, InvalidInput, NotFound, RunNotFound
+from holdfast.core.status import AT_REST, TERMINAL
+from holdfast.engine.look.looker import Wanted, skills
+from holdfast.runtime import Runtime
+
+LONGEST_WAIT = 60.0
+POLL_SECONDS = 1.0
+SETTLE_SECONDS = 10.0
+
+
+class Call(msgspec.Struct, frozen=True, kw_only=True):
+    """One request: who calls, what is in the path, the query and the body. ``key`` is its Idempotency-Key."""
+
+    rt: Runtime
+    access: Access
+    path: Mapping[str, str]
+    query: Any
+    body: Any
+    key: str | None = None
+    trace: str | None = None
+    match: str | None = None
+    jobs: set[asyncio.Task[Any]]
+
+    @property
+    def tenant(self) -> str | None:
+        return self.access.tenant
+
+    @property
+    def run_id(self) -> str:
+        return self.path["run_id"]
+
+    @property
+    def actor(self) -> str:
+        return str(getattr(self.body, "actor", None) or self.access.actor)
+
+
+class Answer(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes out: a value of the row's kind, or a mapping of the same shape."""
+
+    value: Any
+    status: int = 200
+    headers: Mapping[str, str] = {}
+
+
+Handler = Callable[[Call], Awaitable[Answer]]
+
+
+class Route(msgspec.Struct, frozen=True, kw_only=True):
+    """A row. ``scope`` None: no token is asked for. ``answers``: the type of what comes out; None is a stream or text of its own."""
+
+    method: str
+    path: str
+    scope: Scope | None
+    does: str
+    handler: Handler | None
+    answers: Any
+    query: type[b.Body] = b.NoQuery
+    body: type[b.Body] | None = None
+    status: int = 200
+    media: str = "application/json"
+
+
+# -- reading ----------------------------------------------------------------------------------------
+
+
+def _etag(run: describe.RunView) -> dict[str, str]:
+    return {"ETag": f'"{run.version}"'}
+
+
+def _limit(limit: int) -> int:
+    if not 1 <= limit <= 500:
+        raise InvalidInput(f"limit is 1 to 500, not {limit}", field="limit")
+    return limit
+
+
+def _when(text: str | None, field: str) -> int | None:
+    if text is None:
+        return None
+    try:
+        return moment(dt.datetime.fromisoformat(text), field)
+    except ValueError:
+        raise InvalidInput(f"{text!r} is no time", field=field, hint="ISO 8601 with an offset: 2026-11-21T08:00Z") from None
+
+
+def _picked(shown: dict[str, Any], fields: str | None) -> dict[str, Any]:
+    if fields is None:
+        return shown
+    names = [n.strip() for n in fields.split(",") if n.strip()]
+    for name in names:
+        if name not in shown:
+            raise InvalidInput(f"{name!r} is no field of this", field="fields", hint=", ".join(shown))
+    return {n: shown[n] for n in names}
+
+
+def _page(items: list[Any], name: Callable[[Any], str], query: b.PageQuery) -> tuple[list[Any], str | None]:
+    start = 0
+    if query.cursor is not None:
+        start = next((n for n, item in enumerate(items, 1) if name(item) == query.cursor), 0)
+        if not start:
+            raise InvalidInput(f"{query.cursor!r} is none of these", field="cursor", hint="give the next_cursor of the page before")
+    found = items[start : start + _limit(query.limit)]
+    return found, name(found[-1]) if found and start + len(found) < len(items) else None
+
+
+async def list_runs(c: Call) -> Answer:
+    q: b.RunsQuery = c.query
+    wanted = Wanted(
+        tenant_id=c.tenant, status=q.status, condition=q.condition, skill_id=q.skill_id, thread_id=q.thread_id, tag=q.tag, text=q.text,
+        since=_when(q.since, "since"), until=_when(q.until, "until"), limit=_limit(q.limit), before=q.cursor,
+    )  # fmt: skip
+    found = await c.rt.look.runs(wanted)
+    more = found[-1].run_id if len(found) == q.limit else None
+    return Answer(value={"runs": [_picked(describe.plain(r), q.fields) for r in found], "next_cursor": more})
+
+
+async def show_run(c: Call) -> Answer:
+    q: b.RunQuery = c.query
+    if not 0 <= q.wait <= LONGEST_WAIT:
+        raise InvalidInput(f"wait is 0 to {LONGEST_WAIT:g} seconds", field="wait")
+    if q.view not in (None, "legacy"):
+        raise InvalidInput(f"{q.view!r} is no view", field="view", hint="legacy")
+    until = time.monotonic() + q.wait
+    seen = await c.rt.look.snapshot(c.run_id, c.tenant)
+    while (left := until - time.monotonic()) > 0 and not resting(seen.record):
+        await c.rt.store.wait_for_change(min(left, POLL_SECONDS))
+        seen = await c.rt.look.snapshot(c.run_id, c.tenant)
+    run = seen.detail()
+    shown = describe.plain(describe.legacy(run)) if q.view == "legacy" else describe.plain(run)
+    return Answer(value=_picked(shown, q.fields), headers=_etag(run))
+
+
+def resting(run: describe.RunView) -> bool:
+    """Whether nothing moves a run before somebody or something outside does."""
+    return run.status in TERMINAL or (run.status in AT_REST and not run.decisions and bool(run.waits))
+
+
+async def list_events(c: Call) -> Answer:
+    q: b.EventsQuery = c.query
+    if q.after < 0:
+        raise InvalidInput("after is an event's number", field="after")
+    found = (await c.rt.look.snapshot(c.run_id, c.tenant, check=False)).events(q.after, _limit(q.limit))
+    more = found[-1].seq if len(found) == q.limit else None
+    return Answer(value=b.Events(events=found, next_cursor=more))
+
+
+async def list_checkpoints(c: Call) -> Answer:
+    every = (await c.rt.look.snapshot(c.run_id, c.tenant, check=False)).checkpoints()
+    found, more = _page(every, lambda x: str(x.checkpoint_id), c.query)
+    bare = [{n: v for n, v in describe.plain(x).items() if n not in ("values", "pending_writes")} for x in found]
+    return Answer(value={"checkpoints": bare, "next_cursor": more})
+
+
+async def show_checkpoint(c: Call) -> Answer:
+    return Answer(value=await c.rt.look.checkpoint(c.run_id, c.path["checkpoint_id"], c.tenant))
+
+
+async def show_state(c: Call) -> Answer:
+    found = await c.rt.look.checkpoint(c.run_id, c.query.at, c.tenant)
+    return Answer(value=b.State(run_id=c.run_id, checkpoint_id=found.checkpoint_id, step=found.step, values=found.values))
+
+
+async def show_diff(c: Call) -> Answer:
+    return Answer(value=await c.rt.look.diff(c.run_id, c.query.a, c.query.b, c.tenant))
+
+
+async def list_run_waits(c: Call) -> Answer:
+    found, more = _page((await c.rt.look.snapshot(c.run_id, c.tenant, check=False)).waits, lambda w: str(w.wait_id), c.query)
+    return Answer(value=b.Waits(waits=found, next_cursor=more))
+
+
+async def list_effects(c: Call) -> Answer:
+    found, more = _page((await c.rt.look.snapshot(c.run_id, c.tenant, check=False)).effects(), lambda e: str(e.effect_id), c.query)
+    return Answer(value=b.Effects(effects=found, next_cursor=more))
+
+
+async def list_run_intents(c: Call) -> Answer:
+    found, more = _page((await c.rt.look.snapshot(c.run_id, c.tenant, check=False)).intents(), lambda i: str(i.intent_id), c.query)
+    return Answer(value=b.Intents(intents=found, next_cursor=more))
+
+
+async def list_steps(c: Call) -> Answer:
+    found, more = _page((await c.rt.look.snapshot(c.run_id, c.tenant, check=False)).steps(), lambda s: str(s.step_id), c.query)
+    return Answer(value=b.Steps(steps=found, next_cursor=more))
+
+
+async def list_attempts(c: Call) -> Answer:
+    found, more = _page((await c.rt.look.snapshot(c.run_id, c.tenant, check=False)).attempts(), lambda a: str(a.attempt_id), c.query)
+    return Answer(value=b.Attempts(attempts=found, next_cursor=more))
+
+
+async def list_run_ledger(c: Call) -> Answer:
+    return await _ledger(c, c.run_id)
+
+
+async def list_ledger(c: Call) -> Answer:
+    return await _ledger(c, None)
+
+
+async def _ledger(c: Call, run_id: str | None) -> Answer:
+    q: b.LedgerQuery = c.query
+    found = await c.rt.look.ledger(run_id, c.tenant, topic=q.topic, key=q.key, after=q.cursor, limit=_limit(q.limit))
+    return Answer(value=b.Ledger(ledger=found.rows, next_cursor=found.next_cursor))
+
+
+async def check_run(c: Call) -> Answer:
+    seen = await c.rt.look.snapshot(c.run_id, c.tenant)
+    found = seen.detail().problems
+    return Answer(value=b.Checked(ok=all(p.severity != "error" for p in found), run_id=c.run_id, problems=found))
+
+
+async def list_waits(c: Call) -> Answer:
+    q: b.PageQuery = c.query
+    found, more = await c.rt.look.waits(c.tenant, before=q.cursor, limit=_limit(q.limit))
+    return Answer(value=b.Waits(waits=found, next_cursor=more))
+
+
+async def list_intents(c: Call) -> Answer:
+    return Answer(value=b.Intents(intents=await c.rt.look.intents(c.tenant, state=c.query.state, limit=_limit(c.query.limit))))
+
+
+async def thread_history(c: Call) -> Answer:
+    q: b.HistoryQuery = c.query
+    thread = c.path["thread_id"]
+    mine = await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=1))
+    if not mine:
+        raise NotFound(f"no thread {thread}", hint="GET /v1/runs lists runs with their threads")
+    out = [one async for one in _thread(c, thread)]
+    start = 0
+    if q.after is not None:
+        start = next((n for n, x in enumerate(out, 1) if x["id"] == q.after), 0)
+        if not start:
+            raise CheckpointNotFound(f"the thread {thread!r} has no checkpoint {q.after}", hint="give the id of one of its snapshots")
+    found = out[start : start + _limit(q.limit)]
+    return Answer(value=b.History(history=found, next_cursor=found[-1]["id"] if start + len(found) < len(out) else None))
+
+
+async def _thread(c: Call, thread: str) -> AsyncIterator[dict[str, Any]]:
+    """The checkpoints of a thread's runs under the caller's tenant, oldest first."""
+    runs: list[describe.RunView] = []
+    cursor: str | None = None
+    while page := await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=500, before=cursor)):
+        runs += page
+        cursor = page[-1].run_id
+        if len(page) < 500:
+            break
+    for run in reversed(runs):
+        for x in (await c.rt.look.snapshot(run.run_id, c.tenant, check=False)).checkpoints():
+            yield {
+                "id": x.checkpoint_id, "runId": x.run_id, "values": x.values, "metadata": x.metadata, "createdAt": x.created_at, "nextTasks": x.pending_tasks,
+            }  # fmt: skip
+
+
+async def list_skills(c: Call) -> Answer:
+    return Answer(value=b.Skills(skills=skills(c.rt.skills)))
+
+
+async def list_workers(c: Call) -> Answer:
+    return Answer(value=b.Workers(workers=await c.rt.look.workers()))
+
+
+async def list_lanes(c: Call) -> Answer:
+    return Answer(value=b.Lanes(lanes=await c.rt.look.lanes(c.tenant, session_key=c.query.session_key)))
+
+
+async def list_schedules(c: Call) -> Answer:
+    return Answer(value=b.Schedules(schedules=await c.rt.look.schedules(c.tenant)))
+
+
+async def health(c: Call) -> Answer:
+    return Answer(value=b.Health(status="alive"))
+
+
+# -- acting -----------------------------------------------------------------------------------------
+
+
+async def _mine(c: Call) -> describe.RunView:
+    """The run that is meant, under the caller's tenant, and as the caller last saw it (§16.6).
+
+    Raises:
+        RunNotFound: it is not there, or another tenant's.
+        Stopped: it has moved since: 412.
+    """
+    run, lease = await c.rt.look.found(c.run_id, c.tenant)
+    if c.match is not None and c.match != "*" and f'"{run.version}"' not in [m.strip().removeprefix("W/") for m in c.match.split(",")]:
+        raise Stopped(412, "stale", f"{run.run_id} has moved: it has {run.version} events now", hint="look at it again, then decide")
+    return describe.run(run, lease, c.rt.store.now())
+
+
+async def _shown(c: Call, run_id: str, *, deduplicated: bool = False, status: int = 202) -> Answer:
+    run = (await c.rt.look.snapshot(run_id, check=False)).detail(deduplicated=deduplicated)
+    return Answer(value=run, status=status, headers={**_etag(run), "Location": f"/v1/runs/{run_id}"})
+
+
+_OPTIONS = frozenset(
+    {"session_key", "queue", "priority", "job_id", "trace_id", "tags", "target", "paused_lane", "recovery", "unattended", "budgets", "on_busy", "at", "delay", "lane"}
+)
+
+
+def _options(given: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
+    for name in given:
+        if name not in known:
+            raise InvalidInput(f"{name!r} is no option here", field=f"options.{name}", hint=", ".join(sorted(known)))
+    found = dict(given)
+    if isinstance(found.get("at"), str):
+        found["at"] = dt.datetime.fromtimestamp((_when(found["at"], "options.at") or 0) / 1_000_000, dt.UTC)
+    return found
+
+
+async def submit_run(c: Call) -> Answer:
+    body: b.Submit = c.body
+    options = _options(body.options, _OPTIONS)
+    if body.lane is not None:
+        options["lane"] = body.lane
+    if c.trace is not None:
+        options.setdefault("trace_id", c.trace)
+    run = await c.rt.submit(body.skill_id, body.input, thread_id=body.thread_id, key=c.key, tenant_id=c.tenant or "default", **options)
+    return await _shown(c, run.run_id, deduplicated=run.deduplicated, status=200 if run.deduplicated else 202)
+
+
+async def approve(c: Call) -> Answer:
+    body: b.Approve = c.body
+    await _mine(c)
+    await c.rt.approve(c.run_id, wait_id=body.wait_id, actor=c.actor, note=body.note or body.reason, payload=_payload(body.payload), drive=False)
+    return await _shown(c, c.run_id)
+
+
+async def deny(c: Call) -> Answer:
+    body: b.Deny = c.body
+    await _mine(c)
+    await c.rt.deny(c.run_id, reason=body.reason or body.note or "", wait_id=body.wait_id, actor=c.actor, drive=False)
+    return await _shown(c, c.run_id)
+
+
+async def decide(c: Call) -> Answer:
+    body: b.Decide = c.body
+    await _mine(c)
+    await c.rt.decide(
+        c.run_id, body.action, wait_id=body.wait_id, actor=c.actor, feedback=body.feedback, note=body.note or body.reason, payload=_payload(body.payload),
+        resume=body.resume, force=body.force,
+    )  # fmt: skip
+    return await _shown(c, c.run_id)
+
+
+def _payload(given: Any) -> Any:
+    return ... if given is msgspec.UNSET else given
+
+
+async def answer_link(c: Call) -> Answer:
+    body: b.Answer = c.body
+    run = await c.rt.redeem(c.path["token"], body.action, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
+    return Answer(value={"run_id": run.run_id, "status": str(run.status), "condition": run.condition.value}, status=202)
+
+
+async def signal_run(c: Call) -> Answer:
+    await _mine(c)
+    return await _signal(c, c.run_id)
+
+
+async def signal_thread(c: Call) -> Answer:
+    thread = c.path["thread_id"]
+    live = [r for r in await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=500)) if r.status not in TERMINAL]
+    if not live:
+        raise RunNotFound(f"no live run in the thread {thread}", hint="GET /v1/runs?thread_id=… lists its runs")
+    return await _signal(c, live[0].run_id)
+
+
+async def _signal(c: Call, run_id: str) -> Answer:
+    body: b.Signal = c.body
+    await c.rt.signal(run_id, body.name, body.payload, key=body.key or c.key, actor=c.actor)
+    return await _shown(c, run_id)
+
+
+async def cancel_run(c: Call) -> Answer:
+    body: b.Cancel = c.body
+    await _mine(c)
+    await c.rt.cancel(c.run_id, actor=c.actor, reason=body.reason)
+    seen = await c.rt.look.snapshot(c.run_id, check=False)
+    return Answer(value={"accepted": True, **describe.plain(seen.detail())}, status=202, headers=_etag(seen.record))
+
+
+async def resume_run(c: Call) -> Answer:
+    """Answers once the run goes on, or is refused; who drives it to its rest is the server itself, behind the answer."""
+    body: b.Resume = c.body
+    await _mine(c)
+    await went_on(c.rt, c.run_id, c.jobs, actor=c.actor, acknowledge=body.acknowledge, force=body.force, upgrade=body.upgrade)
+    return await _shown(c, c.run_id)
+
+
+async def went_on(
+    rt: Runtime, run_id: str, jobs: set[asyncio.Task[Any]], *, actor: str, acknowledge: str | None = None, force: bool = False, upgrade: bool = False
+) -> None:
+    """Returns once the run goes on; it is driven to its rest behind that.
+
+    Raises:
+        HoldfastError: by what stands against it.
+    """
+    before, _ = await rt.look.found(run_id)
+    job = asyncio.ensure_future(rt.resume(run_id, actor=actor, acknowledge=acknowledge, force=force, wait=False, upgrade=upgrade))
+    jobs.add(job)
+    job.add_done_callback(jobs.discard)
+    until = time.monotonic() + SETTLE_SECONDS
+    while not job.done() and time.monotonic() < until:
+        await asyncio.wait({job}, timeout=0.02)
+        run, _ = await rt.look.found(run_id)
+        if run.version != before.version:
+            break
+    if job.done():
+        job.result()
+    else:
+        job.add_done_callback(_heard)
+
+
+def _heard(job: asyncio.Task[Any]) -> None:
+    """What becomes of a drive behind its answer is told by the run itself."""
+    if not job.cancelled():
+        job.exception()
+
+
+async def replay_run(c: Call) -> Answer:
+    body: b.Replay = c.body
+    await _mine(c)
+    made = await c.rt.replay(
+        c.run_id, body.from_checkpoint, body.from_step, body.effects, actor=c.actor, reason=body.reason, key=c.key, upgrade=body.upgrade, drive=False
+    )
+    return await _shown(c, made.run_id, deduplicated=made.deduplicated)
+
+
+_FORK = frozenset({"effects", "upgrade", "at", "delay", "inherit_approvals", "tags", "priority", "queue", "lane", "job_id", "trace_id"})
+
+
+async def fork_run(c: Call) -> Answer:
+    body: b.Fork = c.body
+    await _mine(c)
+    options = _options(body.options, _FORK)
+    made = await c.rt.fork(
+        c.run_id, body.from_checkpoint, body.from_step, set=body.set, inputs=body.inputs, reason=body.reason, actor=c.actor, key=c.key, drive=False, **options
+    )
+    return await _shown(c, made.run_id, deduplicated=made.deduplicated)
+
+
+async def repair_run(c: Call) -> Answer:
+    body: b.Repair = c.body
+    await _mine(c)
+    done = await c.rt.repair_run_state(c.run_id, body.apply, actor=c.actor)
+    found = [describe.problem(p) for p in done.problems]
+    value = b.Repaired(run_id=c.run_id, dry_run=done.dry_run, applied=done.applied, refused=done.refused or "", reason=done.reason, problems=found)
+    return Answer(value=value)
+
+
+async def pause_schedule(c: Call) -> Answer:
+    await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
+    await c.rt.pause_schedule(c.path["schedule_id"], actor=c.actor)
+    return Answer(value=await c.rt.look.schedule(c.path["schedule_id"], c.tenant))
+
+
+async def unpause_schedule(c: Call) -> Answer:
+    await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
+    await c.rt.unpause_schedule(c.path["schedule_id"], actor=c.actor)
+    return Answer(value=await c.rt.look.schedule(c.path["schedule_id"], c.tenant))
+
+
+async def trigger_schedule(c: Call) -> Answer:
+    await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
+    made = await c.rt.trigger(c.path["schedule_id"], key=c.key)
+    return await _shown(c, made.run_id, deduplicated=made.deduplicated)
+
+
+# -- the table --------------------------------------------------------------------------------------
+
+V, S, D, F = Scope.VIEW, Scope.SUBMIT, Scope.DECIDE, Scope.FORK
+RUN, R = "/v1/runs/{run_id}", describe.RunDetail
+
+
+def _get(path: str, does: str, handler: Handler | None, answers: Any, query: type[b.Body] = b.NoQuery, scope: Scope | None = V, media: str = "application/json") -> Route:
+    return Route(method="GET", path=path, scope=scope, does=does, handler=handler, answers=answers, query=query, media=media)
+
+
+def _post(path: str, scope: Scope | None, does: str, handler: Handler, body: type[b.Body], answers: Any = R, status: int = 202) -> Route:
+    return Route(method="POST", path=path, scope=scope, does=does, handler=handler, answers=answers, body=body, status=status)
+
+
+ROUTES: tuple[Route, ...] = (
+    _post("/v1/runs", S, "Create a run", submit_run, b.Submit),
+    _get("/v1/runs", "List runs, newest first", list_runs, b.Runs, b.RunsQuery),
+    _get(RUN, "Show a run; with wait, once it rests", show_run, R, b.RunQuery),
+    _get(RUN + "/events", "List what happened", list_events, b.Events, b.EventsQuery),
+    _get(RUN + "/stream", "Follow what happens", None, None, b.StreamQuery, media="text/event-stream"),
+    _get(RUN + "/checkpoints", "List checkpoints", list_checkpoints, b.Checkpoints, b.PageQuery),
+    _get(RUN + "/checkpoints/{checkpoint_id}", "Show a checkpoint with its values", show_checkpoint, describe.CheckpointView),
+    _get(RUN + "/state", "Show the values, now or at a checkpoint", show_state, b.State, b.AtQuery),
+    _get(RUN + "/diff", "Show what changed between two checkpoints", show_diff, describe.DiffView, b.DiffQuery),
+    _get(RUN + "/waits", "List a run's open waits", list_run_waits, b.Waits, b.PageQuery),
+    _get(RUN + "/effects", "List what a run did outside", list_effects, b.Effects, b.PageQuery),
+    _get(RUN + "/intents", "List what a run sends", list_run_intents, b.Intents, b.PageQuery),
+    _get(RUN + "/steps", "List steps and recorded calls", list_steps, b.Steps, b.PageQuery),
+    _get(RUN + "/attempts", "List every try at every step", list_attempts, b.Attempts, b.PageQuery),
+    _get(RUN + "/ledger", "List the rows that a run's steps kept", list_run_ledger, b.Ledger, b.LedgerQuery),
+    _get(RUN + "/check", "Name what is wrong with a run", check_run, b.Checked),
+    _post(RUN + "/resume", D, "Go on with a run", resume_run, b.Resume),
+    _post(RUN + "/approve", D, "Approve what it waits for", approve, b.Approve),
+    _post(RUN + "/deny", D, "Deny what it waits for", deny, b.Deny),
+    _post(RUN + "/decide", D, "Take one of the actions that a wait offers", decide, b.Decide),
+    _post(RUN + "/signal", D, "Give a run an outside input", signal_run, b.Signal),
+    _post(RUN + "/cancel", Scope.CANCEL, "Ask a run to stop", cancel_run, b.Cancel, dict[str, Any]),
+    _post(RUN + "/replay", F, "Replay a run from its records", replay_run, b.Replay),
+    _post(RUN + "/fork", F, "Fork a run from a checkpoint", fork_run, b.Fork),
+    _post(RUN + "/repair", Scope.REPAIR, "Heal the safe shapes", repair_run, b.Repair, b.Repaired, 200),
+    _get("/v1/waits", "List open waits of all runs", list_waits, b.Waits, b.PageQuery),
+    _post("/v1/waits/{token}", None, "Answer the wait that a link is for", answer_link, b.Answer, dict[str, Any]),
+    _get("/v1/threads/{thread_id}/history", "List a thread's checkpoints", thread_history, b.History, b.HistoryQuery),
+    _post("/v1/threads/{thread_id}/signal", D, "Give a thread's live run an outside input", signal_thread, b.Signal),
+    _get("/v1/ledger", "List ledger rows of all runs", list_ledger, b.Ledger, b.LedgerQuery),
+    _get("/v1/intents", "List what is to be sent, or was", list_intents, b.Intents, b.StateQuery),
+    _get("/v1/skills", "List the skills registered here", list_skills, b.Skills),
+    _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers),
+    _get("/v1/lanes", "List the lanes that a run holds", list_lanes, b.Lanes, b.LanesQuery),
+    _get("/v1/schedules", "List schedules", list_schedules, b.Schedules),
+    _post("/v1/schedules/{schedule_id}/pause", Scope.ADMIN, "Fire a schedule no more until it is unpaused", pause_schedule, b.Empty, describe.ScheduleView, 200),
+    _post("/v1/schedules/{schedule_id}/unpause", Scope.ADMIN, "Go on with a schedule", unpause_schedule, b.Empty, describe.ScheduleView, 200),
+    _post("/v1/schedules/{schedule_id}/trigger", S, "Submit a run as a schedule would", trigger_schedule, b.Empty),
+    _get("/v1/stream", "Follow many runs", None, None, b.FollowQuery, media="text/event-stream"),
+    _get("/v1/ready", "Whether requests can be served", None, b.Health),
+    _get("/v1/health", "Whether the server is alive", health, b.Health, scope=None),
+    _get("/v1/openapi.json", "This document", None, dict[str, Any], scope=None),
+    _get("/metrics", "Figures for Prometheus", None, None, media="text/plain"),
+)
+
+
+__all__ = ["ROUTES", "Answer", "Call", "Route", "resting", "went_on"]

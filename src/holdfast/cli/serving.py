@@ -1,0 +1,148 @@
+"""Commands that serve the store over HTTP: serve, token."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+from typing import Any
+
+import click
+
+from holdfast.access import SHELF, Access, Scope, Tokens
+from holdfast.cli import output as o
+from holdfast.cli import targets
+from holdfast.cli.session import Call, extra, login, options, over
+from holdfast.cli.times import lasting
+from holdfast.core.errors import UsageError
+from holdfast.core.views import iso
+from holdfast.handle import when
+from holdfast.runtime import Runtime
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
+HOSTS = frozenset({*LOOPBACK, "[::1]"})
+
+
+@click.command()
+@click.argument("target", nargs=-1)
+@click.option("--host", default="127.0.0.1", show_default=True, metavar="HOST", help="Where to listen.")
+@click.option("--port", type=click.IntRange(0, 65_535), default=8321, show_default=True, metavar="PORT", help="0 takes a free one.")
+@click.option("--no-auth", is_flag=True, help="Ask for no token; on loopback only.")
+@click.option("--open-metrics", is_flag=True, help="Let /metrics be read without a token.")
+@click.option("--no-pages", is_flag=True, help="Serve the API alone.")
+@options(data=False, drives=True)
+def serve(call: Call, target: tuple[str, ...], host: str, port: int, no_auth: bool, open_metrics: bool, no_pages: bool) -> int:
+    """Serve the API and the operator's pages.
+
+    With TARGETs it drives runs too; without, it records and decides, which needs no code.
+    """
+    if no_auth and host not in LOOPBACK:
+        raise UsageError(f"--no-auth is for loopback, and {host} is not", hint="--host 127.0.0.1, or a token: holdfast token create --scopes view")
+    api, server = extra("holdfast.api"), extra("holdfast.api.server")
+    chosen = targets.skills(targets.several(target)) if target else []
+    rt = Runtime(call.store, skills=chosen, lease=call.lease)
+
+    async def drives(stop: asyncio.Event) -> None:
+        await rt.worker(stop=stop)
+
+    made = api.app(rt, tokens=False if no_auth else None, pages=not no_pages, open_metrics=open_metrics, drives=drives if chosen else None, hosts=sorted(HOSTS) if no_auth else None)
+
+    def began(url: str) -> None:
+        names = f", drives {', '.join(dict.fromkeys(s.id for s in chosen))}" if chosen else ""
+        click.echo(f"serving {call.store} at {url}{names}" + (", without tokens" if no_auth else ""), err=True)
+
+    asyncio.run(server.run(made, host, port, began))
+    return 0
+
+
+@click.group()
+def token() -> None:
+    """Create, list and revoke the tokens that the API asks for."""
+
+
+def _shown(access: Access) -> dict[str, Any]:
+    return {
+        "id": access.id,
+        "tenant_id": access.tenant_id,
+        "scopes": [str(s) for s in access.scopes],
+        "actor": access.actor,
+        "created_at": iso(access.created_at),
+        "expires_at": iso(access.expires_at),
+        "revoked_at": iso(access.revoked_at),
+    }
+
+
+@token.command("create")
+@click.option("--scopes", required=True, metavar="S,…", help="What it allows: " + ", ".join(Scope) + ".")
+@click.option("--tenant", default="default", show_default=True, metavar="T", help="Whose runs it reaches; * is everybody's.")
+@click.option("--expires", default="90d", show_default=True, metavar="T", help="How long it holds: 12h, 90d; never.")
+@click.option("--actor", default=login, metavar="NAME", help="In whose name it acts. [default: you]")
+@options()
+def create(call: Call, scopes: str, tenant: str, expires: str, actor: str) -> int:
+    """Create a token; it is printed once and kept as a hash."""
+    span = None if expires == "never" else lasting(expires)
+
+    async def act(rt: Runtime) -> Any:
+        now = rt.store.now()
+        until = None if span is None else now + span // dt.timedelta(microseconds=1)
+        words = [s.strip() for s in scopes.split(",") if s.strip()]
+        return await Tokens(rt.shelf(SHELF)).create(words, now=now, tenant_id=tenant, actor=actor, expires_at=until)
+
+    made = over(call, act, make=True)
+    a: Access = made.access
+    if call.as_json:
+        o.emit({"id": a.id, "token": made.token, "tenant_id": a.tenant_id, "scopes": [str(s) for s in a.scopes], "expires_at": iso(a.expires_at), "actor": a.actor})
+        return 0
+    click.echo(made.token)
+    click.echo(o.paint(f"{a.id}: {', '.join(a.scopes)} for tenant {o.inline(a.tenant_id)} as {o.inline(a.actor)}; it is shown this once", dim=True), err=True)
+    return 0
+
+
+@token.command("list")
+@options()
+def list_(call: Call) -> int:
+    """List the tokens; their texts are kept nowhere."""
+
+    async def act(rt: Runtime) -> tuple[list[Access], int]:
+        return await Tokens(rt.shelf(SHELF)).all(), rt.store.now()
+
+    found, now = over(call, act)
+    if call.as_json:
+        o.emit({"tokens": [_shown(a) for a in found], "next_cursor": None})
+        return 0
+    if not found:
+        click.echo("no tokens")
+        return 0
+    o.table(
+        ["token", "tenant", "acts as", "created", "expires", "scopes"],
+        [
+            [a.id, o.inline(a.tenant_id, 24), o.inline(a.actor, 24), o.ago(when(a.created_at), when(now)), _until(a, now), " ".join(a.scopes)]
+            for a in found
+        ],
+    )
+    return 0
+
+
+def _until(access: Access, now: int) -> str:
+    if access.revoked_at is not None:
+        return "revoked"
+    return "never" if access.expires_at is None else o.ago(when(access.expires_at), when(now))
+
+
+@token.command("revoke")
+@click.argument("token_id", metavar="ID")
+@options()
+def revoke(call: Call, token_id: str) -> int:
+    """Revoke a token; the next request under it is refused."""
+
+    async def act(rt: Runtime) -> Access:
+        return await Tokens(rt.shelf(SHELF)).revoke(token_id, now=rt.store.now())
+
+    found = over(call, act)
+    if call.as_json:
+        o.emit(_shown(found))
+    else:
+        click.echo(f"{found.id} is revoked")
+    return 0
+
+
+COMMANDS = (serve, token)

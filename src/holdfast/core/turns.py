@@ -1,0 +1,147 @@
+"""Steps and attempts as people read them, from the events of a run (§10.9). Pure.
+
+A plain step is told by two events, its start and its end; what failed, was tried again, changed hands or acted outside is told by more.
+Here they are put together: one ``StepView`` a step, one ``AttemptView`` a try at it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.core import events as ev
+from holdfast.core import ids
+from holdfast.core.describe import AttemptView, StepView, error
+from holdfast.core.errors import ErrorValue
+from holdfast.core.lease import Lease
+from holdfast.core.run import Run
+from holdfast.core.views import iso
+
+Place = tuple[int, str, str]
+"""A step's number, its task, and the path of a recorded call inside it, empty for the task itself."""
+
+
+LOST = "lost"
+"""Of a try whose owner's lease ran out before it had said how it ended."""
+INCOMPLETE = "incomplete"
+
+
+class _Try(msgspec.Struct, frozen=True):
+    began: int | None
+    owner: str | None
+    ended: int | None = None
+    outcome: str | None = None
+    error: ErrorValue | None = None
+    again: int | None = None
+
+
+class Turns:
+    """Reads events in order; then ``steps`` and ``attempts`` say what they told."""
+
+    def __init__(self, run: Run, lease: Lease | None = None) -> None:
+        self._run = run
+        self._lease = lease
+        self._owner: str | None = None
+        self._turns: dict[Place, list[_Try]] = {}
+
+    def feed(self, events: Iterable[ev.Event]) -> Turns:
+        for event in events:
+            self._note(event)
+        return self
+
+    def _note(self, event: ev.Event) -> None:
+        at = event.at
+        match event.fact:
+            case ev.RunClaimed(owner=owner):
+                self._owner = owner
+            case ev.StepStarted(step=step, task=task):
+                self._begin((step, task, ""), at)
+            case ev.SideEffectAttempted(step=step, task=task, path=path) if path:
+                self._begin((step, task, path), at)
+            case ev.AttemptStarted(step=step, task=task, path=path, owner=owner):
+                self._begin((step, task, path), at, owner)
+            case ev.StepEnded(step=step, task=task, path=path, outcome=outcome):
+                self._end((step, task, path), at, outcome)
+            case ev.StepFailed(step=step, task=task, path=path, outcome=outcome, error=failure):
+                self._end((step, task, path), at, outcome, failure)
+            case ev.StepRetryScheduled(step=step, task=task, path=path, due=due, error=failure):
+                self._end((step, task, path), at, "failed", failure, due)
+            case ev.AttemptLeaseExpired(owner=owner):
+                for tries in self._turns.values():
+                    if tries[-1].outcome is None:
+                        tries[-1] = replace(tries[-1], ended=at, outcome=LOST, owner=owner)
+            case ev.AttemptTakenOver(owner=owner):
+                self._owner = owner
+                for tries in self._turns.values():
+                    if tries[-1].outcome == LOST:
+                        tries.append(_Try(at, owner))
+            case _:
+                pass
+
+    def _begin(self, place: Place, at: int, owner: str | None = None) -> None:
+        tries = self._turns.setdefault(place, [])
+        if not tries or tries[-1].outcome is not None:
+            due = tries[-1].again if tries else None
+            tries.append(_Try(at if due is None else min(due, at), owner or self._owner))  # it is told with what came of it
+
+    def _end(self, place: Place, at: int, outcome: str, failure: ErrorValue | None = None, again: int | None = None) -> None:
+        tries = self._turns.setdefault(place, [])
+        if not tries or tries[-1].outcome is not None:  # a recorded call is told by its end alone
+            tries.append(_Try(None, self._owner))
+        tries[-1] = replace(tries[-1], ended=at, outcome=outcome, error=failure, again=again)
+
+    def _told(self, last: _Try) -> tuple[str | None, int | None]:
+        """How a step ended and when: not yet, if it is tried again; cut off by the end of its run, it is ``incomplete``."""
+        if last.outcome is None or last.again is not None:
+            return (INCOMPLETE, self._run.finished_at) if self._run.terminal else (None, None)
+        return last.outcome, last.ended
+
+    def steps(self, names: Mapping[Place, str]) -> list[StepView]:
+        """All steps in the order in which they were first told of. ``names``: what recorded calls are called."""
+        out = []
+        for place, tries in self._turns.items():
+            step, task, path = place
+            outcome, ended = self._told(tries[-1])
+            out.append(
+                StepView(
+                    step_id=ids.step_id(self._run.run_id, step, task, path),
+                    name=names.get(place, path.rpartition("/")[2]) if path else task,
+                    path=path,
+                    outcome=outcome,
+                    attempts=len(tries),
+                    started_at=iso(tries[0].began),
+                    ended_at=iso(ended),
+                    error=error(tries[-1].error),
+                )
+            )
+        return out
+
+    def attempts(self) -> list[AttemptView]:
+        """All tries, step by step. Of one under way the lease is that of its owner."""
+        return [
+            self._attempt(ids.step_id(self._run.run_id, *place), number, tried)
+            for place, tries in self._turns.items()
+            for number, tried in enumerate(tries, 1)
+        ]
+
+    def _attempt(self, step_id: str, number: int, tried: _Try) -> AttemptView:
+        open_here = tried.outcome is None
+        outcome, ended = self._told(tried) if open_here else (tried.outcome, tried.ended)
+        held = self._lease if outcome is None and self._lease is not None and self._lease.owner == tried.owner else None
+        return AttemptView(
+            attempt_id=ids.attempt_id(step_id, number),
+            step_id=step_id,
+            number=number,
+            owner=tried.owner,
+            lease_expires_at=None if held is None else iso(held.expires_at),
+            started_at=iso(tried.began),
+            ended_at=iso(ended),
+            outcome=outcome,
+            error=error(tried.error),
+            retry_at=iso(tried.again),
+        )
+
+
+__all__ = ["Place", "Turns"]

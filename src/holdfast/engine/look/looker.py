@@ -1,0 +1,435 @@
+"""Looking: runs and what hangs on them as every surface shows them, for one tenant or for all. It changes nothing.
+
+What comes out is typed (``core.describe``) and secrets are hidden in it already. Another tenant's ids are not found here, in the very
+words of ids that were never given (§14.2).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import json
+from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
+from typing import Any
+
+import msgspec
+from msgspec.structs import replace
+
+from holdfast.calendar import CALENDAR
+from holdfast.core import describe, views
+from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound, ScheduleNotFound, TokenRefused, UnknownStatus
+from holdfast.core.graph import Program
+from holdfast.core.lanes import Blocked
+from holdfast.core.lease import Lease
+from holdfast.core.masks import HIDDEN, NOTHING, Mask
+from holdfast.core.offers import NoWorker
+from holdfast.core.progress import Progress
+from holdfast.core.run import Run
+from holdfast.core.schedules import Schedule
+from holdfast.core.status import TERMINAL, WAITING, Condition, Status, parse
+from holdfast.core.tokens import hashed
+from holdfast.engine.look.snapshot import Check, Snapshot, found, snapshot
+from holdfast.engine.look.threads import Threads
+from holdfast.handle import when
+from holdfast.ports import RunFilter, Store
+
+PAGE = 500
+MOST = 10_000
+_CONDITIONS = {**{c.value: c for c in Condition}, "canceled": Condition.CANCELLED}
+
+
+class Wanted(msgspec.Struct, frozen=True, kw_only=True):
+    """Which runs to list; None means any. ``text`` is looked for in what a run says of itself, whatever the case of its letters.
+
+    ``since`` and ``until`` are microseconds since 1970, of creation; ``before`` is a run's id: newest first, strictly older than it.
+    """
+
+    tenant_id: str | None = None
+    status: str | None = None
+    condition: str | None = None
+    skill_id: str | None = None
+    thread_id: str | None = None
+    tag: str | None = None
+    text: str | None = None
+    since: int | None = None
+    until: int | None = None
+    limit: int = 50
+    before: str | None = None
+
+
+class Look(msgspec.Struct, frozen=True):
+    """A run of a list: its row, and its values, None where they cannot be read."""
+
+    run: Run
+    lease: Lease
+    checkpoint: Checkpoint | None
+
+    @property
+    def values(self) -> Mapping[str, Any]:
+        return {} if self.checkpoint is None else self.checkpoint.values
+
+
+Blocks = Callable[[Run, Lease], Awaitable[tuple[Blocked | None, NoWorker | None]]]
+"""What stands in a run's way, and why no living worker can take it."""
+
+
+class Ledger(msgspec.Struct, frozen=True):
+    """A page of ledger rows, and where the next one begins."""
+
+    rows: list[describe.LedgerView]
+    next_cursor: int | None
+
+
+class Looker:
+    """Reads through one store; ``check`` finds a run's problems, ``transports`` are the types of intents that can be sent here,
+    and ``blocked`` says what stands in a run's way."""
+
+    def __init__(
+        self, store: Store, threads: Threads, check: Check | None = None, transports: Container[str] | None = None, blocked: Blocks | None = None
+    ) -> None:
+        self._store = store
+        self.threads = threads
+        self._check = check
+        self._transports = transports
+        self._blocked = blocked
+
+    # -- one run ------------------------------------------------------------------------------------
+
+    async def found(self, run_id: str, tenant_id: str | None = None) -> tuple[Run, Lease]:
+        """The row of a run.
+
+        Raises:
+            InvalidInput, RunNotFound: there is no such run here.
+        """
+        return await found(self._store, run_id, tenant_id)
+
+    async def snapshot(self, run_id: str, tenant_id: str | None = None, *, check: bool = True) -> Snapshot:
+        """All there is of a run at one instant.
+
+        Raises:
+            InvalidInput, RunNotFound: there is no such run here.
+        """
+        seen = await snapshot(self._store, self.threads, run_id, tenant_id=tenant_id, check=self._check if check else None)
+        blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(seen.run, seen.lease)
+        return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker) if blocked or no_worker else seen
+
+    async def checkpoint(self, run_id: str, name: str | None = None, tenant_id: str | None = None) -> describe.CheckpointView:
+        """A checkpoint by its id, by the short ``c12`` of it, or the head.
+
+        Raises:
+            CheckpointNotFound: there is none of this name.
+        """
+        return _named((await self.snapshot(run_id, tenant_id, check=False)).checkpoints(), run_id, name)
+
+    async def diff(self, run_id: str, a: str, b: str, tenant_id: str | None = None) -> describe.DiffView:
+        """What changed between two checkpoints, by their ids or the short ``c12`` of them.
+
+        Raises:
+            CheckpointNotFound: there is none of one of these names.
+        """
+        seen = await self.snapshot(run_id, tenant_id, check=False)
+        every = seen.checkpoints(hidden=False)
+        was, now = _named(every, run_id, a), _named(every, run_id, b)
+        found, names = describe.diff(was, now), seen.run.secrets
+        hide = dict.fromkeys(names, HIDDEN)
+        parts = {kind: {n: hide.get(n, v) for n, v in getattr(found, kind).items()} for kind in ("added", "removed")}
+        changed = {n: dict.fromkeys(("from", "to"), HIDDEN) if n in hide else v for n, v in found.changed.items()}
+        return describe.masked(replace(found, **parts, changed=changed), seen.mask)
+
+    async def family(self, run: Run) -> list[describe.RunView]:
+        """All runs of a lineage, oldest first; empty for a run that nothing came of."""
+        kin = await self._store.runs(RunFilter(lineage_root=run.lineage_root, tenant_id=run.tenant_id, limit=PAGE))
+        now = self._store.now()
+        return [describe.run(r, lease, now) for r, lease in reversed(kin)] if len(kin) > 1 else []
+
+    async def children(self, run: Run) -> list[describe.RunView]:
+        """The runs that this one started, oldest first."""
+        kin = await self._store.runs(RunFilter(parent_run_id=run.run_id, tenant_id=run.tenant_id, limit=PAGE))
+        now = self._store.now()
+        return [describe.run(r, lease, now) for r, lease in reversed(kin)]
+
+    async def mask(self, run: Run) -> Mask:
+        """What is to be hidden of a run from those who look."""
+        if not run.secrets:
+            return NOTHING
+        return (await self.snapshot(run.run_id, check=False)).mask
+
+    # -- lists --------------------------------------------------------------------------------------
+
+    async def find(self, wanted: Wanted) -> list[Look]:
+        """Runs as they stand, with their values, newest first.
+
+        Raises:
+            InvalidInput: a status or condition that there is none of; a limit beyond what a page holds.
+        """
+        if not 1 <= wanted.limit <= PAGE:
+            raise InvalidInput(f"limit is 1 to {PAGE}, not {wanted.limit}")
+        out: list[Look] = []
+        async for run, lease in self._matching(wanted):
+            out.append(await self._look(run, lease))
+            if len(out) == wanted.limit:
+                break
+        return out
+
+    async def runs(self, wanted: Wanted) -> list[describe.RunView]:
+        """The same as they are shown."""
+        now = self._store.now()
+        out = []
+        for look in await self.find(wanted):
+            channels = None if look.checkpoint is None else describe.values(look.values)
+            blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(look.run, look.lease)
+            view = describe.run(look.run, look.lease, now, channels=channels, blocked=blocked, no_worker=no_worker)
+            out.append(describe.masked(view, await self.mask(look.run)))
+        return out
+
+    async def _matching(self, wanted: Wanted) -> AsyncIterator[tuple[Run, Lease]]:
+        statuses = _statuses(wanted)
+        word = _condition(wanted.condition)
+        narrow = word is not None or any((wanted.tag, wanted.text, wanted.since, wanted.until))
+        size = PAGE if narrow else wanted.limit
+        cursor = wanted.before
+        while True:
+            query = RunFilter(
+                tenant_id=wanted.tenant_id, statuses=statuses, skill_id=wanted.skill_id, thread_id=wanted.thread_id, before=cursor, limit=size
+            )
+            page = await self._store.runs(query)
+            now = self._store.now()
+            for run, lease in page:
+                if word is not None and views.condition(run, lease, now) is not word:
+                    continue
+                if (wanted.tag is None or wanted.tag in run.tags) and _within(run, wanted) and await self._says(run, lease, wanted.text):
+                    yield run, lease
+            if len(page) < size or (wanted.since is not None and page[-1][0].created_at < wanted.since - LATE_US):
+                return
+            cursor = page[-1][0].run_id
+
+    async def _says(self, run: Run, lease: Lease, text: str | None) -> bool:
+        """Whether a run says this anywhere that is shown; what is secret does not count."""
+        if text is None:
+            return True
+        sought = text.casefold()
+        if any(sought in said.casefold() for said in _said(run)):
+            return True
+        mine = {n: v for n, v in (await self._look(run, lease)).values.items() if n not in run.secrets}
+        return sought in json.dumps(describe.values(mine), ensure_ascii=False).casefold()
+
+    async def _look(self, run: Run, lease: Lease) -> Look:
+        """A run with its values; damage to them harms this run only (§3.6)."""
+        try:
+            loaded = await self.threads.load(run.run_id)
+            if loaded is None:
+                return Look(run, lease, None)
+            progress = Progress(run.run_id, loaded.whole).walk(loaded.rows)
+        except HoldfastError:
+            return Look(run, lease, None)
+        return Look(loaded.run, loaded.lease, progress.checkpoint)
+
+    async def waits(self, tenant_id: str | None = None, *, before: str | None = None, limit: int = 100) -> tuple[list[describe.WaitView], str | None]:
+        """Open waits of all runs that wait, those of the newest runs first; and the cursor of the next page, counted in runs."""
+        page = await self._store.runs(RunFilter(tenant_id=tenant_id, statuses=tuple(WAITING), before=before, limit=limit))
+        out: list[describe.WaitView] = []
+        for run, _ in page:
+            effects = {e.effect_id: e for e in await self._store.effects(run.run_id)} if any(w.effect_id for w in run.waits) else {}
+            hidden = await self.mask(run)
+            out += [describe.masked(describe.wait(w, effects.get(w.effect_id or ""), status=run.status), hidden) for w in run.waits]
+        return out, page[-1][0].run_id if len(page) == limit else None
+
+    async def linked(self, secret: str) -> describe.WaitView:
+        """The wait that a link answers, for whoever holds it (§5.9).
+
+        Raises:
+            TokenRefused: unknown, used, expired, or its wait is closed.
+        """
+        token = await self._store.token(hashed(secret))
+        if token is None:
+            raise TokenRefused("the link is not known here", hint="ask for another")
+        token.refuse(self._store.now())
+        seen = await self.snapshot(token.run_id, check=False)
+        wait = next((w for w in seen.waits if w.wait_id == token.wait_id), None)
+        if wait is None:
+            raise TokenRefused(f"the question is closed; the run is {seen.run.status}", hint="nothing is left to answer")
+        return wait
+
+    async def effects(self, tenant_id: str | None = None, *, statuses: Iterable[str] = (), limit: int = 100) -> list[describe.EffectView]:
+        """Effect records of all runs, the newest first."""
+        wanted = frozenset(statuses)
+        mine = [e for e in await self._store.effects() if tenant_id in (None, e.tenant_id) and (not wanted or str(e.status) in wanted)]
+        masks = _Masks(self)
+        return [describe.masked(describe.effect(e), await masks.of(e.run_id)) for e in reversed(mine[-limit:])]
+
+    async def intents(self, tenant_id: str | None = None, *, state: str | None = None, limit: int = 100) -> list[describe.IntentView]:
+        """What is to be sent, or was."""
+        masks = _Masks(self)
+        out: list[describe.IntentView] = []
+        for i in await self._store.intents(state=state, limit=MOST):
+            if len(out) == limit:
+                break
+            if tenant_id in (None, i.tenant_id):
+                lacking = self._transports is not None and i.type not in self._transports
+                out.append(describe.masked(describe.intent(i, no_transport=lacking), await masks.of(i.run_id)))
+        return out
+
+    async def ledger(
+        self,
+        run_id: str | None = None,
+        tenant_id: str | None = None,
+        *,
+        topic: str | None = None,
+        key: str | None = None,
+        after: int | None = None,
+        limit: int = 100,
+    ) -> Ledger:
+        """Ledger rows of one run or of all, oldest first; ``after`` is a row's number, the ``next_cursor`` of the page before."""
+        if not 1 <= limit <= PAGE:
+            raise InvalidInput(f"limit is 1 to {PAGE}, not {limit}")
+        if run_id is not None:
+            await self.found(run_id, tenant_id)
+        masks = _Masks(self)
+        page = await self._store.ledger(run_id, topic=topic, key=key, tenant_id=tenant_id, after=after, limit=limit)
+        out = [describe.masked(describe.ledger(row), await masks.of(row.run_id)) for row in page]
+        return Ledger(out, page[-1].number if len(page) == limit else None)
+
+    # -- who works ----------------------------------------------------------------------------------
+
+    async def workers(self) -> list[describe.WorkerView]:
+        """The processes that hold leases."""
+        return [
+            describe.WorkerView(owner=w.owner, started_at=views.iso(w.started_at), expires_at=views.iso(w.expires_at), alive=w.alive, runs=w.runs)
+            for w in await self._store.workers()
+        ]
+
+    async def lanes(self, tenant_id: str | None = None, *, session_key: str | None = None) -> list[describe.LaneView]:
+        """The lanes that a run holds, and who waits behind it, in their turn (§10.8)."""
+        open_ = tuple(s for s in Status if s not in TERMINAL)
+        mine = await self._store.runs(RunFilter(tenant_id=tenant_id, session_key=session_key, statuses=open_, limit=MOST, by_turn=True))
+        lanes: dict[tuple[str, str, str], list[tuple[Run, Lease]]] = {}
+        for run, lease in reversed(mine):
+            lanes.setdefault((run.tenant_id, run.session_key, run.lane), []).append((run, lease))
+        out = []
+        for (_, session, lane), there in lanes.items():
+            holder = next(((r, le) for r, le in there if _holds(r)), None)
+            if holder is None:
+                continue
+            run, lease = holder
+            out.append(
+                describe.LaneView(
+                    session_key=session,
+                    lane=lane,
+                    holder=run.run_id,
+                    since=views.iso(run.started_at or run.created_at),
+                    expires_at=views.iso(lease.expires_at),
+                    queued=[r.run_id for r, _ in there if r.run_id != run.run_id],
+                )
+            )
+        return out
+
+    async def schedules(self, tenant_id: str | None = None) -> list[describe.ScheduleView]:
+        """All schedules, the soonest first."""
+        return [self._schedule(s) for s in await self._store.schedules() if tenant_id in (None, s.tenant_id)]
+
+    async def schedule(self, schedule_id: str, tenant_id: str | None = None) -> describe.ScheduleView:
+        """One schedule.
+
+        Raises:
+            ScheduleNotFound: there is none of that id here.
+        """
+        s = await self._store.schedule(schedule_id)
+        if s is None or tenant_id not in (None, s.tenant_id):
+            raise ScheduleNotFound(f"no schedule {schedule_id}", hint="holdfast schedule list")
+        return self._schedule(s)
+
+    def _schedule(self, s: Schedule) -> describe.ScheduleView:
+        return describe.schedule(s, self._store.now(), next_local=_local(s.due, s.zone), last_local=_local(s.last_slot, s.zone))
+
+
+def _named(every: list[describe.CheckpointView], run_id: str, name: str | None) -> describe.CheckpointView:
+    if name in (None, "head") and every:
+        return every[-1]
+    full = name if name is not None and "." in name else f"{run_id}.{name}"
+    for c in every:
+        if c.checkpoint_id == full:
+            return c
+    raise CheckpointNotFound(f"{run_id} has no checkpoint {name or 'yet'}", hint=f"holdfast checkpoints {run_id}")
+
+
+LATE_US = 3600 * 1_000_000
+"""Ids are sorted by the clock of who made them: so far apart two of them may be."""
+
+
+class _Masks:
+    """The masks of the runs of one list, each found once."""
+
+    def __init__(self, looker: Looker) -> None:
+        self._looker = looker
+        self._runs: dict[str, Run | None] = {}
+        self._masks: dict[str, Mask] = {}
+
+    async def _run(self, run_id: str) -> Run | None:
+        if run_id not in self._runs:
+            try:
+                self._runs[run_id] = (await self._looker.found(run_id))[0]
+            except RunNotFound:
+                self._runs[run_id] = None
+        return self._runs[run_id]
+
+    async def of(self, run_id: str) -> Mask:
+        if run_id not in self._masks:
+            run = await self._run(run_id)
+            self._masks[run_id] = NOTHING if run is None else await self._looker.mask(run)
+        return self._masks[run_id]
+
+
+def skills(programs: Iterable[Program]) -> list[describe.SkillView]:
+    """The registered programs as data."""
+    return [describe.skill(p) for p in programs]
+
+
+def _statuses(wanted: Wanted) -> tuple[str, ...] | None:
+    if not wanted.status:
+        return None
+    try:
+        return (parse(wanted.status).value,)
+    except UnknownStatus as e:
+        raise InvalidInput(e.message, hint=e.hint) from None
+
+
+def _condition(word: str | None) -> Condition | None:
+    if not word:
+        return None
+    if word not in _CONDITIONS:
+        raise InvalidInput(f"{word!r} is not a condition", hint="one of " + ", ".join(c.value for c in Condition))
+    return _CONDITIONS[word]
+
+
+def _within(run: Run, wanted: Wanted) -> bool:
+    return (wanted.since is None or run.created_at >= wanted.since) and (wanted.until is None or run.created_at < wanted.until)
+
+
+def _said(run: Run) -> Iterable[str]:
+    yield from (run.run_id, run.thread_id, run.skill_id, run.session_key, run.job_id or "", run.trace_id or "", run.stop_reason or "", *run.tags)
+    if run.error is not None:
+        yield from (run.error.message, run.error.type)
+    for wait in run.waits:
+        yield from (wait.prompt, wait.name)
+
+
+def _holds(run: Run) -> bool:
+    """Whether a run that has not ended holds its lane."""
+    if run.status is Status.PENDING:
+        return False
+    return run.status not in WAITING or run.paused_lane != "release"
+
+
+def _local(at: int | None, zone: str) -> str | None:
+    """A time as clocks in that zone show it; in UTC where the zone is not known here."""
+    if at is None:
+        return None
+    moment: dt.datetime = when(at)
+    try:
+        return moment.astimezone(CALENDAR.zone(zone)).isoformat()
+    except InvalidInput:
+        return moment.isoformat()
+
+
+__all__ = ["Ledger", "Look", "Looker", "Wanted", "skills"]

@@ -1,0 +1,234 @@
+"""One consistent read of a run, for whoever looks (§13): all that is shown of it is of one instant.
+
+Theory of operation. What is kept of a run lies in several tables, and its owner goes on writing while they are read. Everything but a
+late effect and a delivery moves with the run's log, so the reads are held together by the log: the row is read before and after them,
+and they stand if nothing moved. A run that moves faster than that is shown as its log was when it was read, its row folded from the
+log itself; records beside it that are older than their events then say less than the log, never more.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+from msgspec.structs import replace
+
+from holdfast.core import canon, describe
+from holdfast.core import checkpoint as cps
+from holdfast.core import events as ev
+from holdfast.core.codec import Row, from_chain, open_row
+from holdfast.core.commit import LedgerRow
+from holdfast.core.consistency import Problem
+from holdfast.core.effects import Effect
+from holdfast.core.errors import HoldfastError, InvalidInput, RunNotFound
+from holdfast.core.intents import Intent
+from holdfast.core.lanes import Blocked
+from holdfast.core.lease import Lease
+from holdfast.core.masks import NOTHING, Mask, mask
+from holdfast.core.offers import NoWorker
+from holdfast.core.progress import Progress
+from holdfast.core.run import Run, fold_all
+from holdfast.core.turns import Place, Turns
+from holdfast.core.views import Moment, timeline
+from holdfast.engine.look.threads import Origin, Threads
+from holdfast.ports import Store
+
+TRIES = 4
+MOST = 1_000_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Walk:
+    """What one walk over a log finds. ``broken``: why its values could not be followed to the end; events are told as far as they can be read.
+
+    ``names``: what recorded calls are called. ``states``: what stood in the secret channels.
+    """
+
+    events: tuple[ev.Event, ...]
+    progress: Progress
+    names: Mapping[Place, str]
+    states: tuple[Mapping[str, Any], ...]
+    broken: HoldfastError | None = None
+
+
+def walk(run: Run, rows: Sequence[Row], origin: Origin | None) -> Walk:
+    """Walks a log from its beginning. Types that nobody registered here are shown as their fields (§14.3)."""
+    with canon.looking():
+        return _walk(run, rows, origin)
+
+
+def _walk(run: Run, rows: Sequence[Row], origin: Origin | None) -> Walk:
+    progress = Progress(run.run_id, origin)
+    events: list[ev.Event] = []
+    names: dict[Place, str] = {}
+    states: list[Mapping[str, Any]] = []
+    broken: HoldfastError | None = None
+    for row in rows:
+        try:
+            record = open_row(row)
+        except HoldfastError as e:
+            broken = broken or e
+            break
+        events += record.events
+        step = progress.checkpoint.step + 1
+        for result in record.results:
+            if isinstance(result, cps.StepRecord):
+                names[step, result.task, result.path] = result.name
+        try:
+            if run.secrets:
+                states += _inputs(record.events)
+            if broken is None:
+                from_chain(row, progress.hash)
+                progress.step(record)
+                if run.secrets:
+                    now = progress.checkpoint.values
+                    states.append({n: canon.reveal(canon.encode(now[n])) for n in run.secrets if n in now})
+        except HoldfastError as e:
+            broken = e
+    return Walk(tuple(events), progress, names, tuple(states), broken)
+
+
+def _inputs(events: Sequence[ev.Event]) -> list[Mapping[str, Any]]:
+    found: list[Mapping[str, Any]] = [canon.reveal(e.fact.input) for e in events if isinstance(e.fact, ev.RunSubmitted)]
+    return found + [{e.fact.name: canon.reveal(e.fact.payload)} for e in events if isinstance(e.fact, ev.SignalReceived)]
+
+
+@dataclasses.dataclass(frozen=True)
+class Snapshot:
+    """A run at one instant. What is described of it is typed, and secrets are hidden in it already (§13.5)."""
+
+    run: Run
+    lease: Lease
+    now: int
+    rows: tuple[Row, ...]
+    origin: Origin | None
+    effect_records: tuple[Effect, ...] = ()
+    intent_records: tuple[Intent, ...] = ()
+    ledger_rows: tuple[LedgerRow, ...] = ()
+    problems: tuple[Problem, ...] = ()
+    blocked: Blocked | None = None
+    no_worker: NoWorker | None = None
+    lost: HoldfastError | None = None
+    """Why what the run carries from its thread cannot be found."""
+
+    @cached_property
+    def walk(self) -> Walk:
+        return walk(self.run, self.rows, self.origin)
+
+    @cached_property
+    def mask(self) -> Mask:
+        return mask(self.run.secrets, self.walk.states) if self.run.secrets else NOTHING
+
+    @cached_property
+    def channels(self) -> dict[str, Any] | None:
+        """The values at the head as JSON carries them; None where they cannot be read: ``problems`` says why."""
+        broken = self.walk.broken or self.lost
+        if broken is not None:
+            return {"unreadable": broken.message} if broken.code == "event_unreadable" else None
+        return describe.values(self.walk.progress.checkpoint.values)
+
+    @cached_property
+    def record(self) -> describe.RunView:
+        effects = {e.effect_id: e for e in self.effect_records}
+        return describe.masked(describe.run(self.run, self.lease, self.now, channels=self.channels, effects=effects, blocked=self.blocked, no_worker=self.no_worker), self.mask)
+
+    def detail(self, *, deduplicated: bool = False) -> describe.RunDetail:
+        """The record with its problems."""
+        return describe.detail(self.record, list(self.problems), deduplicated=deduplicated)
+
+    @property
+    def waits(self) -> list[describe.WaitView]:
+        return self.record.waits
+
+    def story(self) -> list[Moment]:
+        """The timeline; a row that cannot be read ends it."""
+        return [replace(m, detail=self.mask.text(m.detail)) for m in timeline(self.walk.events)]
+
+    def events(self, after: int = 0, limit: int | None = None) -> list[describe.EventView]:
+        chosen = [e for e in self.walk.events if e.seq > after][:limit]
+        return [describe.masked(describe.event(self.run, e), self.mask) for e in chosen]
+
+    def checkpoints(self, *, hidden: bool = True) -> list[describe.CheckpointView]:
+        """All checkpoints, oldest first; without ``hidden`` secrets are not hidden.
+
+        Raises:
+            StoreCorrupt, EventUnreadable: the log cannot be walked.
+        """
+        with canon.looking():
+            return self._checkpoints(self.mask if hidden else NOTHING)
+
+    def _checkpoints(self, hidden: Mask) -> list[describe.CheckpointView]:
+        progress = Progress(self.run.run_id, self.origin)
+        out: list[describe.CheckpointView] = []
+        for row in self.rows:
+            record = open_row(row, progress.hash)
+            progress.step(record)
+            if record.delta is not None:
+                out.append(describe.masked(describe.checkpoint(progress.checkpoint, progress.results), hidden))
+        return out
+
+    def effects(self) -> list[describe.EffectView]:
+        return [describe.masked(describe.effect(e), self.mask) for e in self.effect_records]
+
+    def intents(self) -> list[describe.IntentView]:
+        return [describe.masked(describe.intent(i), self.mask) for i in self.intent_records]
+
+    def ledger(self) -> list[describe.LedgerView]:
+        return [describe.masked(describe.ledger(row), self.mask) for row in self.ledger_rows]
+
+    @cached_property
+    def turns(self) -> Turns:
+        return Turns(self.run, self.lease).feed(self.walk.events)
+
+    def steps(self) -> list[describe.StepView]:
+        return [describe.masked(s, self.mask) for s in self.turns.steps(self.walk.names)]
+
+    def attempts(self) -> list[describe.AttemptView]:
+        return [describe.masked(a, self.mask) for a in self.turns.attempts()]
+
+
+Check = Callable[[str], Awaitable[Sequence[Problem]]]
+
+
+async def found(store: Store, run_id: str, tenant_id: str | None = None) -> tuple[Run, Lease]:
+    """The row of a run. Another tenant's is not found, in the very words of one that was never given (§14.2).
+
+    Raises:
+        InvalidInput, RunNotFound: there is no such run here.
+    """
+    if not run_id:
+        raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+    row = await store.get(run_id)
+    if row is None or (tenant_id is not None and row[0].tenant_id != tenant_id):
+        raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+    return row
+
+
+async def snapshot(store: Store, threads: Threads, run_id: str, *, tenant_id: str | None = None, check: Check | None = None) -> Snapshot:
+    """All there is of a run at one instant; ``check`` finds its problems.
+
+    Raises:
+        InvalidInput, RunNotFound: there is no such run here.
+    """
+    run, lease = await found(store, run_id, tenant_id)
+    for last in [False] * TRIES + [True]:
+        effects = tuple(await store.effects(run_id))
+        intents = tuple(await store.intents(run_id, limit=MOST))
+        ledger = tuple(await store.ledger(run_id, limit=MOST))
+        problems = () if check is None else tuple(await check(run_id))
+        rows = tuple(await store.rows(run_id))
+        now, before = store.now(), run
+        run, lease = await found(store, run_id, tenant_id)
+        if last or run.version == before.version:
+            break
+    if rows and rows[-1].seq != run.version:
+        run = fold_all(None, [event for row in rows for event in open_row(row).events])
+    origin, lost = None, None
+    try:
+        with canon.looking():
+            origin = await threads.origin(run_id, rows)
+    except HoldfastError as e:
+        lost = e
+    return Snapshot(run, lease, now, rows, origin, effects, intents, ledger, problems, lost=lost)

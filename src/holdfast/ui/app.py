@@ -1,0 +1,412 @@
+"""The operator's pages: the same views as everywhere, as HTML (§17). They read and decide without JavaScript.
+
+GET changes nothing. A POST carries a token bound to the session, does one verb, and sends the browser back to a page (§14.4, §17.8).
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
+from urllib.parse import parse_qsl, quote, urlsplit
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, RedirectResponse, Response
+from starlette.routing import BaseRoute
+from starlette.routing import Route as Path
+
+from holdfast.access import Access, Forbidden, Scope
+from holdfast.core import describe
+from holdfast.core.errors import CheckpointNotFound, DecisionConflict, HoldfastError, InvalidInput, NotFound
+from holdfast.core.status import Condition
+from holdfast.engine.look.looker import Wanted
+from holdfast.handle import when
+from holdfast.runtime import Runtime
+from holdfast.ui import render
+from holdfast.ui.sessions import COOKIE, SHELF, Sessions, Viewer, set_cookie
+
+MOST_BYTES = 2 * 2**20
+SECURITY = {
+    "Content-Security-Policy": "default-src 'none'; style-src 'self'; script-src 'self'; img-src 'self' data:; connect-src 'self'; form-action 'self'; base-uri 'none'; frame-ancestors 'none'",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cache-Control": "no-store",
+    "Cross-Origin-Opener-Policy": "same-origin",
+}
+NEED = (Condition.AWAITING_GATE_DECISION, Condition.AWAITING_HUMAN_REVIEW, Condition.AWAITING_PHASE_HANDOFF, Condition.FAILED, Condition.INTERRUPTED)
+TYPES = {"style.css": "text/css", "htmx.min.js": "text/javascript", "htmx.LICENSE": "text/plain"}
+PAGE = 50
+
+Page = Callable[[Request, Viewer], Awaitable[Response]]
+
+
+class Pages:
+    """The pages of one runtime. ``known`` says whose token a text is, ``alive`` whether it still holds."""
+
+    def __init__(
+        self, rt: Runtime, known: Callable[[str], Awaitable[Access | None]], alive: Callable[[Access], Awaitable[bool]], go_on: Callable[[str, dict[str, Any]], Awaitable[None]],
+        *, asks: bool,
+    ) -> None:  # fmt: skip
+        self._rt = rt
+        self._asks = asks
+        self._go_on = go_on
+        self._known = known
+        self._alive = alive
+        self._secret = secrets.token_urlsafe(24)
+
+    @property
+    def _sessions(self) -> Sessions:
+        return Sessions(self._rt.shelf(SHELF), self._known, self._alive, self._rt.store.now, without=None if self._asks else self._secret)
+
+    def routes(self) -> list[BaseRoute]:
+        """Every page, its method and the scope that it needs."""
+        view, decide = Scope.VIEW, Scope.DECIDE
+        rows: list[tuple[str, str, Scope | None, Page]] = [
+            ("/", "GET", view, self.overview),
+            ("/runs", "GET", view, self.runs),
+            ("/runs/selection", "POST", view, self.selection),
+            ("/runs/{run_id}", "GET", view, self.run),
+            ("/runs/{run_id}/answer", "POST", decide, self.answer),
+            ("/runs/{run_id}/resume", "POST", decide, self.resume),
+            ("/runs/{run_id}/cancel", "POST", Scope.CANCEL, self.cancel),
+            ("/runs/{run_id}/fork", "GET", Scope.FORK, self.fork),
+            ("/runs/{run_id}/fork", "POST", Scope.FORK, self.forked),
+            ("/runs/{run_id}/replay", "POST", Scope.FORK, self.replayed),
+            ("/waits", "GET", view, self.waits),
+            ("/effects", "GET", view, self.effects),
+            ("/schedules", "GET", view, self.schedules),
+            ("/schedules/{schedule_id}", "POST", Scope.ADMIN, self.schedule),
+            ("/workers", "GET", view, self.workers),
+            ("/health", "GET", view, self.health),
+        ]
+        made: list[BaseRoute] = [Path(path, self._guarded(scope, page), methods=[method]) for path, method, scope, page in rows]
+        return [
+            *made, Path("/login", self.login, methods=["GET", "POST"]), Path("/logout", self.logout, methods=["POST"]),
+            Path("/w/{token}", self.link, methods=["GET", "POST"]), Path("/static/{name}", self.static, methods=["GET"]),
+        ]  # fmt: skip
+
+    # -- around every page --------------------------------------------------------------------------
+
+    def _guarded(self, scope: Scope | None, page: Page) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            viewer = await self._sessions.viewer(request)
+            if viewer is None:
+                return _secured(RedirectResponse(f"/login?next={quote(request.url.path)}", 303))
+            try:
+                if scope is not None:
+                    viewer.access.need(scope)
+                if request.method == "POST":
+                    await _own(request, viewer)
+                response = await page(request, viewer)
+            except HoldfastError as e:
+                response = self._said(viewer, e)
+            return _secured(response)
+
+        return answer
+
+    def _said(self, viewer: Viewer | None, error: HoldfastError) -> Response:
+        status = 404 if isinstance(error, NotFound) else 403 if isinstance(error, Forbidden) else 409 if error.exit_code == 6 or isinstance(error, DecisionConflict) else 422
+        return self._page("message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
+
+    def _page(self, name: str, viewer: Viewer | None, *, status: int = 200, **context: Any) -> HTMLResponse:
+        given = {"viewer": viewer, "store": self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), **context}
+        return HTMLResponse(render.page(name, **given), status)
+
+    # -- looking ------------------------------------------------------------------------------------
+
+    async def overview(self, request: Request, viewer: Viewer) -> Response:
+        tenant, look = viewer.access.tenant, self._rt.look
+        runs = await look.runs(Wanted(tenant_id=tenant, limit=500))
+        counts: dict[str, int] = {c.value: 0 for c in Condition}
+        for r in runs:
+            counts[r.condition] += 1
+        need = sorted((r for r in runs if r.condition in NEED), key=_urgency)
+        hour = when(self._rt.store.now()).isoformat()[:13]
+        unknown = await look.effects(tenant, statuses=("unknown",), limit=20)
+        dead = await look.intents(tenant, state="dead", limit=20)
+        lately = [r for r in runs if (r.finished_at or "")[:13] == hour]
+        return self._page(
+            "overview.html", viewer, section="/", need=need[:50], needed=len(need), counts=counts, total=len(runs), more=len(runs) == 500, unknown=unknown, dead=dead,
+            workers=await look.workers(), lately=len(lately), failed=sum(r.condition == "failed" for r in lately),
+        )  # fmt: skip
+
+    async def runs(self, request: Request, viewer: Viewer) -> Response:
+        q = {n: v for n, v in request.query_params.items() if v}
+        word = q.get("condition")
+        wanted = Wanted(
+            tenant_id=viewer.access.tenant, condition=word, skill_id=q.get("skill"), thread_id=q.get("thread"), tag=q.get("tag"), text=q.get("q"), limit=PAGE, before=q.get("cursor"),
+        )  # fmt: skip
+        found = await self._rt.look.runs(wanted)
+        kept = {n: v for n, v in q.items() if n != "cursor"}
+        more = None if len(found) < PAGE else "/runs?" + "&".join(f"{n}={quote(v)}" for n, v in {**kept, "cursor": found[-1].run_id}.items())
+        return self._page("runs.html", viewer, section="/runs", runs=found, query=q, more=more, conditions=[c.value for c in Condition])
+
+    async def run(self, request: Request, viewer: Viewer) -> Response:
+        run_id, tenant, look = request.path_params["run_id"], viewer.access.tenant, self._rt.look
+        seen = await look.snapshot(run_id, tenant)
+        skill = next((describe.skill(p, seen.walk.progress.checkpoint) for p in self._rt.skills if p.id == seen.run.skill_id), None)
+        context = render.run_context(seen, skill, await look.family(seen.run), await look.children(seen.run))
+        points = _points(seen)
+        a, b = request.query_params.get("a"), request.query_params.get("b")
+        diff = await look.diff(run_id, a, b, tenant) if a and b else None
+        return self._page("run.html", viewer, section="/runs", checkpoints=points, diff=diff, **context)
+
+    async def waits(self, request: Request, viewer: Viewer) -> Response:
+        found, more = await self._rt.look.waits(viewer.access.tenant, before=request.query_params.get("cursor") or None, limit=PAGE)
+        asks = sorted((w for w in found if w.available_actions), key=lambda w: (w.kind != "effect", w.deadline or "9"))
+        return self._page("waits.html", viewer, section="/waits", waits=asks, others=[w for w in found if not w.available_actions], more=more)
+
+    async def effects(self, request: Request, viewer: Viewer) -> Response:
+        tenant = viewer.access.tenant
+        every = await self._rt.look.effects(tenant, limit=200)
+        every.sort(key=lambda e: e.status != "unknown")
+        intents = await self._rt.look.intents(tenant, limit=200)
+        intents.sort(key=lambda i: ("dead", "unknown", "sending", "queued").index(i.state) if i.state in ("dead", "unknown", "sending", "queued") else 9)
+        return self._page("effects.html", viewer, section="/effects", effects=every, intents=intents)
+
+    async def schedules(self, request: Request, viewer: Viewer) -> Response:
+        return self._page("schedules.html", viewer, section="/schedules", schedules=await self._rt.look.schedules(viewer.access.tenant))
+
+    async def workers(self, request: Request, viewer: Viewer) -> Response:
+        look = self._rt.look
+        return self._page("workers.html", viewer, section="/workers", workers=await look.workers(), lanes=await look.lanes(viewer.access.tenant))
+
+    async def health(self, request: Request, viewer: Viewer) -> Response:
+        found = await self._rt.check()
+        mine = [describe.problem(p) for p in found]
+        if viewer.access.tenant is not None:
+            ids = {p.run_id for p in mine if p.run_id is not None}
+            own = {i for i in ids if await self._is_mine(i, viewer.access.tenant)}
+            mine = [p for p in mine if p.run_id in own]
+        return self._page("health.html", viewer, section="/health", problems=mine, runs=found.runs, events=found.events)
+
+    async def _is_mine(self, run_id: str, tenant: str) -> bool:
+        try:
+            await self._rt.look.found(run_id, tenant)
+        except HoldfastError:
+            return False
+        return True
+
+    # -- acting -------------------------------------------------------------------------------------
+
+    async def _mine(self, request: Request, viewer: Viewer) -> str:
+        run, _ = await self._rt.look.found(request.path_params["run_id"], viewer.access.tenant)
+        return run.run_id
+
+    async def answer(self, request: Request, viewer: Viewer) -> Response:
+        run_id, form = await self._mine(request, viewer), await _form(request)
+        wait = next((w for w in (await self._rt.look.snapshot(run_id, viewer.access.tenant, check=False)).waits if w.wait_id == form.get("wait_id")), None)
+        action, note = form.get("action", ""), form.get("note") or None
+        actor = form.get("actor") or viewer.access.actor
+        payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
+        await self._rt.decide(run_id, action, wait_id=form.get("wait_id") or None, actor=actor, feedback=form.get("feedback") or None, note=note, payload=payload)
+        return RedirectResponse(f"/runs/{run_id}", 303)
+
+    async def resume(self, request: Request, viewer: Viewer) -> Response:
+        run_id, form = await self._mine(request, viewer), await _form(request)
+        await self._go_on(run_id, {"actor": viewer.access.actor, "acknowledge": form.get("acknowledge") or None})
+        return RedirectResponse(f"/runs/{run_id}", 303)
+
+    async def cancel(self, request: Request, viewer: Viewer) -> Response:
+        run_id, form = await self._mine(request, viewer), await _form(request)
+        await self._rt.cancel(run_id, actor=viewer.access.actor, reason=form.get("reason", ""))
+        return RedirectResponse(f"/runs/{run_id}", 303)
+
+    async def selection(self, request: Request, viewer: Viewer) -> Response:
+        """Says first what will happen to which; then does it, run by run."""
+        pairs = await _pairs(request)
+        ids, form = [v for n, v in pairs if n == "run"][:500], dict(pairs)
+        verb = form.get("verb", "")
+        viewer.access.need(Scope.CANCEL if verb == "cancel" else Scope.DECIDE)
+        if verb not in ("cancel", "resume"):
+            raise InvalidInput(f"{verb!r} is nothing that is done to several runs", hint="cancel or resume")
+        runs = [(await self._rt.look.snapshot(i, viewer.access.tenant, check=False)).record for i in ids]
+        if not form.get("sure"):
+            return self._page("selection.html", viewer, section="/runs", runs=runs, verb=verb)
+        told = []
+        for r in runs:
+            try:
+                if verb == "cancel":
+                    await self._rt.cancel(r.run_id, actor=viewer.access.actor)
+                else:
+                    await self._go_on(r.run_id, {"actor": viewer.access.actor})
+                told.append((r, "done"))
+            except HoldfastError as e:
+                told.append((r, e.line()))
+        return self._page("selected.html", viewer, section="/runs", told=told, verb=verb)
+
+    async def fork(self, request: Request, viewer: Viewer) -> Response:
+        run_id = await self._mine(request, viewer)
+        seen = await self._rt.look.snapshot(run_id, viewer.access.tenant, check=False)
+        points = seen.checkpoints()
+        name = request.query_params.get("from") or (points[-1].checkpoint_id if points else "")
+        chosen = next((p for p in points if p.checkpoint_id == name), None)
+        if chosen is None:
+            raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one of the list")
+        return self._page("fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits={}, changed=None)
+
+    async def forked(self, request: Request, viewer: Viewer) -> Response:
+        run_id, form = await self._mine(request, viewer), await _form(request)
+        seen = await self._rt.look.snapshot(run_id, viewer.access.tenant, check=False)
+        name = form.get("from", "")
+        chosen = next((p for p in seen.checkpoints() if p.checkpoint_id == name), None)
+        if chosen is None:
+            raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one of the list")
+        edits = {n: _json(form[f"set.{n}"], n) for n in chosen.values if form.get(f"set.{n}", "").strip() and n not in seen.run.secrets}
+        changed = {n: v for n, v in edits.items() if v != chosen.values[n]}
+        if not form.get("sure"):
+            return self._page("fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits=edits, changed=changed)
+        made = await self._rt.fork(run_id, name, set=changed or None, reason=form.get("reason", ""), actor=viewer.access.actor, drive=False)
+        return RedirectResponse(f"/runs/{made.run_id}", 303)
+
+    async def replayed(self, request: Request, viewer: Viewer) -> Response:
+        run_id = await self._mine(request, viewer)
+        made = await self._rt.replay(run_id, actor=viewer.access.actor, drive=False)
+        return RedirectResponse(f"/runs/{made.run_id}", 303)
+
+    async def schedule(self, request: Request, viewer: Viewer) -> Response:
+        found = await self._rt.look.schedule(request.path_params["schedule_id"], viewer.access.tenant)
+        match (await _form(request)).get("verb"):
+            case "pause":
+                await self._rt.pause_schedule(found.schedule_id, actor=viewer.access.actor)
+            case "unpause":
+                await self._rt.unpause_schedule(found.schedule_id, actor=viewer.access.actor)
+            case "trigger":
+                made = await self._rt.trigger(found.schedule_id)
+                return RedirectResponse(f"/runs/{made.run_id}", 303)
+            case _:
+                raise InvalidInput("a schedule is paused, unpaused or triggered")
+        return RedirectResponse("/schedules", 303)
+
+    # -- without a session --------------------------------------------------------------------------
+
+    async def login(self, request: Request) -> Response:
+        if request.method == "GET":
+            return _secured(self._page("login.html", None, next=_local(request.query_params.get("next", "/")), wrong=False))
+        form = await _form(request)
+        secret = await self._sessions.begin(form.get("token", "").strip())
+        if secret is None:
+            return _secured(self._page("login.html", None, status=401, next=_local(form.get("next", "/")), wrong=True))
+        response = RedirectResponse(_local(form.get("next", "/")), 303)
+        set_cookie(response, secret, secure=request.url.scheme == "https")
+        return _secured(response)
+
+    async def logout(self, request: Request) -> Response:
+        viewer = await self._sessions.viewer(request)
+        if viewer is not None:
+            await _own(request, viewer)
+            await self._sessions.end(viewer.secret)
+        response = RedirectResponse("/login", 303)
+        response.delete_cookie(COOKIE)
+        return _secured(response)
+
+    async def link(self, request: Request) -> Response:
+        """A wait for somebody without an account: GET shows it, POST decides (§14.4). The link itself is the authority."""
+        token = request.path_params["token"]
+        try:
+            wait = await self._rt.look.linked(token)
+            if request.method == "GET":
+                return _secured(self._page("link.html", None, wait=wait, token=token, done=None))
+            form = await _form(request)
+            action = form.get("action", "")
+            payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
+            await self._rt.redeem(token, action, feedback=form.get("feedback") or None, note=form.get("note") or None, payload=payload)
+            return _secured(self._page("link.html", None, wait=wait, token=token, done=action))
+        except HoldfastError as e:
+            return _secured(self._said(None, e))
+
+    async def static(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in TYPES:
+            return _secured(Response("not found", 404))
+        response = _secured(Response(render.asset(name), media_type=TYPES[name]))
+        response.headers["Cache-Control"] = "public, max-age=3600"
+        return response
+
+
+def _urgency(run: describe.RunView) -> tuple[bool, str]:
+    """Unknown effects first, then the nearest deadline."""
+    return (not any(w.kind == "effect" for w in run.waits), min((w.deadline or "9" for w in run.waits), default="9"))
+
+
+def _points(seen: Any) -> list[describe.CheckpointView]:
+    try:
+        every: list[describe.CheckpointView] = seen.checkpoints()
+    except HoldfastError:
+        return []
+    return every
+
+
+def _secured(response: Response) -> Response:
+    response.headers.update({n: v for n, v in SECURITY.items() if n not in response.headers})
+    return response
+
+
+def _local(place: str) -> str:
+    """Where to go after the login: a path of this server, whatever was asked for."""
+    parts = urlsplit(place)
+    return place if place.startswith("/") and not place.startswith("//") and "\\" not in place and not parts.netloc else "/"
+
+
+async def _own(request: Request, viewer: Viewer) -> None:
+    """Refuses a form that is none of the viewer's.
+
+    Raises:
+        Forbidden: it lacks the session's token, or comes from elsewhere.
+    """
+    origin = request.headers.get("origin")
+    if origin not in (None, "null") and urlsplit(origin).netloc != request.headers.get("host"):
+        raise Forbidden("this form comes from another site", hint="use the forms of these pages")
+    if not viewer.sent((await _form(request)).get("csrf", "")):
+        raise Forbidden("this form is not one of your session's", hint="load the page again, then send it")
+
+
+async def _pairs(request: Request) -> list[tuple[str, str]]:
+    if not hasattr(request.state, "pairs"):
+        told = request.headers.get("content-length", "0")
+        if told.isdigit() and int(told) > MOST_BYTES:
+            raise InvalidInput("the form is too large")
+        data = await request.body()
+        if len(data) > MOST_BYTES:
+            raise InvalidInput("the form is too large")
+        try:
+            request.state.pairs = parse_qsl(data.decode("utf-8"), keep_blank_values=True, max_num_fields=2000, errors="strict")
+        except (UnicodeDecodeError, ValueError):
+            raise InvalidInput("the form cannot be read") from None
+    pairs: list[tuple[str, str]] = request.state.pairs
+    return pairs
+
+
+async def _form(request: Request) -> dict[str, str]:
+    return dict(await _pairs(request))
+
+
+def _json(text: str, field: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as e:
+        raise InvalidInput(f"{field} is not JSON: {e}", field=field, hint='text stands in quotes: "like this"') from None
+
+
+def _payload(form: Mapping[str, str], wait: describe.WaitView | None) -> Any:
+    """The answer of a form: its JSON, or its fields as the wait's schema says."""
+    if form.get("payload", "").strip():
+        return _json(form["payload"], "payload")
+    schema = wait.schema if wait is not None and isinstance(wait.schema, dict) else {}
+    if schema.get("type") != "object" and "value" in form:
+        return _typed(form["value"], schema, "value")
+    found = {n: _typed(form[f"f.{n}"], s, n) for n, s in schema.get("properties", {}).items() if isinstance(s, dict) and form.get(f"f.{n}", "") != ""}
+    return found if found else ...
+
+
+def _typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
+    match schema.get("type"):
+        case "integer" | "number" | "array" | "object":
+            return _json(text, field)
+        case "boolean":
+            return text in ("on", "true", "1")
+    return text
+
+
+__all__ = ["Pages"]

@@ -1,0 +1,216 @@
+"""What is drawn on a run's page: its graph and its timeline, as numbers for SVG (§17.4). Pure.
+
+The graph grows downwards and fits 344 pixels. The timeline has one scale for all that ran; waits longer than the work are folded.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.describe import AttemptView, EventView, SkillView, StepView
+
+WIDE, HIGH, GAP, ROW = 344, 46, 13, 78
+FOLD = 8.0
+ROWS = 60
+LETTER = 7.2
+
+
+class Box(msgspec.Struct, frozen=True):
+    """A node as it is drawn."""
+
+    name: str
+    short: str
+    state: str
+    note: str
+    x: float
+    y: float
+    width: float
+
+
+class Picture(msgspec.Struct, frozen=True):
+    """A graph: boxes, the edges between them (taken or ahead) and how high it is."""
+
+    boxes: list[Box]
+    edges: list[tuple[str, bool]]
+    height: float
+    reached: int
+
+
+def graph(skill: SkillView, states: Mapping[str, tuple[str, str]]) -> Picture:
+    """The nodes of a program in layers; ``states``: by node its state and what is said beneath its name."""
+    depth: dict[str, int] = {}
+    for node in skill.nodes:
+        depth[node.name] = max((depth.get(a, -1) + 1 for a in node.after if a in depth), default=0)
+    layers: dict[int, list[str]] = {}
+    for node in skill.nodes:
+        layers.setdefault(depth[node.name], []).append(node.name)
+    boxes: dict[str, Box] = {}
+    y = 2.0
+    for level in sorted(layers):
+        for start in range(0, len(layers[level]), 4):
+            row = layers[level][start : start + 4]
+            width = min(150.0, (WIDE - GAP * (len(row) - 1)) / len(row))
+            left = (WIDE - width * len(row) - GAP * (len(row) - 1)) / 2
+            for i, name in enumerate(row):
+                state, note = states.get(name, ("ahead", "not yet"))
+                boxes[name] = Box(name, _cut(name, width), state, _cut(note, width), left + i * (width + GAP), y, width)
+            y += ROW
+    edges = []
+    for node in skill.nodes:
+        for a in node.after:
+            if a in boxes:
+                taken = boxes[node.name].state != "ahead" and boxes[a].state != "ahead"
+                edges.append((_edge(boxes[a], boxes[node.name]), taken))
+    return Picture(list(boxes.values()), edges, y - ROW + HIGH + 4, sum(b.state != "ahead" for b in boxes.values()))
+
+
+def _cut(text: str, width: float) -> str:
+    room = max(3, int((width - 40) / LETTER))
+    return text if len(text) <= room else text[: room - 1] + "…"
+
+
+def _edge(a: Box, b: Box) -> str:
+    x1, y1, x2, y2 = a.x + a.width / 2, a.y + HIGH, b.x + b.width / 2, b.y
+    if y2 <= a.y:  # back up: round the right side
+        return f"M{a.x + a.width:.0f} {a.y + HIGH / 2:.0f}C{WIDE + 8} {a.y:.0f} {WIDE + 8} {y2 + HIGH:.0f} {b.x + b.width:.0f} {y2 + HIGH / 2:.0f}"
+    middle = (y1 + y2) / 2
+    return f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
+
+
+# -- the timeline -----------------------------------------------------------------------------------
+
+
+class Bar(msgspec.Struct, frozen=True):
+    """A part of a row, in per cent of its width. ``kind``: done, fail, open, gap, own or wait."""
+
+    x: float
+    width: float
+    kind: str
+
+
+class Line(msgspec.Struct, frozen=True):
+    """A row: a node's step, or who owned the run."""
+
+    id: str
+    name: str
+    state: str
+    bars: list[Bar]
+    seconds: float | None
+    why: str
+
+
+class Timeline(msgspec.Struct, frozen=True):
+    """All rows on one scale; ``folds`` are waits too long to be drawn."""
+
+    lines: list[Line]
+    folds: list[tuple[float, float]]
+    ticks: list[tuple[float, str]]
+    total: float
+    left_out: int
+
+
+def timeline(steps: Sequence[StepView], attempts: Sequence[AttemptView], events: Sequence[EventView], now: dt.datetime, ended: str | None) -> Timeline | None:
+    """A row for each node's step, in the order in which they began; of very many the last ones."""
+    end = _at(ended) or now
+    top = [s for s in steps if not s.path and _at(s.started_at) is not None]
+    if not top:
+        return None
+    start = min(t for s in top if (t := _at(s.started_at)) is not None)
+    waits = _waits(events, end)
+    scale = _Scale(start, max(end, start + dt.timedelta(milliseconds=1)), waits)
+    tries: dict[str, list[AttemptView]] = {}
+    for a in attempts:
+        tries.setdefault(a.step_id, []).append(a)
+    lines = []
+    for step in top[-ROWS:]:
+        bars = []
+        mine = tries.get(step.step_id, [])
+        asks = step.outcome is None and any(step.step_id.endswith(f".{task}") and stopped == end for task, _, stopped in waits)
+        for a in mine:
+            began = _at(a.started_at) or _at(step.started_at) or start
+            stopped = _at(a.ended_at) or end
+            kind = "fail" if a.outcome in ("failed", "error", "lost", "rejected") else "open" if a.outcome is None else "done"
+            if kind != "open" or not asks:
+                bars.append(_bar(scale, began, stopped, kind))
+        for task, began, stopped in waits:
+            if step.step_id.endswith(f".{task}") and began >= (_at(step.started_at) or start):
+                bars.append(_bar(scale, began, stopped, "wait"))
+        began, stopped = _at(step.started_at) or start, _at(step.ended_at) or end
+        lines.append(Line(step.step_id, step.name, "person" if asks else _state(step), bars, (stopped - began).total_seconds(), _why(step, mine)))
+    return Timeline(
+        lines, [(scale(a), scale(b) - scale(a)) for a, b in scale.folded], [(0.0, f"{start:%H:%M:%S}"), (100.0, f"{end:%H:%M:%S}")],
+        (end - start).total_seconds(), len(top) - len(lines),
+    )  # fmt: skip
+
+
+def _state(step: StepView) -> str:
+    if step.outcome is None:
+        return "open"
+    return "done" if step.outcome in ("ok", "degraded") or step.outcome.startswith("skipped") else "fail"
+
+
+def _why(step: StepView, tries: Sequence[AttemptView]) -> str:
+    lost = next((a for a in tries if a.outcome == "lost"), None)
+    said = f"{lost.owner} was lost; taken over" if lost is not None else ""
+    if step.attempts > 1 and not said:
+        said = f"{step.attempts} attempts"
+    failure = next((a.error for a in reversed(tries) if a.error is not None), step.error)
+    return "; ".join(x for x in (said, f"{failure.type}: {failure.message}" if failure is not None else "") if x)
+
+
+def _bar(scale: _Scale, began: dt.datetime, stopped: dt.datetime, kind: str) -> Bar:
+    x = scale(began)
+    return Bar(round(x, 2), round(max(0.5, scale(stopped) - x), 2), kind)
+
+
+def _waits(events: Sequence[EventView], end: dt.datetime) -> list[tuple[str, dt.datetime, dt.datetime]]:
+    """Where somebody or something was waited for: the task, from when, until when."""
+    open_: dict[str, tuple[str, dt.datetime]] = {}
+    out = []
+    for event in events:
+        at = _at(event.occurred_at) or end
+        if event.event_type == "wait.requested":
+            wait: dict[str, Any] = event.payload["wait"]
+            open_[wait["wait_id"]] = (wait["task"], at)
+        elif event.event_type in ("wait.decided", "wait.timed_out", "wait.closed"):
+            wait_id = event.payload.get("wait_id") or event.payload.get("decision", {}).get("wait_id", "")
+            if wait_id in open_:
+                out.append((*open_.pop(wait_id), at))
+    return [*out, *((task, at, end) for task, at in open_.values())]
+
+
+class _Scale:
+    """Times to per cent. A wait that takes more than half of all time is drawn ``FOLD`` per cent wide, whatever it lasted."""
+
+    def __init__(self, start: dt.datetime, end: dt.datetime, waits: Sequence[tuple[str, dt.datetime, dt.datetime]]) -> None:
+        self._start, self._end = start, end
+        total = (end - start).total_seconds()
+        self.folded: list[tuple[dt.datetime, dt.datetime]] = []
+        for _, began, stopped in sorted(waits, key=lambda w: w[1]):
+            began = max(began, self.folded[-1][1] if self.folded else start)
+            if (stopped - began).total_seconds() > total / 4:
+                self.folded.append((began, min(stopped, end)))
+        self._shut = sum((b - a).total_seconds() for a, b in self.folded)
+        self._drawn = max(total - self._shut, 1e-6)
+        self._room = 100.0 - FOLD * len(self.folded)
+
+    def __call__(self, at: dt.datetime) -> float:
+        x, drawn = 0.0, (min(at, self._end) - self._start).total_seconds()
+        for a, b in self.folded:
+            if at <= a:
+                break
+            inside = (min(at, b) - a).total_seconds()
+            drawn -= inside
+            x += FOLD * inside / max((b - a).total_seconds(), 1e-6)
+        return max(0.0, min(100.0, x + self._room * drawn / self._drawn))
+
+
+def _at(text: str | None) -> dt.datetime | None:
+    try:
+        return None if text is None else dt.datetime.fromisoformat(text)
+    except ValueError:
+        return None

@@ -1,0 +1,64 @@
+"""Templates: escaped always, with the words of ``ui.words``; also a run's page as one file (§17.1)."""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from typing import Any
+
+import jinja2
+
+from holdfast.core import describe
+from holdfast.engine.look.snapshot import Snapshot
+from holdfast.handle import when
+from holdfast.ui import drawings, words
+
+_FILES = files("holdfast.ui")
+
+
+def _environment() -> jinja2.Environment:
+    made = jinja2.Environment(loader=jinja2.PackageLoader("holdfast.ui"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
+    made.filters.update(shown=words.shown, line=words.line, span=words.span, clock=words.clock, clean=words.clean, does=words.does, label=words.label)
+    made.globals.update(
+        signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, risky=words.RISKY,
+        answer_command=words.answer_command, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"),
+    )  # fmt: skip
+    return made
+
+
+ENVIRONMENT = _environment()
+
+
+def asset(name: str) -> bytes:
+    return (_FILES / "static" / name).read_bytes()
+
+
+def page(name: str, **context: Any) -> str:
+    return ENVIRONMENT.get_template(name).render(**{"viewer": None, "store": "", "open": True, "alone": None, "section": "", "tallies": {}, **context})
+
+
+def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[describe.RunView], children: list[describe.RunView], *, most: int = 200) -> dict[str, Any]:
+    """All that a run's page shows, of one instant."""
+    run, effects, steps, attempts, events = seen.detail(), seen.effects(), seen.steps(), seen.attempts(), seen.events()
+    now = when(seen.now)
+    states: dict[str, tuple[str, str]] = {}
+    for s in (s for s in steps if not s.path):
+        state = "open" if s.outcome is None else "done" if s.outcome in ("ok", "degraded") or s.outcome.startswith("skipped") else "fail"
+        note = {"open": "under way", "fail": s.outcome or ""}.get(state, words.between(s.started_at, s.ended_at))
+        states[s.name] = (state, f"{note} · ×{s.attempts}" if s.attempts > 1 else note)
+    for w in run.waits:
+        states[w.task.partition("~")[0]] = ("person" if w.available_actions else "waits", "waits")
+    return {
+        "run": run, "now": now, "effects": effects, "steps": steps, "attempts": attempts, "events": events[-most:][::-1], "events_total": len(events),
+        "finding": words.finding(run, effects), "picture": drawings.graph(skill, states) if skill is not None and skill.nodes and not skill.flow else None,
+        "timeline": drawings.timeline(steps, attempts, events, now, run.finished_at), "family": family, "children": children, "intents": seen.intents(),
+        "ledger": seen.ledger(), "alone_wait": sum(bool(w.available_actions) for w in run.waits) == 1,
+    }  # fmt: skip
+
+
+def alone(seen: Snapshot, skill: describe.SkillView | None, family: list[describe.RunView], store: str) -> str:
+    """A run's page as one file that needs nothing else: for an incident report."""
+    context = run_context(seen, skill, family, [], most=100_000)
+    return page("run.html", **context, checkpoints=[], alone=asset("style.css").decode(), store=store)
+
+
+__all__ = ["alone", "asset", "page", "run_context"]

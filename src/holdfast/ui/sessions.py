@@ -1,0 +1,102 @@
+"""Who looks at the pages: a session made of a token at the login, twelve hours at most, ended with its token (§16.2)."""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from holdfast.access import NOBODY, Access
+from holdfast.shelf import Shelf
+
+SHELF = "holdfast.sessions"
+COOKIE = "holdfast"
+LASTS_US = 12 * 3600 * 1_000_000
+
+Known = Callable[[str], Awaitable[Access | None]]
+
+
+class _Session(msgspec.Struct, frozen=True):
+    token: bytes
+    access: Access
+    until: int
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(_Session).decode
+
+
+class Viewer(msgspec.Struct, frozen=True):
+    """Who looks: what they may, and the secret of their session, empty with a bearer header."""
+
+    access: Access
+    secret: str
+
+    @property
+    def csrf(self) -> str:
+        """What a form of theirs carries: bound to the session, and not the session itself."""
+        return hashlib.sha256(f"csrf:{self.secret}".encode()).hexdigest()[:32]
+
+    def sent(self, given: str) -> bool:
+        """Whether a form is one of theirs."""
+        return not self.secret or hmac.compare_digest(self.csrf, given)
+
+
+class Sessions:
+    """Sessions of one store. ``alive`` says whether a token still holds, by what is left of it in the session: its row. ``without``: nobody
+    is asked for a token, and this is the secret of everybody's forms."""
+
+    def __init__(self, shelf: Shelf, known: Known, alive: Callable[[Access], Awaitable[bool]], now: Callable[[], int], *, without: str | None = None) -> None:
+        self._shelf = shelf
+        self._known = known
+        self._alive = alive
+        self._now = now
+        self._without = without
+
+    async def begin(self, token: str) -> str | None:
+        """A new session for a token; None if it is not known."""
+        access = await self._known(token)
+        if access is None:
+            return None
+        secret = secrets.token_urlsafe(24)
+        until = min(self._now() + LASTS_US, access.expires_at or self._now() + LASTS_US)
+        await self._shelf.put(_place(secret), _encode(_Session(b"", access, until)))
+        return secret
+
+    async def end(self, secret: str) -> None:
+        await self._shelf.delete(_place(secret))
+
+    async def viewer(self, request: Request) -> Viewer | None:
+        """Who sends this; None if nobody that is known."""
+        secret = request.cookies.get(COOKIE, "")
+        if self._without is not None:
+            return Viewer(NOBODY, self._without)
+        kind, _, token = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer":
+            access = await self._known(token.strip())
+            return None if access is None else Viewer(access, "")
+        data = await self._shelf.get(_place(secret)) if secret else None
+        if data is None:
+            return None
+        session = _decode(data)
+        if session.until <= self._now() or not await self._alive(session.access):
+            await self.end(secret)
+            return None
+        return Viewer(session.access, secret)
+
+
+def _place(secret: str) -> str:
+    return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def set_cookie(response: Response, secret: str, *, secure: bool) -> None:
+    """HttpOnly, SameSite=Strict, Secure over TLS."""
+    response.set_cookie(COOKIE, secret, max_age=LASTS_US // 1_000_000, httponly=True, samesite="strict", secure=secure, path="/")
+
+
+__all__ = ["COOKIE", "Sessions", "Viewer", "set_cookie"]

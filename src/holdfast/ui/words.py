@@ -1,0 +1,174 @@
+"""What a page says first: in one sentence what is the matter, in the next what to do (§17.4). Pure, from what is shown anyway."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import shlex
+import unicodedata
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core.describe import EffectView, RunView, WaitView
+from holdfast.core.waits import NEEDS_FEEDBACK
+
+SIGNS = {
+    "queued": ("queued", ""), "running": ("running", "live"), "replaying": ("replaying", "live"), "awaiting_phase_handoff": ("person", "person"),
+    "awaiting_gate_decision": ("person", "person"), "awaiting_human_review": ("person", "person"), "awaiting_signal": ("signal", ""), "done": ("done", "good"),
+    "halted": ("halted", ""), "cancelled": ("cancelled", ""), "failed": ("failed", "bad"), "unknown": ("unknown", "bad"), "interrupted": ("interrupted", "bad"),
+}  # fmt: skip
+EFFECT_SIGNS = {
+    "recorded": ("done", "good"), "reused": ("done", "good"), "failed": ("failed", "bad"), "unknown": ("unknown", "bad"), "attempted": ("running", "live"),
+    "blocked": ("halted", ""), "abandoned": ("cancelled", ""), "queued": ("queued", ""), "sending": ("running", "live"), "sent": ("done", "good"), "dead": ("failed", "bad"),
+}  # fmt: skip
+_DOES = {
+    "approve": "Lets it go on.",
+    "deny": "Refuses it; the run halts, unless its node asked to be told.",
+    "answer": "Your answer goes to the node that asked.",
+    "continue": "Goes on as it is.",
+    "continue_with_waiver": "Goes on, and what you waive is on record for every later gate.",
+    "retry_feedback": "The step is done once more, with your feedback.",
+    "halt": "Ends the run for good.",
+    "record_result": "It happened: what you give becomes the effect's result.",
+    "reexecute": "Does it again. If the first one went through, it happens twice.",
+    "abandon": "It did not happen, or nobody will do it: the node gets a failure.",
+    "reject": "The step counts as failed.",
+}
+RISKY = frozenset({"halt", "deny", "reexecute", "reject"})
+
+
+class Finding(msgspec.Struct, frozen=True):
+    """What is the matter, and what to do."""
+
+    sign: str
+    tone: str
+    what: str
+    do: str
+
+
+def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
+    """One sentence about a run, and the next step."""
+    sign, tone = SIGNS.get(run.condition, ("unknown", "bad"))
+    asks = [w for w in run.waits if w.available_actions]
+    unknown = next((e for e in effects if e.status == "unknown"), None)
+    if unknown is not None and any(w.kind == "effect" for w in asks):
+        return Finding("unknown", "bad", f"Nobody knows whether {unknown.capability} happened.", "Look it up where it would have happened, then say what you saw.")
+    if asks:
+        what = asks[0].prompt or asks[0].name or asks[0].task
+        more = f" It is one of {len(asks)} open questions." if len(asks) > 1 else ""
+        return Finding("person", "person", f"It waits for a person: {what}", f"Answer below; nothing else happens before that.{more}")
+    match run.condition:
+        case "failed":
+            why = run.error.message if run.error is not None else run.stop_reason or ""
+            return Finding(sign, tone, f"It failed: {why}", "See why, then resume it with an acknowledgement, or fork it.")
+        case "interrupted":
+            return Finding(sign, tone, "Its process is gone, and nobody has taken it over yet.", "A worker that has the skill takes it over; or resume it.")
+        case "awaiting_signal":
+            what = ", ".join(f"{w.kind} {w.name}".strip() for w in run.waits)
+            return Finding(sign, tone, f"It waits for {what}.", "It goes on by itself when that comes.")
+        case "queued":
+            behind = f"It waits its turn behind {run.blocked_by}." if run.blocked_by else "It is due, and no worker has taken it yet."
+            return Finding(sign, tone, behind, "A worker that has the skill takes it.")
+        case "running" | "replaying":
+            return Finding(sign, tone, f"It is under way, driven by {run.lease.owner or 'nobody'}.", "Nothing is to be done.")
+        case "done":
+            return Finding(sign, tone, "It is done.", "Fork or replay it to try something else.")
+        case "halted" | "cancelled":
+            return Finding(sign, tone, f"It was stopped: {run.stop_reason or run.condition}.", "Resume it if that was a mistake." if not run.settled else "It stays as it is; a fork goes another way.")
+    return Finding(sign, tone, f"It is {run.status}.", "holdfast check names what is wrong.")
+
+
+def does(action: str) -> str:
+    """What an action does, in a sentence."""
+    return _DOES.get(action, "One of the actions that this wait offers.")
+
+
+def label(action: str) -> str:
+    """An action's word on its button."""
+    return action.replace("_", " ").capitalize()
+
+
+def command(store: str, *words: str) -> str:
+    """The shell command that does the same."""
+    named = [] if store in ("", "sqlite:///.holdfast/runs.db") else ["--store", store]
+    return shlex.join(["holdfast", *words, *named])
+
+
+def answer_command(store: str, wait: WaitView, action: str, *, alone: bool) -> str:
+    which = [] if alone else ["--wait", wait.wait_id]
+    if action == "approve":
+        return command(store, "approve", wait.run_id, *which)
+    if action == "deny":
+        return command(store, "deny", wait.run_id, *which, "--reason", "WHY")
+    more = ["--payload", "JSON"] if action in ("answer", "record_result") else ["--feedback", "TEXT"] if action in NEEDS_FEEDBACK else []
+    return command(store, "decide", wait.run_id, *which, "--action", action, *more)
+
+
+# -- words as on the command line -------------------------------------------------------------------
+
+
+def clean(text: object) -> str:
+    """Text of a run: control characters and those that turn a line around are shown, not obeyed."""
+    return "".join(c if c in "\n\t" or unicodedata.category(c)[0] != "C" else c.encode("unicode_escape").decode() for c in str(text))
+
+
+def shown(value: Any) -> str:
+    """A value as people read it: text as it is, all else as JSON."""
+    return clean(value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, indent=2, default=str))
+
+
+def line(value: Any, most: int = 160) -> str:
+    """The same on one line, cut."""
+    text = " ".join((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)).split())
+    return clean(text if len(text) <= most else text[: most - 1] + "…")
+
+
+def span(seconds: float | None) -> str:
+    """A duration, as on the command line."""
+    if seconds is None:
+        return "–"
+    if seconds < 1:
+        return f"{seconds * 1000:.0f} ms" if seconds >= 0.01 else f"{seconds * 1000:.1f} ms"
+    if seconds < 60:
+        return f"{seconds:.2f} s" if seconds < 10 else f"{seconds:.0f} s"
+    for size, unit, small, less in ((86_400, "d", 3_600, "h"), (3_600, "h", 60, "min"), (60, "min", 1, "s")):
+        if seconds >= size:
+            rest = int(seconds % size // small)
+            return f"{int(seconds // size)} {unit}" + (f" {rest} {less}" if rest else "")
+    return f"{seconds:.0f} s"
+
+
+def moment(text: str | None) -> dt.datetime | None:
+    try:
+        return None if text is None else dt.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+
+
+def between(start: str | None, end: str | None) -> str:
+    a, b = moment(start), moment(end)
+    return "–" if a is None or b is None else span((b - a).total_seconds())
+
+
+def ago(text: str | None, now: dt.datetime) -> str:
+    at = moment(text)
+    if at is None:
+        return "–"
+    seconds = (now - at).total_seconds()
+    if abs(seconds) < 1:
+        return "now"
+    said = f"{int(abs(seconds))} s" if abs(seconds) < 60 else span(abs(seconds))
+    return f"{said} ago" if seconds > 0 else f"in {said}"
+
+
+def clock(text: str | None) -> str:
+    at = moment(text)
+    return clean(text or "–") if at is None else at.strftime("%Y-%m-%d %H:%M:%SZ")
+
+
+def count(number: int, one: str, many: str) -> str:
+    """``Six things``: small numbers in words, as a finding says them."""
+    words = ("No", "One", "Two", "Three", "Four", "Five", "Six", "Seven", "Eight", "Nine", "Ten", "Eleven", "Twelve")
+    return f"{words[number] if number < len(words) else f'{number:,}'} {one if number == 1 else many}"

@@ -1,0 +1,198 @@
+"""The API: the same runtime over HTTP (§16)."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast import Runtime
+from holdfast.core import describe
+from tests.http.support import bearer, graph, served, token
+
+STORES = ["memory:", "sqlite:///{}/a.db"]
+
+
+async def test_a_run_from_its_submission_to_its_end(tmp_path: Path) -> None:
+    """Submit, drive, look, approve, resume: the words are those of the command line."""
+    for url in STORES:
+        async with Runtime(url.format(tmp_path), skills=[graph()]) as rt, served(rt, tokens=False) as http:
+            made = await http.post("/v1/runs", json={"skill_id": "notes", "input": {"name": "Ada"}, "thread_id": "t1", "options": {"tags": ["x"]}})
+            assert (made.status_code, made.json()["status"]) == (202, "pending"), made.text
+            run_id = made.json()["run_id"]
+            assert (await http.post(f"/v1/runs/{run_id}/resume", json={})).status_code == 202
+            rests = (await http.get(f"/v1/runs/{run_id}", params={"wait": 5})).json()
+            assert (rests["status"], rests["condition"]) == ("waiting_for_human", "awaiting_gate_decision")
+            assert rests == await record(rt, run_id) | {"lease": rests["lease"]}
+            (wait,) = (await http.get("/v1/waits")).json()["waits"]
+            assert (wait["prompt"], wait["show"], wait["run_id"]) == ("Go on?", {"draft": "hello Ada"}, run_id)
+            done = await http.post(f"/v1/runs/{run_id}/approve", json={"wait_id": wait["wait_id"], "actor": "grace", "note": "fine"})
+            assert done.status_code == 202
+            await http.post(f"/v1/runs/{run_id}/resume", json={})
+            ended = (await http.get(f"/v1/runs/{run_id}?wait=5")).json()
+            assert (ended["status"], ended["values"]["said"], ended["result"]["said"]) == ("completed", ["hello Ada", "bye"], ["hello Ada", "bye"])
+            assert [r["run_id"] for r in (await http.get("/v1/runs", params={"tag": "x", "text": "ada", "limit": 1})).json()["runs"]] == [run_id]
+            legacy = (await http.get(f"/v1/runs/{run_id}?view=legacy")).json()
+            assert (legacy["status"], legacy["error"]) == ("completed", None)
+            events = (await http.get(f"/v1/runs/{run_id}/events?after=2&limit=500")).json()["events"]
+            assert events[0]["seq"] == 3 and events[-1]["event_type"] == "run.completed"
+            for name in ("checkpoints", "waits", "effects", "intents", "steps", "attempts", "ledger"):
+                listed = await http.get(f"/v1/runs/{run_id}/{name}")
+                assert listed.status_code == 200 and set(listed.json()) == {name, "next_cursor"}, listed.text
+            points = (await http.get(f"/v1/runs/{run_id}/checkpoints?limit=2")).json()
+            assert "values" not in points["checkpoints"][0] and points["next_cursor"] == points["checkpoints"][1]["checkpoint_id"]
+            one = (await http.get(f"/v1/runs/{run_id}/checkpoints/{points['next_cursor']}")).json()
+            assert one["values"]["name"] == "Ada"
+            diff = (await http.get(f"/v1/runs/{run_id}/diff", params={"a": points["checkpoints"][0]["checkpoint_id"], "b": "head"})).json()
+            assert diff["changed"]["said"]["to"] == ["hello Ada", "bye"]
+            assert (await http.get(f"/v1/runs/{run_id}/state")).json()["values"]["said"][-1] == "bye"
+            assert (await http.get(f"/v1/runs/{run_id}/check")).json() == {"ok": True, "run_id": run_id, "problems": []}
+            assert (await http.get("/v1/threads/t1/history")).json()["history"][-1]["values"]["said"][-1] == "bye"
+
+
+async def record(rt: Runtime, run_id: str) -> dict[str, Any]:
+    return describe.plain((await rt.look.snapshot(run_id)).detail())
+
+
+async def test_a_request_key_is_answered_once() -> None:
+    """§16.5: the same body again, another body, and a run that the shell created under that key."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        body = {"skill_id": "notes", "input": {"name": "Ada"}}
+        one = await http.post("/v1/runs", json=body, headers={"Idempotency-Key": "k"})
+        two = await http.post("/v1/runs", json=body, headers={"Idempotency-Key": "k"})
+        assert one.content == two.content and two.headers["Idempotent-Replayed"] == "true" and "Idempotent-Replayed" not in one.headers
+        other = await http.post("/v1/runs", json={**body, "input": {"name": "B"}}, headers={"Idempotency-Key": "k"})
+        assert (other.status_code, other.json()["code"]) == (422, "request_conflict")
+        by_shell = await rt.submit(g, {"name": "Ada"}, key="other")
+        found = await http.post("/v1/runs", json=body, headers={"Idempotency-Key": "other"})
+        assert (found.status_code, found.json()["run_id"], found.json()["deduplicated"]) == (200, by_shell.run_id, True)
+        run_id = one.json()["run_id"]
+        forked = [await http.post(f"/v1/runs/{run_id}/cancel", json={}, headers={"Idempotency-Key": "c"}) for _ in range(2)]
+        assert forked[0].content == forked[1].content and forked[0].json()["accepted"] is True
+
+
+async def test_a_stale_decision_is_refused_and_what_has_not_moved_is_not_sent_again() -> None:
+    """§16.6."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        seen = await http.get(f"/v1/runs/{run.run_id}")
+        again = await http.get(f"/v1/runs/{run.run_id}", headers={"If-None-Match": seen.headers["etag"]})
+        assert (again.status_code, again.content) == (304, b"")
+        stale = await http.post(f"/v1/runs/{run.run_id}/approve", json={}, headers={"If-Match": '"1"'})
+        assert (stale.status_code, stale.json()["code"]) == (412, "stale")
+        fresh = await http.post(f"/v1/runs/{run.run_id}/approve", json={}, headers={"If-Match": seen.headers["etag"]})
+        assert fresh.status_code == 202 and fresh.headers["etag"] != seen.headers["etag"]
+        picked = (await http.get(f"/v1/runs/{run.run_id}?fields=status,run_id")).json()
+        assert picked == {"status": picked["status"], "run_id": run.run_id}
+
+
+BAD: list[tuple[bytes, str, int]] = [
+    (b'{"skill_id": "notes", "input": {}, "inptu": 1}', "inptu", 422),
+    (b'{"skill_id": "notes", "skill_id": "notes"}', "skill_id", 422),
+    (b'{"skill_id": "notes", "input": {"a": NaN}}', "NaN", 422),
+    (b'{"skill_id": "notes", "input": {"a": 1e999}}', "too large", 422),
+    (b'{"skill_id": "notes", "input": {"a": 99999999999999999999999}}', "too large", 422),
+    (b'{"skill_id": "notes", "input": {"a": "\\ud800"}}', "surrogate", 422),
+    (b'{"skill_id": "notes", "input": {"name": "a\\u0000b"}}', "U+0000", 422),
+    (b'{"skill_id": 7}', "skill_id", 422),
+    (b'{"skill_id": "nobody"}', "nobody", 404),
+    (b'{"skill_id": "notes", "options": {"quue": "a"}}', "quue", 422),
+    (b"[" * 5000 + b"]" * 5000, "deep", 422),
+    (b'{"a": ' * 200 + b"1" + b"}" * 200, "", 422),
+    (b"\xff\xfe", "UTF-8", 422),
+    (b"not json", "JSON", 422),
+    (b"[]", "object", 422),
+]
+
+
+@pytest.mark.parametrize(("body", "says", "status"), BAD, ids=range(len(BAD)))
+async def test_a_bad_body_is_a_problem_that_says_what_is_wrong(body: bytes, says: str, status: int) -> None:
+    """§16.4."""
+    async with Runtime("memory:", skills=[graph()]) as rt, served(rt, tokens=False) as http:
+        said = await http.post("/v1/runs", content=body, headers={"Content-Type": "application/json"})
+        assert said.status_code == status and said.headers["content-type"] == "application/problem+json", said.text
+        told = said.json()
+        assert set(told) >= {"type", "title", "status", "detail", "code"} and says in json.dumps(told) and told["status"] == status
+        assert await rt.runs() == []
+
+
+async def test_the_edges_of_http() -> None:
+    async with Runtime("memory:", skills=[graph()]) as rt, served(rt, tokens=False) as http:
+        assert (await http.post("/v1/runs", content=b"x" * (2 * 2**20 + 1))).status_code == 413
+        assert (await http.post("/v1/runs", content=b"a=b", headers={"Content-Type": "application/x-www-form-urlencoded"})).status_code == 415
+        assert (await http.put("/v1/runs")).status_code == 405 and (await http.get("/v1/nothing")).status_code == 404
+        assert (await http.get("/v1/runs?limit=501")).json()["field"] == "limit" and (await http.get("/v1/runs?limit=x")).status_code == 422
+        assert (await http.get("/v1/runs?status=paused")).json()["code"] == "invalid_input"
+        assert (await http.get("/v1/runs?a=1")).status_code == 422 and (await http.get("/v1/runs?limit=1&limit=2")).status_code == 422
+        marked = await http.get("/v1/health", headers={"X-Request-Id": "abc"})
+        assert marked.headers["x-request-id"] == "abc" and marked.headers["x-content-type-options"] == "nosniff"
+        assert (await http.head("/v1/health")).status_code == 200
+        assert (await http.get("/v1/ready")).json() == {"status": "ready"} and "holdfast_runs{" in (await http.get("/metrics")).text
+        document = (await http.get("/v1/openapi.json")).json()
+        assert document["openapi"] == "3.1.0" and "/v1/runs/{run_id}" in document["paths"]
+
+
+async def test_a_failed_run_is_resumed_with_an_acknowledgement() -> None:
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "fail"})
+        asked = await http.post(f"/v1/runs/{run.run_id}/resume", json={})
+        assert (asked.status_code, asked.json()["code"]) == (409, "acknowledge_required")
+        assert (await http.post(f"/v1/runs/{run.run_id}/resume", json={"acknowledge": run.stop_reason})).status_code == 202
+        gone = await http.post(f"/v1/runs/{'0' * 26}/resume", json={})
+        assert gone.status_code == 404
+
+
+async def test_signals_forks_replays_and_links() -> None:
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        waits = await rt.invoke(g, {"name": "wait"}, thread_id="t", detach=True)
+        assert (await http.post("/v1/threads/t/signal", json={"name": "go", "payload": 1})).status_code == 202
+        run = await rt.invoke(g, {"name": "Ada"})
+        secret = await rt.issue_token(run.waits[0].wait_id, "grace")
+        linked = await http.post(f"/v1/waits/{secret}", json={"action": "approve"})
+        assert (linked.status_code, linked.json()["run_id"]) == (202, run.run_id)
+        assert (await http.post(f"/v1/waits/{secret}", json={"action": "approve"})).status_code == 403
+        forked = await http.post(f"/v1/runs/{run.run_id}/fork", json={"set": {"name": "quick"}, "reason": "shorter"}, headers={"Idempotency-Key": "f"})
+        assert forked.status_code == 202 and forked.json()["source_run_id"] == run.run_id, forked.text
+        replayed = await http.post(f"/v1/runs/{run.run_id}/replay", json={})
+        assert replayed.status_code == 202 and replayed.json()["origin"] == "replay"
+        assert waits.run_id
+
+
+async def lines(http: httpx.AsyncClient, url: str, until: str, **options: Any) -> list[tuple[str, str]]:
+    """The events of a stream up to one of that kind: its id and its kind."""
+    out: list[tuple[str, str]] = []
+    async with asyncio.timeout(10):
+        response = await http.get(url, **options)
+    for block in response.text.split("\n\n"):
+        fields = dict(line.partition(": ")[::2] for line in block.splitlines() if not line.startswith(":"))
+        if "event" in fields:
+            out.append((fields.get("id", ""), fields["event"]))
+    assert out[-1][1] == until, out
+    return out
+
+
+async def test_a_stream_goes_on_where_it_was_left() -> None:
+    """§16.7: ids are event numbers; nothing is missed or told twice; the rest of the run is told last."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "quick"})
+        whole = await lines(http, f"/v1/runs/{run.run_id}/stream", "rest")
+        assert [int(i) for i, kind in whole if kind != "rest"] == list(range(1, run.version + 1))
+        left = await lines(http, f"/v1/runs/{run.run_id}/stream", "rest", headers={"Last-Event-ID": "3"})
+        assert left == whole[3:] == await lines(http, f"/v1/runs/{run.run_id}/stream?after=3", "rest")
+        assert (await http.get(f"/v1/runs/{run.run_id}/stream", headers={"Last-Event-ID": "x"})).status_code == 422
+
+
+async def test_tenants_are_apart() -> None:
+    """§14.2: another tenant's id is answered as one that was never given, byte for byte."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        mine, theirs = await token(rt, tenant="mine"), await token(rt, tenant="theirs")
+        run = await rt.invoke(g, {"name": "Ada"}, tenant_id="mine")
+        assert (await http.get(f"/v1/runs/{run.run_id}", headers=bearer(mine))).status_code == 200
+        made = await http.post("/v1/runs", json={"skill_id": "notes", "input": {}}, headers=bearer(theirs))
+        assert made.json()["tenant_id"] == "theirs"
+        for path in ("/v1/runs", "/v1/waits", "/v1/lanes"):
+            assert run.run_id not in (await http.get(path, headers=bearer(theirs))).text

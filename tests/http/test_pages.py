@@ -1,0 +1,175 @@
+"""The operator's pages: they read and decide without JavaScript (§17)."""
+
+from __future__ import annotations
+
+import html
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import httpx
+import pytest
+
+from holdfast import Context, Graph, Runtime
+from holdfast.access import SHELF, Tokens
+from tests.http.support import Notes, bearer, graph, served, token
+
+PAGES = ["/", "/runs", "/waits", "/effects", "/schedules", "/workers", "/health"]
+HOSTILE = [
+    "<script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "&lt;b&gt;", "\u202egnp.exe", "\x1b[31mred\x1b[0m", "{{ 7*7 }}", "</title></style></textarea>", "javascript:alert(1)", "x" * 5000,
+]  # fmt: skip
+
+
+def field(page: str, name: str) -> str:
+    found = re.search(rf'name="{name}" value="([^"]*)"', page)
+    assert found is not None, page
+    return html.unescape(found[1])
+
+
+async def test_every_page_reads_with_no_data_and_with_some() -> None:
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        for path in PAGES:
+            page = await http.get(path)
+            assert page.status_code == 200 and "<h1>" in page.text, page.text[:500]
+        for name in ("Ada", "fail", "wait", "quick"):
+            await rt.invoke(g, {"name": name}, detach=True)
+        await rt.schedule(g, {}, every=3600)
+        for path in PAGES:
+            assert (await http.get(path)).status_code == 200
+        for run in await rt.runs():
+            page = await http.get(f"/runs/{run.run_id}")
+            assert page.status_code == 200 and run.condition.value in page.text and run.status.value in page.text
+            assert (await http.get(f"/runs/{run.run_id}/fork")).status_code in (200, 404)
+        gone = await http.get(f"/runs/{'0' * 26}")
+        assert gone.status_code == 404 and "run_not_found" in gone.text
+
+
+async def test_a_person_answers_from_the_inbox() -> None:
+    """Read, approve, and see who decided; without JavaScript."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        page = (await http.get("/waits")).text
+        assert "Go on?" in page and "hello Ada" in page
+        form = {"csrf": field(page, "csrf"), "wait_id": field(page, "wait_id"), "action": "approve", "note": "fine"}
+        answered = await http.post(f"/runs/{run.run_id}/answer", data=form)
+        assert (answered.status_code, answered.headers["location"]) == (303, f"/runs/{run.run_id}")
+        assert (await rt.get(run.run_id)).record.decisions[0].note == "fine"
+        again = await http.post(f"/runs/{run.run_id}/answer", data={**form, "action": "deny"})
+        assert again.status_code == 409 and "operator decided approve" in again.text, "the second is told who decided what"
+        assert (await http.post(f"/runs/{run.run_id}/resume", data={"csrf": form["csrf"]})).status_code == 303
+
+
+async def test_forks_cancels_and_selections() -> None:
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt, tokens=False) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        page = (await http.get(f"/runs/{run.run_id}/fork")).text
+        form = {"csrf": field(page, "csrf"), "from": field(page, "from"), "set.name": '"Grace"', "reason": "another name"}
+        looked = await http.post(f"/runs/{run.run_id}/fork", data=form)
+        assert looked.status_code == 200 and "What will be different" in looked.text and len(await rt.runs()) == 1, "it shows first"
+        made = await http.post(f"/runs/{run.run_id}/fork", data={**form, "sure": "1"})
+        fork = await rt.get(made.headers["location"].rpartition("/")[2])
+        assert fork.source_run_id == run.run_id and fork.values["name"] == "Grace"
+        ask = await http.post("/runs/selection", data={"csrf": form["csrf"], "run": run.run_id, "verb": "cancel"})
+        assert ask.status_code == 200 and "is canceled" in ask.text and (await rt.get(run.run_id)).status == "waiting_for_human"
+        sure = await http.post("/runs/selection", data={"csrf": form["csrf"], "run": run.run_id, "verb": "cancel", "sure": "1"})
+        assert sure.status_code == 200 and (await rt.get(run.run_id)).status == "canceled"
+
+
+async def test_what_a_run_contains_is_text() -> None:
+    """§17.8: a hostile corpus in every field of a run, on every page."""
+    for text in HOSTILE:
+        g = Graph("evil", Notes)
+
+        @g.node(start=True)
+        async def ask(state: Notes, ctx: Context, text: str = text) -> dict[str, Any]:
+            ctx.record(text[:400], text[:400], text)
+            await ctx.approve(text, show={text[:100]: text}, who=[text])
+            return {}
+
+        async with Runtime("memory:", skills=[g]) as rt, served(rt, tokens=False) as http:
+            run = await rt.invoke(g, {"name": text, "said": [text]}, thread_id=text[:400], tags=[text[:1000]])
+            for path in [*PAGES, f"/runs/{run.run_id}", f"/runs/{run.run_id}/fork", "/runs?" + str(httpx.QueryParams({"q": text[:300]}))]:
+                page = (await http.get(path)).text
+                assert "\x1b" not in page and "\u202e" not in page and "{{ 7" not in page.replace("{{ 7*7 }}", "")
+                tags = Tags(page)
+                assert {t for t, _ in tags.found} <= KNOWN, {t for t, _ in tags.found} - KNOWN
+                for tag, attributes in tags.found:
+                    assert not any(n.startswith("on") or n == "style" for n in attributes), (tag, attributes)
+                    assert tag != "script" or attributes == {"src": "/static/htmx.min.js", "defer": None}
+                    assert attributes.get("href", "/").startswith(("/", "#", "?"))
+
+
+KNOWN = {"html", "head", "meta", "title", "link", "script", "body", "a", "svg", "symbol", "rect", "path", "circle", "pattern", "line", "header", "div", "nav", "ul", "li", "form", "input", "button", "main", "h1", "h2", "h3", "p", "code", "section", "table", "caption", "thead", "tbody", "tr", "th", "td", "time", "footer", "span", "use", "b", "dl", "dt", "dd", "pre", "details", "summary", "label", "textarea", "select", "option", "search", "text", "ol", "br", "ins", "del", "article"}
+
+
+class Tags(HTMLParser):
+    """Every tag of a page with its attributes."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, Any]]] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+async def test_a_session_is_made_of_a_token_and_ends_with_it() -> None:
+    """§16.2, §17.8: cookie flags, one answer for every wrong token, an end with the token."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        secret = await token(rt, "view", "decide")
+        first = await http.get("/runs")
+        assert (first.status_code, first.headers["location"]) == (303, "/login?next=/runs")
+        wrong = await http.post("/login", data={"token": "hf_x_y"})
+        assert wrong.status_code == 401 and "set-cookie" not in wrong.headers
+        inside = await http.post("/login", data={"token": secret, "next": "//evil.example"})
+        cookie = inside.headers["set-cookie"]
+        assert (inside.status_code, inside.headers["location"]) == (303, "/") and secret not in cookie
+        assert "HttpOnly" in cookie and "SameSite=strict" in cookie and "Max-Age=43200" in cookie
+        page = await http.get("/waits")
+        assert page.status_code == 200
+        for name, wanted in (("content-security-policy", "frame-ancestors 'none'"), ("x-frame-options", "DENY"), ("referrer-policy", "no-referrer")):
+            assert wanted in page.headers[name]
+        assert "unsafe-inline" not in page.headers["content-security-policy"]
+        form = {"wait_id": field(page.text, "wait_id"), "action": "approve"}
+        forged = await http.post(f"/runs/{run.run_id}/answer", data=form)
+        assert forged.status_code == 403 and "forbidden" in forged.text
+        elsewhere = await http.post(f"/runs/{run.run_id}/answer", data={**form, "csrf": field(page.text, "csrf")}, headers={"Origin": "http://evil.example"})
+        assert elsewhere.status_code == 403
+        assert (await http.post(f"/runs/{run.run_id}/cancel", data={"csrf": field(page.text, "csrf")})).status_code == 403, "the token lacks cancel"
+        fine = await http.post(f"/runs/{run.run_id}/answer", data={**form, "csrf": field(page.text, "csrf")})
+        assert fine.status_code == 303 and (await rt.get(run.run_id)).record.decisions[0].actor == "ada"
+        assert (await http.get("/", headers=bearer("nothing"))).status_code == 303
+        from_store = await tokens_of(rt)
+        await from_store[0][0].revoke(from_store[0][1], now=rt.store.now())
+        assert (await http.get("/runs")).status_code == 303, "revoked with its token"
+
+
+async def tokens_of(rt: Runtime) -> list[Any]:
+    known = Tokens(rt.shelf(SHELF))
+    return [(known, a.id) for a in await known.all()]
+
+
+async def test_a_link_shows_and_a_post_decides() -> None:
+    """§14.4: a mail scanner that follows the link changes nothing."""
+    async with Runtime("memory:", skills=[g := graph()]) as rt, served(rt) as http:
+        run = await rt.invoke(g, {"name": "Ada"})
+        secret = await rt.issue_token(run.waits[0].wait_id, "grace")
+        for _ in range(3):
+            page = await http.get(f"/w/{secret}")
+            assert page.status_code == 200 and "Go on?" in page.text
+        await http.head(f"/w/{secret}")
+        assert (await rt.get(run.run_id)).status == "waiting_for_human"
+        done = await http.post(f"/w/{secret}", data={"action": "approve"})
+        assert done.status_code == 200 and "on record" in done.text
+        assert (await rt.get(run.run_id)).record.decisions[0].actor == "grace"
+        used = await http.get(f"/w/{secret}")
+        assert used.status_code == 409 and "used" in used.text
+
+
+@pytest.mark.parametrize("name", ["style.css", "htmx.min.js", "htmx.LICENSE"])
+async def test_what_a_page_loads_is_its_own(name: str) -> None:
+    async with Runtime("memory:") as rt, served(rt) as http:
+        assert (await http.get(f"/static/{name}")).status_code == 200
+        assert (await http.get("/static/..%2fapp.py")).status_code == 404
