@@ -12,13 +12,14 @@ import msgspec
 
 from holdfast.cli import drawing, lineage, pages, targets
 from holdfast.cli import output as o
-from holdfast.cli.session import Call, options, over, page, paged
+from holdfast.cli.session import MOST, Call, options, over, page, paged
 from holdfast.core import views
 from holdfast.core.effects import Effect
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, SkillUnknown
 from holdfast.core.masks import NOTHING, Mask
 from holdfast.core.status import Condition, Status
 from holdfast.core.views import Moment
+from holdfast.demo.notes import graph as demo_graph
 from holdfast.handle import CheckpointView, EventView, Run, Wait, when
 from holdfast.runtime import Runtime
 
@@ -119,8 +120,8 @@ _USUAL: dict[str, Any] = {"outcome": "ok", "attempt": 1, "lane": "main", "queue"
 
 @click.command()
 @click.argument("run_id", metavar="RUN")
-@click.option("--after", "--cursor", "after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events newer than number N: the next_cursor of the page before.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="How many at most.")
+@click.option("--after", "--cursor", "after", type=click.IntRange(0, MOST), default=0, metavar="N", help="Only events newer than number N: the next_cursor of the page before.")
+@click.option("--limit", type=click.IntRange(1, MOST), metavar="N", help="How many at most.")
 @click.option("--follow", is_flag=True, help="Go on as more happens, until the run has ended; with --json, one object a line.")
 @options()
 def events(call: Call, run_id: str, after: int, limit: int | None, follow: bool) -> int:
@@ -331,10 +332,12 @@ def graph(call: Call, target: str | None, code: str | None, mermaid: bool) -> in
     done: CheckpointView | None = None
     if target is not None and _looks_like_a_run(target):
         found, done = over(call, lambda rt: _drawn(rt, target))
-        program = next((t.skill.program for t in targets.several((code,) if code else ()) if t.skill.id == found.skill_id), None)
+        # Looking runs no code of the current folder: only what the command itself names, or what comes with holdfast (§14.3).
+        known = targets.several((code,)) if code else [targets.Target(demo_graph, targets.DEMO)]
+        program = next((t.skill.program for t in known if t.skill.id == found.skill_id), None)
         if program is None:
             raise SkillUnknown(
-                f"the skill {found.skill_id!r} of {target} is not among this project's",
+                f"the skill {found.skill_id!r} of {target} is not the one named here" if code else f"the code of {found.skill_id!r} is not read unasked",
                 hint=f"name its code: {call.line('graph', target, found.target or 'TARGET')}",
             )
     else:
