@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -38,6 +39,7 @@ class Proxy:
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+        shutil.rmtree(self.folder)
 
     def cut(self, needle: bytes, *, after: bool) -> None:
         """Cuts the connection on which the next such message comes: before it is handed on, or after it was answered."""

@@ -17,7 +17,7 @@ from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
 from holdfast.cli.driving import progress_for
 from holdfast.cli.progress import watched
-from holdfast.cli.session import Call, actor_option, options, over, page, paged, parsed
+from holdfast.cli.session import Call, Within, actor_option, options, over, page, paged, parsed
 from holdfast.core import describe
 from holdfast.core.status import TERMINAL
 from holdfast.handle import when
@@ -159,7 +159,7 @@ def signal(call: Call, run_id: str, name: str, payload: str | None, key: str | N
 @click.command()
 @click.argument("run_id", metavar="RUN")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the request.")
-@click.option("--wait", "seconds", type=click.FloatRange(min=0), metavar="SECONDS", help=f"How long to look on until it has ended. [default: {LOOK_ON:g}, with --json 0]")
+@click.option("--wait", "seconds", type=Within(min=0, max=86_400), metavar="SECONDS", help=f"How long to look on until it has ended. [default: {LOOK_ON:g}, with --json 0]")
 @actor_option
 @options()
 def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: str) -> int:

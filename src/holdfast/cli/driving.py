@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
-import json
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -15,7 +14,7 @@ from holdfast import logs
 from holdfast.cli import output as o
 from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
-from holdfast.cli.session import Call, actor_option, handling, options, over, parsed
+from holdfast.cli.session import Call, actor_option, handling, json_of, options, over, parsed
 from holdfast.cli.times import lasting, moment
 from holdfast.core.errors import HoldfastError, InvalidInput, LaneBlocked, NothingEligible, SkillUnknown
 from holdfast.core.status import TERMINAL, Condition
@@ -322,8 +321,10 @@ def _value(name: str, text: str) -> Any:
 
 def _json_or_text(text: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError:
+        return json_of(text)
+    except ValueError as e:
+        if "twice" in str(e):
+            raise InvalidInput(f"{text!r}: {e}", field="option") from None
         return text
 
 

@@ -13,10 +13,11 @@ import msgspec
 
 from holdfast.cli import drawing, lineage, pages, targets, times
 from holdfast.cli import output as o
-from holdfast.cli.session import Call, extra, options, over, page, paged
+from holdfast.cli.session import MOST, Call, extra, options, over, page, paged
 from holdfast.core import describe
 from holdfast.core.describe import AttemptView, CheckpointView, RunView, StepView
 from holdfast.core.errors import SkillUnknown
+from holdfast.demo.notes import graph as demo_graph
 from holdfast.engine.look.looker import Wanted
 from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import EventView, when
@@ -277,8 +278,8 @@ _USUAL: dict[str, Any] = {"outcome": "ok", "attempt": 1, "lane": "main", "queue"
 
 @click.command()
 @click.argument("run_id", metavar="RUN")
-@click.option("--after", "--cursor", "after", type=click.IntRange(min=0), default=0, metavar="N", help="Only events newer than number N: the next_cursor of the page before.")
-@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="How many at most.")
+@click.option("--after", "--cursor", "after", type=click.IntRange(0, MOST), default=0, metavar="N", help="Only events newer than number N: the next_cursor of the page before.")
+@click.option("--limit", type=click.IntRange(1, MOST), metavar="N", help="How many at most.")
 @click.option("--follow", is_flag=True, help="Go on as more happens, until the run has ended; with --json, one object a line.")
 @options()
 def events(call: Call, run_id: str, after: int, limit: int | None, follow: bool) -> int:
@@ -441,10 +442,12 @@ def graph(call: Call, target: str | None, code: str | None, mermaid: bool) -> in
     if target is not None and _looks_like_a_run(target):
         done = over(call, lambda rt: rt.look.snapshot(target, check=False))
         found = done.run
-        program = next((t.skill.program for t in targets.several((code,) if code else ()) if t.skill.id == found.skill_id), None)
+        # Looking runs no code of the current folder: only what the command itself names, or what comes with holdfast (§14.3).
+        known = targets.several((code,)) if code else [targets.Target(demo_graph, targets.DEMO)]
+        program = next((t.skill.program for t in known if t.skill.id == found.skill_id), None)
         if program is None:
             raise SkillUnknown(
-                f"the skill {found.skill_id!r} of {target} is not among this project's",
+                f"the skill {found.skill_id!r} of {target} is not the one named here" if code else f"the code of {found.skill_id!r} is not read unasked",
                 hint=f"name its code: {call.line('graph', target, found.target or 'TARGET')}",
             )
     else:

@@ -11,7 +11,7 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
-from holdfast.cli.session import Call, actor_option, handling, options, over, page, paged
+from holdfast.cli.session import MOST, Call, actor_option, handling, options, over, page, paged
 from holdfast.core import describe
 from holdfast.core.describe import EffectView, LaneView, WorkerView
 from holdfast.core.intents import RULINGS
@@ -139,7 +139,7 @@ def _ruled(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
 @click.argument("run_id", metavar="[RUN]", required=False)
 @click.option("--topic", metavar="T", help="Only rows of this topic.")
 @click.option("--key", metavar="K", help="Only rows under this key.")
-@click.option("--after", type=click.IntRange(0), metavar="N", help="Go on after this row: the next_cursor of the page before.")
+@click.option("--after", type=click.IntRange(0, MOST), metavar="N", help="Go on after this row: the next_cursor of the page before.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
 @options()
 def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, after: int | None, limit: int) -> int:

@@ -9,6 +9,7 @@ import functools
 import getpass
 import io
 import json
+import math
 import os
 import shlex
 import signal
@@ -138,7 +139,7 @@ def _shared(data: bool, drives: bool) -> list[Callable[[Any], Any]]:
         click.option("--store", metavar="URL", help="The store. [default: $HOLDFAST_STORE, else .holdfast/runs.db here]"),
     ]
     if drives:
-        seconds = click.FloatRange(min=0.1, max=86_400)
+        seconds = Within(min=0.1, max=86_400)
         text = "How long a run stays with a silent owner. [default: $HOLDFAST_LEASE, else 30]"
         found.append(click.option("--lease", type=seconds, metavar="SECONDS", envvar="HOLDFAST_LEASE", help=text))
     if data:
@@ -200,9 +201,41 @@ def parsed(text: str | None, what: str) -> Any:
     except (OSError, ValueError) as e:
         raise InvalidInput(f"{what} cannot be read: {e}") from None
     try:
-        return json.loads(text, parse_constant=_constant)
+        return json_of(text)
     except (ValueError, RecursionError) as e:
         raise InvalidInput(f"{what} is not JSON: {e}", hint="""in a shell: '{"name": "Ada"}'""") from None
+
+
+def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object whose names differ: of two values under one name, nobody knows which was meant."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in found if names.count(name) > 1)
+        raise ValueError(f"the name {twice!r} stands there twice")
+    return found
+
+
+def json_of(text: str) -> Any:
+    """The value of a JSON text.
+
+    Raises:
+        ValueError: it is none, or a name stands in it twice.
+    """
+    return json.loads(text, parse_constant=_constant, object_pairs_hook=_once)
+
+
+MOST = 2**53
+
+
+class Within(click.FloatRange):
+    """A finite number: no comparison holds for nan."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return found
 
 
 def _constant(name: str) -> Any:

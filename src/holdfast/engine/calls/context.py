@@ -20,7 +20,10 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
 
 from holdfast.authoring import microseconds
 from holdfast.core import bounds, canon, ids
+from holdfast.core.arguments import as_given, checked, lasting, mapping, verb, whole, word
+from holdfast.core.bounds import text
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite
+from holdfast.core.effects import EffectClass, ReplayPolicy
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
 from holdfast.core.lease import counter
 from holdfast.core.masks import NOTHING, Mask, mask
@@ -41,6 +44,24 @@ T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - the item of a map
 Ts = TypeVarTuple("Ts")
 Duration = dt.timedelta | float | int | None
+
+
+BOUNDED = lasting(low=1)
+
+
+def prompted(value: Any, field: str) -> str:
+    """What a person is asked."""
+    return bounds.text(value, field, bounds.VALUE_BYTES, empty=True)
+
+
+def named_node(value: Any, field: str) -> str | None:
+    """A node's name; None for none."""
+    return None if value is None else bounds.text(value, field)
+
+
+def named(value: Any, field: str) -> str:
+    """A key that may be empty: then the place names it."""
+    return bounds.text(value, field, empty=True)
 
 
 class Discreet(logging.LoggerAdapter[logging.Logger]):
@@ -203,6 +224,7 @@ class Context:
     @overload
     def map(self, fn: Callable[[I], T], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]: ...
 
+    @checked(concurrency=whole(1, 10_000))
     def map(self, fn: Callable[[I], Any], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[Any]]:
         """``step(fn, item)`` for every item, at most ``concurrency`` at once; results in the order of the items. An async ``fn`` may itself make
         ctx calls, which stand beneath its item: an item that is on record is not gone through again."""
@@ -217,6 +239,7 @@ class Context:
 
     # -- waits --------------------------------------------------------------------------------------
 
+    @checked(prompt=prompted, who=as_given, redo=text)
     def approve(
         self,
         prompt: str,
@@ -241,6 +264,7 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
         return waiting.approve(self._attempt, prompt, schema, redo=redo, **options)
 
+    @checked(prompt=prompted, who=as_given)
     def ask(
         self,
         prompt: str,
@@ -261,6 +285,7 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
         return waiting.ask(self._attempt, prompt, schema, **options)
 
+    @checked(prompt=prompted, who=as_given, redo=named_node)
     def handoff(
         self,
         prompt: str,
@@ -284,6 +309,7 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_timeout": on_timeout}
         return waiting.handoff(self._attempt, prompt, verdict=verdict, redo=redo, authoritative=authoritative, actions=actions, **options)
 
+    @verb
     def wait(self, signal: str, *, timeout: Duration = None, on_timeout: str = "halt", default: Any = None) -> Coroutine[Any, Any, Any]:
         """Rests until the signal of that name comes and gives its payload. One that came earlier is kept until asked for (§5.11).
 
@@ -293,11 +319,13 @@ class Context:
         kind = "default" if on_timeout == "deliver" and default is not None else on_timeout
         return waiting.signal(self._attempt, signal, timeout=timeout, on_timeout=kind, default=default)
 
+    @checked(duration=lasting())
     def sleep(self, duration: dt.timedelta | float) -> Coroutine[Any, Any, None]:
         """Rests for a time without a thread, a task or a byte of memory; a crash does not start it over."""
         steps.waits(self._attempt, "sleep")
         return waiting.sleep(self._attempt, duration)
 
+    @verb
     def child(
         self,
         skill: Any,
@@ -306,16 +334,36 @@ class Context:
         on_parent_end: str = "cancel",
         timeout: Duration = None,
         on_timeout: str = "halt",
-        **options: Any,
+        thread_id: str | None = None,
+        key: str | None = None,
+        session_key: str | None = None,
+        lane: str | None = None,
+        queue: str | None = None,
+        priority: int | None = None,
+        job_id: str | None = None,
+        trace_id: str | None = None,
+        tags: Iterable[str] | None = None,
+        tenant_id: str | None = None,
+        target: str | None = None,
+        paused_lane: str | None = None,
+        recovery: str | None = None,
+        unattended: bool | None = None,
+        budgets: Mapping[str, float] | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Starts a run of its own and rests until it has ended; gives a flow's value or a graph's state (§4.14).
 
-        ``options`` are those of ``submit``. With ``on_parent_end="keep"`` the child goes on when its parent is cancelled.
+        The other options are those of ``submit``. With ``on_parent_end="keep"`` the child goes on when its parent is cancelled.
 
         Raises:
             ChildFailed: it ended otherwise than completed.
         """
         steps.waits(self._attempt, "child")
+        said = {
+            "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id,
+            "trace_id": trace_id, "tags": tags, "tenant_id": tenant_id, "target": target, "paused_lane": paused_lane, "recovery": recovery,
+            "unattended": unattended, "budgets": budgets,
+        }  # fmt: skip
+        options = {name: value for name, value in said.items() if value is not None}
         return waiting.child(self._attempt, skill, inputs, options=options, on_parent_end=on_parent_end, timeout=timeout, on_timeout=on_timeout)
 
     @property
@@ -325,6 +373,7 @@ class Context:
 
     # -- effects, intents, ledger -------------------------------------------------------------------
 
+    @checked(timeout=BOUNDED, side_effects=word(*EffectClass), replay=word(*ReplayPolicy))
     def effect(
         self,
         fn: Callable[..., Any],
@@ -362,6 +411,7 @@ class Context:
         )  # fmt: skip
         return performing.perform(self._attempt, fn, args, options)
 
+    @checked(timeout=BOUNDED, check=bounds.flag, replay=word(*ReplayPolicy), env=mapping)
     def tool(
         self,
         tool: str,
@@ -403,10 +453,12 @@ class Context:
             ),
         )  # fmt: skip
 
+    @checked(key=named)
     def send(self, type: str, payload: Any, *, key: str = "", order: str = "") -> None:
         """Asks for something to be sent after the step has committed, never before (§9.1)."""
         self._attempt.intents.append(IntentWrite(type, canon.pack(payload, "intent")[1], key, order))
 
+    @checked(key=named)
     def record(self, topic: str, key: str, data: Any) -> None:
         """A ledger row that commits with the step (§9.6)."""
         self._attempt.ledger.append(LedgerWrite(topic, key, canon.pack(data, "ledger")[1]))
@@ -417,6 +469,7 @@ class Context:
         self._attempt.moved_on()
         self._attempt.services.streams.emit(Chunk(self.run_id, self.attempt_id + calling.get(), value))
 
+    @verb
     def report(self, outcome: str) -> None:
         """How this step ended, if not ``ok``: ``degraded``, ``skipped: why``, or anything else, which is then no completion (§4.11).
 

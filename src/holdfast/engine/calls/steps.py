@@ -97,6 +97,8 @@ async def _tried(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[
         if due:
             await attempt.pause(due)
         number += 1
+        if number > 1:  # the first one is told by the step's own end (§10.9)
+            attempt.journal.hold(Draft(facts=[ev.AttemptStarted(attempt.step, attempt.key, number, attempt.services.owner, made.path)]))
         try:
             with attempting(made.path, number):
                 value, data = canon.pack(await act(), f"{made.name}()")

@@ -24,6 +24,7 @@ ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
 ACTIVE_FOR = 1.0
 QUIET = 0.020
 HEARTBEAT = 5.0
+LAST_ANSWER = 1.0
 CHANNEL = "holdfast_news"
 
 
@@ -37,6 +38,7 @@ class News:
         self._pool: Connections | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._wanted = asyncio.Event()
+        self._asking = asyncio.Lock()
         self._waiting = 0
         self._moved_at = 0.0
         self._saying: asyncio.Task[None] | None = None
@@ -45,13 +47,19 @@ class News:
         self._pool = pool
         self._changes.reopen()
         self._wanted = asyncio.Event()
+        self._asking = asyncio.Lock()
 
-    def close(self) -> None:
-        """Lets everybody go."""
+    async def close(self) -> None:
+        """Lets everybody go. A question that is under way is answered first: to break it off costs its connection, and a warning."""
+        self._pool, asking = None, False
+        with contextlib.suppress(TimeoutError):
+            asking = await asyncio.wait_for(self._asking.acquire(), LAST_ANSWER)
         for task in [*self._tasks, *([self._saying] if self._saying is not None else [])]:
             with contextlib.suppress(RuntimeError):  # its loop has been closed
                 task.cancel()
-        self._tasks, self._saying, self._pool = [], None, None
+        self._tasks, self._saying = [], None
+        if asking:
+            self._asking.release()
         self._changes.close()
 
     def tell(self) -> None:
@@ -64,7 +72,7 @@ class News:
     async def _say(self, pool: Connections) -> None:
         await asyncio.sleep(0)
         try:
-            async with pool.held() as db:
+            async with self._asking, pool.held() as db:
                 await db.execute(f"NOTIFY {CHANNEL}")
         except (psycopg.Error, OSError):
             return  # a hint that was not given: polling finds it
@@ -94,7 +102,8 @@ class News:
             active = time.monotonic() - self._moved_at < ACTIVE_FOR
             await asyncio.sleep((ACTIVE_POLL if active else IDLE_POLL) * (0.9 + 0.2 * random.random()))
             try:
-                number = await self._look()
+                async with self._asking:
+                    number = await self._look()
             except (psycopg.Error, OSError, HoldfastError):
                 await asyncio.sleep(0.2)
                 last = None
@@ -121,7 +130,7 @@ class News:
                     async for _ in db.notifies(timeout=HEARTBEAT, stop_after=1):
                         self._moved_at = time.monotonic()
                         self._changes.tell()
-                    async with asyncio.timeout(HEARTBEAT):
+                    async with asyncio.timeout(HEARTBEAT), self._asking:
                         await db.execute("SELECT 1")
             except (psycopg.Error, OSError):
                 pass  # made anew; polling goes on meanwhile

@@ -194,7 +194,7 @@ class PostgresStore:
 
     async def close(self) -> None:
         """Ends what is in hand, and lets go of every owner's proof of life."""
-        self._news.close()
+        await self._news.close()
         if self._committer is not None:
             await self._committer.close()
             self._committer = None
