@@ -39,11 +39,11 @@ def explain(call: Call, run_id: str) -> int:
 
 
 def _texts(value: object) -> list[str]:
-    return [str(line) for line in value] if isinstance(value, list) else []
+    return [str(line) for line in value] if isinstance(value, list | tuple) else []
 
 
 def _advice(value: object) -> list[dict[str, str]]:
-    return [dict(line) for line in value] if isinstance(value, list) else []
+    return [dict(line) for line in value] if isinstance(value, list | tuple) else []
 
 
 COMMANDS = (explain,)

@@ -28,7 +28,7 @@ async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[
             previous = row.hash
     lane = f"the run {run.blocked_by} is before it in its lane" if run.blocked_by else ""
     told = explain(run, condition(run, lease, store.now()), events, Blocked(lane=lane))
-    shown: dict[str, Any] = hidden.record(msgspec.to_builtins(told))
+    shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(told)))
     return shown
 
 
