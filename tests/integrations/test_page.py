@@ -1,0 +1,26 @@
+"""The page about integrations: its blocks run as they stand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from holdfast import Runtime
+from tests.test_tidy import fences
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "integrations.md"
+
+
+async def test_the_blocks_of_the_page_make_skills() -> None:
+    made: list[dict[str, Any]] = []
+    for block in fences(PAGE.read_text("utf-8"), "python"):
+        names: dict[str, Any] = {"__name__": "page"}
+        exec(compile(block, "page", "exec"), names)
+        made.append(names)
+    pydantic_ai, openai_agents, langgraph = made
+    assert openai_agents["desk"].id == "openai-desk"
+    async with Runtime("memory:", skills=[pydantic_ai["desk"], langgraph["skill"]]) as rt:
+        run = await rt.invoke(langgraph["skill"], {"input": {"text": "hi"}})
+        assert run.result == {"text": "HI"}, run.error
+        run = await rt.invoke(pydantic_ai["desk"], {"question": "Where is order 17?"})
+        assert run.status == "waiting_for_human" and run.waits[0].prompt == "pay?", run.error
