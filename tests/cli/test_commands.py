@@ -245,7 +245,8 @@ def test_graph_of_a_skill_and_of_a_run(holdfast: Type, monkeypatch: pytest.Monke
     assert holdfast("graph", "work.py", "--mermaid").out.startswith("flowchart")
     run_id = begun(holdfast)
     monkeypatch.setenv("HOLDFAST_SKILLS", "work.py")
-    states = {n["name"]: n["state"] for n in holdfast("graph", run_id, "--json").json["nodes"]}
+    assert holdfast("graph", run_id).code == 3, "looking at a run runs no code that the command does not name"
+    states = {n["name"]: n["state"] for n in holdfast("graph", run_id, "work.py", "--json").json["nodes"]}
     assert states == {"first": "done", "ask": "next", "last": ""}
 
 

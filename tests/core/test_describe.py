@@ -46,7 +46,7 @@ def test_the_legacy_view() -> None:
 
 
 SPEC = ["run_id", "thread_id", "skill_id", "skill_version", "queue", "not_before", "blocked_by", "wake_at", "status", "condition", "created_at", "started_at", "finished_at", "current_step_id", "checkpoint_head", "resume_from_checkpoint_id", "trace_id", "tenant_id", "environment", "versions", "policy_snapshot_id", "session_key", "lane", "priority", "job_id", "source_run_id", "source_checkpoint_id", "lineage_root", "parent_run_id", "stop_reason", "settled", "result", "error", "tags", "waits", "active_handoff", "cancel_requested_at", "version"]
-BESIDE = ["condition_class", "decisions", "fingerprint", "target", "schedule_id", "scheduled_at", "origin", "blocked_why", "lease", "values"]
+BESIDE = ["condition_class", "decisions", "fingerprint", "target", "schedule_id", "scheduled_at", "origin", "blocked_why", "no_worker_for", "lease", "values"]
 
 
 def test_the_record_has_every_field_of_the_specification() -> None:
