@@ -22,7 +22,7 @@ class Act:
     """An act outside that says when it has begun and ends when it is told to; in a thread, or cooperatively."""
 
     def __init__(self) -> None:
-        self.begun = asyncio.Event()
+        self.begun, self.both = asyncio.Event(), asyncio.Event()
         self.loop = asyncio.get_running_loop()
         self.go = threading.Event()
         self.done: list[str] = []
@@ -35,6 +35,8 @@ class Act:
         return "receipt"
 
     async def cooperative(self) -> str:
+        if self.begun.is_set():
+            self.both.set()
         self.begun.set()
         try:
             await asyncio.Event().wait()
@@ -137,9 +139,11 @@ async def test_parallel_acts_are_each_treated_as_they_are() -> None:
 
     @graph.node(start=True)
     async def two(state: Trail, ctx: Context) -> None:
+        await act.begun.wait()  # the thread acts by now
         await ctx.effect(act.cooperative)
 
     async with begun(act, graph) as (rt, run_id, driving):
+        await act.both.wait()
         await rt.cancel(run_id)
         await said(rt, run_id, "waiting for in_thread")
         act.go.set()

@@ -20,14 +20,17 @@ LINE = PLAYS["line"].skill
 
 
 async def late_owner(world: World) -> None:
-    """The wall clock jumps beyond a lease: another worker claims the run, and its owner, which cannot know, writes on."""
+    """A worker stands still beyond its lease: another one claims the run, and its owner, which cannot know, writes on."""
     one = await world.host(LINE)
     driving = one.start(one.rt.invoke(LINE, {"name": "Ada"}))
     await world.clock.sleep(0.2)
-    world.diary.note("the wall clock jumps by 60 s")
-    world.clock.jump(60)
+    one.process.freeze()
+    await world.clock.sleep(60)
     two = await world.host(LINE, pause=lambda: world.clock.sleep(0.015))
-    await two.do(two.rt.recover())
+    taking = two.start(two.rt.recover())
+    await world.clock.sleep(0.09)
+    one.process.thaw()
+    await taking
     driving.cancel()
 
 
