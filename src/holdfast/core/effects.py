@@ -107,6 +107,11 @@ def settled(records: Sequence[Effect], act: str) -> Effect | None:
     return next((e for e in reversed(about) if e.status is EffectStatus.ABANDONED and e.detail == BY_DECISION), None)
 
 
+def repeated(records: Sequence[Effect], act: str, run_id: str) -> int:
+    """How many attempts of an act a run has left behind to try it again."""
+    return sum(e.run_id == run_id and act in (e.effect_id, e.source_effect_id) and e.status is EffectStatus.ABANDONED and e.detail != BY_DECISION for e in records)
+
+
 def effect_key(tenant: str, kind: str, scope: str, key: str) -> str:
     """The full key (§6.3); ``scope`` is the lineage root for a key of the run's own, any name for a shared one.
 

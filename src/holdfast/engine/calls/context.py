@@ -204,6 +204,15 @@ class Context:
         steps.waits(self._attempt, "step")
         return steps.step(self._attempt, fn, args, key=key, retry=coerce(retry), patience=Patience.of(timeout), name=name)
 
+    def progress(self, note: str = "") -> None:
+        """Says that this step gets on: a default timeout counts anew from here (§10.10). Nothing of it is durable; ``note`` is logged.
+
+        A ``timeout=`` of one's own counts from the start, whatever is said here.
+        """
+        self._attempt.moved_on()
+        if note:
+            self.log.info("%s", note)
+
     def spend(self, **amounts: float) -> None:
         """Says what this step has used of the run's budgets: ``ctx.spend(cost=0.02, tokens=1_500)``. Counted once."""
         steps.spend(self._attempt, amounts)

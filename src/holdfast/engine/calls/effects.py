@@ -145,7 +145,7 @@ class Performance:
             self.key = self.apart = fx.undo_key(options.undoes.key)
             self.request = canon.fingerprint([name, options.undoes.effect_id])
         self.records: list[Effect] = []
-        self.act = ""
+        self.act = self.about = ""
         self.passed: dict[str, int] = {}
 
     def _key(self, scope: str) -> str:
@@ -263,11 +263,15 @@ class Performance:
         effect = ask.effect
         place = f"{self.path}?{effect.effect_id.rpartition('#')[2]}"
         if ask.reason != fx.REPLAY and self.options.undoes is None and effect.lineage_root == self.journal.run.lineage_root:
-            self.act = fx.origin(effect)
+            self.act = self.about = fx.origin(effect)
             place = f"{self.path}?{self.act.rpartition('#')[2]}"
-            found = fx.settled(await self.store.effects(lineage_root=effect.lineage_root), self.act)
+            kin = await self.store.effects(lineage_root=effect.lineage_root)
+            found = fx.settled(kin, self.act)
             if found is not None:
                 return True, await self._as_settled(effect, found)
+            if again := fx.repeated(kin, self.act, self.journal.run.run_id):
+                # The answer that let it be done again was about the attempt before; this one is a question of its own (§6.5).
+                self.act, place = "", f"{place}~{again}"
         while True:
             if self._superseded(f"{place}!"):
                 place = f"{place}!"
@@ -575,7 +579,7 @@ class Performance:
             tenant_id=run.tenant_id,
             undo=undos.label(self.options.undo) if self.options.undo is not None else "",
             args=canon.pack(list(self.args), f"what {self.name} is given")[1] if self.options.undo is not None else None,
-            source_effect_id=self.act or None if self.options.undoes is None else self.options.undoes.effect_id,
+            source_effect_id=self.about or None if self.options.undoes is None else self.options.undoes.effect_id,
         )
 
     def _gated(self, effect: Effect) -> Callable[..., Any]:
