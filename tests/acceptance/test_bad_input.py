@@ -31,7 +31,6 @@ from holdfast.core.errors import (
     StoreFull,
     StoreReadOnly,
     UnknownOption,
-    UnknownStatus,
     Unserializable,
     UnsupportedFormat,
     UsageError,
@@ -176,7 +175,7 @@ async def test_options_that_make_no_sense(place: Place) -> None:
         await refused(UnknownOption, rt.invoke(good, {"text": "a"}, priorty=3), "priorty", "priority")
         await refused(InvalidInput, rt.submit(good, {"text": "a"}, at=dt.datetime(2030, 1, 1)), "timezone")  # noqa: DTZ001
         await refused(InvalidInput, rt.runs(limit=0), "1 to 500")
-        await refused(UnknownStatus, rt.runs(status="paused"), "paused", "waiting_for_human")
+        await refused(InvalidInput, rt.runs(status="paused"), "paused", "waiting_for_human")
         await refused(InvalidInput, rt.runs(condition="stuck"), "stuck", "interrupted")
         await place.sound(rt)
 

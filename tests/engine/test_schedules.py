@@ -720,9 +720,9 @@ async def test_a_workspace_keeps_schedules_in_a_file(tmp_path: pathlib.Path) -> 
     file = tmp_path / "runs" / "schedules.json"
     assert '"schedule_id": "s"' in file.read_text()
     file.write_text("[{")
-    with pytest.raises(Exception, match=r"schedules.json cannot be read") as e:
-        await Runtime(url).__aenter__()
-    assert "schedule anew" in e.value.hint  # type: ignore[attr-defined]
+    async with Runtime(url) as rt:  # a damaged file closes nothing else (§3.6)
+        (problem,) = await rt.check()
+        assert problem.code == "schedule_record_altered" and "schedules.json cannot be read" in problem.message and "schedule anew" in problem.repair_hint
 
 
 async def test_a_workspace_that_dies_between_the_run_and_the_file(tmp_path: pathlib.Path) -> None:

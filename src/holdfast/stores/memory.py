@@ -391,7 +391,8 @@ class MemoryStore:
             if query.owner is not None and row.owner != query.owner:
                 continue
             if all(getattr(query, f) in (None, getattr(row.run, f)) for f in fields):
-                out.append((self._run(row), self._lease(row)))
+                with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
+                    out.append((self._run(row), self._lease(row)))
         return out[: query.limit]
 
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:

@@ -112,6 +112,7 @@ class Worker:
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
         self._trouble = Trouble(services.entropy)
+        self._doubt = True  # a claim whose answer was lost may have given this owner runs that nobody drives
 
     @property
     def degraded(self) -> StoreError | None:
@@ -186,6 +187,8 @@ class Worker:
         """Fires what is due, claims what there is room for, and begins to drive it. Whether there was anything; None once it is idle
         and was to work no longer."""
         services = self._services
+        if self._doubt:
+            await self._found()
         more = await self._sweeper.sweep() if self._sweeper is not None else False
         room = await self._room()
         skills = services.skills
@@ -208,6 +211,15 @@ class Worker:
         if not error.passing or self._until_idle:
             raise error
         self._trouble.failed(error, driving=False)
+        self._doubt = True
+
+    async def _found(self) -> None:
+        """Notes the runs that this owner holds and nobody here drives, so that they are reclaimed."""
+        services = self._services
+        for run, _ in await services.store.runs(RunFilter(owner=services.owner, limit=500)):
+            if run.run_id not in services.driving and not run.terminal:
+                services.stalled.setdefault(run.run_id, services.clock.monotonic())
+        self._doubt = False
 
     async def _back_off(self) -> None:
         """Stays away from the store for a while, and says so; what runs goes on meanwhile. A drain ends it."""
