@@ -85,9 +85,7 @@ def lane_ignored(patch: Patch) -> None:
 def lane_order_ignored(patch: Patch) -> None:
     """A lane is held, but whoever comes first gets it next (§10.8, T-84)."""
 
-    def blocker(self: Any, run_id: str, lane: Any, now: int, holds: bool, turn: int) -> str | None:
-        if holds:
-            return None
+    def blocker(self: Any, run_id: str, lane: Any, now: int, turn: int) -> str | None:
         return next((r.run.run_id for r in self._runs.values() if r.lane == lane and r.run.run_id != run_id and r.holds), None)
 
     patch.setattr(MemoryStore, "_blocker", blocker)
