@@ -7,10 +7,11 @@ import pytest
 from tests.postgres.server import shared
 
 from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, WorkspaceStore
-from holdfast.testing import conformance_blobs, conformance_outbox, conformance_people, conformance_threads
+from holdfast.testing import conformance_blobs, conformance_outbox, conformance_people, conformance_shelves, conformance_threads
 from holdfast.testing.conformance import CASES, Clock
 
-assert conformance_blobs.__doc__ and conformance_outbox.__doc__ and conformance_people.__doc__ and conformance_threads.__doc__, "imported for their cases"
+for part in (conformance_blobs, conformance_outbox, conformance_people, conformance_shelves, conformance_threads):
+    assert part.__doc__, "imported for its cases"
 
 
 class Memory:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from holdfast.testing.conformance import TTL, Script, refused
 from holdfast.testing.conformance_blobs import bulk, recording
 
 LATEST = len(MIGRATIONS)
-NEW = ("blob_use", "carry", "offer", "shelf", "vouch")
+NEW = ("blob_use", "carry", "offer", "pruned", "shelf", "vouch")
 OLD = Path(__file__).resolve().parents[1] / "histories" / "0.1.0" / "store.db"
 
 # Opens copies of the store, each in a process of its own that is killed before its n-th statement, until one comes through.
@@ -76,9 +78,9 @@ def child(program: str, *words: Path) -> subprocess.Popen[str]:
 def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
     """The tables as they were and the new ones: empty, but for a voucher for each record beside the log (§12.1)."""
     found = tables(path)["vouch"]
-    beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule"))
+    beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "worker"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
-    return {**before, "blob_use": [], "carry": [], "offer": [], "shelf": [], "vouch": found}
+    return {**before, "blob_use": [], "carry": [], "offer": [], "pruned": [], "shelf": [], "vouch": found}
 
 
 def tables(path: Path, skip: tuple[str, ...] = ()) -> dict[str, list[Any]]:
@@ -179,6 +181,12 @@ async def test_a_past_release_refuses_the_new_schema(old: Path, monkeypatch: pyt
     assert (version(old), tables(old)) == (LATEST, before)
 
 
+def known_before(path: Path, owner: str) -> None:
+    """Registers a worker as release 0.1.0 did: nothing vouches for it."""
+    with contextlib.closing(apsw.Connection(str(path))) as db:
+        db.execute("INSERT INTO worker VALUES (?, 0, ?, 'some', 0, 'here', 1)", (owner, time.time_ns() // 1000 + TTL))
+
+
 async def test_a_past_release_that_is_at_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rolling deploy: the old process has the file open when the new one migrates it; both write."""
     path = tmp_path / "s.db"
@@ -186,7 +194,7 @@ async def test_a_past_release_that_is_at_work_goes_on(tmp_path: Path, monkeypatc
         patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
         before = SqliteStore(path)
         await before.open()
-    await before.register("old", TTL)
+    known_before(path, "old")
     script = await (await Script(before, "r1").begin("old")).steps(2)
     after = SqliteStore(path)
     await after.open()
@@ -209,7 +217,7 @@ async def test_whole_checkpoints_are_kept(tmp_path: Path, monkeypatch: pytest.Mo
         patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
         before = SqliteStore(path)
         await before.open()
-        await before.register("old", TTL)
+        known_before(path, "old")
         for name in ("r1", "r2"):
             await (await Script(before, name).begin("old")).steps(3, size=60_000)
         was = sorted(tables(path)["whole"])

@@ -11,8 +11,12 @@ from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
 from holdfast import Graph, Runtime, State
-from holdfast.core.errors import StoreError, UsageError
+from holdfast.core import events as ev
+from holdfast.core.errors import LeaseLost, StoreError, UsageError
+from holdfast.engine.keep.check import Checker
 from holdfast.stores import PostgresStore, open_url
+from holdfast.testing.conformance import TTL, Script, effect, refused, signal
+from holdfast.testing.conformance_people import plan
 
 
 class Line(State):
@@ -78,3 +82,26 @@ async def test_a_server_that_is_not_durable_is_warned_of() -> None:
     assert {("server_not_durable", "warning"), ("vacuum_behind", "warning")} <= warned
     assert abs(store.now() - time.time_ns() // 1000) < 5_000_000
     await store.close()
+
+
+async def test_an_older_schema_is_brought_up_to_date() -> None:
+    """§1.8: in one transaction; what is there counts as it is, and whoever still writes as before is refused."""
+    url = shared().fresh("older")
+    store = PostgresStore(url)
+    await store.open()
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    await script.write(script.commit(ev.SideEffectAttempted("r1.x1", "k"), effects=(effect("r1", 1, "k"),)))
+    await store.put(signal("r1", "a", 0))
+    await store.put_schedule(plan("s1", 5), None)
+    await store.close()
+    with shared().admin("older") as db:
+        db.execute("DROP TABLE holdfast.vouch, holdfast.shelf, holdfast.pruned; UPDATE holdfast.meta SET value = 1 WHERE key = 'schema'")
+    both = [PostgresStore(url), PostgresStore(url)]
+    await asyncio.gather(*[s.open() for s in both])
+    assert both[0].incarnation == both[1].incarnation != store.incarnation
+    assert {p.code for p in await Checker(both[0]).all()} == {"effect_attempted_without_result"}
+    assert len(await both[0].effects(key="k")) == len(await both[1].inbox("r1")) == 1
+    await refused(LeaseLost, both[0].commit(script.commit(ev.NoteAdded("late"))))
+    for s in both:
+        await s.close()

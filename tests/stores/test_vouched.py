@@ -7,35 +7,44 @@ import contextlib
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import apsw
+import psycopg
 import pytest
 from msgspec.structs import replace
+from tests.postgres.server import shared
 
 from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.commit import DedupClaim, LedgerRow
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import LogRolledBack, RecordDamaged
+from holdfast.core.offers import Offer
 from holdfast.core.tokens import hashed
 from holdfast.engine.keep.check import Checker
-from holdfast.stores import SqliteStore
+from holdfast.ports import Shelves, Store
+from holdfast.stores import PostgresStore, SqliteStore
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_outbox import intent
 from holdfast.testing.conformance_people import link, plan
 
-Read = Callable[[SqliteStore, str], Awaitable[Any]]
+
+class Kept(Store, Shelves, Protocol):
+    """A store with all its verbs."""
+
+
+Read = Callable[[Kept, str], Awaitable[Any]]
 
 
 class Place:
     """The harness that the conformance suite's helpers want."""
 
-    def __init__(self, store: SqliteStore) -> None:
+    def __init__(self, store: Kept) -> None:
         self.store = store
 
 
-async def populated(store: SqliteStore, run_id: str) -> None:
+async def populated(store: Kept, run_id: str) -> None:
     """A run that has two of everything beside its log."""
     script = await Script(store, run_id).begin("w", claims=tuple(DedupClaim("request", "t", f"{run_id}{n}", run_id, "d", None) for n in "ab"))
     records = [effect(run_id, n, f"{run_id}.k{n}") for n in (1, 2)]
@@ -48,9 +57,10 @@ async def populated(store: SqliteStore, run_id: str) -> None:
     for n in "ab":
         await store.put(signal(run_id, f"{run_id}{n}", 0))
         await store.issue_token(replace(link(Place(store), f"{run_id}{n}"), run_id=run_id))  # type: ignore[arg-type]
+        await store.shelve("cups", {f"{run_id}{n}": n.encode()})
 
 
-KINDS = ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule")
+KINDS = ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf")
 READS: dict[str, Read] = {
     "effect": lambda s, r: s.effects(r),
     "inbox": lambda s, r: s.load(r),
@@ -59,7 +69,9 @@ READS: dict[str, Read] = {
     "intent": lambda s, r: s.intents(r),
     "ledger": lambda s, r: s.ledger(r),
     "schedule": lambda s, r: s.schedule(f"s{r[1:]}"),
+    "shelf": lambda s, r: s.shelved("cups", f"{r}a"),
 }
+OWN = ("schedule", "shelf")
 FIRST = {
     "inbox": "run = (SELECT id FROM run WHERE run_id = 'r1') AND key LIKE '%r1a'",
     "token": f"hash = x'{hashed('r1a').hex()}'",
@@ -68,84 +80,145 @@ FIRST = {
     "effect": "effect_id = 'r1.x1'",
     "intent": "intent_id = 'r1.i1'",
     "ledger": "run_id = 'r1' AND key = 'k1'",
+    "shelf": "key = 'r1a'",
 }
-OTHER = {"TEXT": "ifnull({0}, '') || 'x'", "BLOB": "CAST({0} || x'00' AS BLOB)", "INTEGER": "ifnull({0}, 0) + 1"}
+OTHER = {
+    "TEXT": "ifnull({0}, '') || 'x'", "BLOB": "CAST({0} || x'00' AS BLOB)", "INTEGER": "ifnull({0}, 0) + 1",
+    "text": "coalesce({0}, '') || 'x'", "bytea": "{0} || '\\x00'::bytea", "bigint": "coalesce({0}, 0) + 1", "integer": "{0} + 1", "smallint": "{0} + 1",
+    "boolean": "NOT {0}", "json": "'[0]'",
+}  # fmt: skip
+PLAIN = ("hash", "schedule_id", "effect_id", "intent_id", "key", "run", "run_id", "bucket", "name")  # by what a record is found: it has its own
+
+
+async def fill(store: Kept) -> None:
+    await store.open()
+    await store.register("w", 10**6 * TTL)
+    for run_id in ("r1", "r2"):
+        await populated(store, run_id)
+    for name in ("s1", "s2"):
+        await store.put_schedule(plan(name, 5), None)
+    assert await Checker(store).all() == []
+    await store.close()
+
+
+class InSqlite:
+    """Copies of a populated store in a file, altered by hand."""
+
+    def __init__(self, folder: Path) -> None:
+        self._whole, self._folder, self._count = folder / "s.db", folder, 0
+        asyncio.run(fill(SqliteStore(self._whole)))
+
+    @contextlib.asynccontextmanager
+    async def after(self, *statements: str) -> AsyncIterator[Kept]:
+        """A copy of the store, open, after statements by hand, each of which changed something."""
+        self._count += 1
+        path = self._folder / str(self._count) / "s.db"
+        path.parent.mkdir()
+        for suffix in ("", "-anchor"):
+            shutil.copy(f"{self._whole}{suffix}", f"{path}{suffix}")
+        with contextlib.closing(apsw.Connection(str(path))) as db:
+            for statement in statements:
+                db.execute(statement)
+                assert db.total_changes(), statement
+        store = SqliteStore(path)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def hand(self, statement: str) -> None:
+        """Alters the copy that is open."""
+        with contextlib.closing(apsw.Connection(str(self._folder / str(self._count) / "s.db"))) as db:
+            db.execute(statement)
+
+    def columns(self, table: str) -> dict[str, str]:
+        with contextlib.closing(apsw.Connection(str(self._whole))) as db:
+            return {name: kind for _, name, kind, *_ in db.execute(f"PRAGMA table_info({table})") if name not in ("id", "lease_until")}
+
+
+class InPostgres:
+    """A populated store in a database: altered by hand, and put back as it was."""
+
+    def __init__(self) -> None:
+        self._url, self._server = shared().fresh("vouched"), shared()
+        self._touched: set[str] = set()
+        asyncio.run(fill(PostgresStore(self._url)))
+        with self._by_hand() as db:
+            db.execute("DROP SCHEMA IF EXISTS saved CASCADE; CREATE SCHEMA saved")
+            self._tables = [name for (name,) in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'")]
+            for table in self._tables:
+                db.execute(f"CREATE TABLE saved.{table} AS SELECT * FROM {table}".encode())
+
+    def _by_hand(self) -> psycopg.Connection[Any]:
+        db = self._server.admin("vouched")
+        db.execute("SET search_path TO holdfast")
+        return db
+
+    @contextlib.asynccontextmanager
+    async def after(self, *statements: str) -> AsyncIterator[Kept]:
+        with self._by_hand() as db:
+            for table in self._tables if "all" in self._touched else self._touched:
+                db.execute(f"DELETE FROM {table}; INSERT INTO {table} SELECT * FROM saved.{table}".encode())
+            self._touched = {statement.replace("FROM ", "").split()[1] for statement in statements}
+            for statement in statements:
+                assert db.execute(statement.replace("= x'", "= '\\x").encode()).rowcount, statement
+        store = PostgresStore(self._url)
+        await store.open()
+        try:
+            yield store
+        finally:
+            await store.close()
+
+    def hand(self, statement: str) -> None:
+        self._touched = {"all"}
+        with self._by_hand() as db:
+            db.execute(statement.encode())
+
+    def columns(self, table: str) -> dict[str, str]:
+        asked = "SELECT column_name, data_type FROM information_schema.columns WHERE table_schema = 'holdfast' AND table_name = %s"
+        with self._by_hand() as db:
+            return {name: kind for name, kind in db.execute(asked, (table,)) if name not in ("id", "lease_until")}
+
+
+@pytest.fixture(scope="module", params=["sqlite", "postgres"])
+def kept(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> InSqlite | InPostgres:
+    return InSqlite(tmp_path_factory.mktemp("vouched")) if request.param == "sqlite" else InPostgres()
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A populated store, closed."""
-    path = tmp_path_factory.mktemp("whole") / "s.db"
-
-    async def body() -> None:
-        store = SqliteStore(path)
-        await store.open()
-        await store.register("w", 10**6 * TTL)
-        for run_id in ("r1", "r2"):
-            await populated(store, run_id)
-        for name in ("s1", "s2"):
-            await store.put_schedule(plan(name, 5), None)
-        assert await Checker(store).all() == []
-        await store.close()
-
-    asyncio.run(body())
-    return path
+def in_sqlite(tmp_path_factory: pytest.TempPathFactory) -> InSqlite:
+    return InSqlite(tmp_path_factory.mktemp("whole"))
 
 
-@contextlib.asynccontextmanager
-async def after(whole: Path, folder: Path, *statements: str) -> AsyncIterator[SqliteStore]:
-    """A copy of the store, open, after statements by hand, each of which changed something."""
-    folder.mkdir(parents=True, exist_ok=True)
-    for suffix in ("", "-anchor"):
-        shutil.copy(f"{whole}{suffix}", folder / f"s.db{suffix}")
-    db = apsw.Connection(str(folder / "s.db"))
-    for statement in statements:
-        db.execute(statement)
-        assert db.total_changes(), statement
-    db.close()
-    store = SqliteStore(folder / "s.db")
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
-
-
-def columns(whole: Path, table: str) -> dict[str, str]:
-    with contextlib.closing(apsw.Connection(str(whole))) as db:
-        found = {name: kind for _, name, kind, *_ in db.execute(f"PRAGMA table_info({table})") if name != "id"}
-        found.pop("lease_until", None)  # a sender's time moves on by itself
-        return found
-
-
-async def codes(store: SqliteStore) -> set[str]:
+async def codes(store: Kept) -> set[str]:
     return {p.code for p in await Checker(store).all() if p.run_id != "r2"}
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_deleted_record_is_named(whole: Path, tmp_path: Path, kind: str) -> None:
-    """§12.1: by the checker and by whoever reads it, with run and record; the other run is not harmed."""
-    async with after(whole, tmp_path, f"DELETE FROM {kind} WHERE {FIRST[kind]}") as store:
+async def test_a_deleted_record_is_named(kept: InSqlite | InPostgres, kind: str) -> None:
+    """§12.1, X-21: by the checker and by whoever reads it, with run and record; the other run is not harmed."""
+    async with kept.after(f"DELETE FROM {kind} WHERE {FIRST[kind]}") as store:
         assert f"{kind}_record_missing" in await codes(store)
         error = await refused(RecordDamaged, READS[kind](store, "r1"), f"{kind}_record_missing")
         assert isinstance(error, RecordDamaged)
-        assert error.run_id == ("" if kind == "schedule" else "r1") and error.record and error.hint
+        assert error.run_id == ("" if kind in OWN else "r1") and error.record and error.hint
         assert await READS[kind](store, "r2")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_table_that_lost_all_its_rows_is_named(whole: Path, tmp_path: Path, kind: str) -> None:
+async def test_a_table_that_lost_all_its_rows_is_named(kept: InSqlite | InPostgres, kind: str) -> None:
     """§12.1: what tells of records outlives them."""
-    async with after(whole, tmp_path, f"DELETE FROM {kind}") as store:
+    async with kept.after(f"DELETE FROM {kind}") as store:
         assert f"{kind}_record_missing" in await codes(store)
         await refused(RecordDamaged, READS[kind](store, "r2"), f"{kind}_record_missing")
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_an_altered_record_is_named(whole: Path, tmp_path: Path, kind: str) -> None:
-    """§12.1: whichever of its columns; the other run is not harmed."""
-    for name, type_ in columns(whole, kind).items():
-        async with after(whole, tmp_path / name, f"UPDATE {kind} SET {name} = {OTHER[type_].format(name)} WHERE {FIRST[kind]}") as store:
+async def test_an_altered_record_is_named(kept: InSqlite | InPostgres, kind: str) -> None:
+    """§12.1, X-21: whichever of its columns; the other run is not harmed."""
+    for name, type_ in kept.columns(kind).items():
+        async with kept.after(f"UPDATE {kind} SET {name} = {OTHER[type_].format(name)} WHERE {FIRST[kind]}") as store:
             assert await codes(store) & {f"{kind}_record_altered", f"{kind}_record_missing"}, name
             if name != "json":  # for people who look with SQL
                 await refused(RecordDamaged, READS[kind](store, "r1"))
@@ -153,21 +226,49 @@ async def test_an_altered_record_is_named(whole: Path, tmp_path: Path, kind: str
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_swap_is_named(whole: Path, tmp_path: Path, kind: str) -> None:
+async def test_a_swap_is_named(kept: InSqlite | InPostgres, kind: str) -> None:
     """§12.1: a record vouches for its place: the content of another, sound in itself, is not its own."""
-    where, content = FIRST[kind], [n for n in columns(whole, kind) if n not in ("hash", "schedule_id", "effect_id", "intent_id", "key", "run", "run_id")]
+    where, content = FIRST[kind], [n for n in kept.columns(kind) if n not in PLAIN]
     content, theirs = (["run_id"], "key LIKE 'r2%'") if kind == "claim" else (content, f"NOT ({where})")
     taken = f"SELECT {', '.join(content)} FROM {kind} WHERE {theirs} LIMIT 1"
-    async with after(whole, tmp_path, f"UPDATE {kind} SET ({', '.join(content)}) = ({taken}) WHERE {where}") as store:
+    async with kept.after(f"UPDATE {kind} SET ({', '.join(content)}) = ({taken}) WHERE {where}") as store:
         assert f"{kind}_record_altered" in await codes(store)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-async def test_a_lost_voucher_is_named(whole: Path, tmp_path: Path, kind: str) -> None:
+async def test_a_lost_voucher_is_named(kept: InSqlite | InPostgres, kind: str) -> None:
     """§12.1: a record that nothing vouches for might be any."""
-    async with after(whole, tmp_path, f"DELETE FROM vouch WHERE kind = '{kind}'") as store:
+    async with kept.after(f"DELETE FROM vouch WHERE kind = '{kind}'") as store:
         assert f"{kind}_record_altered" in await codes(store)
         await refused(RecordDamaged, READS[kind](store, "r1"), f"{kind}_record_altered")
+
+
+@pytest.mark.parametrize("kind", ["worker", "offer"])
+async def test_a_worker_s_row_is_vouched_for(kept: InSqlite | InPostgres, kind: str) -> None:
+    """§12.1: what a store keeps of processes; a lease is no longer than it was asked for."""
+    async with kept.after() as store:
+        await store.offer("w", Offer(("q",), ()))
+        assert await codes(store) == set()
+        row = {n: t for n, t in kept.columns(kind).items() if n != "owner"}
+    for name, type_ in row.items():
+        other = f"{name} + 100000000000000" if name in ("expires_at", "ticks") else OTHER[type_].format(name)
+        async with kept.after() as store:
+            await store.offer("w", Offer(("q",), ()))
+            kept.hand(f"UPDATE {kind} SET {name} = {other} WHERE owner = 'w'")
+            assert f"{kind}_record_altered" in await codes(store), name
+            await store.renew("w", TTL)
+            assert await codes(store) == ({"offer_record_altered"} if kind == "offer" else set()), "whoever renews writes its row anew"
+
+
+async def test_the_operator_accepts_what_is_there(kept: InSqlite | InPostgres) -> None:
+    """§12.1: ``doctor --rebuild --acknowledge``: what is lost is lost, what was altered counts as it stands."""
+    damage = [f"DELETE FROM {kind} WHERE {FIRST[kind]}" for kind in KINDS]
+    async with kept.after(*damage) as store:
+        assert {f"{kind}_record_missing" for kind in KINDS} <= await codes(store)
+        kept.hand("UPDATE ledger SET step_id = 'other'")
+        await store.vouch_anew()  # type: ignore[attr-defined]
+        assert await codes(store) == set()
+        assert await store.effects("r1") and await store.effects("r2")
 
 
 async def test_an_older_copy_of_an_effect_is_named(tmp_path: Path) -> None:
@@ -187,10 +288,11 @@ async def test_an_older_copy_of_an_effect_is_named(tmp_path: Path) -> None:
     await store.close()
 
 
-async def test_a_record_that_its_index_does_not_find_is_not_done_twice(whole: Path, tmp_path: Path) -> None:
+async def test_a_record_that_its_index_does_not_find_is_not_done_twice(in_sqlite: InSqlite, tmp_path: Path) -> None:
     """X-21: a flipped bit in the index of keys hid a finished act, and it was done again."""
-    async with after(whole, tmp_path) as store:
-        assert len(await store.effects(key="r1.k1")) == 1
+    async with in_sqlite.after() as whole:
+        assert len(await whole.effects(key="r1.k1")) == 1
+    shutil.copy(whole.path, tmp_path / "s.db")  # type: ignore[attr-defined]
     pages = (tmp_path / "s.db").read_bytes()
     with contextlib.closing(apsw.Connection(str(tmp_path / "s.db"))) as db:
         number = db.execute("SELECT rootpage FROM sqlite_schema WHERE name = 'effect_key'").get
@@ -205,24 +307,27 @@ async def test_a_record_that_its_index_does_not_find_is_not_done_twice(whole: Pa
     await store.close()
 
 
-WRITES: dict[str, Callable[[SqliteStore], Awaitable[Any]]] = {
+WRITES: dict[str, Callable[[Kept], Awaitable[Any]]] = {
     "put": lambda s: s.put(signal("r1", "late", 0)),
     "token": lambda s: s.issue_token(replace(link(Place(s), "late"), run_id="r1")),  # type: ignore[arg-type]
     "schedule": lambda s: s.put_schedule(plan("late", 5), None),
     "dropped schedule": lambda s: s.drop_schedule("s1"),
     "intents": lambda s: s.claim_intents("w", ("mail",), limit=5, ttl_us=TTL),
+    "shelf": lambda s: s.shelve("cups", {"late": b""}),
+    "new on a shelf": lambda s: s.shelve_new("cups", "late", b""),
+    "off a shelf": lambda s: s.unshelve("cups", "r1"),
 }
 
 
 @pytest.mark.parametrize("what", WRITES)
-async def test_the_anchor_covers_every_acknowledged_write(whole: Path, tmp_path: Path, what: str) -> None:
+async def test_the_anchor_covers_every_acknowledged_write(in_sqlite: InSqlite, tmp_path: Path, what: str) -> None:
     """§1.9: a lost write-ahead log loses a schedule, a token, a signal; it is named whatever it held."""
-    async with after(whole, tmp_path) as store:
-        assert store.suspect is None
+    async with in_sqlite.after() as store:
+        assert isinstance(store, SqliteStore) and store.suspect is None
         await WRITES[what](store)
-        shutil.copy(tmp_path / "s.db", tmp_path / "main.db")
-    shutil.copy(tmp_path / "main.db", tmp_path / "s.db")  # what was in the log is lost
-    again = SqliteStore(tmp_path / "s.db")
+        shutil.copy(store.path, tmp_path / "main.db")
+    shutil.copy(tmp_path / "main.db", store.path)  # what was in the log is lost
+    again = SqliteStore(store.path)
     await again.open()
     assert isinstance(again.suspect, LogRolledBack)
     await refused(LogRolledBack, again.put(signal("r1", "more", 0)))

@@ -1,4 +1,4 @@
-"""What vouches for the records beside the log: effects, inbox items, claims, tokens, intents, ledger rows, schedules, shelves (§12.1).
+"""What vouches for the records beside the log: effects, inbox items, claims, tokens, intents, ledger rows, schedules, shelves, workers (§12.1).
 
 Theory of operation. The log is a hash chain and vouches for itself. A record beside it is written in the same transaction as
 its ``Voucher``, which a store keeps apart from the record: a digest over the record's content *and its place* (kind, run, id).
@@ -12,8 +12,8 @@ A store calls the functions of this module and does no hashing of its own, so th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Literal, NamedTuple
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 
@@ -25,8 +25,8 @@ from holdfast.core.intents import Intent
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 
-Kind = Literal["effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf"]
-KINDS: tuple[Kind, ...] = ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf")
+Kind = Literal["effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned"]
+KINDS: tuple[Kind, ...] = ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned")
 OWN = ""
 """The run of a record that belongs to the store itself."""
 
@@ -58,7 +58,13 @@ def seal(kind: str, run_id: str, id: str, *content: Part) -> bytes:
 
 def of_effect(e: Effect, data: bytes) -> Voucher:
     """``data`` is the record as kept."""
-    return Voucher(e.run_id, "effect", e.effect_id, seal("effect", e.run_id, e.effect_id, e.lineage_root, e.key, e.status.value, data), e.key)
+    return of_effect_row((e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, data))
+
+
+def of_effect_row(kept: Sequence[Any]) -> Voucher:
+    """Of an effect's row as it stands, whatever it says: id, run, lineage root, key, status, data."""
+    id, run_id, root, key, status, data = kept[:6]
+    return Voucher(run_id, "effect", id, seal("effect", run_id, id, root, key, status, data), key)
 
 
 def of_inbox(run_id: str, key: str, put_at: int, command: bytes, taken: int | None) -> Voucher:
@@ -83,8 +89,15 @@ def of_token(t: Token) -> Voucher:
 
 def of_intent(i: Intent, data: bytes) -> Voucher:
     """``data`` is the record as kept. How long its sender may take is not vouched for: it moves on by itself."""
-    content = (i.tenant_id, i.type, i.target, i.order_key, i.created_at, i.state.value, i.due, i.owner, i.settled_at, i.attempts, int(bool(i.payload)), data)
-    return Voucher(i.run_id, "intent", i.intent_id, seal("intent", i.run_id, i.intent_id, *content), i.intent_id)
+    found_by = (i.type, i.run_id, i.intent_id, i.target, i.order_key, i.created_at, i.attempts, bool(i.payload))
+    return of_intent_row((data, i.tenant_id, i.state.value, i.due, i.owner, i.lease_until, i.settled_at, *found_by))
+
+
+def of_intent_row(kept: Sequence[Any]) -> Voucher:
+    """Of an intent's row as it stands, whatever it says, with its columns in this order."""
+    data, tenant_id, state, due, owner, _, settled_at, type_, run_id, intent_id, target, order_key, created_at, attempts, carries = kept[:15]
+    content = (tenant_id, type_, target, order_key, created_at, state, due, owner, settled_at, attempts, int(carries), data)
+    return Voucher(run_id, "intent", intent_id, seal("intent", run_id, intent_id, *content), intent_id)
 
 
 def of_ledger(row: LedgerRow) -> Voucher:
@@ -98,13 +111,38 @@ def ledger_id(number: int) -> str:
 
 
 def of_schedule(s: Schedule, data: bytes) -> Voucher:
-    return Voucher(OWN, "schedule", s.schedule_id, seal("schedule", OWN, s.schedule_id, s.tenant_id, s.due, data))
+    return of_schedule_row((s.schedule_id, s.tenant_id, s.due, data))
+
+
+def of_schedule_row(kept: Sequence[Any]) -> Voucher:
+    """Of a schedule's row as it stands: id, tenant, when it is due, data."""
+    id, tenant, due, data = kept[:4]
+    return Voucher(OWN, "schedule", id, seal("schedule", OWN, id, tenant, due, data))
 
 
 def of_shelf(shelf: str, key: str, data: bytes) -> Voucher:
-    """A row that others keep here (``rt.shelf``)."""
-    id = f"{shelf}\x1f{key}"
-    return Voucher(OWN, "shelf", id, seal("shelf", OWN, id, data))
+    """A row that others keep here (``rt.shelf``). All rows of a shelf are found by its name."""
+    id = shelf_id(shelf, key)
+    return Voucher(OWN, "shelf", id, seal("shelf", OWN, id, data), shelf)
+
+
+def shelf_id(shelf: str, key: str) -> str:
+    return f"{shelf}\x1f{key}"
+
+
+def of_worker(owner: str, *content: Part) -> Voucher:
+    """A process that holds leases: all that its store keeps of it, but for an expiry that moves on by itself."""
+    return Voucher(OWN, "worker", owner, seal("worker", OWN, owner, *content))
+
+
+def of_offer(owner: str, data: bytes) -> Voucher:
+    """What a worker works on."""
+    return Voucher(OWN, "offer", owner, seal("offer", OWN, owner, data))
+
+
+def of_pruned(run_id: str, at: int, by: str) -> Voucher:
+    """What is left of a run that was pruned: when, and by whom."""
+    return Voucher(OWN, "pruned", run_id, seal("pruned", OWN, run_id, at, by))
 
 
 # -- holding records and vouchers against each other --------------------------------------------------
@@ -138,6 +176,6 @@ def hold(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
 
 
 __all__ = [
-    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "claim_id", "damage", "hold", "ledger_id", "of_claim", "of_effect", "of_inbox", "of_intent", "of_ledger",
-    "of_schedule", "of_shelf", "of_token", "seal",
+    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "claim_id", "damage", "hold", "ledger_id", "of_claim", "of_effect", "of_effect_row", "of_inbox", "of_intent",
+    "of_intent_row", "of_ledger", "of_offer", "of_pruned", "of_schedule", "of_schedule_row", "of_shelf", "of_token", "of_worker", "seal", "shelf_id",
 ]  # fmt: skip

@@ -1,7 +1,7 @@
 """One suite for every store: what ``ports.Store`` promises, case by case (§10.14).
 
 Each ``case_*`` is an async function of a ``Harness`` and asserts with plain ``assert``. ``CASES`` lists them by name, those
-about large results, the outbox, people and threads once ``conformance_blobs``, ``_outbox``, ``_people`` and ``_threads`` are imported; a test module runs them over the stores it knows (``tests/stores/test_conformance.py``). Commits are made by hand here, by
+about large results, the outbox, people, shelves and threads once ``conformance_blobs``, ``_outbox``, ``_people``, ``_shelves`` and ``_threads`` are imported; a test module runs them over the stores it knows (``tests/stores/test_conformance.py``). Commits are made by hand here, by
 ``Script``, so that a store is judged without an engine.
 """
 

@@ -22,17 +22,19 @@ import msgspec
 import psycopg
 from psycopg import errors as sql
 
-from holdfast.core import blobs, codec, ids
+from holdfast.core import blobs, codec, ids, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.commit import Commit, InboxItem, Tip
-from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectInProgress, HoldfastError, RunNotFound, StoreError
+from holdfast.core.errors import EffectInProgress, HoldfastError, RecordDamaged, RunNotFound, StoreError
 from holdfast.core.lease import Take, Touch
 from holdfast.core.schedules import Schedule
+from holdfast.core.tokens import Token
+from holdfast.core.vouch import OWN
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
+from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.connection import Connection, Connections, Q, many, outlasting, passing, translate
-from holdfast.stores.postgres.outbox import intent_row, ledger_row
+from holdfast.stores.postgres.outbox import put_intents
 
 GROUP = 256
 STEPS = 512
@@ -58,7 +60,9 @@ class _Waiting(msgspec.Struct, gc=False):
 
 
 class Seen(msgspec.Struct):
-    """What the first round trip of a group has read. ``after``: the hash of the row that follows each commit's tip, if there is one."""
+    """What the first round trip of a group has read. ``after``: the hash of the row that follows each commit's tip, if there is one;
+    ``untaken`` and ``vouched``: the inbox items that it takes, those that are there and those that are vouched for; ``tokens``: the
+    open links of waits that it closes; ``numbers``: of the ledger rows that it writes."""
 
     now: int
     incarnation: int
@@ -66,6 +70,7 @@ class Seen(msgspec.Struct):
     found: dict[str, Found]
     unread: dict[str, bool]
     untaken: dict[str, set[str]]
+    vouched: dict[str, set[str]]
     after: dict[str, bytes | None]
     takers: set[str]
     lanes: dict[str, tuple[str | None, str | None, int | None]]
@@ -74,6 +79,8 @@ class Seen(msgspec.Struct):
     effects: dict[str, set[str]]
     schedules: dict[str, Schedule]
     blobs: set[str]
+    tokens: list[Token]
+    numbers: Iterator[int]
 
 
 class Committer:
@@ -288,6 +295,8 @@ class Committer:
         effects = sorted({e.key for q in every for e in q.commit.effects})
         moves = sorted({m.after.schedule_id for q in every for m in q.commit.moves})
         large = sorted({b.digest for q in every for b in q.commit.blobs if b.data is None})
+        closed = [q for q in every if q.closed]
+        entries = sum(len(q.commit.ledger) for q in every)
         at = {"now": self._given()}
         asked: list[Statement] = [
             (Q.begin, None),
@@ -309,11 +318,17 @@ class Committer:
             (bool(effects), (Q.see_effects, {"keys": effects})),
             (bool(moves), (Q.see_schedules, {"ids": moves})),
             (bool(large), (Q.see_blobs, {"shas": large})),
+            (bool(claims), (Q.vouch_some, (OWN, "claim", sorted({vouch.claim_id(m.kind, m.scope, m.key) for m in claims})))),
+            (bool(moves), (Q.vouch_some, (OWN, "schedule", moves))),
+            (bool(closed), (Q.see_tokens, {"runs": [q.commit.run.run_id for q in closed], "waits": [w for q in closed for w in q.closed]})),
+            (bool(entries), (Q.see_numbers, {"count": entries})),
         ]  # fmt: skip
         answers = await many(db, asked + [statement for wanted, statement in beside if wanted])
         given = iter(answers[4:])
         more = [next(given) if wanted else [] for wanted, _ in beside]
         (now, incarnation) = answers[3][0]
+        besides.hold(map(besides.of_claim_row, more[3]), more[7])
+        besides.hold(map(vouch.of_schedule_row, more[5]), more[8])
         seen = Seen(
             now=now,
             incarnation=incarnation,
@@ -321,24 +336,27 @@ class Committer:
             found={},
             unread={},
             untaken={},
+            vouched={},
             after={},
             takers={owner for (owner,) in more[0]},
             lanes={run: (holder, first, turn) for run, holder, first, turn in more[1]},
             lenders={run for (run,) in more[2]},
-            claims={(kind, scope, key): run for kind, scope, key, run in more[3]},
+            claims={(kind, scope, key): run for kind, scope, key, run, _, _, live in more[3] if live},
             effects={},
-            schedules={i: codec.decode_schedule(data) for i, data in more[5]},
+            schedules={i: codec.decode_schedule(data) for i, _, _, data in more[5]},
             blobs={sha for (sha,) in more[6]},
+            tokens=besides.sound(more[9], besides.of_token_row, besides.decode_token),
+            numbers=iter([number for (number,) in more[10]]),
         )
         for key, effect_id in more[4]:
             seen.effects.setdefault(key, set()).add(effect_id)
         ends = {run: rest for run, *rest in answers[2]}
         for run, bucket, id, fence, owner, holds, turn, status in answers[1]:
             seen.keys[run] = Key(bucket, id)
-            n, digest, after, boot, left, unread, untaken = ends.get(run, (0, b"", None, None, None, False, ()))
+            n, digest, after, boot, left, unread, untaken, vouched = ends.get(run, (0, b"", None, None, None, False, (), ()))
             live = owner is not None and self._judge(owner, boot, left) is None
             seen.found[run] = Found(fence, owner, live, n or 0, digest or b"", holds, turn, status)
-            seen.after[run], seen.unread[run], seen.untaken[run] = after, unread, set(untaken)
+            seen.after[run], seen.unread[run], seen.untaken[run], seen.vouched[run] = after, unread, set(untaken), set(vouched)
         return seen
 
     def _rule(self, p: Prepared, seen: Seen) -> Ruling | HoldfastError:
@@ -357,6 +375,8 @@ class Committer:
         for key in c.took:
             if key not in seen.untaken.get(run.run_id, ()):
                 return apply.inbox_taken(run.run_id, key)
+            if key not in seen.vouched.get(run.run_id, ()):
+                return RecordDamaged("inbox", run.run_id, key)
         for blob in c.blobs:
             if blob.data is None and blob.digest not in seen.blobs:
                 return blobs.missing(blob.digest)
@@ -405,7 +425,7 @@ class Committer:
         for lender in c.behind.runs if c.behind is not None else ():
             yield Q.carry_insert, (lender, run.run_id)
         if p.closed:
-            yield Q.token_revoke, (seen.now, run.run_id, list(p.closed))
+            yield from besides.revoked(seen.tokens, run.run_id, p.closed, seen.now)
         if not c.plain:
             yield from self._beside(p, seen)
 
@@ -415,9 +435,10 @@ class Committer:
         for m in c.claims:
             values = {"kind": m.kind, "scope": m.scope, "key": m.key, "run": m.run_id, "digest": m.digest, "until": m.expires_at, "now": at}
             yield Q.claim_insert, values
-        yield from ((Q.effect_upsert, effect_row(effect)) for effect in c.effects)
-        yield from ((Q.intent_upsert, intent_row(intent)) for intent in c.intents)
-        yield from ((Q.ledger_insert, ledger_row(r)) for r in c.ledger)
+        yield from besides.keep(map(vouch.of_claim, c.claims))
+        yield from besides.put_effects(c.effects)
+        yield from put_intents(c.intents)
+        yield from besides.put_ledger(c.ledger, seen.numbers)
         for blob in c.blobs:
             yield from keep_blob(c.run.run_id, blob)
         for child in p.creates:
@@ -427,7 +448,7 @@ class Committer:
         for item in c.puts:
             yield Q.put, put_values(item, at)
         for move in c.moves:
-            yield (Q.schedule_insert if move.before is None else Q.schedule_put), schedule_row(move.after)
+            yield from besides.put_schedule(move.after, new=move.before is None)
 
 
 _NOWHERE = Key(0, 0)
@@ -492,8 +513,10 @@ def _fail(w: _Waiting, error: HoldfastError) -> None:
 
 
 def put_values(item: InboxItem, at: int | None) -> dict[str, Any]:
+    command = codec.encode_command(item.command)
+    voucher = vouch.of_inbox(item.run_id, item.key, item.put_at, command, None)
     return {
-        "b": ids.bucket_number(item.run_id), "run": item.run_id, "key": item.key, "at": item.put_at, "command": codec.encode_command(item.command), "now": at,
+        "b": ids.bucket_number(item.run_id), "run": item.run_id, "key": item.key, "at": item.put_at, "command": command, "seal": voucher.seal, "now": at,
     }  # fmt: skip
 
 
@@ -504,12 +527,4 @@ def keep_blob(run_id: str, blob: Blob) -> Iterator[Statement]:
     yield Q.blob_use, (blob.digest, run_id)
 
 
-def effect_row(e: Effect) -> tuple[object, ...]:
-    return (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, codec.encode_effect(e))
-
-
-def schedule_row(s: Schedule) -> tuple[object, ...]:
-    return (s.schedule_id, s.tenant_id, s.due, codec.encode_schedule(s))
-
-
-__all__ = ["RACED", "TRIES", "Committer", "Key", "Statement", "effect_row", "keep_blob", "put_values", "schedule_row"]
+__all__ = ["RACED", "TRIES", "Committer", "Key", "Statement", "keep_blob", "put_values"]

@@ -53,8 +53,25 @@ _EXPIRY = (
 _HERE = Path(__file__).parent
 
 
+# Records beside the log are read with what vouches for them.
+_VOUCHED = "LEFT JOIN holdfast.vouch v ON v.run = {0}.run_id AND v.kind = '{1}' AND v.id = {2}"
+_FILLED = {
+    "{now}": _NOW,
+    "{expiry}": _EXPIRY,
+    "{effect}": "e.effect_id, e.run_id, e.lineage_root, e.key, e.status, e.data, v.seal",
+    "{effects}": "holdfast.effect e " + _VOUCHED.format("e", "effect", "e.effect_id"),
+    "{intent}": "i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, "
+    "i.created_at, i.attempts, i.carries, v.seal",
+    "{intents}": "holdfast.intent i " + _VOUCHED.format("i", "intent", "i.intent_id"),
+    "{token}": "t.hash, t.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at, v.seal",
+    "{tokens}": "holdfast.token t " + _VOUCHED.format("t", "token", "encode(t.hash, 'hex')"),
+}
+
+
 def _filled(text: str) -> str:
-    return text.replace("{now}", _NOW).replace("{expiry}", _EXPIRY)
+    for name, meant in _FILLED.items():
+        text = text.replace(name, meant)
+    return text
 
 
 Q: Any = named(_filled(_HERE.joinpath("queries.sql").read_text("utf-8")))
@@ -104,9 +121,9 @@ def _shown(url: str) -> str:
     return re.sub(r"(://[^/:@]*):[^@/]*@", r"\1:***@", url)
 
 
-def schema_of(place: Place) -> str:
-    """The statements of the schema; with ``partitions`` run, log and inbox lie in so many parts by the hash of their bucket."""
-    text, tables = MIGRATIONS[0], re.findall(r"CREATE TABLE holdfast\.(\w+) \((?:(?!CREATE)[^{}])*\n\) \{hash \w+\};", MIGRATIONS[0])
+def schema_of(place: Place, script: str) -> str:
+    """The statements of a migration; with ``partitions`` run, log, inbox and others lie in so many parts by the hash of their bucket."""
+    text, tables = script, re.findall(r"CREATE TABLE holdfast\.(\w+) \((?:(?!CREATE)[^{}])*\n\) \{hash \w+\};", script)
     n = place.partitions
     text = re.sub(r" \{hash (\w+)\};", r" PARTITION BY HASH (\1);" if n else ";", text)
     text = text.replace("{, bucket}", ", bucket" if n else "")
@@ -116,7 +133,11 @@ def schema_of(place: Place) -> str:
         for i, part in enumerate(parts if n else ()):
             tuned.append(f"CREATE TABLE holdfast.{part} PARTITION OF holdfast.{table} FOR VALUES WITH (MODULUS {n}, REMAINDER {i});")
         tuned += [f"ALTER TABLE holdfast.{part} SET ({_TUNED[table]});" for part in parts]
-    tuned += [f"ALTER TABLE holdfast.{table} SET ({_TUNED[table]});" for table in ("intent", "worker")]
+    tuned += [
+        f"ALTER TABLE holdfast.{table} SET ({_TUNED[table]});"
+        for table in ("intent", "worker")
+        if f"CREATE TABLE holdfast.{table} (" in script
+    ]
     return text.replace("{tuned}", "\n".join(tuned))
 
 
@@ -129,6 +150,7 @@ _TUNED = {
     "claim": _OFTEN,
     "effect": f"fillfactor = 80, {_OFTEN}",
     "intent": f"fillfactor = 70, {_OFTEN}",
+    "vouch": f"fillfactor = 80, {_OFTEN}",
     "worker": "fillfactor = 50, autovacuum_vacuum_threshold = 100, autovacuum_vacuum_scale_factor = 0",
 }
 

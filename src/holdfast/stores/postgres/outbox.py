@@ -6,28 +6,34 @@ are free is found lane by lane; what another dispatcher is just claiming is pass
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import canon, codec
-from holdfast.core.commit import InboxItem, LedgerRow, Settlement
+from holdfast.core import codec, vouch
+from holdfast.core.commit import InboxItem, Settlement
 from holdfast.core.errors import EventUnreadable
 from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
 from holdfast.stores import apply
+from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.connection import Connection, Q, many
 
 Statement = tuple[str, Any]
 _STATES = frozenset(IntentState)
 
 
-def intent_row(i: Intent) -> tuple[object, ...]:
+def intent_row(i: Intent) -> tuple[Any, ...]:
     return (
         i.intent_id, i.run_id, i.tenant_id, i.type, i.target, i.order_key, i.created_at, i.state.value, i.due, i.owner, i.lease_until, i.settled_at,
         i.attempts, bool(i.payload), codec.encode_intent(i),
     )  # fmt: skip
+
+
+def put_intents(intents: Sequence[Intent]) -> Iterator[Statement]:
+    rows = [intent_row(i) for i in intents]
+    yield from ((Q.intent_upsert, row) for row in rows)
+    yield from besides.keep(vouch.of_intent(i, row[-1]) for i, row in zip(intents, rows, strict=True))
 
 
 def decode_intent(kept: Sequence[Any]) -> Intent:
@@ -36,7 +42,7 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
     Raises:
         EventUnreadable: damaged bytes.
     """
-    data, tenant_id, state, due, owner, lease_until, settled_at = kept
+    data, tenant_id, state, due, owner, lease_until, settled_at = kept[:7]
     if state not in _STATES:
         raise EventUnreadable(f"an intent has the state {state!r}, which there is not")
     return replace(
@@ -44,27 +50,38 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
     )
 
 
-def ledger_row(r: LedgerRow) -> tuple[object, ...]:
-    return (r.run_id, r.topic, r.key, r.at, r.data, r.step_id, msgspec.json.encode(canon.reveal(r.data)).decode())
+def sound(found: Sequence[Sequence[Any]]) -> list[Intent]:
+    """Those that are what was written: nothing else is sent. The others are named where their run is read, and by the checker."""
+    return besides.sound(found, vouch.of_intent_row, decode_intent)
 
 
 def listed(run_id: str | None, state: str | None, type: str | None, tenant_id: str | None, after: str | None, limit: int) -> Statement:
     """The statement that lists intents."""
-    wanted = {"run_id = %s": run_id, "state = %s": state, "type = %s": type, "tenant_id = %s": tenant_id}
-    wanted["id > (SELECT id FROM holdfast.intent WHERE intent_id = %s)"] = after
-    return _where(Q.intents, wanted, limit)
+    wanted = {"i.run_id = %s": run_id, "i.state = %s": state, "i.type = %s": type, "i.tenant_id = %s": tenant_id}
+    wanted["i.id > (SELECT id FROM holdfast.intent WHERE intent_id = %s)"] = after
+    return _where(Q.intents, wanted, "i.id", limit)
 
 
 def ledger(run_id: str | None, topic: str | None, key: str | None, tenant_id: str | None, after: int | None, limit: int | None) -> Statement:
     """The statement that lists ledger rows."""
-    wanted: dict[str, object] = {"run_id = %s": run_id, "topic = %s": topic, "key = %s": key, "id > %s": after}
-    wanted["run_id IN (SELECT run_id FROM holdfast.run WHERE tenant_id = %s)"] = tenant_id
-    return _where(Q.ledger, wanted, limit)
+    wanted: dict[str, object] = {"l.run_id = %s": run_id, "l.topic = %s": topic, "l.key = %s": key, "l.id > %s": after}
+    wanted["l.run_id IN (SELECT run_id FROM holdfast.run WHERE tenant_id = %s)"] = tenant_id
+    return _where(Q.ledger, wanted, "l.id", limit)
 
 
-def _where(text: str, wanted: Mapping[str, object], limit: int | None) -> Statement:
+def of_ledger(run_id: str | None, after: int | None) -> list[Statement]:
+    """What reads the vouchers of a run's ledger rows behind a number, where those of one run are asked for."""
+    return [] if run_id is None else [(Q.vouch_between, (run_id, "ledger", vouch.ledger_id(after or 0), "9"))]
+
+
+def of_run(run_id: str | None) -> list[Statement]:
+    """What reads all intents of a run and their vouchers, where those of one run are asked for."""
+    return [] if run_id is None else [(Q.intents + " WHERE i.run_id = %s", (run_id,)), (Q.vouch_of_run, (run_id, "intent"))]
+
+
+def _where(text: str, wanted: Mapping[str, object], order: str, limit: int | None) -> Statement:
     where = {sql: value for sql, value in wanted.items() if value is not None}
-    return text + (" WHERE " + " AND ".join(where) if where else "") + " ORDER BY id LIMIT %s", (*where.values(), limit)
+    return text + (" WHERE " + " AND ".join(where) if where else "") + f" ORDER BY {order} LIMIT %s", (*where.values(), limit)
 
 
 async def claim(
@@ -82,19 +99,31 @@ async def claim(
     """Takes what may be sent now: of lost senders, then of one lane after the other."""
     values = {"types": list(types), "dead": list(dead), "run": run_id, "limit": limit, "now": now}
     lost, due = await many(db, [(Q.intents_lost, values), (Q.intents_due if run_id is None else Q.intents_of_run_due, values)])
-    chosen = apply.by_turns([decode_intent(k) for k in lost], [decode_intent(k) for k in due], limit, each, room)
+    chosen = apply.by_turns(sound(lost), sound(due), limit, each, room)
     out = [claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=i.owner in dead) for i in chosen]
-    await many(db, [(Q.intent_keep, _kept(i)) for i in out])
+    await many(db, [*_keep(out)])
     return out
 
 
-def _kept(i: Intent) -> tuple[object, ...]:
+def _keep(intents: Sequence[Intent]) -> Iterator[Statement]:
+    rows = [_kept(i) for i in intents]
+    yield from ((Q.intent_keep, row) for row in rows)
+    yield from besides.keep(vouch.of_intent(i, row[-2]) for i, row in zip(intents, rows, strict=True))
+
+
+def _kept(i: Intent) -> tuple[Any, ...]:
     return (i.state.value, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, bool(i.payload), codec.encode_intent(i), i.intent_id)
 
 
 async def settle(db: Connection, settlements: Sequence[Settlement], put: Callable[[InboxItem], Awaitable[object]], *, sent: bool) -> list[bool]:
     """Keeps what became of intents that still stand as their senders saw them. ``sent``: it was sent before, and the answer was lost."""
-    (rows,) = await many(db, [(Q.intent_lock, ([s.after.intent_id for s in settlements],))])
+    wanted = [s.after.intent_id for s in settlements]
+    count = sum(len(s.ledger) for s in settlements)
+    rows, stated, drawn = await many(
+        db, [(Q.intent_lock, (wanted,)), (Q.vouch_under, (wanted, "intent")), (Q.see_numbers, {"count": count})]
+    )
+    besides.hold(map(vouch.of_intent_row, rows), stated)
+    numbers = iter([number for (number,) in drawn])
     there = {i.intent_id: i for i in map(decode_intent, rows)}
     out: list[bool] = []
     writes: list[Statement] = []
@@ -105,9 +134,7 @@ async def settle(db: Connection, settlements: Sequence[Settlement], put: Callabl
         if not done and found is not None and stands(found, s.before):
             done = True
             there[s.after.intent_id] = s.after
-            writes.append((Q.intent_keep, _kept(s.after)))
-            writes += [(Q.intent_upsert, intent_row(i)) for i in s.intents]
-            writes += [(Q.ledger_insert, ledger_row(r)) for r in s.ledger]
+            writes += [*_keep([s.after]), *put_intents(s.intents), *besides.put_ledger(s.ledger, numbers)]
             items += s.puts
         out.append(done)
     await many(db, writes)
@@ -118,8 +145,9 @@ async def settle(db: Connection, settlements: Sequence[Settlement], put: Callabl
 
 async def drop_payloads(db: Connection, before: int, limit: int) -> int:
     (rows,) = await many(db, [(Q.intents_to_drop, (before, limit))])
-    await many(db, [(Q.intent_keep, _kept(dropped(decode_intent(k)))) for k in rows])
-    return len(rows)
+    old = [dropped(i) for i in sound(rows)]
+    await many(db, [*_keep(old)])
+    return len(old)
 
 
-__all__ = ["claim", "decode_intent", "drop_payloads", "intent_row", "ledger", "ledger_row", "listed", "settle"]
+__all__ = ["claim", "decode_intent", "drop_payloads", "ledger", "listed", "of_ledger", "of_run", "put_intents", "settle", "sound"]

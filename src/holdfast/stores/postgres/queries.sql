@@ -46,7 +46,8 @@ ORDER BY r.bucket, r.id FOR NO KEY UPDATE OF r;
 -- The ends of the logs, whether the inbox holds more than is being taken, and the owners' leases; `mine` is the row that follows the
 -- one that the commit names, if there is one.
 SELECT x.run, t.n, t.hash, mine.hash, w.boot, {expiry} - {now}, i.unread,
-  ARRAY(SELECT i.key FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND x.took::jsonb ? i.key)
+  ARRAY(SELECT i.key FROM holdfast.inbox i WHERE i.bucket = r.bucket AND i.run = r.id AND i.taken IS NULL AND x.took::jsonb ? i.key),
+  ARRAY(SELECT v.id FROM holdfast.vouch v WHERE v.run = x.run AND v.kind = 'inbox' AND v.mark IS NULL AND x.took::jsonb ? v.id)
 FROM unnest(%(b)s::smallint[], %(run)s::text[], %(n)s::bigint[], %(took)s::text[]) AS x (b, run, n, took)
 JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 LEFT JOIN LATERAL (SELECT l.n, l.hash FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id ORDER BY l.n DESC LIMIT 1) t ON true
@@ -72,14 +73,22 @@ LEFT JOIN LATERAL (
 SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 ORDER BY r.bucket, r.id FOR KEY SHARE OF r;
 -- name: see_claims
-SELECT c.kind, c.scope, c.key, c.run_id FROM unnest(%(kind)s::text[], %(scope)s::text[], %(key)s::text[]) AS x (kind, scope, key)
-JOIN holdfast.claim c ON c.kind = x.kind AND c.scope = x.scope AND c.key = x.key WHERE c.expires_at IS NULL OR c.expires_at > {now};
+-- Also those that have expired: they are vouched for until they are taken again or their run is pruned.
+SELECT c.kind, c.scope, c.key, c.run_id, c.digest, c.expires_at, c.expires_at IS NULL OR c.expires_at > {now}
+FROM unnest(%(kind)s::text[], %(scope)s::text[], %(key)s::text[]) AS x (kind, scope, key)
+JOIN holdfast.claim c ON c.kind = x.kind AND c.scope = x.scope AND c.key = x.key;
+-- name: see_tokens
+-- The links of waits that are open.
+SELECT {token} FROM {tokens} WHERE t.run_id = ANY(%(runs)s::text[]) AND t.wait_id = ANY(%(waits)s::text[]) AND t.used_at IS NULL AND t.revoked_at IS NULL
+ORDER BY t.hash FOR UPDATE OF t;
+-- name: see_numbers
+SELECT nextval('holdfast.number') FROM generate_series(1, %(count)s);
 -- name: see_effects
 SELECT key, effect_id FROM holdfast.effect WHERE key = ANY(%(keys)s::text[]) AND status IN ('attempted', 'unknown');
 -- name: see_blobs
 SELECT sha256 FROM holdfast.blob WHERE sha256 = ANY(%(shas)s::text[]) ORDER BY sha256 FOR KEY SHARE;
 -- name: see_schedules
-SELECT schedule_id, data FROM holdfast.schedule WHERE schedule_id = ANY(%(ids)s::text[]) ORDER BY schedule_id FOR UPDATE;
+SELECT schedule_id, tenant_id, due, data FROM holdfast.schedule WHERE schedule_id = ANY(%(ids)s::text[]) ORDER BY schedule_id FOR UPDATE;
 
 -- Any other commit: what it writes -------------------------------------------------------------------
 
@@ -107,10 +116,10 @@ INSERT INTO holdfast.carry (source, run) VALUES (%s, %s) ON CONFLICT DO NOTHING;
 -- All of them, or an error that breaks the transaction.
 WITH took AS (
   UPDATE holdfast.inbox SET taken = %(seq)s WHERE bucket = %(b)s AND run = %(run)s AND key = ANY(%(keys)s::text[]) AND taken IS NULL RETURNING 1
+), marked AS (
+  UPDATE holdfast.vouch SET mark = %(seq)s WHERE run = %(name)s AND kind = 'inbox' AND id = ANY(%(keys)s::text[]) AND mark IS NULL
 )
 SELECT 1 / (count(*) = %(count)s)::int FROM took;
--- name: token_revoke
-UPDATE holdfast.token SET revoked_at = %s WHERE run_id = %s AND wait_id = ANY(%s::text[]) AND revoked_at IS NULL AND used_at IS NULL;
 -- name: claim_insert
 -- An expired key is free again; one that somebody took since the look is an error that breaks the transaction.
 WITH claimed AS (
@@ -128,7 +137,7 @@ VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s)
 ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due, owner = excluded.owner, lease_until = excluded.lease_until,
   settled_at = excluded.settled_at, attempts = excluded.attempts, carries = excluded.carries, data = excluded.data;
 -- name: ledger_insert
-INSERT INTO holdfast.ledger (run_id, topic, key, at, data, step_id, json) VALUES (%s, %s, %s, %s, %s, %s, %s);
+INSERT INTO holdfast.ledger (id, run_id, topic, key, at, data, step_id, json) VALUES (%s, %s, %s, %s, %s, %s, %s, %s);
 -- name: blob_insert
 INSERT INTO holdfast.blob (sha256, data) VALUES (%s, %b) ON CONFLICT DO NOTHING;
 -- name: blob_use
@@ -145,28 +154,115 @@ WITH added AS (
 )
 SELECT 1 / count(*) FROM added;
 
+-- What vouches for the records beside the log -------------------------------------------------------
+
+-- name: vouch_put
+INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark)
+SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %b::bytea[], %s::text[], %s::bigint[])
+ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
+-- name: vouch_of_run
+SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND kind = %s;
+-- name: vouch_all_of_run
+SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s;
+-- name: vouch_some
+SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND kind = %s AND id = ANY(%s::text[]);
+-- name: vouch_between
+SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND kind = %s AND id > %s AND id <= %s;
+-- name: vouch_under
+SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE under = ANY(%s::text[]) AND kind = %s AND under <> '';
+-- name: vouch_shelf
+SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = '' AND kind = 'shelf' AND under = %(name)s AND under <> ''
+  AND id > %(after)s AND starts_with(id, %(first)s || %(prefix)s) ORDER BY id;
+-- name: vouch_untaken
+SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND kind = 'inbox' AND mark IS NULL;
+-- name: vouch_drop
+DELETE FROM holdfast.vouch WHERE run = %s AND kind = %s AND id = ANY(%s::text[]);
+-- name: vouch_forget
+DELETE FROM holdfast.vouch;
+-- name: vouch_runless
+-- Of runs that are not here: pruned ones leave what others share.
+SELECT v.run, v.kind, v.id, v.seal, v.under, v.mark FROM holdfast.vouch v WHERE v.run <> '' AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = v.run);
+-- name: effects_runless
+SELECT {effect} FROM {effects} WHERE NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = e.run_id);
+-- name: claims_page
+SELECT kind, scope, key, run_id, digest, expires_at FROM holdfast.claim WHERE (kind, scope, key) > (%s, %s, %s) ORDER BY kind, scope, key LIMIT 1000;
+-- name: claims_all
+SELECT kind, scope, key, run_id, digest, expires_at FROM holdfast.claim;
+-- name: claims_lost
+-- What vouches for claims that are not there.
+SELECT v.run, v.kind, v.id, v.seal, v.under, v.mark FROM holdfast.vouch v WHERE v.run = '' AND v.kind = 'claim'
+  AND NOT EXISTS (SELECT 1 FROM holdfast.claim c WHERE c.kind || chr(31) || c.scope || chr(31) || c.key = v.id) LIMIT 100;
+-- name: schedules_all
+SELECT schedule_id, tenant_id, due, data FROM holdfast.schedule;
+-- name: shelves_all
+SELECT name, key, data FROM holdfast.shelf;
+-- name: workers_all
+SELECT owner, started_at, ttl, boot, host, pid, expires_at - {now} FROM holdfast.worker;
+-- name: offers_all
+SELECT owner, data FROM holdfast.offer;
+-- name: pruned_all
+SELECT run_id, at, by FROM holdfast.pruned;
+-- name: tokens_of_run
+SELECT {token} FROM {tokens} WHERE t.run_id = %s;
+-- name: ledger_of_run
+SELECT run_id, topic, key, data, at, step_id, id, json::text FROM holdfast.ledger WHERE run_id = %s;
+-- name: inbox_kept
+-- For whoever vouches for all that is there: every inbox item, with its run.
+SELECT r.run_id, i.key, i.put_at, i.command, i.taken FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run;
+-- name: ledger_kept
+SELECT run_id, topic, key, data, at, step_id, id FROM holdfast.ledger;
+-- name: tokens_kept
+SELECT {token} FROM {tokens};
+
+-- Shelves -------------------------------------------------------------------------------------------
+
+-- name: shelf_put
+INSERT INTO holdfast.shelf (name, key, data) SELECT %s, x.key, x.data FROM unnest(%s::text[], %b::bytea[]) AS x (key, data)
+ON CONFLICT (name, key) DO UPDATE SET data = excluded.data;
+-- name: shelf_new
+-- Gives the row that is there already, if any; it is locked, so that it is the newest.
+WITH put AS (
+  INSERT INTO holdfast.shelf (name, key, data) VALUES (%(name)s, %(key)s, %(data)b) ON CONFLICT DO NOTHING RETURNING 1
+), vouched AS (
+  INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'shelf', %(id)s, %(seal)b, %(name)s, NULL FROM put ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark
+)
+SELECT 1 FROM put;
+-- name: shelf_get
+SELECT name, key, data FROM holdfast.shelf WHERE name = %s AND key = %s;
+-- name: shelf_scan
+SELECT name, key, data FROM holdfast.shelf WHERE name = %(name)s AND key > %(after)s AND key >= %(prefix)s AND starts_with(key, %(prefix)s)
+ORDER BY key LIMIT %(limit)s;
+-- name: shelf_drop
+DELETE FROM holdfast.shelf WHERE name = %s AND starts_with(key, %s) RETURNING key;
+
 -- Inbox ---------------------------------------------------------------------------------------------
 
 -- name: lock_run
 SELECT bucket, id, owner, status FROM holdfast.run WHERE bucket = %s AND run_id = %s FOR NO KEY UPDATE;
 -- name: put
 -- A run at rest becomes claimable in the transaction that put something into its inbox. Its row was locked by the statement before:
--- a rest that is being committed is over, and is seen. Gives the item that was there already, if any.
+-- a rest that is being committed is over, and is seen. Gives the item that was there already, if any, with what vouches for it; or a
+-- row of nothing, where one was there and is lost.
 WITH put AS (
   INSERT INTO holdfast.inbox (bucket, run, key, put_at, command)
   SELECT bucket, id, %(key)s, %(at)s, %(command)b FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s
   ON CONFLICT DO NOTHING RETURNING bucket, run
+), vouched AS (
+  INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT %(run)s, 'inbox', %(key)s, %(seal)b, '', NULL FROM put ON CONFLICT DO NOTHING RETURNING 1
 ), woken AS (
   UPDATE holdfast.run r SET due = least(coalesce(r.due, {now}), {now}) FROM put
   WHERE r.bucket = put.bucket AND r.id = put.run AND r.owner IS NULL AND r.status NOT IN ('completed', 'failed', 'canceled') RETURNING 1
 )
-SELECT i.key, i.command, i.put_at, i.taken FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
-WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND i.key = %(key)s AND NOT EXISTS (SELECT 1 FROM put);
+SELECT i.key, i.command, i.put_at, i.taken, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
+LEFT JOIN holdfast.vouch v ON v.run = r.run_id AND v.kind = 'inbox' AND v.id = i.key
+WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND i.key = %(key)s AND NOT EXISTS (SELECT 1 FROM put)
+UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL FROM put WHERE NOT EXISTS (SELECT 1 FROM vouched);
 -- name: inbox_of
 SELECT i.key, i.command, i.put_at, i.taken FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND (%(taken)s OR i.taken IS NULL) ORDER BY i.id;
 -- name: inbox_get
-SELECT i.key, i.command, i.put_at, i.taken FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
+SELECT i.key, i.command, i.put_at, i.taken, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
+LEFT JOIN holdfast.vouch v ON v.run = r.run_id AND v.kind = 'inbox' AND v.id = i.key
 WHERE r.bucket = %s AND r.run_id = %s AND i.key = %s;
 -- name: marked
 -- Runs of an owner whose inbox holds what nobody has taken.
@@ -240,30 +336,50 @@ SELECT run_id, bucket, id, fence, previous, cause FROM holdfast.run WHERE owner 
 -- Workers -------------------------------------------------------------------------------------------
 
 -- name: worker_insert
-INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid)
-VALUES (%(owner)s, {now}, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s);
+WITH w AS (
+  INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid) VALUES (%(owner)s, %(started)s, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s) RETURNING owner
+)
+INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'worker', owner, %(seal)b, '', NULL FROM w ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
 -- name: worker_keep
-INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid)
-VALUES (%(owner)s, {now}, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s) ON CONFLICT DO NOTHING;
+WITH w AS (
+  INSERT INTO holdfast.worker (owner, started_at, expires_at, ttl, boot, host, pid) VALUES (%(owner)s, %(started)s, {now} + %(ttl)s::bigint, %(ttl)s::bigint, %(boot)s, %(host)s, %(pid)s) ON CONFLICT DO NOTHING RETURNING owner
+)
+INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'worker', owner, %(seal)b, '', NULL FROM w ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
 -- name: worker_known
 SELECT boot, pid FROM holdfast.worker WHERE owner = %s;
 -- name: worker_renew
-UPDATE holdfast.worker SET expires_at = {now} + %(ttl)s::bigint, ttl = %(ttl)s::bigint WHERE owner = %(owner)s RETURNING expires_at, {now};
+-- The row is written whole: what its owner says of itself counts.
+WITH w AS (
+  UPDATE holdfast.worker SET started_at = %(started)s, expires_at = {now} + %(ttl)s::bigint, ttl = %(ttl)s::bigint, boot = %(boot)s, host = %(host)s,
+    pid = %(pid)s WHERE owner = %(owner)s RETURNING owner, expires_at
+), vouched AS (INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'worker', owner, %(seal)b, '', NULL FROM w ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark)
+SELECT expires_at, {now} FROM w;
+-- name: worker_row
+SELECT owner, started_at, ttl, boot, host, pid FROM holdfast.worker WHERE owner = %s;
 -- name: worker_delete
-DELETE FROM holdfast.worker WHERE owner = %s;
+WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'worker' AND id = %(owner)s)
+DELETE FROM holdfast.worker WHERE owner = %(owner)s;
 -- name: workers_idle
 -- Owners that are gone for good and hold nothing.
 SELECT w.owner FROM holdfast.worker w WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now} - 3600000000)
   AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) LIMIT 1000;
 -- name: workers_delete
-DELETE FROM holdfast.worker w WHERE w.owner = ANY(%s::text[]) AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) RETURNING owner;
+WITH gone AS (
+  DELETE FROM holdfast.worker w WHERE w.owner = ANY(%s::text[]) AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.owner = w.owner) RETURNING owner
+), vouched AS (DELETE FROM holdfast.vouch v USING gone WHERE v.run = '' AND v.kind = 'worker' AND v.id = gone.owner)
+SELECT owner FROM gone;
 -- name: offer_put
-INSERT INTO holdfast.offer (owner, data) VALUES (%s, %s) ON CONFLICT (owner) DO UPDATE SET data = excluded.data;
+WITH o AS (
+  INSERT INTO holdfast.offer (owner, data) VALUES (%(owner)s, %(data)s) ON CONFLICT (owner) DO UPDATE SET data = excluded.data RETURNING owner
+)
+INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'offer', owner, %(seal)b, '', NULL FROM o ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
 -- name: offers_forget
-DELETE FROM holdfast.offer WHERE owner NOT IN (SELECT owner FROM holdfast.worker);
+WITH gone AS (DELETE FROM holdfast.offer WHERE owner NOT IN (SELECT owner FROM holdfast.worker) RETURNING owner)
+DELETE FROM holdfast.vouch v USING gone WHERE v.run = '' AND v.kind = 'offer' AND v.id = gone.owner;
 -- name: workers
-SELECT w.owner, w.started_at, {expiry}, w.boot, (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner), o.data
-FROM holdfast.worker w LEFT JOIN holdfast.offer o ON o.owner = w.owner ORDER BY w.started_at, w.owner LIMIT 10000;
+SELECT w.owner, w.started_at, {expiry}, w.boot, (SELECT count(*) FROM holdfast.run r WHERE r.owner = w.owner), o.data, v.seal
+FROM holdfast.worker w LEFT JOIN holdfast.offer o ON o.owner = w.owner LEFT JOIN holdfast.vouch v ON v.run = '' AND v.kind = 'offer' AND v.id = o.owner
+ORDER BY w.started_at, w.owner LIMIT 10000;
 -- name: lock_owned
 SELECT id FROM holdfast.run WHERE owner = %s ORDER BY bucket, id FOR NO KEY UPDATE;
 -- name: hand_back
@@ -297,31 +413,32 @@ SELECT l.seq, l.data, l.hash FROM holdfast.run r JOIN holdfast.log l ON l.bucket
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND l.n >= coalesce((SELECT max(w.n) FROM holdfast.whole w
   WHERE w.bucket = r.bucket AND w.run = r.id AND w.seq <= %(after)s), 0) AND l.seq > %(after)s ORDER BY l.n LIMIT %(limit)s;
 -- name: effects
-SELECT data FROM holdfast.effect WHERE (%(key)s::text IS NULL OR key = %(key)s) AND (%(run)s::text IS NULL OR run_id = %(run)s)
-  AND (%(root)s::text IS NULL OR lineage_root = %(root)s) ORDER BY id;
+SELECT {effect} FROM {effects} WHERE (%(key)s::text IS NULL OR e.key = %(key)s) AND (%(run)s::text IS NULL OR e.run_id = %(run)s)
+  AND (%(root)s::text IS NULL OR e.lineage_root = %(root)s) ORDER BY e.id;
 -- name: effects_open
-SELECT data FROM holdfast.effect WHERE status IN ('attempted', 'unknown') ORDER BY id;
+SELECT {effect} FROM {effects} WHERE e.status IN ('attempted', 'unknown') ORDER BY e.id;
 -- name: effect_settle
-UPDATE holdfast.effect SET status = %s, data = %s WHERE key = %s AND effect_id = %s AND status = %s RETURNING 1;
+WITH e AS (UPDATE holdfast.effect SET status = %(status)s, data = %(data)s WHERE key = %(key)s AND effect_id = %(id)s AND status = %(expected)s RETURNING 1),
+  vouched AS (INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT %(run)s, 'effect', %(id)s, %(seal)b, %(key)s, NULL FROM e ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark)
+SELECT 1 FROM e;
 -- name: effect_get
 SELECT data FROM holdfast.effect WHERE key = %s AND effect_id = %s;
 -- name: blob_get
 SELECT data FROM holdfast.blob WHERE sha256 = %s;
 -- name: claimed
-SELECT run_id, digest, expires_at FROM holdfast.claim
-WHERE kind = %(kind)s AND scope = %(scope)s AND key = %(key)s AND (expires_at IS NULL OR expires_at > {now});
+SELECT run_id, digest, expires_at, expires_at IS NULL OR expires_at > {now} FROM holdfast.claim WHERE kind = %(kind)s AND scope = %(scope)s AND key = %(key)s;
 
 -- Outbox --------------------------------------------------------------------------------------------
 
 -- name: intents
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM holdfast.intent;
+SELECT {intent} FROM {intents};
 -- name: intents_senders
 SELECT DISTINCT i.owner, w.boot FROM holdfast.intent i JOIN holdfast.worker w ON w.owner = i.owner WHERE i.state = 'sending';
 -- name: intents_lost
-SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM holdfast.intent i
+SELECT {intent} FROM {intents}
 WHERE i.state = 'sending' AND i.type = ANY(%(types)s::text[]) AND (%(run)s::text IS NULL OR i.run_id = %(run)s)
   AND (i.lease_until IS NULL OR i.lease_until <= {now} OR i.owner = ANY(%(dead)s::text[]))
-ORDER BY i.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
+ORDER BY i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED;
 -- name: intents_due
 -- Lane by lane; of one order key only the oldest that is open is free, if it is due.
 WITH RECURSIVE lane AS (
@@ -333,51 +450,59 @@ WITH RECURSIVE lane AS (
     ORDER BY i.type, i.tenant_id, i.target, i.order_key LIMIT 1) n
 ), lanes AS (SELECT * FROM lane WHERE type = ANY(%(types)s::text[]) LIMIT 10000)
 SELECT c.* FROM lanes l CROSS JOIN LATERAL (
-  SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM holdfast.intent i
+  SELECT {intent} FROM {intents}
   WHERE i.state = 'queued' AND i.type = l.type AND i.tenant_id = l.tenant_id AND i.target = l.target AND i.order_key = l.order_key AND i.due <= {now}
     AND (i.order_key = '' OR i.id = (SELECT e.id FROM holdfast.intent e WHERE e.tenant_id = l.tenant_id AND e.type = l.type AND e.order_key = l.order_key
       AND e.order_key <> '' AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1))
-  ORDER BY i.due, i.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED) c;
+  ORDER BY i.due, i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED) c;
 -- name: intents_of_run_due
-SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at FROM holdfast.intent i
+SELECT {intent} FROM {intents}
 WHERE i.run_id = %(run)s AND i.state = 'queued' AND i.due <= {now} AND i.type = ANY(%(types)s::text[])
   AND (i.order_key = '' OR i.id = (SELECT e.id FROM holdfast.intent e WHERE e.tenant_id = i.tenant_id AND e.type = i.type AND e.order_key = i.order_key
     AND e.order_key <> '' AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1))
-ORDER BY i.id LIMIT %(limit)s FOR UPDATE SKIP LOCKED;
+ORDER BY i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED;
 -- name: intent_lock
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM holdfast.intent WHERE intent_id = ANY(%s::text[]) ORDER BY intent_id FOR UPDATE;
+SELECT {intent} FROM {intents} WHERE i.intent_id = ANY(%s::text[]) ORDER BY i.intent_id FOR UPDATE OF i;
 -- name: intent_keep
 UPDATE holdfast.intent SET state = %s, due = %s, owner = %s, lease_until = %s, settled_at = %s, attempts = %s, carries = %s, data = %s WHERE intent_id = %s;
 -- name: intents_renew
 UPDATE holdfast.intent SET lease_until = {now} + %(ttl)s::bigint WHERE state = 'sending' AND owner = %(owner)s;
 -- name: intents_to_drop
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at FROM holdfast.intent
-WHERE settled_at < %s AND settled_at IS NOT NULL AND carries AND state IN ('sent', 'abandoned') ORDER BY settled_at LIMIT %s FOR UPDATE SKIP LOCKED;
+SELECT {intent} FROM {intents}
+WHERE i.settled_at < %s AND i.settled_at IS NOT NULL AND i.carries AND i.state IN ('sent', 'abandoned') ORDER BY i.settled_at LIMIT %s FOR UPDATE OF i SKIP LOCKED;
 -- name: intent_counts
 SELECT type, state, count(*), min(created_at) FROM holdfast.intent GROUP BY type, state ORDER BY type, state;
 -- name: ledger
-SELECT run_id, topic, key, data, at, step_id, id FROM holdfast.ledger;
+SELECT l.run_id, l.topic, l.key, l.data, l.at, l.step_id, l.id, v.seal FROM holdfast.ledger l
+LEFT JOIN holdfast.vouch v ON v.run = l.run_id AND v.kind = 'ledger' AND v.id = lpad(l.id::text, 20, '0');
 
 -- People and schedules ------------------------------------------------------------------------------
 
 -- name: token_insert
-INSERT INTO holdfast.token (hash, run_id, wait_id, tenant_id, actor, created_at, expires_at)
-SELECT %s, run_id, %s, %s, %s, %s, %s FROM holdfast.run WHERE bucket = %s AND run_id = %s FOR KEY SHARE
-ON CONFLICT (hash) DO UPDATE SET hash = excluded.hash RETURNING 1;
+WITH t AS (
+  INSERT INTO holdfast.token (hash, run_id, wait_id, tenant_id, actor, created_at, expires_at)
+  SELECT %(hash)s, run_id, %(wait)s, %(tenant)s, %(actor)s, %(created)s, %(expires)s FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s FOR KEY SHARE
+  ON CONFLICT (hash) DO UPDATE SET hash = excluded.hash RETURNING 1
+), vouched AS (INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT %(run)s, 'token', %(id)s, %(seal)b, %(id)s, NULL FROM t ON CONFLICT DO NOTHING)
+SELECT 1 FROM t;
 -- name: token_get
-SELECT hash, run_id, wait_id, tenant_id, actor, created_at, expires_at, used_at, revoked_at FROM holdfast.token WHERE hash = %s;
+SELECT {token} FROM {tokens} WHERE t.hash = %s;
 -- name: token_lock
-SELECT hash, run_id, wait_id, tenant_id, actor, created_at, expires_at, used_at, revoked_at FROM holdfast.token WHERE hash = %s FOR UPDATE;
--- name: token_use
-UPDATE holdfast.token SET used_at = %s WHERE hash = %s;
+SELECT {token} FROM {tokens} WHERE t.hash = %s FOR UPDATE OF t;
+-- name: token_mark
+UPDATE holdfast.token SET used_at = %s, revoked_at = %s WHERE hash = %s;
 -- name: schedule_lock
-SELECT data FROM holdfast.schedule WHERE schedule_id = %s FOR UPDATE;
+SELECT schedule_id, tenant_id, due, data FROM holdfast.schedule WHERE schedule_id = %s FOR UPDATE;
 -- name: schedule_get
-SELECT data FROM holdfast.schedule WHERE schedule_id = %s;
+SELECT schedule_id, tenant_id, due, data FROM holdfast.schedule WHERE schedule_id = %s;
 -- name: schedule_delete
-DELETE FROM holdfast.schedule WHERE schedule_id = %s RETURNING 1;
+WITH gone AS (DELETE FROM holdfast.schedule WHERE schedule_id = %(id)s RETURNING 1),
+  vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'schedule' AND id = %(id)s)
+SELECT 1 FROM gone;
 -- name: schedules
-SELECT data FROM holdfast.schedule WHERE %(due)s::bigint IS NULL OR due <= %(due)s ORDER BY due NULLS LAST, id LIMIT 10000;
+SELECT s.schedule_id, s.tenant_id, s.due, s.data, v.seal FROM holdfast.schedule s
+LEFT JOIN holdfast.vouch v ON v.run = '' AND v.kind = 'schedule' AND v.id = s.schedule_id
+WHERE %(due)s::bigint IS NULL OR s.due <= %(due)s ORDER BY s.due NULLS LAST, s.id LIMIT 10000;
 
 -- The store as a whole ------------------------------------------------------------------------------
 
@@ -405,6 +530,7 @@ SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (extract(epoch FROM clock_ti
 -- A new incarnation: every fence given out before is refused from now on, every run is at rest.
 UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE {now} END, owner = NULL;
 -- name: forget_workers
+WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'worker')
 DELETE FROM holdfast.worker;
 -- name: health
 SELECT current_setting('synchronous_commit'), current_setting('fsync'), current_setting('full_page_writes'),
@@ -455,7 +581,11 @@ SELECT EXISTS (SELECT 1 FROM holdfast.inbox WHERE bucket = %s AND run = %s AND t
 INSERT INTO holdfast.inbox (bucket, run, key, put_at, taken, command) VALUES (%s, %s, %s, %s, %s, %s);
 -- name: claim_adopt
 -- A key that somebody has here already stays theirs.
-INSERT INTO holdfast.claim (kind, scope, key, run_id, digest, expires_at) VALUES (%s, %s, %s, %s, %s, %s) ON CONFLICT DO NOTHING;
+WITH c AS (
+  INSERT INTO holdfast.claim (kind, scope, key, run_id, digest, expires_at) VALUES (%(kind)s, %(scope)s, %(key)s, %(run)s, %(digest)s, %(until)s)
+  ON CONFLICT DO NOTHING RETURNING 1
+)
+INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT '', 'claim', %(id)s, %(seal)b, %(run)s, NULL FROM c ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
 -- name: claims_of
 SELECT kind, scope, key, digest, expires_at FROM holdfast.claim WHERE run_id = %s ORDER BY kind, scope, key;
 -- name: loans
@@ -492,6 +622,7 @@ DELETE FROM holdfast.blob_use WHERE run_id = ANY(%(runs)s::text[]) AND NOT (run_
 -- name: prune_blobs
 DELETE FROM holdfast.blob b WHERE b.sha256 = ANY(%(shas)s::text[]) AND NOT EXISTS (SELECT 1 FROM holdfast.blob_use u WHERE u.sha256 = b.sha256);
 -- name: prune_effects
+WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = ANY(%(runs)s::text[]) AND kind = 'effect' AND id = ANY(%(effects)s::text[]))
 DELETE FROM holdfast.effect WHERE effect_id = ANY(%(effects)s::text[]);
 -- name: prune_runs
 WITH gone AS (DELETE FROM holdfast.run WHERE run_id = ANY(%(runs)s::text[]) RETURNING bucket, id),
@@ -502,5 +633,7 @@ DELETE FROM holdfast.inbox i USING gone WHERE i.bucket = gone.bucket AND i.run =
 WITH tokens AS (DELETE FROM holdfast.token WHERE run_id = ANY(%(runs)s::text[])),
   intents AS (DELETE FROM holdfast.intent WHERE run_id = ANY(%(runs)s::text[])),
   rows AS (DELETE FROM holdfast.ledger WHERE run_id = ANY(%(runs)s::text[])),
-  claims AS (DELETE FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect')
+  claims AS (DELETE FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect'),
+  vouched AS (DELETE FROM holdfast.vouch WHERE run = ANY(%(runs)s::text[]) AND kind <> 'effect'),
+  vouched_claims AS (DELETE FROM holdfast.vouch WHERE under = ANY(%(runs)s::text[]) AND kind = 'claim' AND under <> '' AND NOT starts_with(id, 'effect' || chr(31)))
 DELETE FROM holdfast.carry WHERE source = ANY(%(runs)s::text[]) OR run = ANY(%(runs)s::text[]);

@@ -27,16 +27,17 @@ import msgspec
 import psycopg
 from psycopg import errors as sql
 
-from holdfast.core import blobs, canon, codec, ids
+from holdfast.core import blobs, canon, codec, ids, vouch
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
-from holdfast.core.consistency import Problem
+from holdfast.core.consistency import Problem, record_problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
     HoldfastError,
     LeaseLost,
     LogRolledBack,
+    RecordDamaged,
     RunNotFound,
     StoreCorrupt,
     StoreError,
@@ -50,13 +51,14 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
+from holdfast.core.vouch import OWN, Voucher
 from holdfast.machine import boot, ticks
 from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Loaded, Pruned, RunFilter, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
-from holdfast.stores.postgres import outbox, upkeep
-from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, put_values, schedule_row
+from holdfast.stores.postgres import besides, outbox, upkeep
+from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, put_values
 from holdfast.stores.postgres.connection import (
     MIGRATIONS,
     PATIENCE,
@@ -102,7 +104,7 @@ class PostgresStore:
         self._heard = (time.time_ns() // 1000, ticks())
         self._boot = "" if now is not None else boot()
         self._liveness: Liveness | None = None
-        self._mine: dict[str, int] = {}
+        self._mine: dict[str, dict[str, Any]] = {}
         self._tips: dict[str, Tip] = {}
         self._rolled: dict[str, str] = {}
         self._history: tuple[int, int] = (0, 0)
@@ -145,7 +147,8 @@ class PostgresStore:
             if not schema:  # one that an administrator has made for this role is as good
                 await db.execute(Q.make_schema)
             if not tables:
-                await db.execute(schema_of(self._place))
+                for script in MIGRATIONS:
+                    await db.execute(schema_of(self._place, script))
                 incarnation, store = secrets.randbits(31), secrets.randbits(62)
                 system, timeline = self._history
                 for name, value in (("schema", len(MIGRATIONS)), ("incarnation", incarnation), ("store", store), ("system", system), ("timeline", timeline)):
@@ -153,10 +156,25 @@ class PostgresStore:
         meta = dict(await _all(db, Q.meta))
         if meta["schema"] > len(MIGRATIONS):
             raise UnsupportedFormat(f"{self.url} has the schema {meta['schema']}, this release reads {len(MIGRATIONS)}", hint="use the release that wrote it")
+        if meta["schema"] < len(MIGRATIONS):
+            meta["incarnation"] = await self._migrate(db)
         self.incarnation = meta["incarnation"]
         self._liveness = self._liveness or Liveness(_proofs(f"{meta['system']}.{meta['store']}"))
         if (meta["system"], meta["timeline"]) != self._history:
             await self._new_incarnation(db)
+
+    async def _migrate(self, db: Connection) -> int:
+        """Brings an older schema up to date, in one transaction. What is there counts as it is; whoever still writes as before is refused."""
+        async with db.transaction():
+            await db.execute(Q.one_maker)
+            meta = dict(await _all(db, Q.meta_lock))
+            if meta["schema"] == len(MIGRATIONS):
+                return int(meta["incarnation"])  # somebody else was first
+            for script in MIGRATIONS[meta["schema"] :]:
+                await db.execute(schema_of(self._place, script))
+            await _vouch_anew(db)
+            await db.execute(Q.meta_set, ("schema", len(MIGRATIONS)))
+            return await self._void(db, meta["incarnation"])
 
     async def _same_server(self, db: Connection) -> None:
         """Looks at a new connection: a server in recovery is left, and one on another history is a new incarnation (§1.9)."""
@@ -177,8 +195,8 @@ class PostgresStore:
                 meta["incarnation"] = await self._void(db, meta["incarnation"])
                 await db.execute(Q.meta_set, ("system", self._history[0]))
                 await db.execute(Q.meta_set, ("timeline", self._history[1]))
-            for owner, ttl in self._mine.items():  # the row of a living worker may be among what was lost
-                await db.execute(Q.worker_keep, self._worker(owner, ttl))
+            for values in self._mine.values():  # the row of a living worker may be among what was lost
+                await db.execute(Q.worker_keep, values)
         self.incarnation = meta["incarnation"]
         if self._committer is not None:
             self._committer.forget()
@@ -298,7 +316,9 @@ class PostgresStore:
         locked, there = await many(db, [(Q.lock_run, (bucket, item.run_id)), (Q.put, put_values(item, self._clock()))])
         if not locked:
             raise RunNotFound(f"there is no run {item.run_id}")
-        return _item(item.run_id, there[0]) if there else msgspec.structs.replace(item, taken_seq=None)
+        if there and there[0][0] is None:
+            raise RecordDamaged("inbox", item.run_id, item.key, missing=True)
+        return besides.item(item.run_id, there[0]) if there else msgspec.structs.replace(item, taken_seq=None)
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
         data = codec.encode_effect(effect)
@@ -306,7 +326,11 @@ class PostgresStore:
         async def mine(db: Connection) -> bool:
             return await _first(db, Q.effect_get, (effect.key, effect.effect_id)) == (data,)
 
-        done = await self._change(Q.effect_settle, (effect.status.value, data, effect.key, effect.effect_id, str(expected)), mine)
+        values = {
+            "run": effect.run_id, "id": effect.effect_id, "key": effect.key, "status": effect.status.value, "data": data, "expected": str(expected),
+            "seal": vouch.of_effect(effect, data).seal,
+        }  # fmt: skip
+        done = await self._change(Q.effect_settle, values, mine)
         self._news.tell()
         return done
 
@@ -354,7 +378,7 @@ class PostgresStore:
     async def _tidy(self, db: Connection, owner: str) -> None:
         """Lets go of owners that are gone for good, hold nothing, and whom no attempt names that is not closed: that they are dead must stay provable."""
         idle, unsettled = await many(db, [(Q.workers_idle, {"owner": owner, "dead": list(self._dead), "now": self._clock()}), (Q.effects_open, None)])
-        named = {e.owner for e in (codec.decode_effect(data) for (data,) in unsettled) if not e.closed}
+        named = {e.owner for e in besides.sound(unsettled, vouch.of_effect_row, besides.decode_effect) if not e.closed}
         for (gone,) in await _all(db, Q.workers_delete, ([name for (name,) in idle if name not in named],)):
             self._proofs().forget(gone)
 
@@ -409,10 +433,10 @@ class PostgresStore:
         except BaseException:
             proofs.release(owner)
             raise
-        self._mine[owner] = ttl_us
+        self._mine[owner] = values
 
     def _worker(self, owner: str, ttl_us: int) -> dict[str, Any]:
-        return {"owner": owner, "ttl": ttl_us, "boot": self._boot, "host": platform.node(), "pid": os.getpid(), "now": self._clock()}
+        return _worker_values((owner, self.now(), ttl_us, self._boot, platform.node(), os.getpid()), ttl_us, self._clock())
 
     async def renew(self, owner: str, ttl_us: int) -> int:
         """May be driven from any thread, by a loop of its own: it has a connection of its own, which that thread waits for."""
@@ -424,7 +448,7 @@ class PostgresStore:
             try:
                 if self._renewing is None or self._renewing.closed:
                     self._renewing = psycopg.connect(self._place.conninfo, autocommit=True, connect_timeout=5, tcp_user_timeout=5_000, prepare_threshold=None)
-                found = self._renewing.execute(Q.worker_renew, {"owner": owner, "ttl": ttl_us, "now": self._clock()}).fetchone()
+                found = self._renewed(self._renewing, owner, ttl_us)
             except (psycopg.Error, OSError) as e:
                 if self._renewing is not None:
                     self._renewing.close()
@@ -435,9 +459,15 @@ class PostgresStore:
         self._heard = (found[1], ticks())
         return int(found[0])
 
+    def _renewed(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[Any, ...] | None:
+        """The new expiry and the time. What this process knows of its own owner is written anew; of another's, what is there."""
+        known = self._mine.get(owner)
+        row = (owner, *(known[name] for name in _WORKER[1:])) if known is not None else db.execute(Q.worker_row, (owner,)).fetchone()
+        return None if row is None else db.execute(Q.worker_renew, _worker_values(row, ttl_us, self._clock())).fetchone()
+
     async def retire(self, owner: str) -> None:
         async def work(db: Connection, sent: int) -> None:
-            asked = [(Q.lock_owned, (owner,)), (Q.hand_back, {"owner": owner, "now": self._clock()}), (Q.worker_delete, (owner,))]
+            asked = [(Q.lock_owned, (owner,)), (Q.hand_back, {"owner": owner, "now": self._clock()}), (Q.worker_delete, {"owner": owner})]
             await many(db, asked)
 
         await self._do(work)
@@ -475,14 +505,15 @@ class PostgresStore:
     async def workers(self) -> list[Worker]:
         (found,) = await self._ask((Q.workers, {"now": self._clock()}))
         return [
-            Worker(owner, started, expires, self._alive(owner, its).value, count, None if data is None else codec.decode_offer(data))
-            for owner, started, expires, its, count, data in found
+            Worker(owner, started, expires, self._alive(owner, its).value, count, _offer(owner, data, seal))
+            for owner, started, expires, its, count, data, seal in found
         ]
 
     async def offer(self, owner: str, offer: Offer) -> None:
         async def work(db: Connection, sent: int) -> None:
             await db.execute(Q.offers_forget)
-            await db.execute(Q.offer_put, (owner, codec.encode_offer(offer)))
+            data = codec.encode_offer(offer)
+            await db.execute(Q.offer_put, {"owner": owner, "data": data, "seal": vouch.of_offer(owner, data).seal})
 
         await self._do(work)
 
@@ -515,7 +546,9 @@ class PostgresStore:
     async def load(self, run_id: str) -> Loaded | None:
         bucket = ids.bucket_number(run_id)
         by, name = (bucket, run_id), {"b": bucket, "run": run_id, "now": self._clock(), "taken": False}
-        found, tips, wholes, rows, items = await self._ask((Q.run_get, name), (Q.load_tip, by), (Q.load_whole, by), (Q.load_rows, by), (Q.inbox_of, name))
+        found, tips, wholes, rows, items, stated = await self._ask(
+            (Q.run_get, name), (Q.load_tip, by), (Q.load_whole, by), (Q.load_rows, by), (Q.inbox_of, name), (Q.vouch_untaken, (run_id,))
+        )
         if not found:
             return None
         run, lease = self._run(found[0]), self._lease(*found[0][6:])
@@ -525,7 +558,7 @@ class PostgresStore:
         tip = Tip(seq, digest, n, since, size)
         self._remember(run_id, tip)
         whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
-        return Loaded(run, tip, lease, whole, tuple([_row(r) for r in rows]), tuple([_item(run_id, r) for r in items]))
+        return Loaded(run, tip, lease, whole, tuple([_row(r) for r in rows]), tuple(besides.items(run_id, items, stated)))
 
     def _remember(self, run_id: str, tip: Tip) -> None:
         """A log that ends before what was committed here has lost its tail (§1.9)."""
@@ -551,20 +584,35 @@ class PostgresStore:
         return [_row(r) for r in found]
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
-        (found,) = await self._ask((Q.inbox_of, {"b": ids.bucket_number(run_id), "run": run_id, "taken": taken}))
-        return [_item(run_id, r) for r in found]
+        vouchers = (Q.vouch_of_run, (run_id, "inbox")) if taken else (Q.vouch_untaken, (run_id,))
+        found, stated = await self._ask((Q.inbox_of, {"b": ids.bucket_number(run_id), "run": run_id, "taken": taken}), vouchers)
+        return besides.items(run_id, found, stated)
 
     async def marked(self, owner: str) -> list[str]:
         (found,) = await self._ask((Q.marked, (owner,)))
         return [run_id for (run_id,) in found]
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
-        (found,) = await self._ask((Q.claimed, {"kind": kind, "scope": scope, "key": key, "now": self._clock()}))
-        return DedupClaim(kind, scope, key, *found[0]) if found else None
+        asked = {"kind": kind, "scope": scope, "key": key, "now": self._clock()}
+        found, stated = await self._ask((Q.claimed, asked), (Q.vouch_some, (OWN, "claim", [vouch.claim_id(kind, scope, key)])))
+        claims = [DedupClaim(kind, scope, key, *row[:3]) for row in found]
+        besides.hold(map(vouch.of_claim, claims), stated)
+        return claims[0] if claims and found[0][3] else None
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
-        (found,) = await self._ask((Q.effects, {"run": run_id, "key": key, "root": lineage_root}))
-        return [codec.decode_effect(data) for (data,) in found]
+        """What was done under a key: a record that is lost is no licence to do it again."""
+        asked = (Q.effects, {"run": run_id, "key": key, "root": lineage_root})
+        if run_id is None and key is None:
+            (found,) = await self._ask(asked)
+            if lineage_root is None:
+                return besides.sound(found, vouch.of_effect_row, besides.decode_effect)
+            for row in found:
+                besides.same(vouch.of_effect_row(row), row[-1])
+        else:
+            found, stated = await self._ask(asked, (Q.vouch_of_run, (run_id, "effect")) if key is None else (Q.vouch_under, ([key], "effect")))
+            known = [v for v in map(Voucher._make, stated) if run_id is None or v.run_id == run_id]
+            vouch.hold(map(vouch.of_effect_row, found), known if lineage_root is None else [v for v in known if v.id in {row[0] for row in found}])
+        return [besides.decode_effect(row) for row in found]
 
     async def ledger(
         self,
@@ -576,12 +624,17 @@ class PostgresStore:
         after: int | None = None,
         limit: int | None = None,
     ) -> list[LedgerRow]:
-        (found,) = await self._ask(outbox.ledger(run_id, topic, key, tenant_id, after, limit))
-        return [LedgerRow(*r) for r in found]
+        found, *stated = await self._ask(outbox.ledger(run_id, topic, key, tenant_id, after, limit), *outbox.of_ledger(run_id, after))
+        kept = [LedgerRow(*r[:7]) for r in found]
+        if not stated or topic is not None or key is not None or tenant_id is not None:
+            return [entry for entry, row in zip(kept, found, strict=True) if vouch.of_ledger(entry).seal == row[-1]]
+        last = vouch.ledger_id(kept[-1].number) if kept and len(kept) == limit else None
+        besides.hold(map(vouch.of_ledger, kept), [v for v in stated[0] if last is None or v[2] <= last])
+        return kept
 
     async def open_effects(self, owner: str) -> list[Effect]:
         (found,) = await self._ask((Q.effects_open, None))
-        return [e for e in (codec.decode_effect(data) for (data,) in found) if e.owner == owner]
+        return [e for e in besides.sound(found, vouch.of_effect_row, besides.decode_effect) if e.owner == owner]
 
     async def blob(self, digest: str) -> bytes:
         (found,) = await self._ask((Q.blob_get, (digest,)))
@@ -590,26 +643,33 @@ class PostgresStore:
     # -- people and schedules -----------------------------------------------------------------------
 
     async def issue_token(self, token: Token) -> None:
-        t = token
-        values = (t.hash, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, ids.bucket_number(t.run_id), t.run_id)
+        t, voucher = token, vouch.of_token(token)
+        values = {
+            "hash": t.hash, "wait": t.wait_id, "tenant": t.tenant_id, "actor": t.actor, "created": t.created_at, "expires": t.expires_at,
+            "b": ids.bucket_number(t.run_id), "run": t.run_id, "id": voucher.id, "seal": voucher.seal,
+        }  # fmt: skip
         if not await self._change(Q.token_insert, values):
             raise RunNotFound(f"there is no run {t.run_id}")
 
     async def token(self, hash: bytes) -> Token | None:
-        (found,) = await self._ask((Q.token_get, (hash,)))
-        return Token(*found[0]) if found else None
+        found, stated = await self._ask((Q.token_get, (hash,)), (Q.vouch_under, ([hash.hex()], "token")))
+        besides.hold(map(besides.of_token_row, found), stated)
+        return besides.decode_token(found[0]) if found else None
 
     async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
         async def work(db: Connection, sent: int) -> InboxItem:
             bucket = ids.bucket_number(item.run_id)
-            locked, tokens, there = await many(
-                db, [(Q.lock_run, (bucket, item.run_id)), (Q.token_lock, (hash,)), (Q.inbox_get, (bucket, item.run_id, item.key))]
-            )
-            if sent and there and (kept := _mine(_item(item.run_id, there[0]), item, sent)).taken_seq is None:
+            asked = [
+                (Q.lock_run, (bucket, item.run_id)), (Q.token_lock, (hash,)), (Q.inbox_get, (bucket, item.run_id, item.key)),
+                (Q.vouch_under, ([hash.hex()], "token")),
+            ]  # fmt: skip
+            locked, tokens, there, stated = await many(db, asked)
+            if sent and there and (kept := _mine(besides.item(item.run_id, there[0]), item, sent)).taken_seq is None:
                 return kept
-            used = apply.usable(Token(*tokens[0]) if tokens else None, self.now(), answered=not locked or bool(there))
+            besides.hold(map(besides.of_token_row, tokens), stated)
+            used = apply.usable(besides.decode_token(tokens[0]) if tokens else None, self.now(), answered=not locked or bool(there))
             if used is not None:
-                await db.execute(Q.token_use, (used.used_at, hash))
+                await many(db, [*besides.mark_tokens([used])])
             return await self._put(db, item)
 
         kept = await self._do(work)
@@ -618,13 +678,13 @@ class PostgresStore:
 
     async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
         async def work(db: Connection, sent: int) -> bool:
-            found = await _first(db, Q.schedule_lock, (schedule.schedule_id,))
-            there = None if found is None else codec.decode_schedule(found[0])
+            id = schedule.schedule_id
+            there = besides.schedule(*await many(db, [(Q.schedule_lock, (id,)), (Q.vouch_some, (OWN, "schedule", [id]))]))
             if sent and there == schedule:
                 return True
             if there != before:
                 return False
-            await db.execute(Q.schedule_put if before is not None else Q.schedule_insert, schedule_row(schedule))
+            await many(db, [*besides.put_schedule(schedule, new=before is None)])
             return True
 
         done = await self._do(work)
@@ -635,15 +695,14 @@ class PostgresStore:
         async def gone(db: Connection) -> bool:
             return True  # nobody else puts it back: that it is not there is this verb's doing
 
-        return await self._change(Q.schedule_delete, (schedule_id,), gone)
+        return await self._change(Q.schedule_delete, {"id": schedule_id}, gone)
 
     async def schedule(self, schedule_id: str) -> Schedule | None:
-        (found,) = await self._ask((Q.schedule_get, (schedule_id,)))
-        return codec.decode_schedule(found[0][0]) if found else None
+        return besides.schedule(*await self._ask((Q.schedule_get, (schedule_id,)), (Q.vouch_some, (OWN, "schedule", [schedule_id]))))
 
     async def schedules(self, due: int | None = None) -> list[Schedule]:
         (found,) = await self._ask((Q.schedules, {"due": due}))
-        return [codec.decode_schedule(data) for (data,) in found]
+        return besides.sound(found, vouch.of_schedule_row, lambda row: codec.decode_schedule(row[3]))
 
     # -- outbox -------------------------------------------------------------------------------------
 
@@ -657,11 +716,14 @@ class PostgresStore:
         after: str | None = None,
         limit: int = 500,
     ) -> list[Intent]:
-        (found,) = await self._ask(outbox.listed(run_id, state, type, tenant_id, after, limit))
-        return [outbox.decode_intent(k) for k in found]
+        found, *whole = await self._ask(outbox.listed(run_id, state, type, tenant_id, after, limit), *outbox.of_run(run_id))
+        if whole:
+            besides.hold(map(vouch.of_intent_row, whole[0]), whole[1])
+        return outbox.sound(found)
 
     async def intent(self, intent_id: str) -> Intent | None:
-        (found,) = await self._ask((Q.intents + " WHERE intent_id = %s", (intent_id,)))
+        found, stated = await self._ask((Q.intents + " WHERE i.intent_id = %s", (intent_id,)), (Q.vouch_under, ([intent_id], "intent")))
+        besides.hold(map(vouch.of_intent_row, found), stated)
         return outbox.decode_intent(found[0]) if found else None
 
     async def claim_intents(
@@ -704,6 +766,45 @@ class PostgresStore:
         (found,) = await self._ask((Q.intent_counts, None))
         return [IntentCount(*r) for r in found]
 
+    # -- shelves: ports.Shelves ---------------------------------------------------------------------
+
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
+        async def work(db: Connection, sent: int) -> None:
+            await many(db, [*besides.put_shelf(shelf, sorted(rows.items()))])
+
+        await self._do(work)
+
+    async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
+        voucher = vouch.of_shelf(shelf, key, data)
+        values = {"name": shelf, "key": key, "data": data, "id": voucher.id, "seal": voucher.seal}
+
+        async def work(db: Connection, sent: int) -> bytes | None:
+            if await _first(db, Q.shelf_new, values) is not None:
+                return None
+            there = _shelved(await many(db, _shelf_read(shelf, key)))
+            return None if sent and there == data else there
+
+        return await self._do(work)
+
+    async def shelved(self, shelf: str, key: str) -> bytes | None:
+        return _shelved(await self._ask(*_shelf_read(shelf, key)))
+
+    async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
+        asked = {"name": shelf, "prefix": prefix, "after": after, "limit": limit}
+        ids = {"name": shelf, "prefix": prefix, "first": vouch.shelf_id(shelf, ""), "after": vouch.shelf_id(shelf, after)}
+        found, stated = await self._ask((Q.shelf_scan, asked), (Q.vouch_shelf, ids))
+        last = vouch.shelf_id(shelf, found[-1][1]) if len(found) == limit and found else None
+        besides.hold(map(besides.shelf_row, found), [v for v in stated if last is None or v[2] <= last])
+        return [(key, data) for _, key, data in found]
+
+    async def unshelve(self, shelf: str, prefix: str) -> int:
+        async def work(db: Connection, sent: int) -> int:
+            gone = await _all(db, Q.shelf_drop, (shelf, prefix))
+            await db.execute(Q.vouch_drop, (OWN, "shelf", [vouch.shelf_id(shelf, key) for (key,) in gone]))
+            return len(gone)
+
+        return await self._do(work)
+
     # -- waiting ------------------------------------------------------------------------------------
 
     async def _look_for_news(self) -> int:
@@ -721,7 +822,23 @@ class PostgresStore:
     async def verify(self) -> list[Problem]:
         """Every chain of the log, in pages, and what was lost with a server's tail."""
         problems = [Problem(LogRolledBack.code, "error", about, "look at what is missing: holdfast check", run) for run, about in self._rolled.items()]
-        return problems + await self._chains()
+        beside = besides.damage_of_store(await self._ask(*besides.kept_by_store(self._clock())))
+        return [*problems, *map(record_problem, beside + await self._damaged_claims()), *await self._chains()]
+
+    async def _damaged_claims(self) -> list[RecordDamaged]:
+        """In pages: there may be many."""
+        out: list[RecordDamaged] = []
+        last: tuple[str, str, str] = ("", "", "")
+        while page := (await self._ask((Q.claims_page, last)))[0]:
+            last = page[-1][:3]
+            (stated,) = await self._ask((Q.vouch_some, (OWN, "claim", [vouch.claim_id(*row[:3]) for row in page])))
+            out += besides.damage_of_claims(page, stated)
+        return out
+
+    async def vouch_anew(self) -> None:
+        """An operator accepts the records beside the log as they are: what is lost is lost, what was altered counts as it stands."""
+        await self._do(lambda db, sent: _vouch_anew(db))
+        self._news.tell()
 
     async def health(self) -> list[Problem]:
         """What of the server's settings and state endangers what is kept, or slows it: for ``doctor``."""
@@ -769,9 +886,11 @@ class PostgresStore:
         key = Key(*raws[0][:2]) if raws else upkeep.orphans(orphans).get(run_id)
         if key is None:
             return None
-        (tips,) = await self._ask((Q.log_tip, (key.bucket, key.id)))
+        tips, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), *besides.kept_of_run(run_id, bucket))
         lease = self._lease(*found[0][6:]) if found else None
-        return upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
+        evidence = upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
+        damage = tuple(map(record_problem, besides.damage_of_run(run_id, beside))) if raws else ()
+        return msgspec.structs.replace(evidence, problems=(*evidence.problems, *damage))
 
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
         key = await self._where(run_id)
@@ -798,8 +917,10 @@ class PostgresStore:
         return ""
 
     async def claims_of(self, run_id: str) -> list[DedupClaim]:
-        (found,) = await self._ask((Q.claims_of, (run_id,)))
-        return [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in found]
+        found, stated = await self._ask((Q.claims_of, (run_id,)), (Q.vouch_under, ([run_id], "claim")))
+        claims = [DedupClaim(kind, scope, key, run_id, digest, until) for kind, scope, key, digest, until in found]
+        besides.hold(map(vouch.of_claim, claims), stated)
+        return claims
 
     async def adopt(self, dossier: Dossier) -> bool:
         run_id = dossier.run.run_id
@@ -857,8 +978,33 @@ def _proofs(store: str) -> str:
     return os.path.join(base, f"holdfast-{os.getuid()}", hashlib.sha256(store.encode()).hexdigest()[:24])
 
 
-def _item(run_id: str, found: Sequence[Any]) -> InboxItem:
-    return InboxItem(run_id, found[0], codec.decode_command(found[1]), found[2], found[3])
+_WORKER = ("owner", "started", "ttl", "boot", "host", "pid")
+
+
+def _worker_values(row: Sequence[Any], ttl_us: int, now: int | None) -> dict[str, Any]:
+    """What is written of a worker: its row as given, with this lease, and what vouches for it."""
+    values = {**dict(zip(_WORKER, row, strict=True)), "ttl": ttl_us}
+    return {**values, "now": now, "seal": vouch.of_worker(*(values[name] for name in _WORKER)).seal}
+
+
+def _offer(owner: str, data: bytes | None, seal: bytes | None) -> Offer | None:
+    """What a worker says that it works on; nothing where that is not what it has written, which the checker names."""
+    return None if data is None or vouch.of_offer(owner, data).seal != seal else codec.decode_offer(data)
+
+
+def _shelf_read(shelf: str, key: str) -> tuple[Statement, Statement]:
+    return (Q.shelf_get, (shelf, key)), (Q.vouch_some, (OWN, "shelf", [vouch.shelf_id(shelf, key)]))
+
+
+def _shelved(answers: Sequence[Sequence[tuple[Any, ...]]]) -> bytes | None:
+    found, stated = answers
+    besides.hold(map(besides.shelf_row, found), stated)
+    return bytes(found[0][2]) if found else None
+
+
+async def _vouch_anew(db: Connection) -> None:
+    """Inside a transaction: vouches for all records as they are now, and for none that is not there."""
+    await many(db, [(Q.vouch_forget, None), *besides.vouch_for_all(await many(db, besides.KEPT))])
 
 
 def _mine(there: InboxItem, item: InboxItem, sent: int) -> InboxItem:

@@ -8,20 +8,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from holdfast.core import codec, ids
+from holdfast.core import codec, ids, vouch
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.consistency import Problem
 from holdfast.core.errors import LeaseLost, StoreError, VersionConflict
 from holdfast.core.lease import Lease
 from holdfast.core.run import Run
+from holdfast.core.vouch import Voucher
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
 from holdfast.stores.evidence import COPIED, as_loaded, plain, row_problems
-from holdfast.stores.postgres.commits import Key, Statement, effect_row, keep_blob
+from holdfast.stores.postgres import besides
+from holdfast.stores.postgres.commits import Key, Statement, keep_blob
 from holdfast.stores.postgres.connection import Connection, Q, many
-from holdfast.stores.postgres.outbox import intent_row, ledger_row
+from holdfast.stores.postgres.outbox import put_intents
 
 COLUMNS = ("bucket", "id", "run_id", "fence", "owner", "due", "holds", "turn", "status", *COPIED, "ended", "doc")
 APART_US = 1_000_000
@@ -132,18 +134,24 @@ def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, h
 async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
     """Inside a transaction: writes a run that is not here yet."""
     run, stands = d.run, apply.adopted(d, incarnation, now)
-    ((id,),) = (await many(db, [(Q.next_number, None)]))[0]
+    ((id,),), drawn = await many(db, [(Q.next_number, None), (Q.see_numbers, {"count": len(d.ledger)})])
     bucket = ids.bucket_number(run.run_id)
     writes: list[Statement] = [_row(run, id, fence=stands.fence, owner=None, due=stands.due, holds=False, turn=id)]
+    vouchers: list[Voucher] = []
     since = 0
     for n, log in enumerate(d.rows, 1):
         since += len(log.data)
         writes.append((Q.log_append, (bucket, id, n, log.seq, since, stands.whole, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data)))
-    writes += [(Q.inbox_adopt, (bucket, id, i.key, i.put_at, i.taken_seq, codec.encode_command(i.command))) for i in d.inbox]
-    writes += [(Q.claim_adopt, (c.kind, c.scope, c.key, c.run_id, c.digest, c.expires_at)) for c in d.claims]
-    writes += [(Q.effect_upsert, effect_row(e)) for e in d.effects]
-    writes += [(Q.intent_upsert, intent_row(i)) for i in d.intents]
-    writes += [(Q.ledger_insert, ledger_row(r)) for r in d.ledger]
+    for i in d.inbox:
+        command = codec.encode_command(i.command)
+        writes.append((Q.inbox_adopt, (bucket, id, i.key, i.put_at, i.taken_seq, command)))
+        vouchers.append(vouch.of_inbox(run.run_id, i.key, i.put_at, command, i.taken_seq))
+    for c in d.claims:
+        voucher = vouch.of_claim(c)
+        named = {"kind": c.kind, "scope": c.scope, "key": c.key, "run": c.run_id, "digest": c.digest, "until": c.expires_at}
+        writes.append((Q.claim_adopt, {**named, "id": voucher.id, "seal": voucher.seal}))
+    numbers = iter([number for (number,) in drawn])
+    writes += [*besides.put_effects(d.effects), *put_intents(d.intents), *besides.put_ledger(d.ledger, numbers), *besides.keep(vouchers)]
     writes += [statement for blob in d.blobs for statement in keep_blob(run.run_id, blob)]
     if d.origin is not None:
         writes.append((Q.origin_insert, (d.origin, bucket, run.run_id)))
@@ -193,7 +201,7 @@ async def _forget(db: Connection, runs: list[str]) -> None:
         kept += [f"{run_id} {digest}" for digest in large]
     (uses,) = await many(db, [(Q.prune_uses, {"runs": runs, "kept": kept})])
     shas = sorted({sha for (sha,) in uses})
-    await many(db, [(Q.prune_blobs, {"shas": shas}), (Q.prune_effects, {"effects": gone}), (Q.prune_beside, {"runs": runs}), (Q.prune_runs, {"runs": runs})])
+    await many(db, [(Q.prune_blobs, {"shas": shas}), (Q.prune_effects, {"runs": runs, "effects": gone}), (Q.prune_beside, {"runs": runs}), (Q.prune_runs, {"runs": runs})])
 
 
 __all__ = ["adopt", "evidence_of", "health", "orphans", "prune", "rebuild"]

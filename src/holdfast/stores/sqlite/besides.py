@@ -5,7 +5,7 @@ All functions work on a connection inside whatever transaction is open there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import apsw
@@ -17,9 +17,10 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import RecordDamaged
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
-from holdfast.core.vouch import OWN, Voucher, seal
+from holdfast.core.vouch import OWN, Voucher
 from holdfast.stores.sqlite.connection import Q, row, rows, seal_all
 
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -59,42 +60,37 @@ def put_effect(db: apsw.Connection, e: Effect) -> Voucher:
     return vouch.of_effect(e, data)
 
 
-def _effect(found: Sequence[Any]) -> Voucher:
-    id, run_id, root, key, status, data = found
-    return Voucher(run_id, "effect", id, seal("effect", run_id, id, root, key, status, data), key)
-
-
 def effects_of_run(db: apsw.Connection, run_id: str) -> list[Effect]:
     found = rows(db, Q.effects_of_run, (run_id,))
-    vouch.hold(map(_effect, found), stated(db, run_id, "effect"))
+    vouch.hold(map(vouch.of_effect_row, found), stated(db, run_id, "effect"))
     return [codec.decode_effect(r[-1]) for r in found]
 
 
 def effects_of_key(db: apsw.Connection, key: str) -> list[Effect]:
     """What was done under a key. A record that is lost, or that its index does not find, is no licence to do it again."""
     found = rows(db, Q.effects_of_key, (key,))
-    vouch.hold(map(_effect, found), under(db, key, "effect"))
+    vouch.hold(map(vouch.of_effect_row, found), under(db, key, "effect"))
     return [codec.decode_effect(r[-1]) for r in found]
 
 
 def effects_of_lineage(db: apsw.Connection, root: str) -> list[Effect]:
     found = rows(db, Q.effects_of_lineage, (root,))
-    for voucher in map(_effect, found):
+    for voucher in map(vouch.of_effect_row, found):
         vouch.hold([voucher], one(db, voucher.run_id, "effect", voucher.id))
     return [codec.decode_effect(r[-1]) for r in found]
 
 
 def effects_all(db: apsw.Connection) -> list[Effect]:
     """All that can be read; a damaged one is named where its run is read, and by the checker."""
-    return sound(db, rows(db, Q.effects_all), _effect, lambda r: codec.decode_effect(r[-1]))
+    return sound(db, rows(db, Q.effects_all), vouch.of_effect_row, lambda r: codec.decode_effect(r[-1]))
 
 
 def effects_open(db: apsw.Connection) -> list[Effect]:
     """Attempts without an outcome, of whatever run; one that is damaged is named where its run is read."""
-    return sound(db, rows(db, Q.effects_open), _effect, lambda r: codec.decode_effect(r[-1]))
+    return sound(db, rows(db, Q.effects_open), vouch.of_effect_row, lambda r: codec.decode_effect(r[-1]))
 
 
-def sound(db: apsw.Connection, found: Sequence[Any], voucher: Callable[[Sequence[Any]], Voucher], decode: Callable[[Sequence[Any]], T]) -> list[T]:
+def sound(db: apsw.Connection, found: Sequence[R], voucher: Callable[[R], Voucher], decode: Callable[[R], T]) -> list[T]:
     fine = each(db, [voucher(r) for r in found])
     return [decode(r) for r, ok in zip(found, fine, strict=True) if ok]
 
@@ -150,10 +146,10 @@ def mark_token(db: apsw.Connection, t: Token) -> None:
 
 
 def revoke_tokens(db: apsw.Connection, run_id: str, key: int, wait_id: str, now: int) -> None:
-    """Revokes the links of a wait that are open."""
-    for (hash,) in rows(db, Q.tokens_open, (key, wait_id)):
-        if (there := token(db, hash)) is not None:
-            mark_token(db, msgspec.structs.replace(there, revoked_at=now))
+    """Revokes the links of a wait that are open; one that is not what was written opens nothing, and the checker names it."""
+    open = [Token(*r) for (hash,) in rows(db, Q.tokens_open, (key, wait_id)) if (r := row(db, Q.token_get, (hash,))) is not None]
+    for there in sound(db, open, vouch.of_token, lambda t: t):
+        mark_token(db, msgspec.structs.replace(there, revoked_at=now))
 
 
 # -- schedules ----------------------------------------------------------------------------------------
@@ -165,21 +161,16 @@ def put_schedule(db: apsw.Connection, s: Schedule) -> None:
     vouch_for(db, [vouch.of_schedule(s, data)])
 
 
-def _schedule_voucher(found: Sequence[Any]) -> Voucher:
-    id, tenant, due, data = found
-    return Voucher(OWN, "schedule", id, seal("schedule", OWN, id, tenant, due, data))
-
-
 def schedule(db: apsw.Connection, schedule_id: str) -> Schedule | None:
     there = row(db, Q.schedule_get, (schedule_id,))
-    vouch.hold([] if there is None else [_schedule_voucher(there)], one(db, OWN, "schedule", schedule_id))
+    vouch.hold([] if there is None else [vouch.of_schedule_row(there)], one(db, OWN, "schedule", schedule_id))
     return None if there is None else codec.decode_schedule(there[-1])
 
 
 def schedules(db: apsw.Connection, due: int | None) -> list[Schedule]:
     """Those that are what was written; one that is not fires nothing, and the checker names it."""
     sql, values = (Q.schedules, ()) if due is None else (Q.schedules_due, (due,))
-    return sound(db, rows(db, sql, values), _schedule_voucher, lambda r: codec.decode_schedule(r[-1]))
+    return sound(db, rows(db, sql, values), vouch.of_schedule_row, lambda r: codec.decode_schedule(r[-1]))
 
 
 def drop_schedule(db: apsw.Connection, schedule_id: str) -> bool:
@@ -189,13 +180,42 @@ def drop_schedule(db: apsw.Connection, schedule_id: str) -> bool:
     return done
 
 
+# -- shelves ------------------------------------------------------------------------------------------
+
+
+def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes]) -> None:
+    db.executemany(Q.shelf_put, [(shelf, key, data) for key, data in kept.items()])
+    vouch_for(db, [vouch.of_shelf(shelf, key, data) for key, data in kept.items()])
+
+
+def shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:
+    there = row(db, Q.shelf_get, (shelf, key))
+    vouch.hold([] if there is None else [vouch.of_shelf(*there)], one(db, OWN, "shelf", vouch.shelf_id(shelf, key)))
+    return None if there is None else bytes(there[2])
+
+
+def shelf_scan(db: apsw.Connection, shelf: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
+    found = rows(db, Q.shelf_scan, (shelf, prefix, after, limit))
+    last = vouch.shelf_id(shelf, found[-1][1]) if found and len(found) == limit else None
+    known = (Voucher(*r) for r in rows(db, Q.vouch_shelf, (shelf, prefix, after, vouch.shelf_id(shelf, ""))))
+    vouch.hold([vouch.of_shelf(*r) for r in found], [v for v in known if last is None or v.id <= last])
+    return [(key, bytes(data)) for _, key, data in found]
+
+
+def unshelve(db: apsw.Connection, shelf: str, prefix: str) -> int:
+    db.execute(Q.shelf_drop, (shelf, prefix))
+    gone = db.changes()
+    db.execute(Q.vouch_shelf_drop, (shelf, prefix, vouch.shelf_id(shelf, "")))
+    return gone
+
+
 # -- what the checker asks ----------------------------------------------------------------------------
 
 
 def damage_of_run(db: apsw.Connection, run_id: str, key: int | None) -> list[RecordDamaged]:
     """Every record of a run that is gone or is not what was written."""
     found: dict[str, list[Voucher]] = {
-        "effect": [_effect(r) for r in rows(db, Q.effects_of_run, (run_id,))],
+        "effect": [vouch.of_effect_row(r) for r in rows(db, Q.effects_of_run, (run_id,))],
         "inbox": [vouch.of_inbox(run_id, n, at, command, seq) for n, command, at, seq in rows(db, Q.inbox_all, (key,))],
         "token": [vouch.of_token(Token(*r)) for r in rows(db, Q.tokens_of_run, (key,))],
     }
@@ -209,13 +229,19 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
     """Every record of the store itself, or of a run that is not here, that is gone or is not what was written."""
     found: dict[str, Iterable[Voucher]] = {
         "claim": [vouch.of_claim(DedupClaim(*r)) for r in rows(db, Q.claims_all)],
-        "schedule": [_schedule_voucher(r) for r in rows(db, Q.schedules_kept)],
+        "schedule": [vouch.of_schedule_row(r) for r in rows(db, Q.schedules_kept)],
+        "shelf": [vouch.of_shelf(*r) for r in rows(db, Q.shelves_all)],
+        "worker": [vouch.of_worker(*r) for r in rows(db, Q.workers)],
+        "offer": [vouch.of_offer(*r) for r in rows(db, Q.offers_all)],
+        "pruned": [vouch.of_pruned(*r) for r in rows(db, Q.pruned_all)],
     }
     out: list[RecordDamaged] = []
     for kind, records in found.items():
         out += vouch.damage(vouch.by_id(records), vouch.by_id(stated(db, OWN, kind)))
     left = {Voucher(*r) for r in rows(db, Q.vouch_runless)}
-    out += vouch.damage(vouch.by_id(map(_effect, rows(db, Q.effects_runless))), vouch.by_id(v for v in left if v.kind == "effect"))
+    out += vouch.damage(
+        vouch.by_id(map(vouch.of_effect_row, rows(db, Q.effects_runless))), vouch.by_id(v for v in left if v.kind == "effect")
+    )
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
     return out
 

@@ -38,7 +38,7 @@ _HERE = Path(__file__).parent  # importlib.resources would load archive and temp
 
 Q: Any = named(_HERE.joinpath("queries.sql").read_text("utf-8"))
 MIGRATIONS = numbered(_HERE / "migrations")
-_SEALING = next(script[script.index("INSERT INTO vouch") :] for script in reversed(MIGRATIONS) if "INSERT INTO vouch" in script)
+_SEALING = "".join(script[script.index("INSERT INTO vouch") :] for script in MIGRATIONS if "INSERT INTO vouch" in script)
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:

@@ -55,16 +55,9 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
     )
 
 
-def _voucher(kept: Sequence[Any]) -> Voucher:
-    """What vouches for an intent's row as it stands, whatever it says."""
-    data, tenant_id, state, due, owner, _, settled_at, type_, run_id, intent_id, target, order_key, created_at, attempts, carries = kept
-    content = (tenant_id, type_, target, order_key, created_at, state, due, owner, settled_at, attempts, carries, data)
-    return Voucher(run_id, "intent", intent_id, vouch.seal("intent", run_id, intent_id, *content), intent_id)
-
-
 def _sound(db: apsw.Connection, kept: Sequence[Sequence[Any]]) -> list[Intent]:
     """Those that are what was written: nothing else is sent. The others are named where their run is read, and by the checker."""
-    return besides.sound(db, kept, _voucher, decode_intent)
+    return besides.sound(db, kept, vouch.of_intent_row, decode_intent)
 
 
 def put_ledger(db: apsw.Connection, entries: Sequence[LedgerRow]) -> list[Voucher]:
@@ -92,12 +85,14 @@ def hold_intents(db: apsw.Connection, run_id: str) -> None:
     Raises:
         RecordDamaged: the first that is gone, or is not what was written.
     """
-    vouch.hold(map(_voucher, rows(db, Q.intents + " WHERE run_id = ? ORDER BY id", (run_id,))), besides.stated(db, run_id, "intent"))
+    vouch.hold(
+        map(vouch.of_intent_row, rows(db, Q.intents + " WHERE run_id = ? ORDER BY id", (run_id,))), besides.stated(db, run_id, "intent")
+    )
 
 
 def found(db: apsw.Connection, intent_id: str) -> Intent | None:
     kept = row(db, Q.intents + " WHERE intent_id = ?", (intent_id,))
-    vouch.hold([] if kept is None else [_voucher(kept)], besides.under(db, intent_id, "intent"))
+    vouch.hold([] if kept is None else [vouch.of_intent_row(kept)], besides.under(db, intent_id, "intent"))
     return None if kept is None else decode_intent(kept)
 
 
@@ -212,7 +207,7 @@ def ledger(
 
 def damage_of_run(db: apsw.Connection, run_id: str) -> list[RecordDamaged]:
     """Every intent and ledger row of a run that is gone or is not what was written."""
-    intents = map(_voucher, rows(db, Q.intents + " WHERE run_id = ?", (run_id,)))
+    intents = map(vouch.of_intent_row, rows(db, Q.intents + " WHERE run_id = ?", (run_id,)))
     entries = [LedgerRow(*found) for found in rows(db, Q.ledger + " WHERE run_id = ?", (run_id,))]
     out = list(vouch.damage(vouch.by_id(intents), vouch.by_id(besides.stated(db, run_id, "intent"))))
     out += vouch.damage(vouch.by_id(map(vouch.of_ledger, entries)), vouch.by_id(besides.stated(db, run_id, "ledger")))

@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 import apsw
 
+from holdfast.core import vouch
 from holdfast.core.lease import Alive
+from holdfast.core.vouch import OWN
 from holdfast.machine import boot, ticks
 from holdfast.stores import apply
 from holdfast.stores.liveness import Liveness
@@ -39,15 +41,36 @@ class Owners:
         self._now = now
         self._ticks = now if given else ticks
         self._boot = "" if given else boot()
+        self._mine: dict[str, WorkerRow] = {}
 
-    def fresh(self, owner: str, ttl_us: int) -> WorkerRow:
-        """The row of an owner that registers now."""
+    def register(self, db: apsw.Connection, owner: str, ttl_us: int) -> None:
+        """Inside a transaction: makes an owner known."""
         now = self._now()
-        return WorkerRow(owner, now, now + ttl_us, self._boot, self._ticks() + ttl_us, platform.node(), os.getpid())
+        row = WorkerRow(owner, now, now + ttl_us, self._boot, self._ticks() + ttl_us, platform.node(), os.getpid())
+        db.execute(Q.worker_insert, row)
+        db.execute(Q.vouch_put, vouch.of_worker(*row))
+        self._mine[owner] = row
 
-    def renewed(self, ttl_us: int) -> tuple[int, int]:
-        """The new expiry on the wall and on the boot's clock."""
-        return self._now() + ttl_us, self._ticks() + ttl_us
+    def renew(self, db: apsw.Connection, owner: str, ttl_us: int) -> int:
+        """Inside a transaction: the new expiry, 0 if the owner is not known. What this process knows of its own owner is written anew; of
+        another's, what is there."""
+        there = self._mine.get(owner) or self.find(db, owner)
+        if there is None:
+            return 0
+        row = there._replace(expires_at=self._now() + ttl_us, ticks=self._ticks() + ttl_us)
+        db.execute(Q.worker_renew, row)
+        if db.changes() != 1:
+            return 0
+        db.execute(Q.vouch_put, vouch.of_worker(*row))
+        return row.expires_at
+
+    def drop(self, db: apsw.Connection, statement: str, owner: str) -> bool:
+        """Inside a transaction: deletes an owner's row, and what vouches for it."""
+        db.execute(statement, (owner,))
+        gone = bool(db.changes())
+        if gone:
+            db.execute(Q.vouch_drop, (OWN, "worker", owner))
+        return gone
 
     def find(self, db: apsw.Connection, owner: str) -> WorkerRow | None:
         row = db.execute(Q.worker, (owner,)).fetchone()

@@ -172,7 +172,8 @@ UPDATE run SET owner = ?, fence = fence + 1, holds = 1, due = min(ifnull(due, ?2
 -- name: worker_insert
 INSERT INTO worker (owner, started_at, expires_at, boot, ticks, host, pid) VALUES (?, ?, ?, ?, ?, ?, ?);
 -- name: worker_renew
-UPDATE worker SET expires_at = ?, ticks = ? WHERE owner = ?;
+-- The row is written whole: what its owner says of itself counts.
+UPDATE worker SET started_at = ?2, expires_at = ?3, boot = ?4, ticks = ?5, host = ?6, pid = ?7 WHERE owner = ?1;
 -- name: worker_delete
 DELETE FROM worker WHERE owner = ?;
 -- name: worker_delete_idle
@@ -184,9 +185,13 @@ SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker WHERE o
 -- name: offer_put
 INSERT INTO offer (owner, data) VALUES (?, ?) ON CONFLICT (owner) DO UPDATE SET data = excluded.data;
 -- name: offer_get
-SELECT (SELECT data FROM offer WHERE owner = ?);
+SELECT data FROM offer WHERE owner = ?;
+-- name: offers_all
+SELECT owner, data FROM offer ORDER BY owner;
 -- name: offers_forget
 DELETE FROM offer WHERE owner NOT IN (SELECT owner FROM worker);
+-- name: vouch_offers_forget
+DELETE FROM vouch WHERE run = '' AND kind = 'offer' AND id NOT IN (SELECT owner FROM worker);
 -- name: worker_runs
 SELECT count(*) FROM run WHERE owner = ?;
 -- name: hand_back
@@ -287,6 +292,8 @@ SELECT hash FROM log WHERE id = ?;
 UPDATE run SET fence = (?1 << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE ?2 END, owner = NULL;
 -- name: forget_workers
 DELETE FROM worker;
+-- name: vouch_forget_workers
+DELETE FROM vouch WHERE run = '' AND kind = 'worker';
 -- name: chain_page
 SELECT l.id, l.run, l.seq, l.prev, l.hash, l.data FROM log l WHERE l.id > ? ORDER BY l.id LIMIT 500;
 -- name: tips_page
@@ -408,11 +415,22 @@ SELECT schedule_id, tenant_id, due, data FROM schedule WHERE due IS NOT NULL AND
 
 -- name: shelf_put
 INSERT INTO shelf (name, key, data) VALUES (?, ?, ?) ON CONFLICT (name, key) DO UPDATE SET data = excluded.data;
--- name: shelf_new
-INSERT INTO shelf (name, key, data) VALUES (?, ?, ?) ON CONFLICT (name, key) DO NOTHING;
 -- name: shelf_get
-SELECT data FROM shelf WHERE name = ? AND key = ?;
+SELECT name, key, data FROM shelf WHERE name = ? AND key = ?;
 -- name: shelf_scan
-SELECT key, data FROM shelf WHERE name = ? AND key >= ? AND key > ? AND substr(key, 1, length(?)) = ? ORDER BY key LIMIT ?;
+SELECT name, key, data FROM shelf WHERE name = ?1 AND key >= ?2 AND key > ?3 AND substr(key, 1, length(?2)) = ?2 ORDER BY key LIMIT ?4;
+-- name: shelves_all
+SELECT name, key, data FROM shelf ORDER BY name, key;
 -- name: shelf_drop
-DELETE FROM shelf WHERE name = ? AND key >= ? AND substr(key, 1, length(?)) = ?;
+DELETE FROM shelf WHERE name = ?1 AND key >= ?2 AND substr(key, 1, length(?2)) = ?2;
+-- name: vouch_shelf
+-- Of the rows of a shelf whose keys begin so and come after that one. ?4: the shelf's name and what stands before a key.
+SELECT run, kind, id, seal, under, mark FROM vouch WHERE under = ?1 AND kind = 'shelf' AND under <> ''
+  AND id > ?4 || ?3 AND substr(id, 1, length(?4) + length(?2)) = ?4 || ?2 ORDER BY id;
+-- name: vouch_shelf_drop
+DELETE FROM vouch WHERE run = '' AND kind = 'shelf' AND under = ?1 AND substr(id, 1, length(?3) + length(?2)) = ?3 || ?2;
+
+-- Runs that were pruned -----------------------------------------------------------------------------
+
+-- name: pruned_all
+SELECT run_id, at, by FROM pruned ORDER BY run_id;

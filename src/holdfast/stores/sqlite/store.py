@@ -327,8 +327,7 @@ class SqliteStore:
                 db.executemany(statement, due)
         out = [(c.key, Claim(c.run_id, c.fence + 1) if c.holds is not None else self._take(db, c, owner, now)) for c in found]
         for gone in self._litter(db, workers, owner):
-            db.execute(Q.worker_delete_idle, (gone,))
-            if db.changes():
+            if self._owners.drop(db, Q.worker_delete_idle, gone):
                 self._liveness.forget(gone)
         return out
 
@@ -399,7 +398,7 @@ class SqliteStore:
 
         def work(committer: Committer) -> None:
             with committer.writing():
-                committer.db.execute(Q.worker_insert, self._owners.fresh(owner, ttl_us))
+                self._owners.register(committer.db, owner, ttl_us)
 
         try:
             await writer.run(work)
@@ -413,15 +412,14 @@ class SqliteStore:
         with self._renewal, mapped(self.path):
             if self._renewing is None:
                 self._renewing = self._another()
-            expires_at, ticks = self._owners.renewed(ttl_us)
-            self._renewing.execute(Q.worker_renew, (expires_at, ticks, owner))
-            return expires_at if self._renewing.changes() == 1 else 0
+            with writing(self._renewing):
+                return self._owners.renew(self._renewing, owner, ttl_us)
 
     async def retire(self, owner: str) -> None:
         def work(committer: Committer) -> None:
             with committer.writing():
                 committer.db.execute(Q.hand_back, (self._now(), owner))
-                committer.db.execute(Q.worker_delete, (owner,))
+                self._owners.drop(committer.db, Q.worker_delete, owner)
 
         writer = self._write()
         await writer.run(work)
@@ -450,13 +448,17 @@ class SqliteStore:
 
     def _offer(self, db: apsw.Connection, owner: str) -> Offer | None:
         data = _one(db, Q.offer_get, (owner,))
-        return None if data is None else codec.decode_offer(data)
+        sound = data is not None and all(besides.each(db, [vouch.of_offer(owner, data)]))
+        return codec.decode_offer(data) if sound else None  # one that is not what was written is named by the checker
 
     async def offer(self, owner: str, offer: Offer) -> None:
         def work(committer: Committer) -> None:
             with committer.writing():
+                data = codec.encode_offer(offer)
                 committer.db.execute(Q.offers_forget)
-                committer.db.execute(Q.offer_put, (owner, codec.encode_offer(offer)))
+                committer.db.execute(Q.vouch_offers_forget)
+                committer.db.execute(Q.offer_put, (owner, data))
+                besides.vouch_for(committer.db, [vouch.of_offer(owner, data)])
 
         await self._write().run(work)
 
@@ -722,35 +724,33 @@ class SqliteStore:
 
     async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
         def work(committer: Committer) -> None:
-            with writing(committer.db):
-                committer.db.executemany(Q.shelf_put, [(shelf, key, data) for key, data in rows.items()])
+            with committer.writing():
+                besides.shelve(committer.db, shelf, rows)
 
         await self._write().run(work)
 
     async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
         def work(committer: Committer) -> bytes | None:
-            with writing(committer.db):
-                there = row(committer.db, Q.shelf_get, (shelf, key))
+            with committer.writing():
+                there = besides.shelved(committer.db, shelf, key)
                 if there is None:
-                    committer.db.execute(Q.shelf_new, (shelf, key, data))
-                return None if there is None else bytes(there[0])
+                    besides.shelve(committer.db, shelf, {key: data})
+                return there
 
         return await self._write().run(work)
 
     async def shelved(self, shelf: str, key: str) -> bytes | None:
         with mapped(self.path):
-            found = row(self._read(), Q.shelf_get, (shelf, key))
-        return None if found is None else bytes(found[0])
+            return besides.shelved(self._read(), shelf, key)
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
-        with mapped(self.path):
-            return [(key, bytes(data)) for key, data in rows(self._read(), Q.shelf_scan, (shelf, prefix, after, prefix, prefix, limit))]
+        with mapped(self.path), reading(self._read()):
+            return besides.shelf_scan(self._read(), shelf, prefix, after, limit)
 
     async def unshelve(self, shelf: str, prefix: str) -> int:
         def work(committer: Committer) -> int:
-            with writing(committer.db):
-                committer.db.execute(Q.shelf_drop, (shelf, prefix, prefix, prefix))
-                return committer.db.changes()
+            with committer.writing():
+                return besides.unshelve(committer.db, shelf, prefix)
 
         return await self._write().run(work)
 
@@ -929,6 +929,7 @@ class SqliteStore:
             db.execute(Q.meta_set, ("incarnation", incarnation))
             db.execute(Q.move_fences, (incarnation, self._now()))
             db.execute(Q.forget_workers)
+            db.execute(Q.vouch_forget_workers)
             db.execute(Q.meta_wrote)
             end = self._end(db)._replace(incarnation=incarnation)
         self._anchor.begin(end)

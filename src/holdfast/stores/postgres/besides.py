@@ -1,0 +1,283 @@
+"""The records beside the log, in PostgreSQL: each is written with its voucher and held against it when it is read (``core/vouch.py``).
+
+A row is read with the digest that vouches for it as its last column. Where all there must be is asked for (a run's, a key's), the
+vouchers are read in the same snapshot: one whose record is gone tells of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from holdfast.core import canon, codec, vouch
+from holdfast.core.commit import DedupClaim, InboxItem, LedgerRow
+from holdfast.core.effects import Effect
+from holdfast.core.errors import RecordDamaged
+from holdfast.core.schedules import Schedule
+from holdfast.core.tokens import Token
+from holdfast.core.vouch import OWN, Voucher
+from holdfast.stores.postgres.connection import Q
+
+Statement = tuple[str, Any]
+Found = Sequence[Sequence[Any]]
+T = TypeVar("T")
+SLACK_US = 60_000_000  # a database's clock that was set back makes expiries seem later than they can be
+
+
+# -- vouching -----------------------------------------------------------------------------------------
+
+
+def keep(vouchers: Iterable[Voucher]) -> Iterator[Statement]:
+    """The statement that keeps vouchers of records that are written in the same transaction; the last one of a record counts."""
+    last = {v[:3]: v for v in vouchers}
+    if last:
+        yield Q.vouch_put, [list(column) for column in zip(*(last[place] for place in sorted(last)), strict=True)]
+
+
+def hold(found: Iterable[Voucher], stated: Found) -> None:
+    """Holds records of one kind against their vouchers as read.
+
+    Raises:
+        RecordDamaged: the first that is gone, or is not what was written.
+    """
+    vouch.hold(found, [Voucher(*row) for row in stated])
+
+
+def sound(found: Found, voucher: Callable[[Sequence[Any]], Voucher], decode: Callable[[Sequence[Any]], T]) -> list[T]:
+    """Those that are what was written; one that is not is named where its run is read, and by the checker."""
+    return [decode(row) for row in found if voucher(row).seal == row[-1]]
+
+
+def same(voucher: Voucher, seal: bytes | None, mark: int | None = None) -> None:
+    """Holds one record against its digest as read.
+
+    Raises:
+        RecordDamaged: it is not what was written.
+    """
+    if voucher.seal != seal or voucher.mark != mark:
+        raise RecordDamaged(voucher.kind, voucher.under if voucher.kind == "claim" else voucher.run_id, voucher.id)
+
+
+# -- effects ------------------------------------------------------------------------------------------
+
+
+def effect_row(e: Effect) -> tuple[Any, ...]:
+    return (e.effect_id, e.run_id, e.lineage_root, e.key, e.status.value, codec.encode_effect(e))
+
+
+def put_effects(effects: Iterable[Effect]) -> Iterator[Statement]:
+    rows = [effect_row(e) for e in effects]
+    yield from ((Q.effect_upsert, row) for row in rows)
+    yield from keep(map(vouch.of_effect_row, rows))
+
+
+def decode_effect(row: Sequence[Any]) -> Effect:
+    return codec.decode_effect(row[5])
+
+
+# -- inbox --------------------------------------------------------------------------------------------
+
+
+def of_item(run_id: str, row: Sequence[Any]) -> Voucher:
+    key, command, put_at, taken = row[:4]
+    return vouch.of_inbox(run_id, key, put_at, command, taken)
+
+
+def decode_item(run_id: str, row: Sequence[Any]) -> InboxItem:
+    key, command, put_at, taken = row[:4]
+    return InboxItem(run_id, key, codec.decode_command(command), put_at, taken)
+
+
+def item(run_id: str, row: Sequence[Any]) -> InboxItem:
+    """One that was read with its voucher's digest and mark."""
+    same(of_item(run_id, row), row[4], row[5])
+    return decode_item(run_id, row)
+
+
+def items(run_id: str, rows: Found, stated: Found) -> list[InboxItem]:
+    hold([of_item(run_id, row) for row in rows], stated)
+    return [decode_item(run_id, row) for row in rows]
+
+
+# -- tokens, claims, schedules, ledger ----------------------------------------------------------------
+
+
+def decode_token(row: Sequence[Any]) -> Token:
+    return Token(*row[:9])
+
+
+def of_token_row(row: Sequence[Any]) -> Voucher:
+    return vouch.of_token(decode_token(row))
+
+
+def mark_tokens(tokens: Sequence[Token]) -> Iterator[Statement]:
+    """Keeps that tokens were used or revoked."""
+    yield from ((Q.token_mark, (t.used_at, t.revoked_at, t.hash)) for t in tokens)
+    yield from keep(map(vouch.of_token, tokens))
+
+
+def revoked(tokens: Iterable[Token], run_id: str, waits: Iterable[str], now: int) -> Iterator[Statement]:
+    """Revokes the links of waits that are closed."""
+    closed = set(waits)
+    yield from mark_tokens([msgspec.structs.replace(t, revoked_at=now) for t in tokens if t.run_id == run_id and t.wait_id in closed])
+
+
+def of_claim_row(row: Sequence[Any]) -> Voucher:
+    return vouch.of_claim(DedupClaim(*row[:6]))
+
+
+def schedule_row(s: Schedule) -> tuple[Any, ...]:
+    return (s.schedule_id, s.tenant_id, s.due, codec.encode_schedule(s))
+
+
+def put_schedule(s: Schedule, *, new: bool) -> Iterator[Statement]:
+    row = schedule_row(s)
+    yield (Q.schedule_insert if new else Q.schedule_put), row
+    yield from keep([vouch.of_schedule_row(row)])
+
+
+def schedule(rows: Found, stated: Found) -> Schedule | None:
+    """The schedule that was read, with what vouches for one of that id."""
+    hold(map(vouch.of_schedule_row, rows), stated)
+    return codec.decode_schedule(rows[0][3]) if rows else None
+
+
+def ledger_row(r: LedgerRow) -> tuple[Any, ...]:
+    return (r.number, r.run_id, r.topic, r.key, r.at, r.data, r.step_id, as_json(r.data))
+
+
+def as_json(data: bytes) -> str:
+    """An encoded value for whoever types SQL."""
+    return msgspec.json.encode(canon.reveal(data)).decode()
+
+
+def put_ledger(rows: Iterable[LedgerRow], numbers: Iterator[int]) -> Iterator[Statement]:
+    """``numbers``: what the sequence has given for them."""
+    numbered = [msgspec.structs.replace(r, number=next(numbers)) for r in rows]
+    yield from ((Q.ledger_insert, ledger_row(r)) for r in numbered)
+    yield from keep(map(vouch.of_ledger, numbered))
+
+
+# -- shelves ------------------------------------------------------------------------------------------
+
+
+def shelf_row(row: Sequence[Any]) -> Voucher:
+    return vouch.of_shelf(*row[:3])
+
+
+def put_shelf(shelf: str, rows: Sequence[tuple[str, bytes]]) -> Iterator[Statement]:
+    if rows:
+        yield Q.shelf_put, (shelf, [key for key, _ in rows], [data for _, data in rows])
+        yield from keep(vouch.of_shelf(shelf, key, data) for key, data in rows)
+
+
+# -- what the checker asks ----------------------------------------------------------------------------
+
+
+def kept_of_run(run_id: str, bucket: int) -> list[Statement]:
+    """What is read for ``damage_of_run``."""
+    return [
+        (Q.effects, {"run": run_id, "key": None, "root": None}),
+        (Q.inbox_of, {"b": bucket, "run": run_id, "taken": True}),
+        (Q.tokens_of_run, (run_id,)),
+        (Q.intents + " WHERE i.run_id = %s", (run_id,)),
+        (Q.ledger_of_run, (run_id,)),
+        (Q.vouch_all_of_run, (run_id,)),
+    ]
+
+
+def damage_of_run(run_id: str, answers: Sequence[Found]) -> list[RecordDamaged]:
+    """Every record of a run that is gone or is not what was written."""
+    effects, inbox, tokens, intents, ledger, vouchers = answers
+    entries = [LedgerRow(*row[:7]) for row in ledger]
+    found: dict[str, list[Voucher]] = {
+        "effect": [vouch.of_effect_row(row) for row in effects],
+        "inbox": [of_item(run_id, row) for row in inbox],
+        "token": [of_token_row(row) for row in tokens],
+        "intent": [vouch.of_intent_row(row) for row in intents],
+        "ledger": [vouch.of_ledger(entry) for entry in entries],
+    }
+    stated = [Voucher(*row) for row in vouchers]
+    out: list[RecordDamaged] = []
+    for kind, records in found.items():
+        out += vouch.damage(vouch.by_id(records), vouch.by_id(v for v in stated if v.kind == kind))
+    told = {e.record for e in out}
+    for entry, row in zip(entries, ledger, strict=True):
+        if (id := vouch.ledger_id(entry.number)) not in told and row[7] != as_json(entry.data):
+            out.append(RecordDamaged("ledger", run_id, id))
+    return out
+
+
+def kept_by_store(now: int | None) -> list[Statement]:
+    """What is read for ``damage_of_store``."""
+    own = [(Q.vouch_of_run, (OWN, kind)) for kind in ("schedule", "shelf", "worker", "offer", "pruned")]
+    rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None)]
+    return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None)]
+
+
+def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
+    """Every record of the store itself, its claims apart, or of a run that is not here, that is gone or is not what was written."""
+    schedules, shelves, workers, offers, pruned, *stated = answers[:10]
+    effects, runless, claims = answers[10:]
+    found: list[Iterable[Voucher]] = [
+        map(vouch.of_schedule_row, schedules),
+        map(shelf_row, shelves),
+        (vouch.of_worker(*row[:6]) for row in workers),
+        (vouch.of_offer(*row) for row in offers),
+        (vouch.of_pruned(*row) for row in pruned),
+    ]
+    out: list[RecordDamaged] = []
+    for records, vouchers in zip(found, stated, strict=True):
+        out += vouch.damage(vouch.by_id(records), vouch.by_id(Voucher(*row) for row in vouchers))
+    out += [
+        RecordDamaged("worker", OWN, row[0]) for row in workers if row[6] > row[2] + SLACK_US
+    ]  # no lease is longer than it was asked for
+    left = [Voucher(*row) for row in runless]
+    out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, effects)), vouch.by_id(v for v in left if v.kind == "effect"))
+    out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
+    out += vouch.damage({}, vouch.by_id(Voucher(*row) for row in claims))
+    return out
+
+
+def damage_of_claims(rows: Found, stated: Found) -> list[RecordDamaged]:
+    """The claims of a page that are not what was written."""
+    return list(vouch.damage(vouch.by_id(map(of_claim_row, rows)), vouch.by_id(Voucher(*row) for row in stated)))
+
+
+# -- vouching anew ------------------------------------------------------------------------------------
+
+KEPT: tuple[Statement, ...] = (
+    (Q.effects, {"run": None, "key": None, "root": None}),
+    (Q.intents, None),
+    (Q.ledger_kept, None),
+    (Q.inbox_kept, None),
+    (Q.tokens_kept, None),
+    (Q.claims_all, None),
+    (Q.schedules_all, None),
+    (Q.shelves_all, None),
+    (Q.workers_all, {"now": None}),
+    (Q.offers_all, None),
+    (Q.pruned_all, None),
+)
+
+
+def vouch_for_all(answers: Sequence[Found]) -> Iterator[Statement]:
+    """What vouches for every record as it was read by the statements ``KEPT``."""
+    effects, intents, ledger, inbox, tokens, claims, schedules, shelves, workers, offers, pruned = answers
+    yield from keep(
+        [
+            *map(vouch.of_effect_row, effects),
+            *map(vouch.of_intent_row, intents),
+            *(vouch.of_ledger(LedgerRow(*row)) for row in ledger),
+            *(vouch.of_inbox(*row) for row in inbox),
+            *map(of_token_row, tokens),
+            *map(of_claim_row, claims),
+            *map(vouch.of_schedule_row, schedules),
+            *map(shelf_row, shelves),
+            *(vouch.of_worker(*row[:6]) for row in workers),
+            *(vouch.of_offer(*row) for row in offers),
+            *(vouch.of_pruned(*row) for row in pruned),
+        ]
+    )

@@ -1,0 +1,61 @@
+"""The part of the store suite that is about shelves (§19.2): its cases are in ``conformance.CASES`` once this is imported."""
+
+from __future__ import annotations
+
+from holdfast.ports import offers_shelves
+from holdfast.testing.conformance import Harness, case
+
+
+@case
+async def case_shelf_keeps_rows(h: Harness) -> None:
+    """§19.2: rows of bytes under keys, each shelf its own; a row in the place of another is that other's end."""
+    store = h.store
+    assert offers_shelves(store)
+    await store.shelve("cups", {"a": b"1", "b": b"\x00\xff"})
+    await store.shelve("cups", {"a": b"2"})
+    await store.shelve("plates", {"a": b"3"})
+    assert [await store.shelved("cups", key) for key in ("a", "b", "c")] == [b"2", b"\x00\xff", None]
+    assert await store.shelved("plates", "a") == b"3" and await store.shelved("none", "a") is None
+    await store.shelve("cups", {})
+    assert await h.store.verify() == []
+
+
+@case
+async def case_shelf_takes_a_new_row_once(h: Harness) -> None:
+    """§19.2: whoever comes second is given what is there, and changes nothing."""
+    store = h.store
+    assert offers_shelves(store)
+    assert await store.shelve_new("cups", "a", b"1") is None
+    assert await store.shelve_new("cups", "a", b"2") == b"1" and await store.shelved("cups", "a") == b"1"
+    assert await store.unshelve("cups", "a") == 1
+    assert await store.shelve_new("cups", "a", b"3") is None
+    assert await h.store.verify() == []
+
+
+@case
+async def case_shelf_is_scanned_by_key(h: Harness) -> None:
+    """§19.2: in the order of the keys' bytes, by prefix, behind a key, so many; characters that a pattern would mean stand for themselves."""
+    store = h.store
+    assert offers_shelves(store)
+    keys = ["B", "a", "a%", "a/1", "a/2", "aé", "b", "a\U0001f600"]
+    await store.shelve("cups", {key: key.encode() for key in keys})
+    await store.shelve("cups2", {"a/3": b""})
+    assert [k for k, _ in await store.shelf_scan("cups")] == sorted(keys)
+    assert [k for k, _ in await store.shelf_scan("cups", "a/")] == ["a/1", "a/2"]
+    assert [k for k, _ in await store.shelf_scan("cups", "a%")] == ["a%"]
+    assert [k for k, _ in await store.shelf_scan("cups", "a", "a/1", 2)] == ["a/2", "aé"]
+    assert await store.shelf_scan("cups", "a", "zzz") == []
+    assert [k for k, _ in await store.shelf_scan("cups", "a", "B", 1)] == ["a"]
+
+
+@case
+async def case_shelf_is_cleared_by_prefix(h: Harness) -> None:
+    """§19.2: the rows whose keys begin so, of that shelf alone."""
+    store = h.store
+    assert offers_shelves(store)
+    await store.shelve("cups", {"a/1": b"", "a/2": b"", "a_": b"", "b": b""})
+    await store.shelve("cups2", {"a/1": b"other"})
+    assert await store.unshelve("cups", "a/") == 2 and await store.unshelve("cups", "a/") == 0
+    assert [k for k, _ in await store.shelf_scan("cups")] == ["a_", "b"]
+    assert await store.unshelve("cups", "") == 2 and await store.shelved("cups2", "a/1") == b"other"
+    assert await h.store.verify() == []
