@@ -1,49 +1,55 @@
-"""Mutation score of the core: changes one thing of it at a time and asks whether tests/core notices.
+"""Mutation score: changes one thing of the package at a time and asks whether a test notices.
 
-    python bench/mutate.py                          # 300 mutants of the whole core, seed 1
-    python bench/mutate.py --modules run,waits --sample 0    # every mutant of two modules
+    python bench/mutate.py                                     # 150 mutants of engine/, stores/, workers/, core/, seed 1
+    python bench/mutate.py --only engine/calls --count 0       # every mutant of one folder
+    python bench/mutate.py --again                             # the survivors of the last run once more, with the tests of today
 
-A mutant is made in memory, in a forked child, and never touches the source. The tests run once under coverage first, so
-that each mutant of a function is shown only to the tests that enter this function, its module's own tests first, then the
-quick ones; what a module does at its import is shown to all. What counts as caught: a failing test, an error at import, or
-no end within five times what all tests need. Left alone is what no caller could see: prose (texts with a blank in them, hints), ``__all__``, assertions, and
-whether the garbage collector tracks a value. Prints what nobody noticed, then the score by module; exit 1 below
-``--at-least``.
+Every draw is printed with its seed. The tests run once under coverage, which says for each test which lines of which function
+it runs; this map is kept by the digest of each test file, so that it is made once (``--map`` makes it and nothing else). A
+mutant is written into a copy of the tree, never into the tree itself, and is shown for at most ``--seconds`` to the tests that
+enter its function: those that run its very line before the others, the quickest first, to the first failure, which must happen
+twice. A mutant is killed by a failing test, by a test that hangs, or by an import that fails. What no caller could see is left
+alone: prose (texts with a blank in them, hints), ``__all__``, assertions, and whether the garbage collector tracks a value.
+
+Survivors that are no fault stand in bench/no_fault.toml with the reason. Results are kept below ``--state`` and a run goes on
+where it stopped. Exit 1 below ``--at-least`` per cent.
 """
 
 from __future__ import annotations
 
 import argparse
 import ast
+import concurrent.futures
 import contextlib
 import copy
-import importlib.abc
-import importlib.machinery
-import importlib.util
+import hashlib
 import itertools
 import json
 import os
 import pathlib
 import random
-import select
+import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from types import ModuleType
+import tomllib
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-import coverage
-import hypothesis
-import pytest
-
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-CORE = ROOT / "src" / "holdfast" / "core"
-TESTS = ROOT / "tests" / "core"
-LIMIT_SECONDS = 1_000
-TIMES = 5
+SOURCE = pathlib.Path("src/holdfast")
+FOLDERS = ("engine", "stores", "workers", "core")
+NO_FAULT = ROOT / "bench" / "no_fault.toml"
 UNSEEN = ("hint", "gc")  # keywords whose values no caller can tell apart
+NOT_SHOWN = ("tests/docs", "tests/examples", "tests/integrations", "tests/typed", "tests/cli", "tests/simulation/test_mutants.py",
+             "tests/simulation/test_model.py", "tests/damage/test_bench.py")  # fmt: skip
+"""Tests of pages, tools and whole commands: slow, and processes of their own, in which nobody sees what they enter."""
+
+AT_ONCE = 10  # test files of one round of the map
+FIRST = 30  # tests of the first round a mutant meets; most do not outlive it
+HANGS = 20.0  # seconds that a test may take beyond five times what it took without a mutant
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Is: ast.IsNot,
@@ -54,19 +60,28 @@ SWAPS: dict[type[ast.AST], type[ast.AST]] = {
 DROPPED = (ast.AugAssign, ast.Raise, ast.Delete, ast.Continue, ast.Break)
 
 
+# -- what can be changed -----------------------------------------------------------------------------
+
+
 class Mutant(NamedTuple):
-    module: str
+    """One change: the file, the function (qualified; "" for what runs at import), the how-manieth change of that function, and what it is."""
+
+    path: str
+    within: str
     number: int
     line: int
     what: str
-    within: range | None = None
+
+    @property
+    def name(self) -> str:
+        return f"{self.path}::{self.within or '(import)'}#{self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line} {self.within or '(import)'}#{self.number}: {self.what}"
 
 
 class Spot(NamedTuple):
-    """A place that can be changed: a field of a node, or an item of a list in it, and what to put there.
-
-    ``within``: the lines of the outermost function around it; None for what runs at import.
-    """
+    """A place that can be changed: a field of a node, or an item of a list in it, and what to put there."""
 
     node: ast.AST
     field: str
@@ -74,22 +89,24 @@ class Spot(NamedTuple):
     new: ast.AST
     line: int
     what: str
-    within: range | None
+    within: str
 
 
 def spots(tree: ast.Module) -> Iterator[Spot]:
     """Every change of a module, in the order of its text."""
-    yield from _walk(tree, 0, None)
+    yield from _walk(tree, 0, "", "")
 
 
-def _walk(node: ast.AST, line: int, within: range | None) -> Iterator[Spot]:
+def _walk(node: ast.AST, line: int, within: str, scope: str) -> Iterator[Spot]:
     line = getattr(node, "lineno", line)
+    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+        scope = f"{scope}.{node.name}" if scope else node.name
     for field, value in ast.iter_fields(node):
         if field in ("annotation", "returns", "decorator_list", "type_params") or (isinstance(node, ast.keyword) and node.arg in UNSEEN):
             continue
         inside = within
-        if within is None and field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inside = range(node.body[0].lineno, (node.end_lineno or line) + 1)
+        if not within and field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            inside = scope
         if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id.startswith("__") for t in node.targets):
             continue  # __all__ and __slots__ change nothing that a caller sees
         if isinstance(node, ast.JoinedStr | ast.Assert):
@@ -98,7 +115,7 @@ def _walk(node: ast.AST, line: int, within: range | None) -> Iterator[Spot]:
             if isinstance(child, ast.AST):
                 for new, what in _changes(child):
                     yield Spot(node, field, index, new, getattr(child, "lineno", line), what, inside)
-                yield from _walk(child, line, inside)
+                yield from _walk(child, line, inside, scope)
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
@@ -121,7 +138,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
             yield _with(node, ifs=rest), f"filter dropped: {ast.unparse(test)}"
         case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
             yield ast.Return(ast.Constant(None)), f"returns None: {ast.unparse(value)}"
-        case ast.Expr(value=ast.Call() as value):
+        case ast.Expr(value=ast.Call() | ast.Await(value=ast.Call()) as value):
             yield ast.Pass(), f"dropped: {ast.unparse(value)}"
         case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
             yield ast.Pass(), f"dropped: {ast.unparse(node)}"
@@ -140,173 +157,350 @@ def _negated(test: ast.expr) -> ast.expr:
     return ast.UnaryOp(ast.Not(), test)
 
 
-def mutants(module: str) -> list[Mutant]:
-    """All of a module, in the order of its text."""
-    return [Mutant(module, n, spot.line, spot.what, spot.within) for n, spot in enumerate(spots(parsed(module)))]
+def mutants(path: str) -> list[Mutant]:
+    """All of a file, in the order of its text."""
+    counts: dict[str, int] = {}
+    found = []
+    for spot in spots(ast.parse((ROOT / path).read_text())):
+        number = counts[spot.within] = counts.get(spot.within, -1) + 1
+        found.append(Mutant(path, spot.within, number, spot.line, spot.what))
+    return found
 
 
-def parsed(module: str) -> ast.Module:
-    return ast.parse((CORE / f"{module}.py").read_text())
-
-
-def changed(mutant: Mutant) -> ast.Module:
-    """The module with one place changed; as it is for number -1."""
-    tree = parsed(mutant.module)
-    if mutant.number < 0:
-        return tree
-    spot = next(itertools.islice(spots(tree), mutant.number, None))
+def changed(mutant: Mutant) -> str:
+    """The text of the file with one place changed."""
+    tree = ast.parse((ROOT / mutant.path).read_text())
+    spot = next(itertools.islice((s for s in spots(tree) if s.within == mutant.within), mutant.number, None))
     if spot.index is None:
         setattr(spot.node, spot.field, spot.new)
     else:
         getattr(spot.node, spot.field)[spot.index] = spot.new
-    return ast.fix_missing_locations(tree)
+    return ast.unparse(ast.fix_missing_locations(tree))
 
 
-class _Loader(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Gives one module its changed body; all others come from their files."""
+def functions(path: pathlib.Path) -> dict[str, tuple[range, str]]:
+    """The lines of each outermost function, and a digest of its text."""
+    text = path.read_text()
+    lines = text.splitlines()
+    found: dict[str, tuple[range, str]] = {}
 
-    def __init__(self, mutant: Mutant) -> None:
-        self._name = f"holdfast.core.{mutant.module}"
-        self._path = str(CORE / f"{mutant.module}.py")
-        self._tree = changed(mutant)
+    def look(node: ast.AST, scope: str) -> None:
+        for child in ast.iter_child_nodes(node):
+            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
+                rows = range(child.body[0].lineno, (child.end_lineno or child.lineno) + 1)
+                digest = hashlib.sha256("\n".join(lines[rows.start - 1 : rows.stop - 1]).encode()).hexdigest()[:12]
+                found[f"{scope}{child.name}"] = rows, digest
+            elif isinstance(child, ast.ClassDef):
+                look(child, f"{scope}{child.name}.")
+            else:
+                look(child, scope)
 
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
-        return importlib.util.spec_from_file_location(name, self._path, loader=self) if name == self._name else None
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> None:
-        return None
-
-    def exec_module(self, module: ModuleType) -> None:
-        exec(compile(self._tree, self._path, "exec"), module.__dict__)
+    look(ast.parse(text), "")
+    return found
 
 
-class Durations:
-    """A pytest plugin: how long the tests of each file take."""
-
-    def __init__(self) -> None:
-        self.by_file: dict[str, float] = {}
-
-    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        file = str(ROOT / report.nodeid.partition("::")[0])
-        self.by_file[file] = self.by_file.get(file, 0.0) + report.duration
+# -- which tests enter what --------------------------------------------------------------------------
 
 
 class Reach:
-    """Which tests enter which lines of the core, what ran at import, and how long it all takes."""
+    """The map: for each test file its tests with their durations, and for each function the lines of it that each test runs."""
 
-    def __init__(self) -> None:
-        with tempfile.TemporaryDirectory() as folder:
-            file, times = os.path.join(folder, "coverage"), pathlib.Path(folder, "durations")
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder
+        self.durations: dict[str, float] = {}
+        self._entered: dict[tuple[str, str], dict[str, tuple[str, int]]] = {}
+        folder.mkdir(parents=True, exist_ok=True)
 
-            def watched() -> int:
-                watch = coverage.Coverage(data_file=file, source=["holdfast.core"], config_file=False)
-                watch.set_option("run:dynamic_context", "test_function")
-                durations = Durations()
-                watch.start()
-                code = run_tests([str(TESTS)], durations)
-                watch.stop()
-                watch.save()
-                times.write_text(json.dumps(durations.by_file))
-                return code
+    def stale(self) -> list[str]:
+        """Test files without a map, or with one of another text."""
+        files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py") if len(p.relative_to(ROOT).parts) > 2)
+        return [f for f in files if not f.startswith(NOT_SHOWN) and self._kept(f) is None]
 
-            began = time.monotonic()
-            self.whole = in_child(watched, LIMIT_SECONDS) == 0
-            self.limit = TIMES * (time.monotonic() - began)
-            self._durations: dict[str, float] = json.loads(times.read_text()) if self.whole else {}
-            data = coverage.CoverageData(file)
-            data.read()
-            self._by_module = {p.stem: data.contexts_by_lineno(str(p)) for p in CORE.glob("*.py")}
+    def _file(self, test_file: str) -> pathlib.Path:
+        return self._folder / (test_file.replace("/", "+") + ".json")
+
+    def _kept(self, test_file: str) -> dict[str, Any] | None:
+        try:
+            kept: dict[str, Any] = json.loads(self._file(test_file).read_text())
+        except (OSError, ValueError):
+            return None
+        return kept if kept["digest"] == digest_of(ROOT / test_file) else None
+
+    def make(self, tree: pathlib.Path, files: Sequence[str], workers: int) -> None:
+        """Run these test files in a copy of the tree, and keep what they enter."""
+        for start in range(0, len(files), AT_ONCE):
+            some = files[start : start + AT_ONCE]
+            with tempfile.TemporaryDirectory() as out:
+                run = pytest_in(tree, ["-n", str(workers), "--dist", "worksteal", *some], {"HOLDFAST_ENTERED": out})
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    run.wait(1_800)
+                end(run)
+                parts = [json.loads(p.read_text()) for p in pathlib.Path(out).glob("*.json")]
+            self._keep(tree, some, parts)
+            print(f"map: {start + len(some)} of {len(files)} files, {sum(len(p['tests']) for p in parts)} tests in these", flush=True)
+
+    def _keep(self, tree: pathlib.Path, files: Sequence[str], parts: Sequence[dict[str, Any]]) -> None:
+        shapes: dict[str, dict[str, tuple[range, str]]] = {}
+        for file in files:
+            tests: dict[str, float] = {}
+            entered: dict[str, dict[str, list[Any]]] = {}
+            failed = []
+            for part in parts:
+                for test, (took, passed) in part["tests"].items():
+                    if test.partition("::")[0] != file:
+                        continue
+                    if not passed:
+                        failed.append(test)
+                        continue
+                    tests[test] = round(took, 4)
+                    for path, mask in part["lines"].get(test, {}).items():
+                        if path not in shapes:
+                            shapes[path] = functions(tree / path)
+                        bits = int(mask, 16)
+                        for name, (rows, digest) in shapes[path].items():
+                            if own := bits >> rows.start & ((1 << len(rows)) - 1):
+                                entered.setdefault(f"{path}::{name}", {}).setdefault(digest, []).append([test, f"{own:x}"])
+            if failed:
+                print(f"not passed without a mutant, so left out: {', '.join(failed[:5])}{' …' if len(failed) > 5 else ''}", flush=True)
+            self._file(file).write_text(json.dumps({"digest": digest_of(ROOT / file), "tests": tests, "entered": entered}))
+
+    def load(self) -> None:
+        for kept_file in self._folder.glob("*.json"):
+            kept = json.loads(kept_file.read_text())
+            self.durations.update(kept["tests"])
+            for place, by_digest in kept["entered"].items():
+                path, _, name = place.partition("::")
+                found = self._entered.setdefault((path, name), {})
+                for digest, tests in by_digest.items():
+                    for test, mask in tests:
+                        found[test] = digest, int(mask, 16)
 
     def tests(self, mutant: Mutant) -> list[str]:
-        """The tests to show it to; an empty list if none would notice."""
-        own = str(TESTS / f"test_{mutant.module}.py")
-        by_line = self._by_module[mutant.module]
-        names = {""} if mutant.within is None else {name for line in mutant.within for name in by_line.get(line, ())}
-        if "" in names:  # a test file needs it when it is imported
-            found = {str(p) for p in TESTS.glob("test_*.py")}
+        """The tests to show it to: those that run its line, then those that enter its function; the quick ones first, of each file in turn."""
+        first: set[str] = set()
+        then: set[str] = set()
+        if mutant.within:
+            rows, digest = functions(ROOT / mutant.path)[mutant.within]
+            for test, (seen, mask) in self._entered.get((mutant.path, mutant.within), {}).items():
+                (first if seen == digest and mask >> (mutant.line - rows.start) & 1 else then).add(test)
         else:
-            found = {f"{TESTS / name.split('.')[2]}.py::{name.split('.')[3]}" for name in names}
-        return sorted(found, key=lambda t: (t.partition("::")[0] != own, self._durations.get(t.partition("::")[0], 0.0), t))
+            for (path, _), tests in self._entered.items():
+                if path == mutant.path:
+                    then.update(tests)
+        return [*self._in_turn(first), *self._in_turn(then - first)]
+
+    def _in_turn(self, tests: set[str]) -> list[str]:
+        by_file: dict[str, list[str]] = {}
+        for test in sorted(tests, key=lambda t: (self.durations.get(t, 9.0), t)):
+            by_file.setdefault(test.partition("::")[0], []).append(test)
+        ranked = [(place, self.durations.get(test, 9.0), test) for own in by_file.values() for place, test in enumerate(own)]
+        return [test for _, _, test in sorted(ranked, key=lambda r: (r[1] > 2, r[0] // 3, r[1], r[2]))]
 
 
-def run_tests(which: list[str], *plugins: object) -> int:
-    """Quietly, to the first failure, which is not made smaller."""
-    phases = (hypothesis.Phase.explicit, hypothesis.Phase.generate)
-    hypothesis.settings.register_profile("mutants", max_examples=50, derandomize=True, deadline=None, database=None, phases=phases)
-    options = ["-x", "-q", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", "--hypothesis-profile=mutants"]
-    with open(os.devnull, "w") as nowhere, contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
-        return int(pytest.main([*options, *which], plugins=plugins))
+def digest_of(path: pathlib.Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:16]
 
 
-def in_child(work: Callable[[], int], limit: float) -> int | None:
-    """The exit code of some work in a child of this process; None if it does not end in time."""
-    read, write = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(read)
-        os.setsid()
-        try:
-            code = work()
-        except BaseException:  # a mutant may break anything, the test runner included
-            code = 1
-        os.write(write, bytes([code]))
-        os._exit(0)
-    os.close(write)
+# -- showing a mutant to tests ------------------------------------------------------------------------
+
+
+def copied(into: pathlib.Path) -> pathlib.Path:
+    """A copy of the tree as it stands, beside a link to what tests read from outside it."""
+    tree = into / "tree"
+    listed = subprocess.run(["git", "ls-files", "-co", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True, check=True)
+    for name in listed.stdout.splitlines():
+        if (ROOT / name).is_file():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, tree / name)
+    if (ROOT.parent / "shared").exists():
+        (into / "shared").symlink_to(ROOT.parent / "shared")
+    return tree
+
+
+def pytest_in(tree: pathlib.Path, options: Sequence[str], more: dict[str, str]) -> subprocess.Popen[bytes]:
+    """Pytest in a session of its own, so that it can be ended with all that it started."""
+    env = {**os.environ, "PYTHONPATH": f"{tree / 'src'}:{tree}", "PYTHONDONTWRITEBYTECODE": "1", **more}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "bench.entered", "-p", "no:cacheprovider", *options]
+    return subprocess.Popen(command, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+
+
+def end(run: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(run.pid, signal.SIGKILL)
+    run.wait()
+
+
+class Shown(NamedTuple):
+    killed: bool
+    by: str
+    """The test that failed; for a survivor how many tests it met, and whether the time was over."""
+    seconds: float
+
+
+def show(mutant: Mutant, reach: Reach, tree: pathlib.Path, limit: float) -> Shown:
+    """Write it into the copy, show it to its tests, and put back what stood there."""
+    began = time.monotonic()
+    tests = [t for t in reach.tests(mutant) if (tree / t.partition("::")[0]).exists()]
+    if not tests:
+        return Shown(False, "no test enters it", 0.0)
+    target, source = tree / mutant.path, (ROOT / mutant.path).read_text()
+    target.write_text(changed(mutant))
     try:
-        ready, _, _ = select.select([read], [], [], limit)
-        answer = os.read(read, 1) if ready else b""
-        return answer[0] if answer else None
+        met = 0
+        for some in (tests[:FIRST], tests[FIRST:]):
+            while some and (left := limit - (time.monotonic() - began)) > 1:
+                code, failed, over = _round(tree, some, left, reach)
+                if failed is None:
+                    met += 0 if over else len(some)
+                    if code not in (0, None, 5):
+                        return Shown(True, f"pytest ends with {code}", time.monotonic() - began)
+                    break
+                again, _, _ = _round(tree, [failed], HANGS * 3, reach)
+                if again != 0:
+                    return Shown(True, failed, time.monotonic() - began)
+                some = some[some.index(failed) + 1 :] if failed in some else []  # it fails now and then, with or without a mutant
+        return Shown(False, f"met {met} of {len(tests)} tests", time.monotonic() - began)
     finally:
-        os.close(read)
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child, signal.SIGKILL)
-        os.waitpid(child, 0)
+        target.write_text(source)
 
 
-def caught(mutant: Mutant, tests: list[str], limit: float) -> bool:
-    """Whether these tests notice."""
+def _round(tree: pathlib.Path, tests: Sequence[str], limit: float, reach: Reach) -> tuple[int | None, str | None, bool]:
+    """The exit code, the test that failed or hung, and whether the time was over."""
+    with tempfile.TemporaryDirectory() as folder:
+        listed, now = pathlib.Path(folder, "tests"), pathlib.Path(folder, "now.json")
+        listed.write_text("\n".join(tests))
+        run = pytest_in(tree, ["-n0", "-x", f"@{listed}"], {"HOLDFAST_NOW": str(now)})
+        began = time.monotonic()
+        try:
+            while True:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    code = run.wait(0.25)
+                    failed = now.with_suffix(".failed")
+                    return code, failed.read_text().splitlines()[0] if failed.exists() else None, False
+                with contextlib.suppress(OSError, ValueError):
+                    test, since = json.loads(now.read_text())
+                    if time.time() - since > HANGS + 5 * reach.durations.get(test, 1.0):
+                        return None, test, False
+                if time.monotonic() - began > limit:
+                    return None, None, True
+        finally:
+            end(run)
 
-    def work() -> int:
-        sys.meta_path.insert(0, _Loader(mutant))
-        return run_tests(tests)
 
-    return bool(tests) and in_child(work, limit) != 0
+# -- the command -------------------------------------------------------------------------------------
+
+
+def no_faults() -> dict[tuple[str, str, str], str]:
+    """Survivors that are no fault, by file, function and change, with the reason."""
+    if not NO_FAULT.exists():
+        return {}
+    listed = tomllib.loads(NO_FAULT.read_text()).get("mutant", [])
+    return {(one["path"], one["within"], one["what"]): one["why"] for one in listed}
+
+
+def drawn(only: Sequence[str], count: int, seed: int) -> tuple[list[Mutant], int]:
+    places = [SOURCE / o if (ROOT / SOURCE / o).exists() else pathlib.Path(o) for o in only]
+    files = sorted({str(p.relative_to(ROOT)) for place in places for p in ([ROOT / place] if (ROOT / place).is_file() else (ROOT / place).rglob("*.py"))})
+    every = [m for file in files for m in mutants(file)]
+    return (every if not count or count >= len(every) else random.Random(seed).sample(every, count)), len(every)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    parser.add_argument("--modules", default="", help="comma-separated; all of the core by default")
-    parser.add_argument("--sample", type=int, default=300, help="how many mutants; 0 means all")
+    parser.add_argument("--only", action="append", metavar="PATH", help="a folder or file below src/holdfast; may be repeated")
+    parser.add_argument("--count", type=int, default=150, help="how many mutants; 0 means all")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--at-least", type=float, default=85.0, help="percent")
+    parser.add_argument("--seconds", type=float, default=90.0, help="how long each mutant is shown to tests")
+    parser.add_argument("--budget", type=float, metavar="MINUTES", help="stop after this time; the next run goes on")
+    parser.add_argument("--at-once", type=int, default=1, choices=(1, 2), help="mutants side by side")
+    parser.add_argument("--at-least", type=float, default=90.0, help="per cent")
+    parser.add_argument("--map", action="store_true", help="only find out which tests enter what")
+    parser.add_argument("--stale", action="store_true", help="use the map as it is, also where test files have changed since")
+    parser.add_argument("--again", action="store_true", help="show the survivors of this draw once more")
+    parser.add_argument("--state", type=pathlib.Path, default=ROOT / "bench" / "results" / "mutants", help="where the map and the results are kept")
+    parser.add_argument("--json", action="store_true", help="print one object in place of lines")
     options = parser.parse_args()
-    names = options.modules.split(",") if options.modules else sorted(p.stem for p in CORE.glob("*.py") if p.stem != "__init__")
-    sys.path[:0] = [str(ROOT / "src"), str(ROOT)]
-    os.chdir(ROOT)
-    every = [m for name in names for m in mutants(name)]
-    chosen = every if not options.sample or options.sample >= len(every) else random.Random(options.seed).sample(every, options.sample)
-    began = time.monotonic()
-    reach = Reach()
-    if not reach.whole:
-        print("the tests fail without any mutant: run pytest tests/core")
-        return 2
-    score: dict[str, list[int]] = {name: [0, 0] for name in names}
-    left: list[Mutant] = []
-    for mutant in sorted(chosen, key=lambda m: (m.module, m.number)):
-        found = caught(mutant, reach.tests(mutant), reach.limit)
-        score[mutant.module][0] += found
-        score[mutant.module][1] += 1
-        if not found:
-            left.append(mutant)
-            print(f"{mutant.module}.py:{mutant.line}: {mutant.what}", flush=True)
-    print(f"\n{'module':<14}{'caught':>8}{'of':>6}{'score':>8}")
-    for name, (hits, count) in score.items():
-        if count:
-            print(f"{name:<14}{hits:>8}{count:>6}{hits / count:>8.0%}")
-    hits, count = sum(s[0] for s in score.values()), len(chosen)
-    percent = 100 * hits / count if count else 100.0
-    print(f"{'all':<14}{hits:>8}{count:>6}{percent:>7.1f}%   of {len(every)} possible, seed {options.seed}, {time.monotonic() - began:.0f} s")
-    return 0 if percent >= options.at_least else 1
+    only = options.only or list(FOLDERS)
+    until = time.monotonic() + 60 * options.budget if options.budget else float("inf")
+    chosen, possible = drawn(only, options.count, options.seed)
+    say = (lambda *_: None) if options.json else (lambda *words: print(*words, flush=True))
+    say(f"{len(chosen)} mutants of {possible} in {', '.join(only)}, seed {options.seed}, {options.seconds:.0f} s each")
+    label = hashlib.sha256(json.dumps([sorted(only), options.count, options.seed]).encode()).hexdigest()[:10]
+    results = options.state / f"seed-{options.seed}-{label}.json"
+    reach = Reach(options.state / "map")
+    with contextlib.ExitStack() as stack:
+        trees = [copied(pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-mutants-")))) for _ in range(options.at_once)]
+        if not options.stale and (files := reach.stale()):
+            say(f"finding out what the tests of {len(files)} files enter")
+            reach.make(trees[0], files, options.at_once)
+        if options.map:
+            return 0
+        reach.load()
+        done: dict[str, list[Any]] = json.loads(results.read_text()) if results.exists() else {}
+        if options.again:
+            done = {name: kept for name, kept in done.items() if kept[0]}
+        waiting = [m for m in chosen if m.name not in done]
+        free = list(trees)
+
+        def one(mutant: Mutant) -> tuple[Mutant, Shown] | None:
+            if time.monotonic() > until:
+                return None
+            tree = free.pop()
+            try:
+                return mutant, show(mutant, reach, tree, options.seconds)
+            finally:
+                free.append(tree)
+
+        with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
+            for future in concurrent.futures.as_completed([pool.submit(one, m) for m in waiting]):
+                if (answer := future.result()) is None:
+                    continue
+                mutant, shown = answer
+                done[mutant.name] = [shown.killed, shown.by, round(shown.seconds, 1)]
+                results.parent.mkdir(parents=True, exist_ok=True)
+                results.write_text(json.dumps(done, indent=1))
+                say(f"{len(done)}/{len(chosen)} {'killed' if shown.killed else 'SURVIVED'} {shown.seconds:.0f} s {mutant} ({shown.by})")
+    return told(chosen, done, options, possible)
+
+
+def told(chosen: Sequence[Mutant], done: dict[str, list[Any]], options: argparse.Namespace, possible: int) -> int:
+    """Print the summary; 0 if enough of what was shown was killed."""
+    reasons = no_faults()
+    rows: dict[str, list[int]] = {}
+    survivors = []
+    excused = []
+    for mutant in chosen:
+        row = rows.setdefault(mutant.path.split("/")[2], [0, 0, 0, 0])
+        row[0] += 1
+        if (kept := done.get(mutant.name)) is None:
+            continue
+        row[1] += 1
+        if kept[0]:
+            row[2] += 1
+        elif (why := reasons.get((mutant.path, mutant.within, mutant.what))) is not None:
+            row[3] += 1
+            excused.append({"mutant": str(mutant), "why": why})
+        else:
+            survivors.append({"mutant": str(mutant), "shown": kept[1]})
+    asked, shown, killed, no_fault = (sum(r[i] for r in rows.values()) for i in range(4))
+    judged = shown - no_fault
+    percent = 100 * killed / judged if judged else 0.0
+    summary = {
+        "seed": options.seed, "possible": possible, "asked": asked, "done": shown, "killed": killed, "survived": len(survivors),
+        "no_fault": no_fault, "skipped": asked - shown, "percent": round(percent, 1), "survivors": survivors, "excused": excused,
+    }  # fmt: skip
+    if options.json:
+        print(json.dumps(summary, indent=2, ensure_ascii=False))
+    else:
+        for one in survivors:
+            print(f"survived: {one['mutant']} ({one['shown']})")
+        for one in excused:
+            print(f"no fault: {one['mutant']}: {one['why']}")
+        print(f"\n{'folder':<12}{'asked':>7}{'done':>7}{'killed':>8}{'no fault':>10}{'score':>8}")
+        for folder, (a, d, k, n) in sorted(rows.items()):
+            print(f"{folder:<12}{a:>7}{d:>7}{k:>8}{n:>10}{k / (d - n) if d > n else 0:>8.0%}")
+        print(f"asked {asked}, done {shown}, killed {killed}, survived {len(survivors)}, no fault {no_fault}, skipped {asked - shown}: {percent:.1f} % (seed {options.seed})")
+    return 0 if shown == asked and percent >= options.at_least else 1
 
 
 if __name__ == "__main__":

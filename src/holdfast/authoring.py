@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.core import canon
 from holdfast.core.arguments import as_given, checked, constructor, function, lasting
-from holdfast.core.bounds import ID_BYTES, NOTE_BYTES, duration, meant, one_of, shown, text, texts, wrong
+from holdfast.core.bounds import ID_BYTES, NOTE_BYTES, duration, meant, one_of, text, texts, wrong
 from holdfast.core.channels import CUSTOM as _CUSTOM
 from holdfast.core.channels import MISSING, Channel, Reducer, last, secret, thread
 from holdfast.core.drawing import draw as draw
@@ -207,9 +207,9 @@ class _Declared(msgspec.Struct, frozen=True, kw_only=True):
     start: bool = False
     after: After | None = None
     when: Callable[[Any], bool] | None = None
-    on: list[str] | None = None
-    reads: list[str] | None = None
-    writes: list[str] | None = None
+    on: str | list[str] | None = None
+    reads: str | list[str] | None = None
+    writes: str | list[str] | None = None
     retry: Retry | int | None = None
     timeout: timedelta | float | None = None
     side_effects: str = "none"
@@ -261,7 +261,7 @@ class Graph(Generic[S]):
         migrates: fingerprints of older shapes whose runs this one may go on with (§3.2).
     """
 
-    @checked(id=as_given, redo=as_given, kind=text)
+    @checked(id=text, redo=as_given, kind=text)
     def __init__(
         self,
         id: str,
@@ -273,11 +273,10 @@ class Graph(Generic[S]):
         step_limit: int = DEFAULT_STEP_LIMIT,
         migrates: tuple[str, ...] = (),
     ) -> None:
-        if not isinstance(id, str) or not id:
-            raise InvalidGraph(f"a graph has a name, not {shown(id)}")
-        id = text(id, "id")
+        if redo is not None:
+            _reference(redo, "redo")
         if not (isinstance(state, type) and issubclass(state, State)):
-            raise InvalidGraph(f"the state of {id!r} is a subclass of State, not {state!r}", hint="class Notes(State): …")
+            raise wrong("state", "a subclass of State", state, "class Notes(State): …")
         self.id = id
         self.state = state
         self.version = version
@@ -302,9 +301,9 @@ class Graph(Generic[S]):
         start: bool = False,
         after: After | None = None,
         when: Callable[[S], bool] | None = None,
-        on: list[str] | None = None,
-        reads: list[str] | None = None,
-        writes: list[str] | None = None,
+        on: str | list[str] | None = None,
+        reads: str | list[str] | None = None,
+        writes: str | list[str] | None = None,
         retry: Retry | int | None = None,
         timeout: timedelta | float | None = None,
         side_effects: str = "none",
@@ -326,9 +325,9 @@ class Graph(Generic[S]):
         start: bool = False,
         after: After | None = None,
         when: Callable[[S], bool] | None = None,
-        on: list[str] | None = None,
-        reads: list[str] | None = None,
-        writes: list[str] | None = None,
+        on: str | list[str] | None = None,
+        reads: str | list[str] | None = None,
+        writes: str | list[str] | None = None,
         retry: Retry | int | None = None,
         timeout: timedelta | float | None = None,
         side_effects: str = "none",
@@ -404,19 +403,22 @@ class Graph(Generic[S]):
         )
         self._program = None
 
+    @checked()
     def edge(self, source: NodeRef, target: NodeRef) -> Graph[S]:
         """``target`` runs after ``source``; START and END are allowed."""
-        self._edges.append((self._name(source), self._name(target)))
+        self._edges.append((self._name(source, "source"), self._name(target, "target")))
         self._program = None
         return self
 
+    @checked()
     def branch(self, node: NodeRef, router: Callable[[S], Any]) -> Graph[S]:
         """After ``node`` the router, given the state with that node's writes, names who is next: a name, several, Sends or END."""
         if not callable(router):
             raise wrong("router", "a function", router)
+        after = self._name(node, "node")
         if inspect.iscoroutinefunction(router):
-            raise InvalidGraph(f"the router of {self._name(node)!r} is async; a router is a plain function of the state")
-        self._routers.setdefault(self._name(node), []).append(router)
+            raise InvalidGraph(f"the router of {after!r} is async; a router is a plain function of the state")
+        self._routers.setdefault(after, []).append(router)
         self._program = None
         return self
 
@@ -426,14 +428,14 @@ class Graph(Generic[S]):
         name: str,
         child: Graph[Any],
         *,
-        pass_in: list[str] | None = None,
-        pass_out: list[str] | None = None,
+        pass_in: str | list[str] | None = None,
+        pass_out: str | list[str] | None = None,
         start: bool = False,
         after: After | None = None,
         when: Callable[[S], bool] | None = None,
-        on: list[str] | None = None,
-        reads: list[str] | None = None,
-        writes: list[str] | None = None,
+        on: str | list[str] | None = None,
+        reads: str | list[str] | None = None,
+        writes: str | list[str] | None = None,
         retry: Retry | int | None = None,
         timeout: timedelta | float | None = None,
         side_effects: str = "none",
@@ -460,18 +462,15 @@ class Graph(Generic[S]):
         self._put(name, _never, "subgraph", declared, child=child, pass_in=_names_of(pass_in, "pass_in"), pass_out=_names_of(pass_out, "pass_out"))
         return self
 
-    def _name(self, ref: NodeRef) -> str:
-        if isinstance(ref, str):
-            return text(ref, "a node")
-        if not callable(ref):
-            raise wrong("a node", "its name or its function", ref)
-        return self._labels.get(ref) or _label(ref)
+    def _name(self, ref: NodeRef, field: str) -> str:
+        found = _reference(ref, field)
+        return found if isinstance(found, str) else self._labels.get(found) or _label(found)
 
     def _after(self, after: After) -> Trigger:
         if isinstance(after, AnyOf):
-            return Trigger("any", tuple(START if n == START else f"done:{self._name(n)}" for n in after.nodes))
+            return Trigger("any", tuple(START if n == START else f"done:{self._name(n, 'after')}" for n in after.nodes))
         names = after if isinstance(after, list | tuple) else [after]
-        return Trigger("all", tuple(START if n == START else f"done:{self._name(n)}" for n in names))
+        return Trigger("all", tuple(START if n == START else f"done:{self._name(n, 'after')}" for n in names))
 
     @property
     def program(self) -> Program:
@@ -512,7 +511,7 @@ class Graph(Generic[S]):
             channels=self.state.__channels__,
             nodes=nodes,
             kind=self.kind,
-            redo=None if self.redo is None else self._name(self.redo),
+            redo=None if self.redo is None else self._name(self.redo, "redo"),
             step_limit=self.step_limit,
             state=self.state,
             migrates=self.migrates,
@@ -570,6 +569,19 @@ class Graph(Generic[S]):
 
 async def _never(*_: Any) -> None:
     raise AssertionError("a sub-graph is driven by the engine, not called")
+
+
+def _reference(ref: Any, field: str) -> NodeRef:
+    """A node's name, or its function.
+
+    Raises:
+        InvalidInput: it is neither.
+    """
+    if isinstance(ref, str):
+        return text(ref, field)
+    if not callable(ref):
+        raise wrong(field, "a node's name or its function", ref)
+    return cast(NodeRef, ref)
 
 
 def _names_of(names: list[str] | tuple[str, ...] | str | None, field: str) -> tuple[str, ...] | None:

@@ -390,7 +390,7 @@ class KernelExecutor(_Port):
         super().__init__(rt)
         self._skill = skill
 
-    @verb
+    @checked(input=mapping)
     async def invoke(self, thread_id: str, input: Mapping[str, Any] | None = None) -> Run[Any]:
         """Runs the skill on a thread to its rest. A run left behind there is driven first; without input it only recovers.
 

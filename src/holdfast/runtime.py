@@ -20,7 +20,7 @@ from holdfast.core import arguments
 from holdfast.core import policy as policies
 from holdfast.core import schedules as sch
 from holdfast.core.arguments import checked, function, lasting, verb
-from holdfast.core.bounds import duration, moment
+from holdfast.core.bounds import duration, moment, wrong
 from holdfast.core.bounds import text as text_of
 from holdfast.core.commit import Settlement
 from holdfast.core.describe import AttemptView, LaneView, StepView, WorkerView
@@ -32,7 +32,6 @@ from holdfast.core.errors import (
     ForeignLoop,
     IntentInFlight,
     IntentNotFound,
-    InvalidInput,
     ProcessForked,
     RunFailed,
     RunWaiting,
@@ -113,7 +112,7 @@ class Runtime:
         base_url: where the pages are reached, for the links in intents.
     """
 
-    @checked(environment=arguments.as_given, lease=lasting(low=1), resolver=function)
+    @checked(environment=arguments.as_given, lease=lasting(low=1), resolver=function, base_url=arguments.note)
     def __init__(
         self,
         store_url: str | Store | None = None,
@@ -160,7 +159,7 @@ class Runtime:
             resolver=resolver,
             policy=policies.coerce(policy),
             tool_runner=tool_runner or LocalRunner(),
-            workspace=None if workspace is None else door.path("workspace", workspace),
+            workspace=None if workspace is None else arguments.path(workspace, "workspace"),
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
         reader = Reader(self._services)
@@ -317,7 +316,7 @@ class Runtime:
 
     def add(self, *skills: Skill) -> None:
         """Registers more skills."""
-        for skill in skills:
+        for skill in door.several("skills", skills, (Graph, Flow)):
             self._skills.add(skill.program)
 
     @property
@@ -327,8 +326,9 @@ class Runtime:
     def _program(self, skill: Skill | Program | str) -> Program:
         if isinstance(skill, str):
             return self._skills.find(skill)
-        program = skill if isinstance(skill, Program) else skill.program
-        return self._skills.add(program)
+        if not isinstance(skill, Program | Graph | Flow):
+            raise wrong("skill", "a graph, a flow, or the id of one", skill)
+        return self._skills.add(skill if isinstance(skill, Program) else skill.program)
 
     # -- creating and driving -----------------------------------------------------------------------
 
@@ -481,6 +481,7 @@ class Runtime:
         made: Any = self._executor
         return made if hasattr(made, "invoke") and not isinstance(made, type) else made(self, skill)
 
+    @checked(request=door.made)
     async def kernel_invoke(
         self, skill: Any, inputs: Any, request: Request, *, step_limit: int | None = None, detach: bool = False
     ) -> Run[Any]:
@@ -558,7 +559,7 @@ class Runtime:
                 raise report.error
         return [await self._reader.get(r.run_id) for r in done]
 
-    @verb
+    @checked(stop=door.event)
     async def worker(
         self,
         *,
@@ -612,7 +613,7 @@ class Runtime:
 
     # -- the outbox ---------------------------------------------------------------------------------
 
-    @verb
+    @checked(stop=door.event)
     async def dispatch(self, *, stop: asyncio.Event | None = None, until_idle: bool = False) -> int:
         """Sends intents that are due, of the types that there is a transport for, until ``stop`` is set; with ``until_idle`` until
         nothing is due (§9.1). Gives how many were settled.
@@ -623,13 +624,11 @@ class Runtime:
         dispatcher = await self._dispatcher()
         return await dispatcher.run(stop=stop, until_idle=until_idle)
 
-    @verb
+    @checked(state=arguments.word(*IntentState))
     async def intents(
         self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, limit: int = 100
     ) -> list[IntentView]:
         """Intents, oldest first, with every attempt at sending them (§9.3)."""
-        if state is not None and state not in list(IntentState):
-            raise InvalidInput(f"{state!r} is no state of an intent", hint="one of " + ", ".join(IntentState))
         if run_id is not None:
             await self._reader.found(run_id)
         found = await self._store.intents(run_id, state=state, type=type, limit=limit)
@@ -779,7 +778,7 @@ class Runtime:
 
     # -- replay and fork ----------------------------------------------------------------------------
 
-    @verb
+    @checked(effects=as_policy)
     async def replay(
         self,
         run_id: str,
@@ -803,7 +802,7 @@ class Runtime:
             effects: ``use_recorded_result`` (default), ``reexecute`` or ``require_human``; an environment only makes it stricter.
             drive: drive it to its rest if this process has the skill.
         """
-        policy = None if effects is None else as_policy(effects)
+        policy = None if effects is None else ReplayPolicy(effects)
         wish = Wish(
             kind=REPLAY, checkpoint_id=from_checkpoint, step=from_step, effects=policy, actor=actor, reason=reason, key=key, upgrade=upgrade,
             inherits=self._services.place.inherit_approvals,
@@ -974,6 +973,7 @@ class Runtime:
             run_id, payload=payload, actor=actor, acknowledge=acknowledge, force=force, wait=wait, upgrade=upgrade, step_limit=step_limit
         )
 
+    @verb
     async def kernel_resume(
         self,
         run_id: str,
@@ -1079,6 +1079,7 @@ class Runtime:
         """The effect records of a run, oldest first (§6.4)."""
         return await self._reader.effects(run_id)
 
+    @verb
     def shelf(self, name: str) -> Shelf:
         """Rows of others, kept in the same store (§19.2)."""
         return Shelf(self._store, name)
@@ -1260,7 +1261,7 @@ def _rested(run: Rested) -> Any:
     raise RunWaiting(run, f"the run rests: {status}")
 
 
-@verb
+@checked(inputs=arguments.mapping, store=arguments.path)
 def run(
     skill: Skill,
     inputs: Mapping[str, Any] | State | None = None,

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from holdfast.core import channels as ch
 from holdfast.core.canon import FrozenDict, FrozenList, admit
 from holdfast.core.channels import MISSING, Channel, Reducer, append, last, merge, override, reduce, topic, window
-from holdfast.core.errors import InvalidGraph, StepFailure
+from holdfast.core.errors import InvalidInput, StepFailure
 
 BUILT_IN: list[tuple[Reducer, Any, Any, Any]] = [
     (last, MISSING, 1, 1),
@@ -56,7 +56,7 @@ def test_a_window_is_the_end_of_what_append_would_have(writes: list[Any], n: int
 
 @pytest.mark.parametrize("n", [0, -1, 1.5, "2", None])
 def test_a_window_needs_a_size(n: Any) -> None:
-    with pytest.raises(InvalidGraph, match="whole number from 1 on"):
+    with pytest.raises(InvalidInput, match="n is a whole number from 1 to"):
         window(n)
     assert window(1).tag == "window:1"
 

@@ -126,7 +126,8 @@ def test_a_key_is_unambiguous_and_fit_for_a_header() -> None:
 def test_a_policy_by_its_word() -> None:
     """§6.6: a word that is none says which there are."""
     for policy in ReplayPolicy:
-        assert fx.as_policy(policy.value) is fx.as_policy(policy) is policy
-    with pytest.raises(InvalidInput, match="^'reuse' is no replay policy;") as e:
-        fx.as_policy("reuse")
+        assert fx.as_policy(policy.value, "effects") is fx.as_policy(policy, "effects") is policy
+    with pytest.raises(InvalidInput, match="^effects='reuse' is not known;") as e:
+        fx.as_policy("reuse", "effects")
+    assert e.value.field == "effects"
     assert e.value.hint == "one of reexecute, use_recorded_result, require_human"

@@ -21,7 +21,6 @@ from holdfast.core.errors import (
     BadReturn,
     ContractViolation,
     EventUnreadable,
-    InvalidGraph,
     InvalidInput,
     NodeMissing,
     StepFailure,
@@ -84,7 +83,7 @@ def test_a_reducer_over_nothing() -> None:
         reduce("merge", {}, 3)
     with pytest.raises(StepFailure):
         reduce("nonsense", 1, 2)
-    with pytest.raises(InvalidGraph):
+    with pytest.raises(InvalidInput):
         window(0)
     assert (repr(MISSING), repr(thread)) == ("<empty>", "thread")
 

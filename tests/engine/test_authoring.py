@@ -13,7 +13,7 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import END, START, Context, Goto, Graph, Runtime, Send, State, any_of, append, flow
-from holdfast.core.errors import InvalidGraph
+from holdfast.core.errors import InvalidGraph, InvalidInput
 from holdfast.core.status import Status
 from holdfast.handle import Run
 
@@ -138,9 +138,9 @@ def test_a_name_is_declared_once() -> None:
         g.node("a")(nothing)
 
 
-@pytest.mark.parametrize(("id", "state", "words"), [("", S, "has a name"), ("g", dict, "subclass of State")])
+@pytest.mark.parametrize(("id", "state", "words"), [("", S, "id is empty"), ("g", dict, "subclass of State")])
 def test_a_graph_is_made_of_a_name_and_a_state(id: str, state: Any, words: str) -> None:
-    with pytest.raises(InvalidGraph, match=words):
+    with pytest.raises(InvalidInput, match=words):
         Graph(id, state)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
 import msgspec
@@ -35,6 +35,29 @@ def whole(low: int = 0, high: int = bounds.BIGGEST) -> Convert:
 def note(value: Any, field: str) -> str:
     """Text for people; it may be empty."""
     return bounds.text(value, field, NOTE_BYTES, empty=True)
+
+
+def asked(value: Any, field: str) -> str:
+    """What a person is asked."""
+    return bounds.text(value, field, bounds.VALUE_BYTES, empty=True)
+
+
+def words(value: Any, field: str) -> Any:
+    """The words of a command; one alone is the only one."""
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
+        raise wrong(field, "a list of texts", value, f"{field}=[…]")
+    each = [value] if isinstance(value, str) else list(value)
+    return [bounds.text(one, f"{field}[{n}]", bounds.VALUE_BYTES, empty=True) for n, one in enumerate(each)]
+
+
+def variables(value: Any, field: str) -> Any:
+    """Variables of an environment."""
+    return {name: bounds.text(one, f"{field}[{name!r}]", bounds.VALUE_BYTES, empty=True) for name, one in mapping(value, field).items()}
+
+
+def people(value: Any, field: str) -> tuple[str, ...]:
+    """Who may do something, by name; one alone is the only one."""
+    return bounds.texts([value] if isinstance(value, str) else value, field)
 
 
 def who(value: Any, field: str) -> str:
@@ -89,6 +112,34 @@ def as_given(value: Any, field: str) -> Any:
     return value
 
 
+def path(value: Any, field: str) -> str:
+    """A path as text."""
+    spelt = getattr(type(value), "__fspath__", None)
+    if not isinstance(value, str) and spelt is None:
+        raise wrong(field, "a path", value)
+    return bounds.text(value if spelt is None else spelt(value), field, NOTE_BYTES)
+
+
+def paths(value: Any, field: str) -> Any:
+    """Several paths."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise wrong(field, "a list of paths", value, f"{field}=[…]")
+    return tuple(path(each, f"{field}[{n}]") for n, each in enumerate(value))
+
+
+def several(value: Any, field: str) -> Any:
+    """Values in their order, whatever each is."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise wrong(field, "a list", value, f"{field}=[…]")
+    return value
+
+
+def data(value: Any, field: str) -> bytes:
+    if not isinstance(value, bytes):
+        raise wrong(field, "bytes", value)
+    return bounds.sized(value, field)
+
+
 def step(value: Any, field: str) -> int | str:
     """A step's number, or its node's name."""
     return bounds.number(value, field) if isinstance(value, int) else bounds.text(value, field)
@@ -127,11 +178,15 @@ KNOWN: dict[str, Convert] = {
     **dict.fromkeys(("actor", "acknowledge", "target", "tag", "token"), who),
     **dict.fromkeys(
         ("unattended", "detach", "until_idle", "upgrade", "drive", "force", "resume", "wait", "inherit_approvals", "follow", "apply", "rebuild",
-         "dry", "start", "delivers", "idempotent", "check_exit", "authoritative"), bounds.flag,
+         "dry", "dispatch", "start", "delivers", "idempotent", "check_exit", "authoritative", "dedupes"), bounds.flag,
     ),
     **dict.fromkeys(("delay", "grace", "timeout", "older_than", "ttl"), lasting()),
     **dict.fromkeys(("verify", "undo", "gate", "when", "router", "on_report"), function),
-    **dict.fromkeys(("set", "budgets"), mapping),
+    **dict.fromkeys(("set", "budgets", "fields"), mapping),
+    **dict.fromkeys(("path", "folder", "cwd"), path),
+    "paths": paths,
+    "items": several,
+    "on_deny": word("halt", "deliver"),
     "feedback": lambda value, field: bounds.text(value, field, bounds.VALUE_BYTES, empty=True),
     "run_id": run,
     "every": lasting(),
@@ -238,4 +293,4 @@ def constructor(**own: Convert) -> Callable[[C], C]:
     return mark
 
 
-__all__ = ["KNOWN", "Declared", "admitted", "as_given", "checked", "constructor", "verb"]
+__all__ = ["KNOWN", "Declared", "admitted", "as_given", "asked", "checked", "constructor", "data", "path", "people", "several", "variables", "verb", "word", "words"]

@@ -78,7 +78,7 @@ def texts(value: object, field: str, most: int = NOTE_BYTES) -> tuple[str, ...]:
     Raises:
         InvalidInput, TooLarge: by the place of the text.
     """
-    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise wrong(field, "a list of texts", value, f"{field}=[…]")
     found = list(value)
     if len(found) > MANY:

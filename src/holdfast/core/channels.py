@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core.bounds import number
 from holdfast.core.canon import EMPTY_DICT, EMPTY_LIST, FrozenDict, FrozenList
-from holdfast.core.errors import InvalidGraph, StepFailure
+from holdfast.core.errors import StepFailure
 
 LAST = "last"
 CUSTOM = "custom"
@@ -64,9 +65,7 @@ secret = _Secret()
 
 def window(n: int) -> Reducer:
     """Keeps the newest ``n`` items; what it forgets the ledger remembers (§4.13)."""
-    if not isinstance(n, int) or n < 1:
-        raise InvalidGraph(f"window({n!r}) needs a whole number from 1 on")
-    return Reducer(f"window:{n}")
+    return Reducer(f"window:{number(n, 'n', 1)}")
 
 
 class Channel(msgspec.Struct, frozen=True):

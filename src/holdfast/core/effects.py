@@ -9,7 +9,8 @@ from urllib.parse import quote
 
 import msgspec
 
-from holdfast.core.errors import ErrorValue, InvalidInput
+from holdfast.core.bounds import one_of
+from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import Alive
 
 
@@ -143,16 +144,13 @@ ELSEWHERE = "answered in the run "
 _STRICTNESS = {ReplayPolicy.REEXECUTE: 0, ReplayPolicy.USE_RECORDED: 1, ReplayPolicy.REQUIRE_HUMAN: 2}
 
 
-def as_policy(word: ReplayPolicy | str) -> ReplayPolicy:
+def as_policy(word: ReplayPolicy | str, field: str) -> ReplayPolicy:
     """The policy of a word.
 
     Raises:
         InvalidInput: it is none; says which there are.
     """
-    try:
-        return ReplayPolicy(word)
-    except ValueError:
-        raise InvalidInput(f"{word!r} is no replay policy", hint="one of " + ", ".join(ReplayPolicy)) from None
+    return ReplayPolicy(one_of(word, field, tuple(ReplayPolicy)))
 
 
 def strictest(*policies: ReplayPolicy | str | None) -> ReplayPolicy:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from holdfast.core.arguments import Declared
-from holdfast.core.bounds import flag, limits, text, unknown
+from holdfast.core.bounds import ID_BYTES, flag, limits, text, texts, unknown
 from holdfast.core.effects import ReplayPolicy, as_policy
 from holdfast.core.errors import RestrictedOption
 
@@ -41,8 +41,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared)
         text(self.name, "name")
         flag(self.allow_force, "allow_force")
         flag(self.inherit_approvals, "inherit_approvals")
-        msgspec.structs.force_setattr(self, "replay", as_policy(self.replay))
-        for option in () if self.options is None else self.options:
+        msgspec.structs.force_setattr(self, "replay", as_policy(self.replay, "replay"))
+        for option in () if self.options is None else texts(self.options, "options", ID_BYTES):
             if option not in OPTIONS:
                 raise unknown(option, OPTIONS, "a fork")
         limits(self.budgets, "budgets")

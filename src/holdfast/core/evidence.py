@@ -11,46 +11,74 @@ from typing import Any
 import msgspec
 
 from holdfast.core import canon
+from holdfast.core.arguments import Declared, path, words
+from holdfast.core.bounds import NOTE_BYTES, number, text, wrong
 
 
-class ExitCode(msgspec.Struct, frozen=True, tag="exit_code"):
+def _keep(condition: msgspec.Struct, **plain: Any) -> None:
+    for name, value in plain.items():
+        msgspec.structs.force_setattr(condition, name, value)
+
+
+class ExitCode(msgspec.Struct, frozen=True, tag="exit_code", metaclass=Declared):
     """The tool ended with this code."""
 
     code: int = 0
 
+    def __post_init__(self) -> None:
+        number(self.code, "code", -255, 255)
 
-class FileExists(msgspec.Struct, frozen=True, tag="file_exists"):
+
+class FileExists(msgspec.Struct, frozen=True, tag="file_exists", metaclass=Declared):
     """There is such a file; the path is relative to where the tool ran."""
 
     path: str
 
+    def __post_init__(self) -> None:
+        _keep(self, path=path(self.path, "path"))
 
-class FileHash(msgspec.Struct, frozen=True, tag="file_hash"):
+
+class FileHash(msgspec.Struct, frozen=True, tag="file_hash", metaclass=Declared):
     """A file's bytes have this SHA-256, in hex digits. Without the file there is no evidence."""
 
     path: str
     sha256: str
 
+    def __post_init__(self) -> None:
+        _keep(self, path=path(self.path, "path"), sha256=text(self.sha256, "sha256"))
 
-class JsonPathEquals(msgspec.Struct, frozen=True, tag="json_path_equals"):
+
+class JsonPathEquals(msgspec.Struct, frozen=True, tag="json_path_equals", metaclass=Declared):
     """A JSON file has this value at a JSON pointer (``/a/0/b``). Without the file there is no evidence."""
 
     path: str
     pointer: str
     value: Any = None
 
+    def __post_init__(self) -> None:
+        _keep(self, path=path(self.path, "path"), pointer=text(self.pointer, "pointer", NOTE_BYTES, empty=True))
 
-class HttpStatus(msgspec.Struct, frozen=True, tag="http_status"):
+
+class HttpStatus(msgspec.Struct, frozen=True, tag="http_status", metaclass=Declared):
     """A GET of this address answers so. An address that cannot be reached is no evidence."""
 
     url: str
     status: int = 200
 
+    def __post_init__(self) -> None:
+        text(self.url, "url", NOTE_BYTES)
+        number(self.status, "status", 100, 599)
 
-class Command(msgspec.Struct, frozen=True, tag="command"):
+
+class Command(msgspec.Struct, frozen=True, tag="command", metaclass=Declared):
     """A command ends with 0. One that cannot be run, or does not end, is no evidence."""
 
     argv: tuple[str, ...]
+
+    def __post_init__(self) -> None:
+        if isinstance(self.argv, str) or not (argv := words(self.argv, "argv")):
+            raise wrong("argv", "a list of words", self.argv, 'Command(["test", "-s", "out"])')
+        _keep(self, argv=tuple(argv))
 
 
 Postcondition = ExitCode | FileExists | FileHash | JsonPathEquals | HttpStatus | Command

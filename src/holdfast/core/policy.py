@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 
 from holdfast.core import arguments, bounds, canon
-from holdfast.core.arguments import Declared
+from holdfast.core.arguments import Declared, verb
+from holdfast.core.arguments import checked as admits
 from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidInput
 from holdfast.core.graph import Node
@@ -54,12 +55,14 @@ def allow() -> Verdict:
     return ALLOW
 
 
+@verb
 def deny(reason: str) -> Verdict:
     """The step does not run and the run is halted; a denial is never retried (§8.1)."""
     return Verdict(Kind.DENY, reason)
 
 
-def require_human(prompt: str, actions: Iterable[str] = (), reason: str = "") -> Verdict:
+@admits(prompt=arguments.asked, actions=arguments.as_given)
+def require_human(prompt: str, actions: str | Iterable[str] = (), reason: str = "") -> Verdict:
     """A person is asked before the step runs, or before its result stands.
 
     Raises:
@@ -68,11 +71,13 @@ def require_human(prompt: str, actions: Iterable[str] = (), reason: str = "") ->
     return Verdict(Kind.REQUIRE_HUMAN, reason or prompt, prompt, at_gate(actions, AFTER_STEP))
 
 
+@verb
 def degrade(reason: str) -> Verdict:
     """The step runs, and its outcome is ``degraded``."""
     return Verdict(Kind.DEGRADE, reason)
 
 
+@verb
 def warn(reason: str) -> Verdict:
     """The step runs, or its result stands, and the log says what was wrong with it."""
     return Verdict(Kind.WARN, reason)
@@ -153,14 +158,8 @@ def verdict(answer: Any, on_fail: str = OnFail.BLOCK) -> Verdict:
 
 
 def _failed(reason: str, on_fail: str) -> Verdict:
-    match OnFail(on_fail):
-        case OnFail.BLOCK:
-            return deny(reason)
-        case OnFail.WARN:
-            return warn(reason)
-        case OnFail.DEGRADE:
-            return degrade(reason)
-    return require_human(reason)
+    kind = {OnFail.BLOCK: Kind.DENY, OnFail.WARN: Kind.WARN, OnFail.DEGRADE: Kind.DEGRADE}.get(OnFail(on_fail), Kind.REQUIRE_HUMAN)
+    return Verdict(kind, reason, reason if kind is Kind.REQUIRE_HUMAN else "", at_gate((), AFTER_STEP))
 
 
 def gated(node: Node) -> bool:

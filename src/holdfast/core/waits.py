@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.bounds import unknown
+from holdfast.core.bounds import unknown, wrong
 from holdfast.core.errors import ActionUnavailable, InvalidInput, NotDecidable
 from holdfast.core.status import Status
 
@@ -98,8 +98,12 @@ def at_gate(actions: Iterable[str], gate: Mapping[str, Passage] = BEFORE_STEP) -
     Raises:
         UnknownOption: nobody knows one of them. InvalidInput: one has no meaning there.
     """
+    if isinstance(actions, bytes | Mapping) or not isinstance(actions, Iterable):
+        raise wrong("actions", "a list of actions", actions)
     offered = tuple([actions] if isinstance(actions, str) else actions)
-    for action in offered:
+    for n, action in enumerate(offered):
+        if not isinstance(action, str):
+            raise wrong(f"actions[{n}]", "an action", action)
         known_action(action)
         if action not in gate:
             where = "at a gate" if action not in AFTER_STEP else "at a gate before its step: nothing has been made yet"

@@ -16,6 +16,8 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast.core.arguments import checked
+from holdfast.core.bounds import amount, texts
 from holdfast.core.errors import InvalidInput, MaybeSent, PermanentError, UsageError
 from holdfast.core.intents import Sending
 from holdfast.core.retry import Retry, coerce
@@ -146,10 +148,11 @@ class Subprocess:
     Exit code 0 is sent, 65 refused for good, any other failed for now. What it prints is the answer.
     """
 
+    @checked(argv=texts, timeout=amount, env=texts)
     def __init__(self, argv: Sequence[str], *, dedupes: bool = False, timeout: float = TIMEOUT_SECONDS, env: Sequence[str] = ()) -> None:
-        if isinstance(argv, str) or not argv:
-            raise InvalidInput("a subprocess is given as a list of words", hint='Subprocess(["sendmail", "-t"])')
-        self._argv = tuple(str(word) for word in argv)
+        if not argv:
+            raise InvalidInput("argv is empty", field="argv", hint='Subprocess(["sendmail", "-t"])')
+        self._argv = tuple(argv)
         self._env = (*ALLOWED, *env)
         self.dedupes = dedupes
         self.timeout = timeout

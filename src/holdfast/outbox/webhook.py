@@ -23,6 +23,8 @@ from urllib.parse import quote, urlsplit
 
 import msgspec
 
+from holdfast.core.arguments import checked
+from holdfast.core.bounds import NOTE_BYTES, amount, text, texts, wrong
 from holdfast.core.errors import MaybeSent, PermanentError, RetryAfter
 
 ALLOW = "HOLDFAST_WEBHOOK_ALLOW"
@@ -58,6 +60,20 @@ class Request(msgspec.Struct, frozen=True):
     body: bytes
 
 
+def secret(value: Any, field: str) -> str | bytes:
+    """What requests are signed with."""
+    if isinstance(value, str):
+        return text(value, field, NOTE_BYTES)
+    if not isinstance(value, bytes) or not value:
+        raise wrong(field, "text, or bytes", value)
+    return value
+
+
+def hosts(value: Any, field: str) -> tuple[str, ...]:
+    """Hosts by name; one alone is the only one."""
+    return texts([value] if isinstance(value, str) else value, field)
+
+
 class Webhook:
     """Sends ``{url, body, method="POST", headers={}}``. The body goes as JSON, or as it is if it is text.
 
@@ -69,11 +85,12 @@ class Webhook:
         dedupes: whether the receiver drops a repeated ``Idempotency-Key``; if not, a doubtful sending asks a person.
     """
 
-    def __init__(self, secret: str | bytes | None = None, allow: Sequence[str] = (), timeout: float = 10, *, dedupes: bool = True) -> None:
+    @checked(secret=secret, allow=hosts, timeout=amount)
+    def __init__(self, secret: str | bytes | None = None, allow: str | Sequence[str] = (), timeout: float = 10, *, dedupes: bool = True) -> None:
         self._secret = secret.encode() if isinstance(secret, str) else secret
-        self._allow = (allow,) if isinstance(allow, str) else tuple(allow)
+        self._allow = tuple(allow)
         self._tls: ssl.SSLContext | None = None
-        self.timeout = float(timeout)
+        self.timeout = timeout
         self.dedupes = dedupes
 
     async def send(self, payload: Any, key: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ The workspace is a fence against mistakes, not against malice: this is no sandbo
 from __future__ import annotations
 
 import asyncio
+import errno
 import hashlib
 import os
 import signal
@@ -49,8 +50,10 @@ class LocalRunner:
                 stderr=asyncio.subprocess.PIPE,
                 start_new_session=True,
             )
-        except FileNotFoundError:
-            where = "" if Path(cwd).is_dir() else f": {cwd} is no folder"
+        except OSError as e:
+            if e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES):
+                raise
+            where = "" if os.path.isdir(cwd) else f": {cwd} is no folder"
             raise ToolMissing(f"{request.command[0]} cannot be run{where}", hint="install it, or declare Tool(…, command=…)") from None
         try:
             async with asyncio.timeout(request.timeout_us / 1_000_000):

@@ -20,7 +20,7 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
 
 from holdfast.authoring import microseconds
 from holdfast.core import bounds, canon, ids
-from holdfast.core.arguments import as_given, checked, lasting, mapping, verb, whole, word
+from holdfast.core.arguments import asked, checked, function, lasting, mapping, people, variables, verb, word, words
 from holdfast.core.bounds import text
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite
 from holdfast.core.effects import EffectClass, ReplayPolicy
@@ -29,6 +29,7 @@ from holdfast.core.lease import counter
 from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.retry import Retry, coerce
 from holdfast.core.run import Run
+from holdfast.core.waits import OnTimeout
 from holdfast.engine.base.streams import Chunk
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import scopes, steps
@@ -47,11 +48,7 @@ Duration = dt.timedelta | float | int | None
 
 
 BOUNDED = lasting(low=1)
-
-
-def prompted(value: Any, field: str) -> str:
-    """What a person is asked."""
-    return bounds.text(value, field, bounds.VALUE_BYTES, empty=True)
+TIMED_OUT = word(*OnTimeout)
 
 
 def named_node(value: Any, field: str) -> str | None:
@@ -184,7 +181,8 @@ class Context:
         name: str | None = None,
     ) -> Coroutine[Any, Any, T]: ...
 
-    def step(  # type: ignore[misc]  # mypy does not match a TypeVarTuple with the Any of an implementation
+    @verb  # type: ignore[misc]
+    def step(  # mypy does not match a TypeVarTuple with the Any of an implementation
         self, fn: Any, /, *args: Any, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None, name: str | None = None
     ) -> Coroutine[Any, Any, Any]:
         """Runs ``fn(*args)`` once in the life of the run and records what it returns (§4.12).
@@ -202,8 +200,11 @@ class Context:
             StepTimeout: it took longer than ``timeout``.
         """
         steps.waits(self._attempt, "step")
+        if not callable(fn):
+            raise bounds.wrong("fn", "a function", fn)
         return steps.step(self._attempt, fn, args, key=key, retry=coerce(retry), patience=Patience.of(timeout), name=name)
 
+    @verb
     def progress(self, note: str = "") -> None:
         """Says that this step gets on: a default timeout counts anew from here (§10.10). Nothing of it is durable; ``note`` is logged.
 
@@ -233,7 +234,7 @@ class Context:
     @overload
     def map(self, fn: Callable[[I], T], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[T]]: ...
 
-    @checked(concurrency=whole(1, 10_000))
+    @checked(fn=function)
     def map(self, fn: Callable[[I], Any], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[Any]]:
         """``step(fn, item)`` for every item, at most ``concurrency`` at once; results in the order of the items. An async ``fn`` may itself make
         ctx calls, which stand beneath its item: an item that is on record is not gone through again."""
@@ -248,7 +249,7 @@ class Context:
 
     # -- waits --------------------------------------------------------------------------------------
 
-    @checked(prompt=prompted, who=as_given, redo=text)
+    @checked(prompt=asked, who=people, redo=text, on_timeout=TIMED_OUT)
     def approve(
         self,
         prompt: str,
@@ -273,7 +274,7 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
         return waiting.approve(self._attempt, prompt, schema, redo=redo, **options)
 
-    @checked(prompt=prompted, who=as_given)
+    @checked(prompt=asked, who=people, on_timeout=TIMED_OUT)
     def ask(
         self,
         prompt: str,
@@ -294,14 +295,14 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
         return waiting.ask(self._attempt, prompt, schema, **options)
 
-    @checked(prompt=prompted, who=as_given, redo=named_node)
+    @checked(prompt=asked, who=people, redo=named_node, actions=people, on_timeout=TIMED_OUT)
     def handoff(
         self,
         prompt: str,
         *,
         verdict: str = "rejected",
         redo: str | None = "node",
-        actions: Iterable[str] | None = None,
+        actions: str | Iterable[str] | None = None,
         show: Any = None,
         who: str | Iterable[str] | None = None,
         timeout: Duration = None,
@@ -318,7 +319,7 @@ class Context:
         options = {"show": show, "who": who, "timeout": timeout, "on_timeout": on_timeout}
         return waiting.handoff(self._attempt, prompt, verdict=verdict, redo=redo, authoritative=authoritative, actions=actions, **options)
 
-    @verb
+    @checked(on_timeout=TIMED_OUT)
     def wait(self, signal: str, *, timeout: Duration = None, on_timeout: str = "halt", default: Any = None) -> Coroutine[Any, Any, Any]:
         """Rests until the signal of that name comes and gives its payload. One that came earlier is kept until asked for (§5.11).
 
@@ -334,7 +335,7 @@ class Context:
         steps.waits(self._attempt, "sleep")
         return waiting.sleep(self._attempt, duration)
 
-    @verb
+    @checked(inputs=mapping, on_timeout=TIMED_OUT)
     def child(
         self,
         skill: Any,
@@ -382,7 +383,7 @@ class Context:
 
     # -- effects, intents, ledger -------------------------------------------------------------------
 
-    @checked(timeout=BOUNDED, side_effects=word(*EffectClass), replay=word(*ReplayPolicy))
+    @checked(fn=function, timeout=BOUNDED, side_effects=word(*EffectClass), replay=word(*ReplayPolicy))
     def effect(
         self,
         fn: Callable[..., Any],
@@ -420,7 +421,7 @@ class Context:
         )  # fmt: skip
         return performing.perform(self._attempt, fn, args, options)
 
-    @checked(timeout=BOUNDED, check=bounds.flag, replay=word(*ReplayPolicy), env=mapping)
+    @checked(tool=text, args=words, timeout=BOUNDED, check=bounds.flag, replay=word(*ReplayPolicy), env=variables)
     def tool(
         self,
         tool: str,
@@ -472,6 +473,7 @@ class Context:
         """A ledger row that commits with the step (§9.6)."""
         self._attempt.ledger.append(LedgerWrite(topic, key, canon.pack(data, "ledger")[1]))
 
+    @verb
     def emit(self, value: Any) -> None:
         """A provisional chunk for whoever streams the run now; nothing of it is durable (§13.2a). Its tag names the attempt of the node, and
         of the recorded call in whose midst it is made."""

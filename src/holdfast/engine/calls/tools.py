@@ -12,7 +12,7 @@ from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.effects import Idempotency
-from holdfast.core.errors import InvalidInput, ToolFailed, UsageError
+from holdfast.core.errors import ToolFailed, UsageError
 from holdfast.core.evidence import ExitCode, missing
 from holdfast.core.retry import coerce
 from holdfast.core.waits import WaitKind
@@ -106,15 +106,12 @@ async def accepted(attempt: Attempt, tool: Tool, call: Awaitable[ToolOutcome]) -
 
 
 def call_tool(
-    attempt: Attempt, called: str, args: Sequence[str] | str, *, cwd: Any, input: Any, env: Mapping[str, str], paths: Sequence[Any], check: bool, timeout: Any, **options: Any
+    attempt: Attempt, called: str, argv: Sequence[str], *, cwd: Any, input: Any, env: Mapping[str, str], paths: Sequence[Any], check: bool, timeout: Any, **options: Any
 ) -> Any:
     """The coroutine of one ``ctx.tool`` call."""
     tool = attempt.services.tools.get(called) or Tool(called)
-    argv = [args] if isinstance(args, str) else [str(a) for a in args]
-    if any("\0" in a for a in argv):
-        raise InvalidInput(f"an argument of {called} holds U+0000")
     timeout_us = microseconds(timeout if timeout is not None else tool.timeout, 60_000_000)
-    act = ToolCall(attempt, tool, env, tuple(str(p) for p in paths), timeout_us, check)
+    act = ToolCall(attempt, tool, env, tuple(paths), timeout_us, check)
     chosen = performing.Options(
         side_effects=tool.side_effects,
         idempotent=tool.idempotency != Idempotency.NOT_SUPPORTED,
@@ -123,7 +120,7 @@ def call_tool(
         retry=coerce(options.pop("retry", None)),
         **options,
     )
-    call = performing.perform(attempt, act, (argv, str(cwd) if cwd is not None else "", input), chosen)
+    call = performing.perform(attempt, act, (argv, cwd or "", input), chosen)
     return accepted(attempt, tool, call) if tool.postconditions else call
 
 

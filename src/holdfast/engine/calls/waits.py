@@ -21,8 +21,10 @@ from holdfast.authoring import microseconds
 from holdfast.core import canon, consents, decisions, ids, kinds
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
+from holdfast.core.bounds import wrong
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import ChildFailed, InvalidInput, RecordMismatch, StepRejected
+from holdfast.core.graph import Program
 from holdfast.core.lease import TOUCH
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision as RawDecision
@@ -378,6 +380,18 @@ async def sleep(attempt: Attempt, duration: dt.timedelta | float) -> None:
     await request(attempt, Ask(kind=WaitKind.TIMER, name="sleep", timeout=duration, on_timeout="deliver"))
 
 
+def _program(skill: Any) -> Program:
+    """The program of a skill, by value.
+
+    Raises:
+        InvalidInput: it is none.
+    """
+    found = getattr(skill, "program", skill)
+    if not isinstance(found, Program):
+        raise wrong("skill", "a graph, a flow, or the id of one", skill)
+    return found
+
+
 async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, *, options: Mapping[str, Any], on_parent_end: str, timeout: Duration, on_timeout: str) -> Any:
     """Starts a run of its own in the commit that opens the wait for it, and gives its result (§4.14).
 
@@ -386,7 +400,7 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
         LaneOfAncestor: it would wait for a run that waits for it.
     """
     services = attempt.services
-    program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(getattr(skill, "program", skill))
+    program = services.skills.find(skill) if isinstance(skill, str) else services.skills.add(_program(skill))
     given = dict(inputs or {})
 
     def create(wait: Wait) -> Draft:

@@ -7,9 +7,9 @@ anything is decided or read. Behind the door nobody looks at what a caller gave 
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 import inspect
-import os
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Any, TypeVar
@@ -144,10 +144,12 @@ FORK: Mapping[str, arguments.Convert] = {
     **{name: arguments.KNOWN[name] for name in FIELDS},
     **{name: arguments.KNOWN[name] for name in ("set", "reason", "key", "upgrade", "at", "delay", "inherit_approvals")},
     "inputs": arguments.mapping,
-    "effects": lambda value, field: as_policy(value),
+    "effects": as_policy,
     "capabilities": bounds.text,
 }
 """What a caller may say about a fork, and what each may be; ``FIELDS`` become fields of the new run."""
+LEFT_OUT = {"reason": "", "upgrade": False}
+"""What an option is where a caller says nothing; None for all others."""
 
 
 def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_id: str | None, step: int | str | None, actor: str) -> Wish:
@@ -156,8 +158,8 @@ def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_i
     Raises:
         RestrictedOption: the place does not allow an option. UnknownOption: nobody knows it. InvalidInput, TooLarge: by its name.
     """
-    said = {name: value for name, value in given.items() if value not in (None, False, "") or (name in FIELDS and value is not None)}
-    place.check_options(name for name, value in said.items() if name in FIELDS or value)
+    said = {name: value for name, value in given.items() if value is not LEFT_OUT.get(name) and value != LEFT_OUT.get(name)}
+    place.check_options(said)
     plain = arguments.admitted(said, FORK, "fork")
     return Wish(
         kind=FORKED,
@@ -174,6 +176,13 @@ def fork(given: Mapping[str, Any], place: Environment, now: int, *, checkpoint_i
         inherits=given.get("inherit_approvals") is True or (given.get("inherit_approvals") is None and place.inherit_approvals),
         fields={name: value for name, value in plain.items() if name in FIELDS},
     )
+
+
+def made(value: Any, field: str) -> Request:
+    """A request that this door has made."""
+    if not isinstance(value, Request):
+        raise wrong(field, "a Request, which door.request makes", value)
+    return value
 
 
 # -- what a runtime is made of ------------------------------------------------------------------------
@@ -206,15 +215,15 @@ def several(field: str, given: Iterable[T], kinds: tuple[type, ...]) -> list[T]:
     return found
 
 
-def path(field: str, value: Any) -> str:
-    """A path as text.
+def event(value: Any, field: str) -> Any:
+    """What somebody sets to say that it is time.
 
     Raises:
         InvalidInput: it is none.
     """
-    if not isinstance(value, str | os.PathLike):
-        raise wrong(field, "a path", value)
-    return bounds.text(os.fspath(value), field, bounds.NOTE_BYTES)
+    if not isinstance(value, asyncio.Event):
+        raise wrong(field, "an asyncio.Event", value)
+    return value
 
 
 def transports(given: Any) -> dict[str, Any]:
@@ -301,4 +310,4 @@ def cancel(*, actor: str, reason: str, nonce: str) -> cmd.Cancel:
     return cmd.Cancel(actor=arguments.who(actor, "actor"), reason=arguments.note(reason, "reason"), nonce=nonce)
 
 
-__all__ = ["FIELDS", "FORK", "FORKED", "KEPT", "OPTIONS", "REPLAY", "OnBusy", "Request", "Wish", "cancel", "decision", "due", "fork", "has", "inputs", "path", "payload", "request", "several", "signal", "transports"]
+__all__ = ["FIELDS", "FORK", "FORKED", "KEPT", "OPTIONS", "REPLAY", "OnBusy", "Request", "Wish", "cancel", "decision", "due", "event", "fork", "has", "inputs", "made", "payload", "request", "several", "signal", "transports"]
