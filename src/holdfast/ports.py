@@ -18,10 +18,13 @@ from holdfast.core.errors import HoldfastError
 from holdfast.core.evidence import Artifact, Postcondition, Report
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
+from holdfast.core.limits import Backlog, Held, Later, Limit, Rule
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
+
+NO_LIMITS: Mapping[str, Limit] = {}
 
 
 class Claim(msgspec.Struct, frozen=True):
@@ -148,7 +151,43 @@ class Outbox(Protocol):
         """Ledger rows, oldest first; ``after`` is a row's number, the cursor (§9.6)."""
 
 
-class Store(Outbox, Protocol):
+class Usage(msgspec.Struct, frozen=True):
+    """What is in use now: who holds how many runs, how many hold each named limit, and when each bucket would be full again. Owners that are
+    lost hold nothing."""
+
+    held: tuple[Held, ...]
+    calls: Mapping[str, int]
+    buckets: Mapping[str, int]
+
+
+class Limiting(Protocol):
+    """What bounds how much is under way at once, beside what each process declares: stored limits, paused queues, and who holds what (§10.11)."""
+
+    async def rules(self) -> list[Rule]:
+        """What is stored of limits and queues, by name."""
+
+    async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
+        """Keeps a rule in the place of ``before``; False if there is another one than that."""
+
+    async def usage(self) -> Usage: ...
+
+    async def backlog(self) -> list[Backlog]:
+        """Due runs that nobody has taken, counted."""
+
+    async def enter(self, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool = False) -> Later | None:
+        """Begins a call that uses these limits, of which a stored one wins: all of them are held from now on, or none, and then it says when to come back.
+
+        ``resting``: the run is given back meanwhile, and due again at once when somebody leaves the limit that is in the way.
+
+        Raises:
+            LeaseLost: the owner is not known.
+        """
+
+    async def leave(self, owner: str, places: Sequence[str]) -> None:
+        """Ends calls: what they held is free."""
+
+
+class Store(Outbox, Limiting, Protocol):
     """Durable state behind few verbs; every verb is one transaction. One suite proves every store.
 
     All times are the store's own clock, microseconds since 1970, UTC (§10.3). Every verb may raise StoreError.
@@ -180,6 +219,7 @@ class Store(Outbox, Protocol):
             RunNotFound: the run, or one whose inbox it puts into, is not there.
             StoreCorrupt: a blob is named that is not there.
             InboxUnread: it would end the run, and a command in its inbox has not been taken (§10.12).
+            QueueFull: it would add to a queue in which ``max_queued`` runs of the tenant wait already.
             Conflict: ``claim_taken`` (a claim's key), ``lane_busy`` (it begins to execute and its lane is held or awaited:
                 submit it as pending), ``inbox_taken``, ``schedule_moved`` (a schedule does not stand where the commit found it).
         """
@@ -188,13 +228,22 @@ class Store(Outbox, Protocol):
         """Puts a command into an inbox; gives the item already there under that key, if any. A run at rest becomes claimable."""
 
     async def claim(
-        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        run_id: str | None = None,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> list[Claim]:
         """Takes due runs, expired or proven-dead owners' runs included; with ``run_id`` that one, due or not, if nobody lives on it,
         or if it is the claimer's own: then under a new fence, the cause is ``reclaimed``.
 
-        No ``queues`` means all of them, ``skills`` and ``shapes`` (fingerprints, §3.2) None mean any. The most urgent come first; a run whose lane is held,
-        or has somebody due before it, is left.
+        No ``queues`` means all of them, ``skills`` and ``shapes`` (fingerprints, §3.2) None mean any. The most urgent come first, and among them those
+        of the tenant that holds least in the queue; a run whose lane is held, or has somebody due before it, is left, and so is one that a limit holds back: one of
+        ``limits``, or one that is stored, which wins. What a claimer takes up again of its own it holds already.
 
         Raises:
             LeaseLost: the claimer is not a known worker.
@@ -571,6 +620,6 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Served", "Shelves", "Store", "ToolOutcome",
-    "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Worker", "offers_copies", "offers_health", "offers_shelves", "offers_upkeep",
+    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Served", "Shelves", "Store", "ToolOutcome",
+    "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "offers_copies", "offers_health", "offers_shelves", "offers_upkeep",
 ]  # fmt: skip

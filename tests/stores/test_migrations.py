@@ -24,7 +24,7 @@ from holdfast.testing.conformance import TTL, Script, refused
 from holdfast.testing.conformance_blobs import bulk, recording
 
 LATEST = len(MIGRATIONS)
-NEW = ("blob_use", "carry", "offer", "pruned", "shelf", "vouch")
+NEW = ("blob_use", "bucket", "call", "carry", "offer", "pruned", "rule", "shelf", "vouch")
 OLD = Path(__file__).resolve().parents[1] / "histories" / "0.1.0" / "store.db"
 
 # Opens copies of the store, each in a process of its own that is killed before its n-th statement, until one comes through.
@@ -80,7 +80,7 @@ def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
     found = tables(path)["vouch"]
     beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "worker"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
-    return {**before, "blob_use": [], "carry": [], "offer": [], "pruned": [], "shelf": [], "vouch": found}
+    return {**before, "blob_use": [], "bucket": [], "call": [], "carry": [], "offer": [], "pruned": [], "rule": [], "shelf": [], "vouch": found}
 
 
 def tables(path: Path, skip: tuple[str, ...] = ()) -> dict[str, list[Any]]:

@@ -7,8 +7,11 @@ import pytest
 from tests.postgres.server import shared
 
 from holdfast.stores import PostgresStore, SqliteStore
+from holdfast.testing import conformance_limits
 from holdfast.testing.conformance import Clock
 from holdfast.testing.conformance_pairs import PAIRS
+
+assert conformance_limits.__doc__, "imported for its cases"
 
 
 class Sqlite:

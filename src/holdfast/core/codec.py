@@ -18,8 +18,9 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Result, Source, Task
 from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
-from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat
+from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat, UsageError
 from holdfast.core.intents import Intent
+from holdfast.core.limits import Rule
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -285,6 +286,22 @@ def decode_offer(data: bytes) -> Offer:
     """
     offer: Offer = _strict(_decoder(Offer), data, "what a worker offers")
     return offer
+
+
+def encode_rule(rule: Rule) -> bytes:
+    return msgspec.json.encode(rule)
+
+
+def decode_rule(data: bytes) -> Rule:
+    """What is stored of a limit or a queue.
+
+    Raises:
+        EventUnreadable: damaged bytes.
+    """
+    try:
+        return msgspec.json.decode(data, type=Rule)
+    except (msgspec.MsgspecError, UsageError, UnicodeDecodeError) as e:
+        raise EventUnreadable(f"a limit cannot be read: {e}", hint="holdfast limits set NAME … puts another in its place") from e
 
 
 def encode_intent(intent: Intent) -> bytes:

@@ -92,6 +92,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was
     decided; with ``Take`` and ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``.
+    ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born.
     """
 
     run: Run
@@ -115,6 +116,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     blobs: tuple[Blob, ...] = ()
     behind: Behind | None = None
     moves: tuple[Move, ...] = ()
+    max_queued: int | None = None
 
     @property
     def plain(self) -> bool:

@@ -259,6 +259,22 @@ class LaneBlocked(Rejected):
         self.blocked_why = blocked_why
 
 
+class QueueFull(Rejected):
+    """As many runs of the tenant wait in the queue as may (§10.11); ``retry_after``: seconds after which it is worth trying again."""
+
+    code = "queue_full"
+
+    def __init__(self, message: str, *, retry_after: float = 1.0, hint: str = "", code: str | None = None) -> None:
+        super().__init__(message, hint=hint or f"try again in {retry_after:g} s", code=code)
+        self.retry_after = retry_after
+
+
+class LimitReached(Rejected):
+    """A run may not begin now: a limit is full, or its queue is paused (§10.11)."""
+
+    code = "limit_reached"
+
+
 class TooManySignals(Rejected):
     """More signals wait for this run than it may keep."""
 

@@ -15,7 +15,7 @@ from holdfast.core import blobs, codec
 from holdfast.core.checkpoint import Delta, Source
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.effects import Effect
-from holdfast.core.errors import Conflict, HoldfastError, InboxUnread, LeaseLost, RunNotFound, TokenRefused, VersionConflict
+from holdfast.core.errors import Conflict, HoldfastError, InboxUnread, LeaseLost, QueueFull, RunNotFound, TokenRefused, VersionConflict
 from holdfast.core.events import WaitClosed
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, Alive, Keep, Release, Take, Touch, counter
@@ -384,6 +384,10 @@ def lane_busy(run: Run, blocker: str) -> Conflict:
     )
 
 
+def queue_full(run: Run, most: int) -> QueueFull:
+    return QueueFull(f"{most} runs of the tenant {run.tenant_id!r} wait in the queue {run.queue!r}, which is as many as may")
+
+
 def lender_gone(run_id: str, lender: str) -> VersionConflict:
     return VersionConflict(f"{run_id} carries its thread on from {lender}, which was pruned meanwhile", hint="load it again")
 
@@ -398,5 +402,5 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 __all__ = [
     "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "by_turns", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
-    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "ruled", "same", "schedule_moved", "takeable", "taken", "tombstones", "unread_at_the_end", "usable", "woken",
+    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "queue_full", "ruled", "same", "schedule_moved", "takeable", "taken", "tombstones", "unread_at_the_end", "usable", "woken",
 ]  # fmt: skip

@@ -10,7 +10,8 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,12 +32,13 @@ from holdfast.core.errors import (
 )
 from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
 from holdfast.core.lease import Alive, Lease, Take
+from holdfast.core.limits import Backlog, Due, Held, Later, Limit, Rule, Use, chosen, in_force, may_enter
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
-from holdfast.core.status import TERMINAL
+from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
-from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Worker
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Usage, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared
 from holdfast.stores.changes import Changes
@@ -73,6 +75,15 @@ class _Item(msgspec.Struct, frozen=True):
     taken_seq: int | None
 
 
+class _Call(msgspec.Struct, frozen=True):
+    """A call that holds limits, or waits for them: then nobody is its ``owner``."""
+
+    owner: str | None
+    run_id: str
+    names: tuple[str, ...]
+    since: int
+
+
 class _Worker(msgspec.Struct, frozen=True):
     started_at: int
     expires_at: int
@@ -105,6 +116,9 @@ class MemoryStore:
         self._workers: dict[str, _Worker] = {}
         self._dead: set[str] = set()
         self._offers: dict[str, Offer] = {}
+        self._rules: dict[str, Rule] = {}
+        self._buckets: dict[str, int] = {}
+        self._calls: dict[str, _Call] = {}
         self._acting: set[str] = set()  # retired while something of them still ran
         self._count = 0
         self._undo: list[Callable[[], None]] = []
@@ -199,7 +213,12 @@ class MemoryStore:
             for token in [t for t in self._tokens.values() if t.run_id == run_id and t.wait_id == wait_id and t.open]:
                 self._set(self._tokens, token.hash, msgspec.structs.replace(token, revoked_at=now))
         self._beside(p, now)
+        if c.max_queued is not None and self._queued(c.run.queue, c.run.tenant_id) > c.max_queued:
+            raise apply.queue_full(c.run, c.max_queued)
         return tip
+
+    def _queued(self, queue: str, tenant: str) -> int:
+        return sum(1 for r in self._runs.values() if r.status == Status.PENDING and r.owner is None and (r.run.queue, r.run.tenant_id) == (queue, tenant))
 
     def _unread(self, run_id: str) -> bool:
         return any(i.taken_seq is None for i in self._inbox.of("run", run_id))
@@ -277,7 +296,15 @@ class MemoryStore:
         return found[0].run.run_id if found else None
 
     async def claim(
-        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        run_id: str | None = None,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> list[Claim]:
         now = self.now()
         with self._atomic():
@@ -285,11 +312,82 @@ class MemoryStore:
                 raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
             if run_id is not None and run_id not in self._runs:
                 raise RunNotFound(f"there is no run {run_id}")
-            out: list[Claim] = []
-            for row in sorted(self._runs.values(), key=lambda r: (-r.run.priority, r.due or 0, r.turn)):
-                if len(out) < limit and self._claimable(row, owner, now, queues, skills, run_id, shapes):
-                    out.append(self._take(row, owner, now))
-        return out
+            rows = self._runs.values() if run_id is None else [self._runs[run_id]]
+            found = [r for r in rows if self._claimable(r, owner, now, queues, skills, run_id, shapes)]
+            if run_id is not None and found and found[0].owner == owner:
+                return [self._take(found[0], owner, now)]
+            use = Use(in_force(limits, self._rules.values()), owner, self._holders(now), self._buckets, now)
+            got = chosen([Due(r, r.run.queue, r.run.tenant_id, r.run.priority, r.due or 0, r.turn) for r in found], use, limit)
+            for name, full_at in got.buckets.items():
+                self._set(self._buckets, name, full_at)
+            return [self._take(r, owner, now) for r in got.keys]
+
+    # -- limits: ports.Limiting ---------------------------------------------------------------------
+
+    def _holders(self, now: int) -> list[Held]:
+        found = Counter((r.owner, r.run.queue, r.run.tenant_id) for r in self._runs.values() if r.owner is not None and self._lost(r.owner, now) is None)
+        return [Held(owner, queue, tenant, count) for (owner, queue, tenant), count in found.items()]
+
+    def _in_use(self, now: int) -> Counter[str]:
+        return Counter(name for c in self._calls.values() if c.owner is not None and self._lost(c.owner, now) is None for name in c.names)
+
+    async def rules(self) -> list[Rule]:
+        return [self._rules[name] for name in sorted(self._rules)]
+
+    async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
+        if self._rules.get(rule.name) != before:
+            return False
+        self._rules = {**self._rules, rule.name: rule}
+        self._changes.tell()
+        return True
+
+    async def usage(self) -> Usage:
+        now = self.now()
+        return Usage(tuple(self._holders(now)), self._in_use(now), dict(self._buckets))
+
+    async def backlog(self) -> list[Backlog]:
+        now = self.now()
+        found: dict[tuple[str, str, str, str], Backlog] = {}
+        for r in self._runs.values():
+            if r.owner is None and r.due is not None and r.due <= now:
+                place = (r.run.queue, r.run.tenant_id, r.run.skill_id, r.run.fingerprint)
+                laned = int(not r.holds and self._blocker(r.run.run_id, r.lane, now, r.turn) is not None)
+                b = found.get(place, Backlog(*place, 0, 0, r.due))
+                found[place] = b._replace(due=b.due + 1, laned=b.laned + laned, oldest=min(b.oldest, r.due))
+        return [found[place] for place in sorted(found)]
+
+    async def enter(self, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool = False) -> Later | None:
+        now, stored = self.now(), in_force({}, self._rules.values()).limits
+        if owner not in self._workers:
+            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+        with self._atomic():
+            there = self._calls.get(place)
+            if there is not None and there.owner == owner:
+                return None
+            count, since = self._in_use(now), None if there is None else there.since
+            got = may_enter([(name, stored.get(name, limit), count[name]) for name, limit in needs.items()], self._buckets, now, since)
+            if isinstance(got, Later):
+                if resting and since is None:
+                    self._set(self._calls, place, _Call(None, run_id, (got.name,), now))
+                return got
+            for name, full_at in got.items():
+                self._set(self._buckets, name, full_at)
+            self._set(self._calls, place, _Call(owner, run_id, tuple(needs), now))
+        return None
+
+    async def leave(self, owner: str, places: Sequence[str]) -> None:
+        with self._atomic():
+            self._free([self._calls.pop(p) for p in places if p in self._calls and self._calls[p].owner == owner])
+        self._changes.tell()
+
+    def _free(self, calls: Iterable[_Call]) -> None:
+        """Wakes whoever has waited longest for what these held; their places in the line stay until they enter."""
+        now, wake = self.now(), Counter(name for c in calls for name in c.names)
+        for call in sorted((c for c in self._calls.values() if c.owner is None), key=lambda c: c.since):
+            row = self._runs.get(call.run_id)
+            if wake[call.names[0]] > 0 and row is not None and row.owner is None and row.due is not None and row.due > now:
+                wake[call.names[0]] -= 1
+                self._set(self._runs, call.run_id, msgspec.structs.replace(row, due=now))
 
     def _claimable(
         self, row: _Row, owner: str, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None, shapes: Sequence[str] | None
@@ -329,6 +427,7 @@ class MemoryStore:
         with self._atomic():
             for row in [r for r in self._runs.values() if r.owner == owner]:
                 self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=None, fence=row.fence + 1, due=now))
+            self._free([self._calls.pop(p) for p in [p for p, c in self._calls.items() if c.owner == owner]])
             self._workers.pop(owner, None)
             if owner not in self._acting:
                 self._dead.add(owner)
@@ -745,6 +844,7 @@ class MemoryStore:
             (self._effects, [k for k, (e, _) in self._effects.items() if e.run_id in gone and not e.shared]),
             (self._intents, [k for k, i in self._intents.items() if i.run_id in gone]),
             (self._ledger, [k for k, r in self._ledger.items() if r.run_id in gone]),
+            (self._calls, [k for k, c in self._calls.items() if c.run_id in gone]),
         ]
         for table, owned in tables:
             for key in owned:

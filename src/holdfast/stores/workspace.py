@@ -49,10 +49,11 @@ from holdfast.core.errors import (
 )
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
+from holdfast.core.limits import Backlog, Limit, Rule
 from holdfast.core.run import Run, fold
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
-from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Pruned, RunFilter
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Pruned, RunFilter
 from holdfast.stores import apply
 from holdfast.stores.apply import Prepared
 from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, numbered, read_beside, read_log, unline
@@ -60,7 +61,7 @@ from holdfast.stores.memory import MemoryStore
 from holdfast.stores.plainly import agenda, plainly, revived, scheduled
 
 FORMAT = 1
-META, HOUSE, TOMBSTONES, SCHEDULES, SHELVES, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "shelves.json", "blobs"
+META, HOUSE, TOMBSTONES, SCHEDULES, SHELVES, LIMITS, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "shelves.json", "limits.json", "blobs"
 ORIGIN, RECORDS = "origin.json", "records.json"
 TOP = ""
 TRIES, NAP = 20, 0.001
@@ -193,7 +194,7 @@ class WorkspaceStore(MemoryStore):
     def _stamp(self, run_id: str) -> Stamp:
         """What tells whether a run's files have changed, or those of the house; taken before they are read. Empty if there is no run."""
         try:
-            files = [e for e in os.scandir(self._at(run_id)) if e.name.endswith(".jsonl") or e.name in (META, ORIGIN, HOUSE, SCHEDULES, RECORDS)]
+            files = [e for e in os.scandir(self._at(run_id)) if e.name.endswith(".jsonl") or e.name in (META, ORIGIN, HOUSE, SCHEDULES, LIMITS, RECORDS)]
             found = [(e.name, (s := e.stat()).st_size, s.st_mtime_ns, s.st_ino) for e in files]
         except (FileNotFoundError, NotADirectoryError):
             return ()
@@ -235,6 +236,14 @@ class WorkspaceStore(MemoryStore):
             house.append(problem("schedule_record_altered", e.message, e.hint))
         kept_rows = (_read_json(os.path.join(self.folder, SHELVES)) or {}).get("rows", [])
         self._shelves = {(name, key): base64.b64decode(data) for name, key, data in kept_rows}
+        self._rules = {}
+        for n, kept_rule in enumerate((_read_json(os.path.join(self.folder, LIMITS)) or {}).get("limits", [])):
+            try:
+                rule = codec.decode_rule(msgspec.json.encode(kept_rule))
+            except EventUnreadable as e:
+                house.append(problem("record_unreadable", f"limit {n} of {LIMITS}: {e.message}", e.hint))
+                continue
+            self._rules[rule.name] = rule
         self._house = tuple(house)
 
     def _read_house(self, problems: list[Problem]) -> None:
@@ -547,6 +556,22 @@ class WorkspaceStore(MemoryStore):
             self._replace(os.path.join(self.folder, SCHEDULES), agenda(schedules.values()), sync=True)
         self._schedules = schedules
 
+    async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
+        self._writable()
+        if not await super().put_rule(rule, before):
+            return False
+        with self._disk():
+            self._replace(os.path.join(self.folder, LIMITS), _json({"limits": [msgspec.to_builtins(r) for r in self._rules.values()]}), sync=True)
+        return True
+
+    async def rules(self) -> list[Rule]:
+        self._look()
+        return await super().rules()
+
+    async def backlog(self) -> list[Backlog]:
+        self._look()
+        return await super().backlog()
+
     async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
         self._writable()
         self._shelved({**self._shelves, **{(shelf, key): data for key, data in rows.items()}})
@@ -616,14 +641,22 @@ class WorkspaceStore(MemoryStore):
                 self._lines(intent.run_id, "intents", [intent], {"of": "", "by": ""})
 
     async def claim(
-        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        run_id: str | None = None,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> list[Claim]:
         self._look(run_id)
         if run_id is not None:
             self._usable(run_id)
         elif any(row.status not in TERMINAL for row in self._runs.values()):
             self._writable()  # a claim is the beginning of a write
-        return await super().claim(owner, queues, skills, limit=limit, run_id=run_id, shapes=shapes)
+        return await super().claim(owner, queues, skills, limit=limit, run_id=run_id, shapes=shapes, limits=limits)
 
     async def retire(self, owner: str) -> None:
         held = [r.run.run_id for r in self._runs.values() if r.owner == owner]

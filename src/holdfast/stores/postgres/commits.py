@@ -81,6 +81,7 @@ class Seen(msgspec.Struct):
     blobs: set[str]
     tokens: list[Token]
     numbers: Iterator[int]
+    queued: dict[tuple[str, str], int]
 
 
 class Committer:
@@ -294,6 +295,7 @@ class Committer:
         claims = [m for q in every for m in q.commit.claims]
         effects = sorted({e.key for q in every for e in q.commit.effects})
         moves = sorted({m.after.schedule_id for q in every for m in q.commit.moves})
+        queued = [q.commit.run for q in every if q.commit.max_queued is not None]
         large = sorted({b.digest for q in every for b in q.commit.blobs if b.data is None})
         closed = [q for q in every if q.closed]
         entries = sum(len(q.commit.ledger) for q in every)
@@ -322,6 +324,7 @@ class Committer:
             (bool(moves), (Q.vouch_some, (OWN, "schedule", moves))),
             (bool(closed), (Q.see_tokens, {"runs": [q.commit.run.run_id for q in closed], "waits": [w for q in closed for w in q.closed]})),
             (bool(entries), (Q.see_numbers, {"count": entries})),
+            *((True, (statement, {"queue": r.queue, "tenant": r.tenant_id})) for r in queued for statement in (Q.queue_lock, Q.waiting_in)),
         ]  # fmt: skip
         answers = await many(db, asked + [statement for wanted, statement in beside if wanted])
         given = iter(answers[4:])
@@ -347,6 +350,7 @@ class Committer:
             blobs={sha for (sha,) in more[6]},
             tokens=besides.sound(more[9], besides.of_token_row, besides.decode_token),
             numbers=iter([number for (number,) in more[10]]),
+            queued={(r.queue, r.tenant_id): more[12 + 2 * n][0][0] for n, r in enumerate(queued)},
         )
         for key, effect_id in more[4]:
             seen.effects.setdefault(key, set()).add(effect_id)
@@ -399,6 +403,8 @@ class Committer:
         for child in p.creates:
             if isinstance(error := self._rule(child, seen), HoldfastError):
                 return error
+        if c.max_queued is not None and seen.queued[run.queue, run.tenant_id] >= c.max_queued:
+            return apply.queue_full(run, c.max_queued)
         return ruling
 
     # -- what is written ----------------------------------------------------------------------------
@@ -491,6 +497,8 @@ def _touched(p: Prepared) -> tuple[set[object], set[object]]:
         return writes, set()
     if c.after is None or isinstance(c.lease, Take | Touch):
         writes.add((c.run.tenant_id, c.run.session_key, c.run.lane))
+    if c.max_queued is not None:
+        writes.add(("queued", c.run.queue, c.run.tenant_id))
     writes.update((m.kind, m.scope, m.key) for m in c.claims)
     writes.update(("effect", e.key) for e in c.effects)
     writes.update(("schedule", m.after.schedule_id) for m in c.moves)

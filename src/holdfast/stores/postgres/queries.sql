@@ -278,28 +278,33 @@ SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
 WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner = %(owner)s FOR KEY SHARE), gone AS MATERIALIZED (
   SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
+), level AS (
+  (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC, tenant_id LIMIT 1)
+  UNION ALL
+  SELECT n.queue, n.priority, n.tenant_id FROM level l CROSS JOIN LATERAL (
+    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority < l.priority
+     ORDER BY r.priority DESC, r.tenant_id LIMIT 1)
+    UNION ALL
+    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue > l.queue
+     ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1)
+    LIMIT 1) n
+), simple AS MATERIALIZED (
+  SELECT owner FROM me WHERE %(simple)s::boolean AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND NOT EXISTS (
+    SELECT 1 FROM level l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND EXISTS (
+      SELECT 1 FROM holdfast.run r
+      WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id))
 ), orphans AS MATERIALIZED (
   SELECT r.bucket, r.id, r.owner, gone.cause FROM gone JOIN holdfast.run r ON r.owner = gone.owner
-  WHERE EXISTS (SELECT 1 FROM me) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
+  WHERE EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
     AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
     AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
   ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
-), level AS (
-  (SELECT queue, priority FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC LIMIT 1)
-  UNION ALL
-  SELECT n.queue, n.priority FROM level l CROSS JOIN LATERAL (
-    (SELECT r.queue, r.priority FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority < l.priority
-     ORDER BY r.priority DESC LIMIT 1)
-    UNION ALL
-    (SELECT r.queue, r.priority FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue > l.queue
-     ORDER BY r.queue, r.priority DESC LIMIT 1)
-    LIMIT 1) n
 ), due AS MATERIALIZED (
-  SELECT c.* FROM (SELECT queue, priority FROM level WHERE EXISTS (SELECT 1 FROM me)
+  SELECT c.* FROM (SELECT queue, priority, tenant_id FROM level WHERE EXISTS (SELECT 1 FROM simple)
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC) l
   CROSS JOIN LATERAL (
     SELECT r.bucket, r.id FROM holdfast.run r
-    WHERE r.queue = l.queue AND r.priority = l.priority AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL
+    WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL
       AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
       AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
       AND (r.holds OR (NOT EXISTS (
@@ -318,11 +323,58 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
   WHERE r.bucket = due.bucket AND r.id = due.id
   RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
 )
-SELECT * FROM taken_over UNION ALL SELECT * FROM taken;
+SELECT * FROM taken_over UNION ALL SELECT * FROM taken
+UNION ALL SELECT NULL, 0::smallint, 0, 0, NULL, NULL, 0, 0, 0 FROM me WHERE NOT EXISTS (SELECT 1 FROM simple);
+-- name: limits_lock
+-- Whoever judges by what is in use does so alone; the lock ends with the transaction.
+SELECT pg_advisory_xact_lock(4854);
+-- name: due_lines
+-- In which queues, priorities and tenants there is anything to come.
+WITH RECURSIVE line AS (
+  (SELECT queue, priority, tenant_id FROM holdfast.run WHERE due IS NOT NULL AND owner IS NULL ORDER BY queue, priority DESC, tenant_id LIMIT 1)
+  UNION ALL
+  SELECT n.queue, n.priority, n.tenant_id FROM line l CROSS JOIN LATERAL (
+    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r
+     WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id ORDER BY r.tenant_id LIMIT 1)
+    UNION ALL
+    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority < l.priority
+     ORDER BY r.priority DESC, r.tenant_id LIMIT 1)
+    UNION ALL
+    (SELECT r.queue, r.priority, r.tenant_id FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue > l.queue
+     ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1)
+    LIMIT 1) n
+) SELECT queue, priority, tenant_id FROM line WHERE %(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[]);
+-- name: due_orphans
+-- The runs of owners that are proven dead or whose lease has run out.
+SELECT r.bucket, r.id, r.run_id, r.queue, r.tenant_id, r.priority, coalesce(r.due, 0), r.turn, r.owner,
+  CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END
+FROM holdfast.worker w JOIN holdfast.run r ON r.owner = w.owner
+WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
+  AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+  AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
+ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED;
+-- name: due_in
+-- The oldest due runs of each of these lines.
+SELECT c.* FROM unnest(%(in_queues)s::text[], %(in_priorities)s::integer[], %(in_tenants)s::text[]) l (queue, priority, tenant_id) CROSS JOIN LATERAL (
+  SELECT r.bucket, r.id, r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn, NULL::text, NULL::text FROM holdfast.run r
+  WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL
+    AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
+    AND (r.holds OR (NOT EXISTS (
+        SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
+      ) AND NOT EXISTS (
+        SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
+          AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now})))
+  ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) c;
+-- name: take_chosen
+UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(coalesce(r.due, {now}), {now}), previous = c.previous, cause = c.cause
+FROM unnest(%(b)s::smallint[], %(id)s::bigint[], %(previous)s::text[], %(cause)s::text[]) c (bucket, id, previous, cause)
+WHERE r.bucket = c.bucket AND r.id = c.id
+RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn;
 -- name: claimers
 SELECT owner, boot FROM holdfast.worker WHERE boot = %(boot)s OR owner = %(owner)s ORDER BY owner LIMIT 10000;
 -- name: claim_one
-SELECT r.bucket, r.id, r.fence, r.owner, r.holds, r.turn, r.status, r.tenant_id, r.session_key, r.lane FROM holdfast.run r
+SELECT r.bucket, r.id, r.fence, r.owner, r.holds, r.turn, r.status, r.tenant_id, r.session_key, r.lane, r.queue FROM holdfast.run r
 WHERE r.bucket = %s AND r.run_id = %s FOR NO KEY UPDATE;
 -- name: see_owner
 SELECT w.boot, {expiry} - {now} FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
@@ -385,6 +437,56 @@ SELECT id FROM holdfast.run WHERE owner = %s ORDER BY bucket, id FOR NO KEY UPDA
 -- name: hand_back
 -- The fence moves too: nothing its old owner still has in hand can be written.
 UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = {now} WHERE owner = %(owner)s;
+
+-- Limits --------------------------------------------------------------------------------------------
+
+-- name: rules
+SELECT data FROM holdfast.rule ORDER BY name COLLATE "C";
+-- name: rule_lock
+SELECT data FROM holdfast.rule WHERE name = %s FOR UPDATE;
+-- name: rule_put
+INSERT INTO holdfast.rule (name, data) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET data = excluded.data;
+-- name: buckets
+SELECT name, full_at FROM holdfast.bucket;
+-- name: bucket_put
+INSERT INTO holdfast.bucket (name, full_at) SELECT * FROM unnest(%(names)s::text[], %(full_at)s::bigint[])
+ON CONFLICT (name) DO UPDATE SET full_at = excluded.full_at;
+-- name: holders
+-- Who holds how many runs, with what tells whether its owner is lost.
+SELECT h.owner, h.queue, h.tenant_id, h.n, w.boot, {expiry} - {now} FROM (
+  SELECT owner, queue, tenant_id, count(*) AS n FROM holdfast.run WHERE owner IS NOT NULL GROUP BY owner, queue, tenant_id
+) h LEFT JOIN holdfast.worker w ON w.owner = h.owner;
+-- name: calls
+SELECT c.owner, c.name, c.n, w.boot, {expiry} - {now} FROM (
+  SELECT owner, name, count(*) AS n FROM holdfast.call WHERE owner IS NOT NULL GROUP BY owner, name
+) c LEFT JOIN holdfast.worker w ON w.owner = c.owner;
+-- name: call_get
+SELECT owner, since FROM holdfast.call WHERE place = %s LIMIT 1;
+-- name: call_put
+INSERT INTO holdfast.call (place, name, owner, run_id, since) SELECT %(place)s, n, %(owner)s, %(run)s, %(now)s FROM unnest(%(names)s::text[]) n
+ON CONFLICT (place, name) DO UPDATE SET owner = excluded.owner, run_id = excluded.run_id, since = excluded.since;
+-- name: call_drop
+DELETE FROM holdfast.call WHERE place = %s AND owner IS NULL;
+-- name: calls_lost
+DELETE FROM holdfast.call c WHERE c.owner = ANY(%(lost)s::text[]);
+-- name: calls_left
+DELETE FROM holdfast.call WHERE owner = %(owner)s AND (%(places)s::text[] IS NULL OR place = ANY(%(places)s::text[])) RETURNING name;
+-- name: wake_line
+-- Who has waited longest for a limit is due at once.
+UPDATE holdfast.run SET due = {now} WHERE (bucket, id) IN (
+  SELECT r.bucket, r.id FROM holdfast.call c JOIN holdfast.run r ON r.run_id = c.run_id
+  WHERE c.name = %(name)s AND c.owner IS NULL AND r.owner IS NULL AND r.due > {now} ORDER BY c.since LIMIT %(n)s FOR NO KEY UPDATE OF r SKIP LOCKED);
+-- name: queue_lock
+SELECT pg_advisory_xact_lock(4855, hashtext(%(queue)s || chr(31) || %(tenant)s));
+-- name: waiting_in
+SELECT count(*) FROM holdfast.run WHERE queue = %(queue)s AND tenant_id = %(tenant)s AND due IS NOT NULL AND owner IS NULL AND status = 'pending';
+-- name: backlog
+SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), count(*) FILTER (WHERE NOT r.holds AND (EXISTS (
+    SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
+  ) OR EXISTS (
+    SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
+      AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now}))), min(r.due)
+FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.due <= {now} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 
 -- Reads ---------------------------------------------------------------------------------------------
 
@@ -630,7 +732,7 @@ WITH gone AS (DELETE FROM holdfast.run WHERE run_id = ANY(%(runs)s::text[]) RETU
   wholes AS (DELETE FROM holdfast.whole w USING gone WHERE w.bucket = gone.bucket AND w.run = gone.id)
 DELETE FROM holdfast.inbox i USING gone WHERE i.bucket = gone.bucket AND i.run = gone.id;
 -- name: prune_beside
-WITH tokens AS (DELETE FROM holdfast.token WHERE run_id = ANY(%(runs)s::text[])),
+WITH calls AS (DELETE FROM holdfast.call WHERE run_id = ANY(%(runs)s::text[])), tokens AS (DELETE FROM holdfast.token WHERE run_id = ANY(%(runs)s::text[])),
   intents AS (DELETE FROM holdfast.intent WHERE run_id = ANY(%(runs)s::text[])),
   rows AS (DELETE FROM holdfast.ledger WHERE run_id = ANY(%(runs)s::text[])),
   claims AS (DELETE FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect'),

@@ -46,6 +46,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease, OwnerId
+from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, Use, chosen, in_force
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -53,11 +54,12 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.machine import boot, ticks
-from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Loaded, Pruned, RunFilter, Worker
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Pruned, RunFilter, Usage, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.postgres import besides, outbox, upkeep
+from holdfast.stores.postgres import limits as bounds
 from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, put_values
 from holdfast.stores.postgres.connection import (
     MIGRATIONS,
@@ -337,7 +339,15 @@ class PostgresStore:
     # -- leases and lanes ---------------------------------------------------------------------------
 
     async def claim(
-        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        run_id: str | None = None,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> list[Claim]:
         if limit <= 0:
             return []
@@ -347,8 +357,8 @@ class PostgresStore:
             if sent and (found := await self._unheard(db, owner)):
                 return found  # the claim whose answer was lost
             if run_id is not None:
-                return await self._claim_one(db, owner, run_id)
-            return await self._claim(db, owner, queues, skills, shapes, limit)
+                return await self._claim_one(db, owner, run_id, limits)
+            return await self._claim(db, owner, queues, skills, shapes, limit, limits)
 
         taken = await self._do(work)
         for key, claim in taken:
@@ -356,10 +366,17 @@ class PostgresStore:
         return [claim for _, claim in taken]
 
     async def _claim(
-        self, db: Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limit: int
+        self,
+        db: Connection,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        shapes: Sequence[str] | None,
+        limit: int,
+        declared: Mapping[str, Limit],
     ) -> list[tuple[Key, Claim]]:
         values = {
-            "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
+            "simple": not declared, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
             "shapes": None if shapes is None else list(shapes), "limit": limit, "dead": list(self._dead), "now": self._clock(),
         }  # fmt: skip
         here = {"owner": owner, "boot": self._boot}
@@ -367,13 +384,36 @@ class PostgresStore:
         if owner not in {name for name, _ in known}:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         dead = tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
+        bounded = bool(found) and found[0][0] is None
         if dead != self._dead:
             self._dead = dead
-            if dead and len(found) < limit:
-                found += await _all(db, Q.claim, {**values, "dead": list(dead), "limit": limit - len(found)})
+            if dead and len(found) < limit and not bounded:
+                found += [r for r in await _all(db, Q.claim, {**values, "dead": list(dead), "limit": limit - len(found)}) if r[0] is not None]
             await self._tidy(db, owner)
+        if bounded:
+            found = await self._chosen(db, {**values, "dead": list(dead)}, declared)
         found.sort(key=lambda r: (-r[6], r[7], r[8]))
         return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in found]
+
+    async def _chosen(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> list[tuple[Any, ...]]:
+        """The claim where a limit may hold runs back, or several tenants wait: what is in use is counted, and who may go is chosen (§10.11)."""
+        at, owner, room = {"now": self._clock()}, values["owner"], values["limit"]
+        _, stored, full, holders, lines, ((now, _),) = await many(
+            db, [(Q.limits_lock, None), (Q.rules, None), (Q.buckets, None), (Q.holders, at), (Q.due_lines, values), (Q.see_now, at)]
+        )
+        use = Use(in_force(declared, bounds.decoded(stored)), owner, bounds.held(holders, self._lost), dict(full), now)
+        may = [line for line in lines if use.in_the_way(line[0], line[2]) is None]
+        asked = {**values, "in_queues": [q for q, _, _ in may], "in_priorities": [p for _, p, _ in may], "in_tenants": [t for _, _, t in may]}
+        orphans, due = await many(db, [(Q.due_orphans, values), (Q.due_in, asked)])
+        waiting = {(b, id): (Due((b, id), queue, tenant, priority, due_at, turn), previous, cause)
+                   for b, id, _, queue, tenant, priority, due_at, turn, previous, cause in (*orphans, *due)}  # fmt: skip
+        got = chosen([d for d, _, _ in waiting.values()], use, room)
+        if not got.keys:
+            return []
+        await bounds.keep_buckets(db, got.buckets)
+        lost = [waiting[key][1:] for key in got.keys]
+        taking = {"b": [b for b, _ in got.keys], "id": [id for _, id in got.keys], "previous": [p for p, _ in lost], "cause": [c for _, c in lost]}
+        return await _all(db, Q.take_chosen, {**at, "owner": owner, **taking})
 
     async def _tidy(self, db: Connection, owner: str) -> None:
         """Lets go of owners that are gone for good, hold nothing, and whom no attempt names that is not closed: that they are dead must stay provable."""
@@ -382,11 +422,12 @@ class PostgresStore:
         for (gone,) in await _all(db, Q.workers_delete, ([name for (name,) in idle if name not in named],)):
             self._proofs().forget(gone)
 
-    async def _claim_one(self, db: Connection, owner: str, run_id: str) -> list[tuple[Key, Claim]]:
+    async def _claim_one(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> list[tuple[Key, Claim]]:
         at = self._clock()
-        known, found, see = await many(
+        stored, known, found, see = await many(
             db,
             [
+                (Q.rules, None),
                 (Q.see_takers, {"owners": [owner]}),
                 (Q.claim_one, (ids.bucket_number(run_id), run_id)),
                 (Q.see_owner, {"b": ids.bucket_number(run_id), "run": run_id, "now": at}),
@@ -396,7 +437,7 @@ class PostgresStore:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         if not found:
             raise RunNotFound(f"there is no run {run_id}")
-        bucket, id, fence, previous, holds, turn, status, tenant, session, lane = found[0]
+        bucket, id, fence, previous, holds, turn, status, tenant, session, lane, queue = found[0]
         its, left = see[0]
         lost = None if previous is None else self._lost(previous, its, left)
         if not apply.takeable(Found(fence, previous, lost is None, 0, b"", holds, turn, status), owner):
@@ -406,6 +447,14 @@ class PostgresStore:
             (_, holder, first, before), *_ = await _all(db, Q.see_lanes, asked)
             if holder is not None or (first is not None and before < turn):
                 return []
+        rules = in_force(declared, bounds.decoded(stored))
+        if previous != owner and rules.touches(queue, tenant):
+            _, full, holders, ((now, _),) = await many(db, [(Q.limits_lock, None), (Q.buckets, None), (Q.holders, {"now": at}), (Q.see_now, {"now": at})])
+            use = Use(rules, owner, bounds.held(holders, self._lost), dict(full), now)
+            if use.in_the_way(queue, tenant) is not None:
+                return []
+            use.take(queue, tenant)
+            await bounds.keep_buckets(db, use.buckets)
         claim = apply.taken(run_id, fence, previous, owner, lost)
         taking = {"owner": owner, "previous": claim.previous_owner, "cause": claim.cause or None, "b": bucket, "id": id, "now": at}
         await db.execute(Q.take, taking)
@@ -469,6 +518,7 @@ class PostgresStore:
         async def work(db: Connection, sent: int) -> None:
             asked = [(Q.lock_owned, (owner,)), (Q.hand_back, {"owner": owner, "now": self._clock()}), (Q.worker_delete, {"owner": owner})]
             await many(db, asked)
+            await bounds.leave(db, self._clock(), owner, None)
 
         await self._do(work)
         self._mine.pop(owner, None)
@@ -516,6 +566,46 @@ class PostgresStore:
             await db.execute(Q.offer_put, {"owner": owner, "data": data, "seal": vouch.of_offer(owner, data).seal})
 
         await self._do(work)
+
+    # -- limits: ports.Limiting ---------------------------------------------------------------------
+
+    async def rules(self) -> list[Rule]:
+        (found,) = await self._ask((Q.rules, None))
+        return bounds.decoded(found)
+
+    async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
+        async def work(db: Connection, sent: int) -> bool:
+            if await bounds.put_rule(db, rule, before):
+                return True
+            return sent > 0 and rule in bounds.decoded(await _all(db, Q.rules))
+
+        done = await self._do(work)
+        self._news.tell()
+        return done
+
+    async def usage(self) -> Usage:
+        at = {"now": self._clock()}
+        return bounds.usage(await self._ask((Q.holders, at), (Q.calls, at), (Q.buckets, None)), self._lost)
+
+    async def backlog(self) -> list[Backlog]:
+        (found,) = await self._ask((Q.backlog, {"now": self._clock()}))
+        return [Backlog(*r) for r in found]
+
+    async def enter(self, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool = False) -> Later | None:
+        async def work(db: Connection, sent: int) -> Later | None:
+            known, ((now, _),) = await many(db, [(Q.see_takers, {"owners": [owner]}), (Q.see_now, {"now": self._clock()})])
+            if not known:
+                raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+            return await bounds.enter(db, self._lost, self._clock(), now, owner, run_id, place, needs, resting=resting)
+
+        return await self._do(work)
+
+    async def leave(self, owner: str, places: Sequence[str]) -> None:
+        async def work(db: Connection, sent: int) -> None:
+            await bounds.leave(db, self._clock(), owner, places)
+
+        await self._do(work)
+        self._news.tell()
 
     # -- reading ------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
-from holdfast.stores.sqlite import besides, outbox
+from holdfast.stores.sqlite import besides, limits, outbox
 from holdfast.stores.sqlite.connection import Q, abort, row, writing
 from holdfast.stores.sqlite.owners import Owners
 
@@ -187,6 +187,8 @@ class Committer:
             besides.revoke_tokens(self.db, run.run_id, key, wait_id, now)
         if not c.plain:
             self._beside(p, now)
+        if c.max_queued is not None and limits.waiting_in(self.db, run.queue, run.tenant_id) > c.max_queued:
+            raise apply.queue_full(run, c.max_queued)
         return Applied(p.tip(number), key, owner is not None)
 
     def _ruled(self, p: Prepared, state: tuple[Any, ...] | None) -> Ruling:

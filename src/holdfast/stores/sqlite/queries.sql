@@ -131,10 +131,12 @@ SELECT min(queue) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue > ?
 -- name: next_priority
 -- Priorities are walked from the highest down, so that what is due within each is one range of the index.
 SELECT max(priority) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority < ?;
+-- name: next_tenant
+SELECT min(tenant_id) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority = ? AND tenant_id > ?;
 -- name: claim_due
-SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due, r.holds
+SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due, r.holds, r.turn, r.queue, r.tenant_id
 FROM run r
-WHERE r.queue = ?1 AND r.priority = ?2 AND r.due <= ?3 AND r.due IS NOT NULL AND r.owner IS NULL
+WHERE r.queue = ?1 AND r.priority = ?2 AND r.tenant_id = ?7 AND r.due <= ?3 AND r.due IS NOT NULL AND r.owner IS NULL
   AND (?4 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?4)))
   AND (?6 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?6)))
   AND (r.holds = 1 OR NOT EXISTS (
@@ -146,14 +148,14 @@ WHERE r.queue = ?1 AND r.priority = ?2 AND r.due <= ?3 AND r.due IS NOT NULL AND
 ORDER BY r.due, r.turn LIMIT ?5;
 -- name: claim_orphans
 -- Runs of an owner that is proven dead or whose lease has expired.
-SELECT r.id, r.run_id, r.fence, r.owner, r.priority, ifnull(r.due, 0), NULL
+SELECT r.id, r.run_id, r.fence, r.owner, r.priority, ifnull(r.due, 0), NULL, r.turn, r.queue, r.tenant_id
 FROM run r
 WHERE r.owner = ?1 AND (?2 IS NULL OR r.queue IN (SELECT value FROM json_each(?2)))
   AND (?3 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?3)))
   AND (?5 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?5)))
 ORDER BY r.priority DESC, r.due LIMIT ?4;
 -- name: claim_one
-SELECT r.id, r.fence, r.owner, r.status, r.tenant_id, r.session_key, r.lane, r.holds, r.turn FROM run r WHERE r.run_id = ?;
+SELECT r.id, r.fence, r.owner, r.status, r.tenant_id, r.session_key, r.lane, r.holds, r.turn, r.queue FROM run r WHERE r.run_id = ?;
 -- name: lane_holder
 SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND holds = 1 AND id <> ?;
 -- name: lane_before
@@ -197,6 +199,48 @@ SELECT count(*) FROM run WHERE owner = ?;
 -- name: hand_back
 -- The fence moves too: nothing its old owner still has in hand can be written.
 UPDATE run SET owner = NULL, fence = fence + 1, due = ? WHERE owner = ?;
+
+-- Limits --------------------------------------------------------------------------------------------
+
+-- name: rules
+SELECT name, data FROM rule ORDER BY name;
+-- name: rule_put
+INSERT INTO rule (name, data) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET data = excluded.data;
+-- name: buckets
+SELECT name, full_at FROM bucket;
+-- name: bucket_put
+INSERT INTO bucket (name, full_at) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET full_at = excluded.full_at;
+-- name: held
+SELECT owner, queue, tenant_id, count(*) FROM run INDEXED BY run_owner WHERE owner IS NOT NULL GROUP BY owner, queue, tenant_id;
+-- name: calls
+SELECT owner, name, count(*) FROM call INDEXED BY call_owner WHERE owner IS NOT NULL GROUP BY owner, name;
+-- name: call_get
+SELECT owner, since FROM call WHERE place = ? LIMIT 1;
+-- name: call_put
+INSERT INTO call (place, name, owner, run_id, since) VALUES (?, ?, ?, ?, ?)
+ON CONFLICT (place, name) DO UPDATE SET owner = excluded.owner, run_id = excluded.run_id, since = excluded.since;
+-- name: call_left
+DELETE FROM call WHERE place = ? AND owner = ? RETURNING name;
+-- name: calls_left
+DELETE FROM call WHERE owner = ? RETURNING name;
+-- name: call_drop
+DELETE FROM call WHERE place = ? AND owner IS NULL;
+-- name: line
+-- Who has waited longest for a limit and is not due yet.
+SELECT r.id FROM call c JOIN run r ON r.run_id = c.run_id
+WHERE c.name = ? AND c.owner IS NULL AND r.owner IS NULL AND r.due > ? ORDER BY c.since LIMIT ?;
+-- name: wake
+UPDATE run SET due = ? WHERE id = ?;
+-- name: waiting_in
+-- How many runs of a tenant wait in a queue and have not begun.
+SELECT count(*) FROM run INDEXED BY run_due WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority = ? AND tenant_id = ? AND status = 'pending';
+-- name: backlog
+SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), sum(r.holds = 0 AND (EXISTS (
+    SELECT 1 FROM run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
+  ) OR EXISTS (
+    SELECT 1 FROM run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
+      AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= ?1))), min(r.due)
+FROM run r INDEXED BY run_due WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.due <= ?1 GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 
 -- Reads ---------------------------------------------------------------------------------------------
 
@@ -372,6 +416,8 @@ DELETE FROM blob_use WHERE run_id = ? AND sha256 = ?;
 DELETE FROM blob WHERE sha256 = ?1 AND NOT EXISTS (SELECT 1 FROM blob_use WHERE sha256 = ?1);
 -- name: prune_intent
 DELETE FROM intent WHERE run_id = ?;
+-- name: prune_call
+DELETE FROM call WHERE run_id = ?;
 -- name: prune_ledger
 DELETE FROM ledger WHERE run_id = ?;
 -- name: prune_claim

@@ -46,18 +46,19 @@ from holdfast.core.errors import (
 )
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
+from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, chosen, in_force
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
-from holdfast.ports import Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Worker
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Usage, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.changes import Changes
 from holdfast.stores.files import Identity, on_disk, told
 from holdfast.stores.liveness import Liveness
-from holdfast.stores.sqlite import besides, outbox, upkeep
+from holdfast.stores.sqlite import besides, limits, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, lane_blocker
 from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, writing
@@ -89,6 +90,15 @@ class _Candidate(NamedTuple):
     fence: int
     previous: str | None
     holds: int | None
+
+
+class _Wanted(NamedTuple):
+    """What a claimer takes: of which queues (none: all), of which skills and shapes (as JSON, None: any), within which declared limits."""
+
+    queues: tuple[str, ...]
+    skills: str | None
+    shapes: str | None
+    limits: Mapping[str, Limit]
 
 
 class SqliteStore:
@@ -294,34 +304,44 @@ class SqliteStore:
     # -- leases and lanes ---------------------------------------------------------------------------
 
     async def claim(
-        self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        run_id: str | None = None,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> list[Claim]:
         writer = self._write()
+        wanted = _Wanted(
+            tuple(queues), None if skills is None else json.dumps(list(skills)), None if shapes is None else json.dumps(list(shapes)), limits
+        )
         with mapped(self.path):
             if run_id is None:
                 db = self._read()
                 workers = self._owners.all(db)
-                if not self._candidates(db, workers, owner, queues, skills, shapes, min(limit, 1)) and not self._litter(db, workers, owner):
+                if not self._candidates(db, workers, owner, wanted, min(limit, 1))[0] and not self._litter(db, workers, owner):
                     if self._owners.find(db, owner) is None:
                         raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
                     return []
 
         def work(committer: Committer) -> list[tuple[int, Claim]]:
             with committer.writing():
-                return self._claim(committer.db, owner, queues, skills, shapes, limit, run_id)
+                return self._claim(committer.db, owner, wanted, limit, run_id)
 
         taken = await writer.run(work)
         for key, claim in taken:
             writer.drives(claim.run_id, key)
         return [claim for _, claim in taken]
 
-    def _claim(
-        self, db: apsw.Connection, owner: str, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limit: int, run_id: str | None
-    ) -> list[tuple[int, Claim]]:
+    def _claim(self, db: apsw.Connection, owner: str, wanted: _Wanted, limit: int, run_id: str | None) -> list[tuple[int, Claim]]:
         if self._owners.find(db, owner) is None:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         now, workers = self._now(), self._owners.all(db)
-        found = self._candidates(db, workers, owner, queues, skills, shapes, limit) if run_id is None else self._candidate(db, owner, run_id, now)
+        found, spent = self._candidates(db, workers, owner, wanted, limit) if run_id is None else self._candidate(db, owner, run_id, wanted.limits, now)
+        limits.keep_buckets(db, spent)
         for holds, statement in ((0, Q.take_due), (1, Q.take_due_holder)):
             if due := [(owner, c.key, c.fence) for c in found if c.holds == holds]:
                 db.executemany(statement, due)
@@ -347,32 +367,34 @@ class SqliteStore:
         return [o for o in gone if o not in named]
 
     def _candidates(
-        self,
-        db: apsw.Connection,
-        workers: Sequence[WorkerRow],
-        owner: str,
-        queues: Sequence[str],
-        skills: Sequence[str] | None,
-        shapes: Sequence[str] | None,
-        limit: int,
-    ) -> list[_Candidate]:
-        """What may be claimed, most urgent first: due runs at rest, and the runs of lost owners."""
+        self, db: apsw.Connection, workers: Sequence[WorkerRow], owner: str, wanted: _Wanted, limit: int
+    ) -> tuple[list[_Candidate], Mapping[str, int]]:
+        """What may be claimed, most urgent first: due runs at rest, and the runs of lost owners; and the buckets after that."""
         now = self._now()
-        wanted = None if skills is None else json.dumps(list(skills))
-        fitting = None if shapes is None else json.dumps(list(shapes))
-        among = json.dumps(list(queues)) if queues else None
+        rules = in_force(wanted.limits, limits.rules(db))
+        use = limits.use(db, self._owners, rules, owner, now) if rules else None
+        among = json.dumps(wanted.queues) if wanted.queues else None
         found: list[Any] = []
         for worker in workers:
             if worker.owner != owner and self._owners.lost(worker) is not None:
-                found += rows(db, Q.claim_orphans, (worker.owner, among, wanted, limit, fitting))
-        for queue in queues or self._queues(db):
+                found += rows(db, Q.claim_orphans, (worker.owner, among, wanted.skills, limit, wanted.shapes))
+        for queue in wanted.queues or self._queues(db):
             here: list[Any] = []
             priority = 2**62
             while len(here) < limit and (priority := _one(db, Q.next_priority, (queue, priority))) is not None:
-                here += rows(db, Q.claim_due, (queue, priority, now, wanted, limit - len(here), fitting))
+                tenant = ""
+                while (tenant := _one(db, Q.next_tenant, (queue, priority, tenant))) is not None:
+                    if use is None or use.in_the_way(queue, tenant) is None:
+                        here += rows(db, Q.claim_due, (queue, priority, now, wanted.skills, limit, wanted.shapes, tenant))
             found += here
-        found.sort(key=lambda r: (-r[4], r[5]))
-        return [_Candidate(key, run, fence, previous, holds) for key, run, fence, previous, _, _, holds in found[:limit]]
+        candidates = {r[0]: _Candidate(r[0], r[1], r[2], r[3], r[6]) for r in found}
+        if use is None and len({r[9] for r in found}) > 1:
+            use = limits.use(db, self._owners, rules, owner, now)
+        if use is None:
+            found.sort(key=lambda r: (-r[4], r[5]))
+            return [candidates[r[0]] for r in found[:limit]], {}
+        got = chosen([Due(r[0], r[8], r[9], r[4], r[5], r[7]) for r in found], use, limit)
+        return [candidates[key] for key in got.keys], got.buckets
 
     def _queues(self, db: apsw.Connection) -> Iterator[str]:
         queue = ""
@@ -380,17 +402,27 @@ class SqliteStore:
             queue = found
             yield queue
 
-    def _candidate(self, db: apsw.Connection, claimer: str, run_id: str, now: int) -> list[_Candidate]:
+    def _candidate(
+        self, db: apsw.Connection, claimer: str, run_id: str, declared: Mapping[str, Limit], now: int
+    ) -> tuple[list[_Candidate], Mapping[str, int]]:
         found = row(db, Q.claim_one, (run_id,))
         if found is None:
             raise RunNotFound(f"there is no run {run_id}")
-        key, fence, owner, status, tenant, session, lane, holds, turn = found
+        key, fence, owner, status, tenant, session, lane, holds, turn, queue = found
         live = owner is not None and self._owners.lost(self._owners.find(db, owner)) is None
         if not apply.takeable(Found(fence, owner, live, 0, b"", bool(holds), turn, status), claimer):
-            return []
+            return [], {}
         if not holds and lane_blocker(db, (tenant, session, lane), key, turn, now) is not None:
-            return []
-        return [_Candidate(key, run_id, fence, owner, None)]
+            return [], {}
+        one = [_Candidate(key, run_id, fence, owner, None)]
+        rules = in_force(declared, limits.rules(db))
+        if owner == claimer or not rules.touches(queue, tenant):
+            return one, {}
+        use = limits.use(db, self._owners, rules, claimer, now)
+        if use.in_the_way(queue, tenant) is not None:
+            return [], {}
+        use.take(queue, tenant)
+        return one, use.buckets
 
     async def register(self, owner: str, ttl_us: int) -> None:
         writer = self._write()
@@ -419,6 +451,7 @@ class SqliteStore:
         def work(committer: Committer) -> None:
             with committer.writing():
                 committer.db.execute(Q.hand_back, (self._now(), owner))
+                limits.leave(committer.db, owner, None, self._now())
                 self._owners.drop(committer.db, Q.worker_delete, owner)
 
         writer = self._write()
@@ -461,6 +494,52 @@ class SqliteStore:
                 besides.vouch_for(committer.db, [vouch.of_offer(owner, data)])
 
         await self._write().run(work)
+
+    # -- limits: ports.Limiting ---------------------------------------------------------------------
+
+    async def rules(self) -> list[Rule]:
+        with mapped(self.path):
+            return limits.rules(self._read())
+
+    async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
+        def work(committer: Committer) -> bool:
+            with committer.writing():
+                return limits.put_rule(committer.db, rule, before)
+
+        done = await self._write().run(work)
+        self._changes.tell()
+        return done
+
+    async def usage(self) -> Usage:
+        with mapped(self.path):
+            return limits.usage(self._read(), self._owners)
+
+    async def backlog(self) -> list[Backlog]:
+        with mapped(self.path):
+            return limits.backlog(self._read(), self._now())
+
+    async def enter(self, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool = False) -> Later | None:
+        writer = self._write()
+        with mapped(self.path):
+            db = self._read()
+            if self._owners.find(db, owner) is None:
+                raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+            if not resting and isinstance(found := limits.may(db, self._owners, owner, place, needs, self._now()), Later | None):
+                return found
+
+        def work(committer: Committer) -> Later | None:
+            with committer.writing():
+                return limits.enter(committer.db, self._owners, owner, run_id, place, needs, self._now(), resting=resting)
+
+        return await writer.run(work)
+
+    async def leave(self, owner: str, places: Sequence[str]) -> None:
+        def work(committer: Committer) -> None:
+            with committer.writing():
+                limits.leave(committer.db, owner, places, self._now())
+
+        await self._write().run(work)
+        self._changes.tell()
 
     # -- reading ------------------------------------------------------------------------------------
 

@@ -222,7 +222,7 @@ def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
             if digest not in kept:
                 db.execute(Q.prune_blob_use, (run_id, digest))
                 db.execute(Q.prune_blob, (digest,))
-        for statement in (Q.prune_intent, Q.prune_ledger, Q.vouch_prune):
+        for statement in (Q.prune_intent, Q.prune_ledger, Q.prune_call, Q.vouch_prune):
             db.execute(statement, (run_id,))
         for claim in besides.claims_of(db, run_id):
             if claim.kind != "effect":

@@ -1,0 +1,396 @@
+"""Limits: how many runs and calls may be under way at once, and how many may begin a second (§10.11). Pure: who may go, and when is the next token.
+
+What is in use is counted from who holds what, by whoever asks; nothing here is a counter that a crash could leave behind. The one thing that is
+kept is the bucket of a rate: the time at which it would be full again. Left alone it fills by itself.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from holdfast.core import bounds
+from holdfast.core.arguments import Declared
+from holdfast.core.errors import InvalidInput
+
+SECOND = 1_000_000
+MOST = 1_000_000
+WORKER = "worker"
+QUEUE, TENANT, ANY = "queue:", "tenant:", "*"
+KEPT_CHANGES = 100
+SOON_US = SECOND  # what waits longer for its turn rests instead
+LONGEST_WAIT_US = 30 * SECOND
+
+
+class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
+    """At most ``in_flight`` at once, and ``per_second`` by a bucket that holds ``burst`` (a second's worth unless it is said)."""
+
+    in_flight: int | None = None
+    per_second: float | None = None
+    burst: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.in_flight is not None:
+            bounds.number(self.in_flight, "in_flight", 1, MOST)
+        if self.per_second is not None and bounds.amount(self.per_second, "per_second") > MOST:
+            raise bounds.wrong("per_second", f"at most {MOST}", self.per_second)
+        if self.burst is not None:
+            bounds.number(self.burst, "burst", 1, MOST)
+            if self.per_second is None:
+                raise InvalidInput("burst is the size of a rate's bucket, and there is no rate", field="burst", hint="give per_second as well")
+        if self.in_flight is None and self.per_second is None:
+            raise InvalidInput("a limit says in_flight, per_second, or both", field="in_flight", hint="Limit(in_flight=5, per_second=50)")
+
+    @property
+    def every(self) -> int:
+        """Microseconds in which one token comes; 0 without a rate."""
+        return 0 if self.per_second is None else max(1, math.ceil(SECOND / self.per_second))
+
+    @property
+    def held(self) -> int:
+        """How many tokens the bucket holds."""
+        return 1 if self.per_second is None else self.burst or max(1, int(self.per_second))
+
+    @property
+    def said(self) -> str:
+        rate = "" if self.per_second is None else f"{self.per_second:g} per second, {self.held} at once"
+        return ", ".join(part for part in ("" if self.in_flight is None else f"{self.in_flight} in flight", rate) if part)
+
+
+class Change(msgspec.Struct, frozen=True):
+    """What somebody changed about a limit, or a queue: ``action`` is set, unset, paused or unpaused."""
+
+    at: int
+    actor: str
+    action: str
+    limit: Limit | None = None
+    reason: str = ""
+
+
+class Rule(msgspec.Struct, frozen=True):
+    """What a store knows of a name: the limit that was set there, whether the queue of this name is paused, and who changed it, newest last."""
+
+    name: str
+    limit: Limit | None = None
+    paused: bool = False
+    changes: tuple[Change, ...] = ()
+
+    def changed(self, change: Change) -> Rule:
+        """The rule after a change."""
+        changes = (*self.changes, change)[-KEPT_CHANGES:]
+        match change.action:
+            case "set" | "unset":
+                return msgspec.structs.replace(self, limit=change.limit, changes=changes)
+            case _:
+                return msgspec.structs.replace(self, paused=change.action == "paused", changes=changes)
+
+
+class Bounded(NamedTuple):
+    """A limit as it holds in one place. ``name`` is that of the bucket: of a limit with a star, each has its own."""
+
+    name: str
+    limit: Limit
+
+
+class Rules(msgspec.Struct, frozen=True):
+    """The limits in force: what is declared by the process that asks, and what is stored, which wins."""
+
+    limits: Mapping[str, Limit] = {}
+    paused: frozenset[str] = frozenset()
+
+    def __bool__(self) -> bool:
+        return bool(self.limits or self.paused)
+
+    def queue(self, queue: str) -> Bounded | None:
+        return self._of(QUEUE, queue)
+
+    def tenant(self, tenant: str) -> Bounded | None:
+        return self._of(TENANT, tenant)
+
+    def worker(self, owner: str) -> Bounded | None:
+        limit = self.limits.get(WORKER)
+        return None if limit is None else Bounded(f"{WORKER}:{owner}", limit)
+
+    def _of(self, kind: str, name: str) -> Bounded | None:
+        limit = self.limits.get(kind + name) or self.limits.get(kind + ANY)
+        return None if limit is None else Bounded(kind + name, limit)
+
+    def named(self, name: str) -> Limit | None:
+        return self.limits.get(name)
+
+    def touches(self, queue: str, tenant: str) -> bool:
+        """Whether a run of this queue and tenant is bound by anything."""
+        return queue in self.paused or WORKER in self.limits or self.queue(queue) is not None or self.tenant(tenant) is not None
+
+
+def in_force(declared: Mapping[str, Limit], stored: Iterable[Rule]) -> Rules:
+    """What is stored wins over what is declared."""
+    kept = list(stored)
+    limits = {**declared, **{r.name: r.limit for r in kept if r.limit is not None}}
+    return Rules(limits, frozenset(r.name.removeprefix(QUEUE) for r in kept if r.paused))
+
+
+def admitted(given: Mapping[Any, Any]) -> dict[str, Limit]:
+    """Limits as somebody declared them.
+
+    Raises:
+        InvalidInput: a name that is none, or something that is no limit.
+    """
+    found: dict[str, Limit] = {}
+    for key, limit in given.items():
+        if not isinstance(limit, Limit):
+            raise bounds.wrong(f"limits[{key!r}]", "a Limit", limit, "Limit(in_flight=5)")
+        found[name(key)] = limit
+    return found
+
+
+def name(given: object) -> str:
+    """The name of a limit: ``worker``, ``queue:Q``, ``tenant:T``, ``queue:*``, ``tenant:*``, or one that nodes, tools and transports use."""
+    plain = bounds.text(given, "the name of a limit")
+    kind, colon, rest = plain.partition(":")
+    if colon and (f"{kind}:" not in (QUEUE, TENANT) or not rest):
+        raise InvalidInput(f"{plain!r} names no limit", field="limits", hint="worker, queue:Q, tenant:T, queue:*, tenant:*, or a plain name such as model")
+    return plain
+
+
+def own_name(given: object, field: str = "limit") -> str:
+    """The name of a limit that a node, a tool or a transport uses.
+
+    Raises:
+        InvalidInput: it is none, or is one of those that hold for runs.
+    """
+    plain = bounds.text(given, field)
+    if plain == WORKER or ":" in plain:
+        raise InvalidInput(f"{plain!r} is no name for the limit of a call", field=field, hint="a plain name such as model; worker, queue:… and tenant:… hold for runs")
+    return plain
+
+
+# -- tokens -------------------------------------------------------------------------------------------
+
+
+def next_token(limit: Limit, full_at: int, now: int) -> int:
+    """When a token is there: now, or later. ``full_at``: when the bucket would be full again."""
+    if not limit.every:
+        return now
+    full_at = min(full_at, now + limit.held * limit.every)  # emptier than empty it cannot be, whatever became of the clock
+    return max(now, full_at - (limit.held - 1) * limit.every)
+
+
+def taken(limit: Limit, full_at: int, now: int) -> int:
+    """When the bucket is full again once a token has been taken from it."""
+    return max(now, min(full_at, now + limit.held * limit.every)) + limit.every
+
+
+# -- runs ---------------------------------------------------------------------------------------------
+
+
+class Due(NamedTuple):
+    """A run that may be claimed; ``key`` is the store's own."""
+
+    key: Any
+    queue: str
+    tenant: str
+    priority: int
+    due: int
+    turn: int
+
+
+class Held(NamedTuple):
+    """Who holds how many runs: by owner, queue and tenant. Owners that are lost hold nothing."""
+
+    owner: str
+    queue: str
+    tenant: str
+    runs: int
+
+
+class Chosen(NamedTuple):
+    """Which runs are claimed, by their keys in order, and the buckets after that."""
+
+    keys: tuple[Any, ...]
+    buckets: dict[str, int]
+
+
+class Use:
+    """What is in use, and what a claim may still add to it: all of a run's limits, or none (T-85)."""
+
+    def __init__(self, rules: Rules, owner: str, held: Iterable[Held], buckets: Mapping[str, int], now: int) -> None:
+        self._rules, self._owner, self._now = rules, owner, now
+        self._before = buckets
+        self.buckets: dict[str, int] = {}
+        self.queues: Counter[str] = Counter()
+        self.tenants: Counter[str] = Counter()
+        self.shares: Counter[tuple[str, str]] = Counter()
+        self._mine = 0
+        for h in held:
+            self.queues[h.queue] += h.runs
+            self.tenants[h.tenant] += h.runs
+            self.shares[h.queue, h.tenant] += h.runs
+            self._mine += h.runs if h.owner == owner else 0
+
+    def _asked(self, queue: str, tenant: str) -> list[tuple[Bounded, int]]:
+        found = ((self._rules.worker(self._owner), self._mine), (self._rules.queue(queue), self.queues[queue]), (self._rules.tenant(tenant), self.tenants[tenant]))
+        return [(b, n) for b, n in found if b is not None]
+
+    def _full_at(self, name: str) -> int:
+        return self.buckets.get(name, self._before.get(name, 0))
+
+    def in_the_way(self, queue: str, tenant: str) -> tuple[str, int | None] | None:
+        """What holds a run of this queue and tenant back, and when that ends by itself; None if it may go."""
+        if queue in self._rules.paused:
+            return f"the queue {queue} is paused", None
+        for (name, limit), count in self._asked(queue, tenant):
+            if limit.in_flight is not None and count >= limit.in_flight:
+                return f"limit {name}: {count} of {limit.in_flight} in flight", None
+        later = [(next_token(b.limit, self._full_at(b.name), self._now), b) for b, _ in self._asked(queue, tenant)]
+        at, last = max(later, key=lambda x: x[0], default=(0, None))
+        if last is not None and at > self._now:
+            return f"limit {last.name}: {last.limit.per_second:g} per second", at
+        return None
+
+    def take(self, queue: str, tenant: str) -> None:
+        """One more run of this queue and tenant."""
+        for (name, limit), _ in self._asked(queue, tenant):
+            if limit.every:
+                self.buckets[name] = taken(limit, self._full_at(name), self._now)
+        self.queues[queue] += 1
+        self.tenants[tenant] += 1
+        self.shares[queue, tenant] += 1
+        self._mine += 1
+
+
+def chosen(waiting: Iterable[Due], use: Use, room: int) -> Chosen:
+    """The most urgent first; among the equally urgent the run of the tenant that holds least in its queue; then by age (§10.11)."""
+    lines: dict[tuple[int, str, str], deque[Due]] = {}
+    for run in sorted(waiting, key=lambda r: (-r.priority, r.due, r.turn)):
+        lines.setdefault((-run.priority, run.queue, run.tenant), deque()).append(run)
+
+    def place(line: tuple[int, str, str]) -> tuple[int, int, int, int]:
+        head = lines[line][0]
+        return (line[0], use.shares[line[1], line[2]], head.due, head.turn)
+
+    heap = [(place(line), line) for line in lines]
+    heapq.heapify(heap)
+    keys: list[Any] = []
+    while heap and len(keys) < room:
+        rank, line = heapq.heappop(heap)
+        if rank != (now := place(line)):  # its tenant has been given one meanwhile
+            heapq.heappush(heap, (now, line))
+            continue
+        _, queue, tenant = line
+        if use.in_the_way(queue, tenant) is not None:
+            continue  # what is full stays full for as long as this claim goes on
+        use.take(queue, tenant)
+        keys.append(lines[line].popleft().key)
+        if lines[line]:
+            heapq.heappush(heap, (place(line), line))
+    return Chosen(tuple(keys), use.buckets)
+
+
+# -- calls --------------------------------------------------------------------------------------------
+
+
+class Later(msgspec.Struct, frozen=True):
+    """A call may not begin yet: why, and when to come back."""
+
+    why: str
+    at: int
+    name: str = ""
+
+
+def may_enter(needs: Sequence[tuple[str, Limit | None, int]], buckets: Mapping[str, int], now: int, since: int | None = None) -> dict[str, int] | Later:
+    """Whether a call that uses these limits may begin: the buckets after it; else when to come back. All of them, or none (T-85).
+
+    Args:
+        needs: name, limit (None: nobody has set any) and how many hold it, for each.
+        buckets: when each would be full again.
+        now: the store's time.
+        since: from when on the call has waited; who has waited long asks less often.
+    """
+    later: Later | None = None
+    for name, limit, count in needs:
+        if limit is None:
+            continue
+        at, why = next_token(limit, buckets.get(name, 0), now), f"limit {name}: {limit.per_second or 0:g} per second"
+        if limit.in_flight is not None and count >= limit.in_flight:
+            waited = 0 if since is None else now - since
+            at, why = now + min(LONGEST_WAIT_US, max(SECOND, waited // 4)), f"limit {name}: {count} of {limit.in_flight} in flight"
+        if at > now and (later is None or at > later.at):
+            later = Later(why, at, name)
+    if later is not None:
+        return later
+    return {name: taken(limit, buckets.get(name, 0), now) for name, limit, _ in needs if limit is not None and limit.every}
+
+
+# -- the way in ---------------------------------------------------------------------------------------
+
+
+def come_back(rules: Rules, queue: str, tenant: str) -> float:
+    """In how many seconds a submit that was refused because its queue is full may be tried again: when a run has begun, if a rate tells."""
+    rates = [b.limit.per_second for b in (rules.queue(queue), rules.tenant(tenant)) if b is not None and b.limit.per_second is not None]
+    return max([1.0, *(1 / r for r in rates)])
+
+
+# -- queues as they stand -----------------------------------------------------------------------------
+
+
+class Backlog(NamedTuple):
+    """Due runs that nobody has taken, of one queue, tenant and shape; ``laned``: how many of them stand behind another run of their lane."""
+
+    queue: str
+    tenant: str
+    skill_id: str
+    fingerprint: str
+    due: int
+    laned: int
+    oldest: int
+
+
+class QueueState(msgspec.Struct, frozen=True, kw_only=True):
+    """A queue: how many due runs nobody has taken, since when the oldest is due, how many are driven, and what stands in the way of how many."""
+
+    queue: str
+    depth: int
+    oldest_at: int | None
+    in_flight: int
+    paused: bool
+    blocked: dict[str, int]
+
+
+def queues(backlog: Sequence[Backlog], held: Sequence[Held], rules: Rules, buckets: Mapping[str, int], now: int, takers: Callable[[Backlog], bool]) -> list[QueueState]:
+    """Every queue in which something is due or driven, or that somebody paused. ``takers``: whether some living worker takes such a run."""
+    use = Use(rules, "", held, buckets, now)
+    names = {b.queue for b in backlog} | set(use.queues) | rules.paused
+    out = []
+    for queue in sorted(names):
+        mine = [b for b in backlog if b.queue == queue]
+        blocked: Counter[str] = Counter()
+        for b in mine:
+            if queue in rules.paused:
+                blocked["paused"] += b.due
+                continue
+            if not takers(b):
+                blocked["no_worker_for"] += b.due
+                continue
+            if b.laned:
+                blocked["lane"] += b.laned
+            if use.in_the_way(queue, b.tenant) is not None and b.due > b.laned:
+                blocked["limit"] += b.due - b.laned
+        out.append(
+            QueueState(
+                queue=queue, depth=sum(b.due for b in mine), oldest_at=min((b.oldest for b in mine), default=None), in_flight=use.queues[queue],
+                paused=queue in rules.paused, blocked=dict(sorted(blocked.items())),
+            )
+        )  # fmt: skip
+    return out
+
+
+__all__ = [
+    "Backlog", "Bounded", "Change", "Chosen", "Due", "Held", "Later", "Limit", "QueueState", "Rule", "Rules", "Use", "admitted", "chosen", "come_back", "in_force", "may_enter", "name",
+    "next_token", "own_name", "queues", "taken",
+]  # fmt: skip

@@ -1,0 +1,123 @@
+"""What bounds how much is under way at once, as the database keeps it (§10.11): rules, buckets, calls that hold limits or wait for them."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import apsw
+
+from holdfast.core import codec
+from holdfast.core.limits import Backlog, Held, Later, Limit, Rule, Rules, Use, in_force, may_enter
+from holdfast.ports import Usage
+from holdfast.stores.sqlite.connection import Q, row, rows
+from holdfast.stores.sqlite.owners import Owners
+
+
+def rules(db: apsw.Connection) -> list[Rule]:
+    return [codec.decode_rule(data) for _, data in rows(db, Q.rules)]
+
+
+def put_rule(db: apsw.Connection, rule: Rule, before: Rule | None) -> bool:
+    """Inside a transaction: keeps a rule if nobody else has changed it meanwhile."""
+    there = next((r for r in rules(db) if r.name == rule.name), None)
+    if there != before:
+        return False
+    db.execute(Q.rule_put, (rule.name, codec.encode_rule(rule)))
+    return True
+
+
+def _lost(db: apsw.Connection, owners: Owners) -> set[str]:
+    """Of those who hold something, the owners that are lost."""
+    return {w.owner for w in owners.all(db) if owners.lost(w) is not None}
+
+
+def held(db: apsw.Connection, owners: Owners) -> list[Held]:
+    """Who holds how many runs; owners that are lost hold none."""
+    found = [Held(*r) for r in rows(db, Q.held)]
+    if not found:
+        return []
+    known = {w.owner for w in owners.all(db)} - _lost(db, owners)
+    return [h for h in found if h.owner in known]
+
+
+def buckets(db: apsw.Connection) -> dict[str, int]:
+    return dict(rows(db, Q.buckets))
+
+
+def keep_buckets(db: apsw.Connection, changed: Mapping[str, int]) -> None:
+    if changed:
+        db.executemany(Q.bucket_put, list(changed.items()))
+
+
+def use(db: apsw.Connection, owners: Owners, rules_now: Rules, owner: str, now: int) -> Use:
+    return Use(rules_now, owner, held(db, owners), buckets(db), now)
+
+
+def _in_use(db: apsw.Connection, owners: Owners) -> Counter[str]:
+    known = {w.owner for w in owners.all(db)} - _lost(db, owners)
+    count: Counter[str] = Counter()
+    for owner, name, n in rows(db, Q.calls):
+        count[name] += n if owner in known else 0
+    return count
+
+
+def usage(db: apsw.Connection, owners: Owners) -> Usage:
+    return Usage(tuple(held(db, owners)), _in_use(db, owners), buckets(db))
+
+
+def backlog(db: apsw.Connection, now: int) -> list[Backlog]:
+    return [Backlog(*r) for r in rows(db, Q.backlog, (now,))]
+
+
+def waiting_in(db: apsw.Connection, queue: str, tenant: str) -> int:
+    """How many runs of a tenant wait in a queue and have not begun."""
+    count, priority = 0, 2**62
+    while (priority := row(db, Q.next_priority, (queue, priority))[0]) is not None:
+        count += row(db, Q.waiting_in, (queue, priority, tenant))[0]
+    return count
+
+
+def may(db: apsw.Connection, owners: Owners, owner: str, place: str, needs: Mapping[str, Limit | None], now: int) -> dict[str, int] | Later | None:
+    """Whether a call may begin; None where it has begun already."""
+    there = row(db, Q.call_get, (place,))
+    if there is not None and there[0] == owner:
+        return None
+    stored = in_force({}, rules(db)).limits
+    count = _in_use(db, owners)
+    since = there[1] if there is not None and there[0] is None else None
+    return may_enter([(name, stored.get(name, limit), count[name]) for name, limit in needs.items()], buckets(db), now, since)
+
+
+def enter(
+    db: apsw.Connection, owners: Owners, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], now: int, *, resting: bool
+) -> Later | None:
+    """Inside a transaction: begins a call, or says when to come back."""
+    got = may(db, owners, owner, place, needs, now)
+    if got is None:
+        return None
+    if isinstance(got, Later):
+        if resting and row(db, Q.call_get, (place,)) is None:
+            db.execute(Q.call_put, (place, got.name, None, run_id, now))
+        return got
+    keep_buckets(db, got)
+    db.execute(Q.call_drop, (place,))
+    db.executemany(Q.call_put, [(place, name, owner, run_id, now) for name in needs])
+    for gone in _lost(db, owners):
+        db.execute(Q.calls_left, (gone,)).fetchall()
+    return None
+
+
+def leave(db: apsw.Connection, owner: str, places: Sequence[str] | None, now: int) -> None:
+    """Inside a transaction: ends calls (None: all of the owner's), and wakes who has waited longest for what they held."""
+    freed: Counter[str] = Counter()
+    if places is None:
+        freed.update(name for (name,) in rows(db, Q.calls_left, (owner,)))
+    for place in places or ():
+        freed.update(name for (name,) in rows(db, Q.call_left, (place, owner)))
+    for name, n in freed.items():
+        for (key,) in rows(db, Q.line, (name, now, n)):
+            db.execute(Q.wake, (now, key))
+
+
+__all__ = ["backlog", "buckets", "enter", "held", "keep_buckets", "leave", "may", "put_rule", "rules", "usage", "use", "waiting_in"]
