@@ -14,7 +14,7 @@ from holdfast import logs
 from holdfast.cli import output as o
 from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
-from holdfast.cli.session import Call, actor_option, handling, json_of, options, over, parsed
+from holdfast.cli.session import Call, actor_option, handling, json_of, options, over, parsed, run_argument
 from holdfast.cli.times import lasting, moment
 from holdfast.core.errors import HoldfastError, InvalidInput, LaneBlocked, NothingEligible, SkillUnknown
 from holdfast.core.status import TERMINAL, Condition
@@ -171,7 +171,7 @@ def reported(report: Report) -> None:
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.argument("target", required=False)
 @click.option("--acknowledge", metavar="X", help="For a failed run: its head checkpoint or stop reason, as you have seen it.")
 @click.option("--force", is_flag=True, help="Waive the re-evaluation of policies; nothing else.")
@@ -203,7 +203,7 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.argument("target", required=False)
 @click.option("--from", "checkpoint", metavar="CP", help="The checkpoint to begin at. [default: the start]")
 @click.option("--from-step", "step", metavar="S", help="Begin before this step: its number, or its node's name.")
@@ -227,7 +227,7 @@ def replay(
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.argument("target", required=False)
 @click.option("--from", "checkpoint", metavar="CP", help="The checkpoint to begin at. [default: where the edited channels were written]")
 @click.option("--from-step", "step", metavar="S", help="Begin before this step: its number, or its node's name.")

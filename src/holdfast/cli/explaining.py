@@ -5,12 +5,12 @@ from __future__ import annotations
 import click
 
 from holdfast.cli import output as o
-from holdfast.cli.session import Call, options, over
+from holdfast.cli.session import Call, options, over, run_argument
 from holdfast.runtime import Runtime
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @options()
 def explain(call: Call, run_id: str) -> int:
     """Explain a run: what happened, and what to do next.

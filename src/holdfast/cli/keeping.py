@@ -6,7 +6,7 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
-from holdfast.cli.session import Call, options, over
+from holdfast.cli.session import Call, options, over, run_argument
 from holdfast.cli.times import lasting
 from holdfast.core import describe
 from holdfast.ports import Pruned
@@ -14,7 +14,7 @@ from holdfast.runtime import Runtime
 
 
 @click.command()
-@click.argument("run_id", metavar="[RUN]", required=False)
+@run_argument(required=False)
 @options()
 def check(call: Call, run_id: str | None) -> int:
     """Name what is wrong with a run, or with all.
@@ -64,7 +64,7 @@ def migrate(call: Call) -> int:
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.argument("folder", metavar="DIR", type=click.Path(file_okay=False))
 @options()
 def export(call: Call, run_id: str, folder: str) -> int:

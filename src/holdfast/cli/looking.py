@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import msgspec
 
 from holdfast.cli import drawing, lineage, pages, targets, times
 from holdfast.cli import output as o
-from holdfast.cli.session import MOST, Call, extra, options, over, page, paged
+from holdfast.cli.session import MOST, RUN_ID, Call, extra, options, over, page, paged, run_argument, whole_id
 from holdfast.core import describe
 from holdfast.core.describe import AttemptView, CheckpointView, RunView, StepView
 from holdfast.core.errors import SkillUnknown
@@ -23,7 +22,6 @@ from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import EventView, when
 from holdfast.runtime import Runtime
 
-RUN_ID = re.compile(r"[0-9a-z]{26}")
 WATCH_SECONDS = 2.0
 
 
@@ -109,7 +107,7 @@ def _about(run: RunView) -> str:
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.option("--full", is_flag=True, help="Steps, attempts, checkpoints, effects, intents, ledger and events too.")
 @click.option("--watch", is_flag=True, help="Go on as it changes, until it has ended; with --json, one object a line.")
 @click.option("--html", "page_file", type=click.Path(dir_okay=False), metavar="FILE", help="Write the run's page to one file, secrets hidden.")
@@ -200,7 +198,7 @@ async def changes(rt: Runtime) -> AsyncIterator[None]:
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @paged()
 @options()
 def steps(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
@@ -234,7 +232,7 @@ def _step_table(found: list[StepView]) -> None:
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @paged()
 @options()
 def attempts(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
@@ -277,7 +275,7 @@ _USUAL: dict[str, Any] = {"outcome": "ok", "attempt": 1, "lane": "main", "queue"
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.option("--after", "--cursor", "after", type=click.IntRange(0, MOST), default=0, metavar="N", help="Only events newer than number N: the next_cursor of the page before.")
 @click.option("--limit", type=click.IntRange(1, MOST), metavar="N", help="How many at most.")
 @click.option("--follow", is_flag=True, help="Go on as more happens, until the run has ended; with --json, one object a line.")
@@ -339,7 +337,7 @@ def _detail(payload: Mapping[str, Any]) -> str:
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @paged()
 @options()
 def checkpoints(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
@@ -376,7 +374,7 @@ def _wrote(c: CheckpointView) -> list[str]:
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.option("--at", metavar="CP", help="A checkpoint, by its id or its end (c12). [default: the head]")
 @options()
 def state(call: Call, run_id: str, at: str | None) -> int:
@@ -393,7 +391,7 @@ def state(call: Call, run_id: str, at: str | None) -> int:
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.argument("a", metavar="A")
 @click.argument("b", metavar="B")
 @options()
@@ -439,7 +437,8 @@ def _changed(name: str, how: str, gone: list[Any], come: list[Any]) -> None:
 def graph(call: Call, target: str | None, code: str | None, mermaid: bool) -> int:
     """Draw a skill, or where a run stands in it."""
     done: Snapshot | None = None
-    if target is not None and _looks_like_a_run(target):
+    target = target and whole_id(call, target)
+    if target is not None and RUN_ID.fullmatch(target):
         done = over(call, lambda rt: rt.look.snapshot(target, check=False))
         found = done.run
         # Looking runs no code of the current folder: only what the command itself names, or what comes with holdfast (§14.3).
@@ -460,10 +459,6 @@ def graph(call: Call, target: str | None, code: str | None, mermaid: bool) -> in
     else:
         drawing.draw(program, picture)
     return 0
-
-
-def _looks_like_a_run(text: str) -> bool:
-    return RUN_ID.fullmatch(text) is not None
 
 
 COMMANDS = (runs, show, events, steps, attempts, checkpoints, state, diff, graph)

@@ -10,7 +10,7 @@ import msgspec
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
-from holdfast.cli.session import Call, actor_option, options, over
+from holdfast.cli.session import Call, actor_option, options, over, run_argument
 from holdfast.core import describe
 from holdfast.core.errors import Conflict, UsageError
 from holdfast.engine.keep.check import Checker
@@ -42,7 +42,7 @@ def _file(store: Store, what: str) -> File:
 
 
 @click.command("repair-state")
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.option("--apply", is_flag=True, help="Do it. Without this it says what it would do, and writes nothing.")
 @actor_option
 @options()

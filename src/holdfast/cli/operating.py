@@ -11,7 +11,7 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
-from holdfast.cli.session import MOST, Call, actor_option, handling, options, over, page, paged
+from holdfast.cli.session import MOST, Call, actor_option, handling, options, over, page, paged, run_argument
 from holdfast.core import describe
 from holdfast.core.describe import EffectView, LaneView, WorkerView
 from holdfast.core.intents import RULINGS
@@ -20,7 +20,7 @@ from holdfast.runtime import Runtime
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @paged()
 @options()
 def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
@@ -42,7 +42,7 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
 
 
 @click.command()
-@click.argument("run_id", metavar="[RUN]", required=False)
+@run_argument(required=False)
 @click.option("--state", metavar="S", help="Only intents in this state: queued, sending, sent, unknown, dead, abandoned.")
 @click.option("--type", "type_", metavar="T", help="Only intents of this type.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
@@ -136,7 +136,7 @@ def _ruled(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
 
 
 @click.command()
-@click.argument("run_id", metavar="[RUN]", required=False)
+@run_argument(required=False)
 @click.option("--topic", metavar="T", help="Only rows of this topic.")
 @click.option("--key", metavar="K", help="Only rows under this key.")
 @click.option("--after", type=click.IntRange(0, MOST), metavar="N", help="Go on after this row: the next_cursor of the page before.")

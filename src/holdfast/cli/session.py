@@ -11,6 +11,7 @@ import io
 import json
 import math
 import os
+import re
 import shlex
 import signal
 import sys
@@ -26,8 +27,10 @@ from holdfast.authoring import Skill, Tool
 from holdfast.cli import output as o
 from holdfast.cli.targets import setting
 from holdfast.core import canon
-from holdfast.core.errors import HoldfastError, InvalidInput, NotFound, UsageError
+from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
 from holdfast.core.status import LIVE
+from holdfast.engine.keep.check import keeper
+from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime, chosen_store
 from holdfast.stores import schema_version
 
@@ -122,7 +125,11 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
             named = given or os.environ.get("HOLDFAST_STORE") or default
             usual = chosen_store(None)
             url = named or usual
-            return function(Call(url, url != usual, as_json, lease, drives), *args, **more)
+            call = Call(url, url != usual, as_json, lease, drives)
+            for name in (p.name for p in context.command.params if isinstance(p.type, RunName)):
+                if name is not None and more.get(name):
+                    more[name] = whole_id(call, more[name])
+            return function(call, *args, **more)
 
         decorated: Callable[..., Any] = act
         for add in _shared(data, drives):
@@ -145,6 +152,48 @@ def _shared(data: bool, drives: bool) -> list[Callable[[Any], Any]]:
     if data:
         found.append(click.option("--json", "as_json", is_flag=True, help="Print one JSON object."))
     return found
+
+
+class RunName(click.ParamType[str]):
+    """A run: its id, the beginning of its id, or ``last`` for the newest (§7.10). ``options`` puts the whole id in its place."""
+
+    name = "run"
+
+
+RUN = RunName()
+RUN_ID = re.compile(r"[0-9a-z]{26}")
+SHORT_ID = re.compile(r"[0-9a-z]{6,25}")
+LAST = "last"
+
+
+def whole_id(call: Call, text: str) -> str:
+    """The id of the run that somebody typed; where it was not the whole id, that is told on stderr before anything is done.
+
+    Raises:
+        AmbiguousRun: several runs' ids begin so. RunNotFound: there is no run yet that ``last`` could mean.
+    """
+    if call.missing is not None or (text != LAST and not SHORT_ID.fullmatch(text)):
+        return text
+
+    async def look(rt: Runtime) -> list[str]:
+        if text == LAST:
+            return [run.run_id for run, _ in await rt.store.runs(RunFilter(limit=1))]
+        return [i for i in await keeper(rt.store).run_ids(text, 3) if i.startswith(text)]
+
+    found = over(dataclasses.replace(call, drives=False), look)
+    if len(found) > 1:
+        raise AmbiguousRun(f"several runs' ids begin with {text}: {', '.join(found[:2])}{', …' if len(found) > 2 else ''}", hint="give more of the id")
+    if not found and text == LAST:
+        raise RunNotFound("there is no run yet", hint=call.line("run", "TARGET"))
+    if not found:
+        return text
+    click.echo(f"run {found[0]}", err=True)
+    return found[0]
+
+
+def run_argument(*, required: bool = True) -> Callable[[F], F]:
+    """Gives a command its argument RUN."""
+    return click.argument("run_id", type=RUN, metavar="RUN" if required else "[RUN]", required=required)
 
 
 def paged(most: str = "All of them, if not given.") -> Callable[[F], F]:

@@ -114,6 +114,12 @@ class AmbiguousWait(UsageError):
     code = "ambiguous_wait"
 
 
+class AmbiguousRun(UsageError):
+    """The ids of several runs begin as was typed (§7.10)."""
+
+    code = "ambiguous_run"
+
+
 class ConcurrentScope(UsageError):
     """Two ctx calls of one scope in flight at once (§4.12)."""
 
