@@ -17,7 +17,7 @@ HOMES = {
     "holdfast.core.graph": ("END", "START", "Goto", "Send", "any_of"),
     "holdfast.core.retry": ("Retry",),
     "holdfast.engine.calls.context": ("Context", "current"),
-    "holdfast.handle": ("Decision", "Run", "Schedule", "Wait"),
+    "holdfast.handle": ("Decided", "Decision", "Run", "Schedule", "Wait"),
     "holdfast.runtime": ("Runtime", "run"),
 }  # fmt: skip
 __all__ = sorted(name for names in HOMES.values() for name in names)  # noqa: PLE0605

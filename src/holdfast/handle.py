@@ -97,6 +97,15 @@ class Wait(msgspec.Struct, frozen=True):
         )
 
 
+class Decided(msgspec.Struct, frozen=True):
+    """What became of one decision of many. ``code`` says why it was refused, None where it was taken."""
+
+    run_id: str
+    wait_id: str
+    ok: bool
+    code: str | None = None
+
+
 class Run(Generic[S]):
     """A run at one moment: the folded record, its condition and its state. Never changes; ask the Runtime for a newer one."""
 

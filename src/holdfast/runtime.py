@@ -29,10 +29,12 @@ from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
 from holdfast.core.errors import (
     AttemptMayLive,
+    Conflict,
     ForeignLoop,
     IntentInFlight,
     IntentNotFound,
     ProcessForked,
+    Rejected,
     RunFailed,
     RunWaiting,
     StoreClosed,
@@ -44,7 +46,9 @@ from holdfast.core.graph import Program
 from holdfast.core.intents import Intent, IntentState, may_live, redriven, ruled
 from holdfast.core.lease import DEFAULT_TTL_US, Alive
 from holdfast.core.masks import Mask
+from holdfast.core.selection import where as selected
 from holdfast.core.status import AT_REST, TERMINAL, Status, parse
+from holdfast.core.waits import known_action
 from holdfast.engine.base import histories
 from holdfast.engine.base.explanation import explained
 from holdfast.engine.base.failures import traced
@@ -64,7 +68,7 @@ from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look import threads
 from holdfast.engine.look.looker import Looker, Wanted
-from holdfast.handle import CheckpointView, EventView, Feed, IntentView, LedgerView, Run, Schedule, Wait
+from holdfast.handle import CheckpointView, Decided, EventView, Feed, IntentView, LedgerView, Run, Schedule, Wait
 from holdfast.outbox.deliveries import Deliveries
 from holdfast.outbox.dispatcher import Dispatcher, Sender
 from holdfast.outbox.links import Links
@@ -82,6 +86,8 @@ P = ParamSpec("P")
 T = TypeVar("T")
 log = logging.getLogger("holdfast.runtime")
 CLOSE_SECONDS = 5.0
+MOST_DECISIONS = 100_000
+"""How many waits one decision may be about."""
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
 
 
@@ -892,6 +898,42 @@ class Runtime:
         await self._desk.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload, resume=resume, force=force)
         return await self._reader.get(run_id)
 
+    @checked(limit=arguments.whole(1, MOST_DECISIONS))
+    async def decide_all(
+        self,
+        action: str,
+        *,
+        where: Mapping[str, str],
+        actor: str,
+        feedback: str | None = None,
+        note: str | None = None,
+        payload: Any = ...,
+        limit: int = 1000,
+    ) -> list[Decided]:
+        """Records the same decision about many waits, those of the oldest runs first, each in a commit of its own.
+
+        Args:
+            where: which waits: ``skill``, ``step``, ``kind``, ``name``, ``thread``, ``tag``; all that are given must be equal.
+            limit: how many at most.
+
+        Returns:
+            One value for each wait, with the code of the refusal where the decision was not taken.
+
+        Raises:
+            UnknownOption: an action or a key of ``where`` that nobody knows. InvalidInput: ``where`` names nothing.
+        """
+        known_action(action)
+        chosen = await self.look.waiting(selected(where), limit)
+        out = []
+        for run, wait in chosen:
+            code = None
+            try:
+                await self._desk.decide(run.run_id, action, wait_id=wait.wait_id, actor=actor, feedback=feedback, note=note, payload=payload)
+            except (Conflict, Rejected, UsageError) as e:
+                code = e.code
+            out.append(Decided(run.run_id, wait.wait_id, code is None, code))
+        return out
+
     @verb
     async def approve(
         self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True
@@ -1082,7 +1124,7 @@ class Runtime:
     @verb
     def shelf(self, name: str) -> Shelf:
         """Rows of others, kept in the same store (§19.2)."""
-        return Shelf(self._store, name)
+        return Shelf(self._store, name, loop=self._loop)
 
     @property
     def look(self) -> Looker:

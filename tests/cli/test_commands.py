@@ -679,3 +679,27 @@ def test_a_fork_at_a_time(holdfast: Type) -> None:
     made = holdfast("fork", run_id, "work.py", "--option", "at=2999-01-01T00:00:00+00:00", "--option", "tags=[\"late\"]", "--json").json
     assert (made["status"], made["not_before"], made["tags"]) == ("pending", "2999-01-01T00:00:00.000000Z", ["late"])
     assert holdfast("fork", run_id, "work.py", "--option", "at=soon").code == 2
+
+
+def test_decide_all_decides_about_what_where_names(holdfast: Type) -> None:
+    """``--dry-run`` decides nothing; exit code 0 if all were taken, 6 if one was refused; wrong words are refused by name."""
+    runs = [begun(holdfast) for _ in range(2)]
+    dry = holdfast("decide", "--all", "--where", "skill=work,step=ask", "--action", "approve", "--dry-run", "--json")
+    assert dry.code == 0 and dry.json["dry_run"] is True
+    assert [d["run_id"] for d in dry.json["decided"]] == runs
+    assert holdfast("decide", "--all", "--where", "skill=work", "--action", "continue", "--json").code == 6
+    assert len(holdfast("waits", "--json").json["waits"]) == 2
+    said = holdfast("decide", "--all", "--where", "skill=work", "--where", "step=ask", "--action", "approve", "--actor", "ada")
+    assert said.code == 0 and "2 decided, 0 refused" in said.out
+    assert holdfast("show", runs[0], "--json").json["decisions"][0]["actor"] == "ada"
+    for words, word in (
+        (["--all", "--action", "approve"], "where"),
+        (["--all", "--where", "skil=work", "--action", "approve"], "skil"),
+        (["--all", "--where", "work", "--action", "approve"], "K=V"),
+        (["--all", "--where", "skill=a,skill=b", "--action", "approve"], "again"),
+        (["--all", runs[0], "--where", "skill=a", "--action", "approve"], "RUN"),
+        (["--where", "skill=a", "--action", "approve"], "RUN"),
+        ([runs[0], "--dry-run", "--action", "approve"], "--dry-run"),
+    ):
+        said = holdfast("decide", *words)
+        assert said.code == 2 and word in said.err, words

@@ -7,21 +7,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import click
+import msgspec
 
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
 from holdfast.cli.driving import progress_for
 from holdfast.cli.progress import watched
-from holdfast.cli.session import Call, Within, actor_option, options, over, page, paged, parsed
+from holdfast.cli.session import Call, Within, actor_option, options, over, page, paged, parsed, run_argument
 from holdfast.core import describe
+from holdfast.core.errors import InvalidInput, UsageError
+from holdfast.core.selection import where as selected
 from holdfast.core.status import TERMINAL
-from holdfast.handle import when
-from holdfast.runtime import Runtime
+from holdfast.handle import Decided, when
+from holdfast.runtime import MOST_DECISIONS, Runtime
 
 WAITS = 100
 LOOK_ON = 15.0
@@ -49,7 +53,7 @@ def _wait_option(function: Any) -> Any:
 
 
 @click.command()
-@click.argument("run_id", metavar="[RUN]", required=False)
+@run_argument(required=False)
 @paged("Of the waits of all runs, counted in runs, 100.")
 @options()
 def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None) -> int:
@@ -91,7 +95,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @_wait_option
 @click.option("--note", metavar="N", help="Why; kept with the decision.")
 @click.option("--payload", metavar="JSON|@FILE|-", help="Edited arguments, handed to the node.")
@@ -107,7 +111,7 @@ def approve(call: Call, run_id: str, wait_id: str | None, note: str | None, payl
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.option("--reason", required=True, metavar="R", help="Why; kept with the decision.")
 @_wait_option
 @actor_option
@@ -121,9 +125,13 @@ def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) 
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument(required=False)
 @_wait_option
 @click.option("--action", required=True, metavar="A", help="One of the actions that the wait offers.")
+@click.option("--all", "many", is_flag=True, help="Decide about all waits that --where names, each in a commit of its own.")
+@click.option("--where", multiple=True, metavar="K=V,…", help="With --all: which waits, by skill, step, kind, name, thread, tag; all must be equal.")
+@click.option("--dry-run", is_flag=True, help="With --all: list the waits and decide nothing.")
+@click.option("--limit", type=click.IntRange(1, MOST_DECISIONS), metavar="N", help="With --all: how many at most. [default: 1000]")
 @click.option("--feedback", metavar="F", help="What should change; some actions need it.")
 @click.option("--note", metavar="N", help="Why; kept with the decision.")
 @click.option("--payload", metavar="JSON|@FILE|-", help="The answer.")
@@ -132,10 +140,21 @@ def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) 
 @actor_option
 @options()
 def decide(
-    call: Call, run_id: str, wait_id: str | None, action: str, feedback: str | None, note: str | None, payload: str | None, no_resume: bool, force: bool, actor: str
-) -> int:
-    """Decide about a wait by any action that it offers."""
+    call: Call, run_id: str | None, wait_id: str | None, action: str, many: bool, where: tuple[str, ...], dry_run: bool, limit: int | None,
+    feedback: str | None, note: str | None, payload: str | None, no_resume: bool, force: bool, actor: str,
+) -> int:  # fmt: skip
+    """Decide about a wait by any action that it offers.
+
+    With --all it decides about many waits. The exit code is 0 if every decision was taken, and 6 if one was refused.
+    """
     given = ... if payload is None else parsed(payload, "--payload")
+    if many:
+        alone = {"RUN": run_id, "--wait": wait_id, "--no-resume": no_resume, "--force": force}
+        if (wrong := next((name for name, value in alone.items() if value), None)) is not None:
+            raise UsageError(f"--all decides about many waits, {wrong} about one", hint=f"leave out one of them: --all or {wrong}")
+        return _decide_all(call, Bulk(action, where, actor, feedback, note, given, limit or 1000), dry_run)
+    if run_id is None or where or dry_run or limit is not None:
+        raise UsageError("RUN is missing" if run_id is None else "--where, --dry-run and --limit go with --all", hint=f"{call.line('decide', '--help')} tells both forms")
     return _answer(
         call,
         run_id,
@@ -143,8 +162,59 @@ def decide(
     )
 
 
+@dataclasses.dataclass(frozen=True)
+class Bulk:
+    """One decision about many waits."""
+
+    action: str
+    where: tuple[str, ...]
+    actor: str
+    feedback: str | None
+    note: str | None
+    payload: Any
+    limit: int
+
+    def selection(self) -> dict[str, str]:
+        """The ``--where`` options as names to values.
+
+        Raises:
+            InvalidInput: one is no ``K=V``, or a name stands there twice.
+        """
+        found: dict[str, str] = {}
+        for part in (part for text in self.where for part in text.split(",")):
+            name, equals, value = part.partition("=")
+            if not equals or name.strip() in found:
+                raise InvalidInput(f"--where: {part!r} {'names a key again' if equals else 'is no K=V'}", field="where", hint="--where skill=refund,step=ask")
+            found[name.strip()] = value.strip()
+        return found
+
+
+def _decide_all(call: Call, bulk: Bulk, dry_run: bool) -> int:
+    """Decides about many waits, or lists them, and says what became of each."""
+
+    async def act(rt: Runtime) -> list[Decided]:
+        selection = bulk.selection()
+        if dry_run:
+            return [Decided(run.run_id, wait.wait_id, bulk.action in wait.available_actions) for run, wait in await rt.look.waiting(selected(selection), bulk.limit)]
+        return await rt.decide_all(
+            bulk.action, where=selection, actor=bulk.actor, feedback=bulk.feedback, note=bulk.note, payload=bulk.payload, limit=bulk.limit
+        )
+
+    found = over(call, act)
+    refused = sum(not d.ok for d in found)
+    if call.as_json:
+        o.emit({"decided": [msgspec.structs.asdict(d) for d in found], "dry_run": dry_run})
+    elif not found:
+        click.echo("no such wait is open")
+    else:
+        word = "would be decided" if dry_run else "decided"
+        o.table(["run", "wait", "outcome"], [[d.run_id, o.inline(d.wait_id.partition(".")[2], 40), word if d.ok else d.code or "not offered"] for d in found])
+        click.echo(f"{len(found) - refused} {word}, {refused} refused")
+    return 6 if refused else 0
+
+
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.argument("name")
 @click.option("--payload", metavar="JSON|@FILE|-", help="What the signal carries.")
 @click.option("--key", metavar="K", help="The same key is delivered once.")
@@ -157,7 +227,7 @@ def signal(call: Call, run_id: str, name: str, payload: str | None, key: str | N
 
 
 @click.command()
-@click.argument("run_id", metavar="RUN")
+@run_argument()
 @click.option("--reason", default="", metavar="R", help="Why; kept with the request.")
 @click.option("--wait", "seconds", type=Within(min=0, max=86_400), metavar="SECONDS", help=f"How long to look on until it has ended. [default: {LOOK_ON:g}, with --json 0]")
 @actor_option

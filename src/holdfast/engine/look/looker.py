@@ -27,8 +27,10 @@ from holdfast.core.offers import NoWorker
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
+from holdfast.core.selection import Where
 from holdfast.core.status import TERMINAL, WAITING, Condition, Status, parse
 from holdfast.core.tokens import hashed
+from holdfast.core.waits import Wait
 from holdfast.engine.look.snapshot import Check, Snapshot, found, snapshot
 from holdfast.engine.look.threads import Threads
 from holdfast.handle import when
@@ -234,6 +236,17 @@ class Looker:
             hidden = await self.mask(run)
             out += [describe.masked(describe.wait(w, effects.get(w.effect_id or ""), status=run.status), hidden) for w in run.waits]
         return out, page[-1][0].run_id if len(page) == limit else None
+
+    async def waiting(self, where: Where, limit: int) -> list[tuple[Run, Wait]]:
+        """The open waits that a selection means, those of the oldest runs first, so many at most."""
+        found: list[tuple[Run, Wait]] = []
+        cursor: str | None = None
+        while True:
+            page = await self._store.runs(RunFilter(statuses=tuple(WAITING), skill_id=where.skill, thread_id=where.thread, before=cursor, limit=PAGE))
+            found += [(run, wait) for run, _ in page for wait in reversed(run.waits) if where.takes(run, wait)]
+            if len(page) < PAGE:
+                return found[::-1][:limit]
+            cursor = page[-1][0].run_id
 
     async def linked(self, secret: str) -> describe.WaitView:
         """The wait that a link answers, for whoever holds it (§5.9).
