@@ -8,6 +8,7 @@ from __future__ import annotations
 from holdfast.testing.clock import Process, VirtualClock, VirtualLoop, run_virtual
 from holdfast.testing.crash import CrashingStore, Fault, SimulatedCrash
 from holdfast.testing.invariants import Violation, violations
+from holdfast.testing.opening import open_store
 from holdfast.testing.replay import Difference, ReplayDiffers, Replayed, assert_replays, replay_check
 from holdfast.testing.transcript import transcript
 from holdfast.testing.world import World
@@ -25,6 +26,7 @@ __all__ = [
     "VirtualLoop",
     "World",
     "assert_replays",
+    "open_store",
     "replay_check",
     "run_virtual",
     "transcript",

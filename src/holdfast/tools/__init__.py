@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from holdfast.authoring import Tool
 from holdfast.core.evidence import Artifact, Command, ExitCode, FileExists, FileHash, HttpStatus, JsonPathEquals, Report
+from holdfast.ports import ToolOutcome
 from holdfast.tools.local import LocalRunner
 
-__all__ = ["Artifact", "Command", "ExitCode", "FileExists", "FileHash", "HttpStatus", "JsonPathEquals", "LocalRunner", "Report"]
+__all__ = ["Artifact", "Command", "ExitCode", "FileExists", "FileHash", "HttpStatus", "JsonPathEquals", "LocalRunner", "Report", "Tool", "ToolOutcome"]
