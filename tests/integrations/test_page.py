@@ -17,7 +17,8 @@ async def test_the_blocks_of_the_page_make_skills() -> None:
         names: dict[str, Any] = {"__name__": "page"}
         exec(compile(block, "page", "exec"), names)
         made.append(names)
-    pydantic_ai, openai_agents, langgraph = made
+    pydantic_ai, openai_agents, langgraph, saver = made
+    assert await saver["remember"]() == {"text": "HI"}
     assert openai_agents["desk"].id == "openai-desk"
     async with Runtime("memory:", skills=[pydantic_ai["desk"], langgraph["skill"]]) as rt:
         run = await rt.invoke(langgraph["skill"], {"input": {"text": "hi"}})

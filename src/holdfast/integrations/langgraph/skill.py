@@ -1,9 +1,4 @@
-"""LangGraph graphs on Holdfast (extra ``langgraph``).
-
-``as_skill(compiled, "support")`` makes a compiled LangGraph graph a skill. The graph keeps its own checkpoints with its own
-checkpointer. Holdfast adds what is around it: turns of a thread run one after the other, an ``interrupt`` becomes a question
-that a person answers days later, and a worker goes on with the turn of a process that was killed.
-"""
+"""A compiled LangGraph graph as a skill. The graph keeps its own checkpoints with its own checkpointer."""
 
 from __future__ import annotations
 
@@ -30,7 +25,7 @@ def as_skill(
     (``holdfast.current()`` gives the context inside a node).
 
     Args:
-        graph: compiled with a checkpointer that outlives the process, such as ``AsyncSqliteSaver``.
+        graph: compiled with a checkpointer that outlives the process, such as ``HoldfastSaver``.
         id: the skill's id.
         version: the skill's version.
         timeout: how long one stretch of the graph, from its begin or an answer to its next rest, may take.
@@ -39,7 +34,7 @@ def as_skill(
         UsageError: the graph was compiled without a checkpointer.
     """
     if graph.checkpointer is None or graph.checkpointer is False:
-        raise UsageError(f"the graph of the skill {id!r} has no checkpointer", hint="compile(checkpointer=AsyncSqliteSaver(…))")
+        raise UsageError(f"the graph of the skill {id!r} has no checkpointer", hint="compile(checkpointer=HoldfastSaver(…))")
 
     @flow(id, version=version)
     async def run(ctx: Context, input: dict[str, Any]) -> dict[str, Any]:

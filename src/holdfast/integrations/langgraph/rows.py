@@ -1,0 +1,223 @@
+"""The rows in which a saver keeps checkpoints: their keys, their bytes, and values that only grew.
+
+Theory of operation. Everything of a thread lies under keys that begin with the thread, so that one deletion ends it. Under it lie
+checkpoints (``c``), channel values apart from them (``v``) and the writes of tasks (``w``). A scan gives rows by key, ascending; the
+newest checkpoint is wanted first, so a checkpoint's place spells its id with each character mirrored.
+
+A value is kept once for each version. A list that only grew is kept as its tail behind the version before (``Value.base``); ``whole`` is
+the version where the chain of tails begins. The tails of a chain are never longer together than the value itself, so reading costs at
+most twice its size, and what a long conversation adds is what it costs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple, TypeVar
+from urllib.parse import quote, unquote
+
+import msgspec
+
+from holdfast.core.errors import StoreCorrupt, TooLarge
+
+T = TypeVar("T")
+PART_BYTES = 96
+THREAD_BYTES = 200
+TAIL_BYTES = 512
+"""From this size on a value is compared with the version before."""
+_MIRROR = {c: 0xA3 - c for c in range(0x25, 0x7F)}
+
+
+class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
+    """A checkpoint without the values that lie apart: ``apart`` are the channels whose values do."""
+
+    ns: str
+    id: str
+    parent: str | None
+    run: str | None
+    at: str
+    kind: str
+    body: bytes
+    meta_kind: str
+    meta: bytes
+    apart: tuple[str, ...] = ()
+
+
+class Value(msgspec.Struct, frozen=True, array_like=True):
+    """A channel's value at a version, or its tail behind ``base``: ``before`` and ``after`` are the lengths of the heads of both."""
+
+    kind: str
+    body: bytes
+    base: str | None = None
+    whole: str | None = None
+    before: int = 0
+    after: int = 0
+
+
+class Write(msgspec.Struct, frozen=True, array_like=True):
+    """One write of a task."""
+
+    path: str
+    task: str
+    index: int
+    channel: str
+    kind: str
+    body: bytes
+
+    @property
+    def order(self) -> tuple[str, str, int]:
+        """The order in which live execution applies the writes of a step."""
+        return (self.path, self.task, self.index)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_CHECKPOINTS = msgspec.msgpack.Decoder(Checkpoint)
+_VALUES = msgspec.msgpack.Decoder(Value)
+_WRITES = msgspec.msgpack.Decoder(Write)
+encode = _ENCODER.encode
+
+
+def checkpoint_of(data: bytes) -> Checkpoint:
+    """Raises StoreCorrupt: these bytes are no checkpoint."""
+    return _decoded(_CHECKPOINTS, data)
+
+
+def value_of(data: bytes) -> Value:
+    """Raises StoreCorrupt: these bytes are no value."""
+    return _decoded(_VALUES, data)
+
+
+def write_of(data: bytes) -> Write:
+    """Raises StoreCorrupt: these bytes are no write."""
+    return _decoded(_WRITES, data)
+
+
+def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
+    try:
+        return decoder.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as e:
+        raise StoreCorrupt(f"a row of a LangGraph thread cannot be read: {e}", code="row_unreadable", hint="delete the thread, or restore a backup") from e
+
+
+# -- keys -------------------------------------------------------------------------------------------
+
+
+def _part(text: str) -> str:
+    """A part of a key; a long one by its digest."""
+    found = quote(text, safe="") or "%"
+    if len(found) <= PART_BYTES:
+        return found
+    return f"{found[:24]}%{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+class Thread(NamedTuple):
+    """The keys of one thread."""
+
+    prefix: str
+
+    @classmethod
+    def of(cls, thread_id: object) -> Thread:
+        """The keys of a thread.
+
+        Raises:
+            TooLarge: its id is too long for a key.
+        """
+        name = quote(str(thread_id), safe="") or "%"
+        if len(name) > THREAD_BYTES:
+            raise TooLarge("thread_id", len(name), THREAD_BYTES)
+        return cls(f"{name}/")
+
+    @property
+    def id(self) -> str:
+        return unquote(self.prefix.rstrip("/").rstrip("%"))
+
+    def checkpoints(self, ns: str | None = None) -> str:
+        return f"{self.prefix}c/" if ns is None else f"{self.prefix}c/{_part(ns)}/"
+
+    def checkpoint(self, ns: str, id: str) -> str:
+        return f"{self.checkpoints(ns)}{_part(id).translate(_MIRROR)}~"
+
+    def values(self, ns: str | None = None, channel: str | None = None) -> str:
+        if ns is None:
+            return f"{self.prefix}v/"
+        return f"{self.prefix}v/{_part(ns)}/" if channel is None else f"{self.prefix}v/{_part(ns)}/{_part(channel)}/"
+
+    def value(self, ns: str, channel: str, version: str) -> str:
+        return f"{self.values(ns, channel)}{_part(version)}"
+
+    def writes(self, ns: str, id: str) -> str:
+        return f"{self.prefix}w/{_part(ns)}/{_part(id)}/"
+
+    def write(self, ns: str, id: str, task: str, index: int) -> str:
+        return f"{self.writes(ns, id)}{_part(task)}/{index}"
+
+
+def thread_of(key: str) -> Thread:
+    """The thread that a row belongs to."""
+    return Thread(f"{key.partition('/')[0]}/")
+
+
+def of_run(run: str) -> str:
+    """Where the checkpoints of a run are listed; no thread's key begins so."""
+    return f"!r/{_part(run)}/"
+
+
+# -- values that grow -------------------------------------------------------------------------------
+
+
+class Kept(NamedTuple):
+    """What a saver remembers of the version it wrote last: ``weight`` is what its chain of tails takes."""
+
+    version: str
+    kind: str
+    body: bytes
+    whole: str
+    weight: int
+
+
+def head(body: bytes) -> int:
+    """How long the head of a MessagePack array or map is; 0 for anything else."""
+    first = body[0] if body else 0
+    if 0x80 <= first <= 0x9F:
+        return 1
+    return {0xDC: 3, 0xDE: 3, 0xDD: 5, 0xDF: 5}.get(first, 0)
+
+
+def grown(before: Kept | None, version: str, kind: str, body: bytes) -> tuple[Value, Kept]:
+    """The row of a value, and what to remember: the tail behind the version before, where the value only grew at its end."""
+    whole = Value(kind, body), Kept(version, kind, body, version, 0)
+    if before is None or before.kind != kind or before.version >= version or len(body) <= TAIL_BYTES:
+        return whole
+    old, new = head(before.body), head(body)
+    size = len(before.body) - old
+    if not old or not new or len(body) - new < size or body[new : new + size] != before.body[old:]:
+        return whole
+    tail = body[:new] + body[new + size :]
+    weight = before.weight + len(tail)
+    if weight >= len(body):
+        return whole
+    return Value(kind, tail, before.version, before.whole, old, new), Kept(version, kind, body, before.whole, weight)
+
+
+def joined(version: str, rows: Mapping[str, Value]) -> bytes | None:
+    """The value at a version, of the rows of its chain; None where one is not there."""
+    tails: list[Value] = []
+    at = rows.get(version)
+    while at is not None and at.base is not None:
+        tails.append(at)
+        at = rows.get(at.base)
+    if at is None:
+        return None
+    body = at.body
+    for tail in reversed(tails):
+        body = tail.body[: tail.after] + body[tail.before :] + tail.body[tail.after :]
+    return body
+
+
+def latest(rows: Sequence[Checkpoint]) -> dict[str, Checkpoint]:
+    """The newest checkpoint of each namespace."""
+    found: dict[str, Checkpoint] = {}
+    for row in rows:
+        if row.ns not in found or found[row.ns].id < row.id:
+            found[row.ns] = row
+    return found

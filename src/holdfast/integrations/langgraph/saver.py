@@ -1,0 +1,582 @@
+"""A LangGraph checkpointer over a Holdfast store: one file, or one database, for runs and for graphs."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import random
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
+from enum import StrEnum
+from typing import Any, Self, TypeVar, cast
+
+from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base import (
+    WRITES_IDX_MAP,
+    BaseCheckpointSaver,
+    ChannelVersions,
+    Checkpoint,
+    CheckpointMetadata,
+    CheckpointTuple,
+    DeltaChannelHistory,
+    PendingWrite,
+    get_checkpoint_id,
+    get_checkpoint_metadata,
+)
+from langgraph.checkpoint.serde.base import SerializerProtocol
+
+from holdfast import Runtime, UsageError
+from holdfast.core.bounds import one_of
+from holdfast.core.errors import InvalidInput, StoreCorrupt
+from holdfast.integrations.langgraph import rows as r
+from holdfast.integrations.langgraph.rows import Kept, Thread, Value, Write
+from holdfast.shelf import Shelf
+
+T = TypeVar("T")
+SHELF = "langgraph"
+SMALL = 128
+"""A value of at most so many bytes lies in the checkpoint's own row."""
+PAGE = 500
+WAIT_SECONDS = 0.002
+"""How long the writes of a task wait for a commit to ride with."""
+REMEMBERED = 1024
+
+
+class Durability(StrEnum):
+    """When the writes of a task are on disk: before ``put_writes`` returns, or with the next commit, at most 2 ms later."""
+
+    STRICT = "strict"
+    JOINED = "joined"
+
+
+class HoldfastSaver(BaseCheckpointSaver[str]):
+    """Keeps checkpoints in a Holdfast store: ``graph.compile(checkpointer=saver)``.
+
+    ``async with HoldfastSaver.from_url(url) as saver`` opens the store, ``with`` does so for synchronous graphs. ``HoldfastSaver(rt)`` uses the
+    store of a Runtime that is open. Synchronous calls may come from any thread but that of the store's own event loop.
+
+    Args:
+        source: an open Runtime, or the URL of a store.
+        durability: ``strict``: every put is on disk before it returns. ``joined``: the writes of single tasks ride with the next commit, at
+            most 2 ms later; what is read includes them. Checkpoints are always on disk before their put returns.
+        serde: how values become bytes; LangGraph's own serializer by default.
+
+    Raises:
+        UsageError: the store keeps no rows of others.
+    """
+
+    def __init__(self, source: Runtime | str, *, durability: str = "strict", serde: SerializerProtocol | None = None) -> None:
+        super().__init__(serde=serde)
+        self.durability = Durability(one_of(durability, "durability", tuple(Durability)))
+        self.shelf = source.shelf(SHELF) if isinstance(source, Runtime) else Shelf.open(source, SHELF)
+        self._pending: dict[str, bytes] = {}
+        self._flush: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._kept: OrderedDict[tuple[str, str, str], Kept] = OrderedDict()
+        self._known: OrderedDict[str, None] = OrderedDict()
+
+    @classmethod
+    def from_url(cls, url: str, *, durability: str = "strict", serde: SerializerProtocol | None = None) -> Self:
+        """A saver whose store is opened by ``with`` or ``async with``, and closed at its end."""
+        return cls(url, durability=durability, serde=serde)
+
+    async def __aenter__(self) -> Self:
+        await self.shelf.__aenter__()
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        try:
+            await self.shelf.home.join(self._settle())
+        finally:
+            await self.shelf.__aexit__(*error)
+
+    def __enter__(self) -> Self:
+        self.shelf.__enter__()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        try:
+            self._call(self._settle())
+        finally:
+            self.shelf.__exit__(*error)
+
+    def _call(self, work: Coroutine[Any, Any, T]) -> T:
+        return self.shelf.home.call(work)
+
+    async def _join(self, work: Coroutine[Any, Any, T]) -> T:
+        return await self.shelf.home.join(work)
+
+    def get_next_version(self, current: str | None, channel: None = None) -> str:
+        """The version after this one: versions are texts whose order is that of their making."""
+        number = 0 if current is None else current if isinstance(current, int) else int(str(current).partition(".")[0])
+        return f"{number + 1:032}.{random.random():016}"
+
+    # -- one commit for all who write in the same turn of the loop -----------------------------------
+
+    async def _write(self, made: Mapping[str, bytes]) -> None:
+        """Puts rows, together with what else is to be put now; returns when they are on disk."""
+        self._pending |= made
+        if self._flush is None:
+            self._flush = asyncio.ensure_future(self._commit())
+        await asyncio.shield(self._flush)
+
+    def _ride(self, made: Mapping[str, bytes]) -> None:
+        """Puts rows with the next commit; one is made if nobody else makes one soon."""
+        self._pending |= made
+        if self._flush is None and self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(WAIT_SECONDS, self._due)
+
+    def _due(self) -> None:
+        self._timer = None
+        if self._flush is None and self._pending:
+            self._flush = asyncio.ensure_future(self._commit())
+
+    async def _commit(self) -> None:
+        await asyncio.sleep(0)  # the turn's other writers join this commit
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        batch, self._pending, self._flush = self._pending, {}, None
+        try:
+            await self.shelf.put_many(batch)
+        except BaseException:
+            # What rode along was promised to nobody yet: it is tried again with the next commit, whose writer hears of the error.
+            self._pending = batch | self._pending
+            raise
+
+    async def _settle(self) -> None:
+        """Returns when everything put so far is on disk."""
+        if self._pending or self._flush is not None:
+            await self._write({})
+
+    # -- writing -------------------------------------------------------------------------------------
+
+    async def _put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
+        thread, ns, parent = _place(config)
+        made: dict[str, bytes] = {}
+        near: dict[str, Any] = {}
+        apart: list[str] = []
+        versions = checkpoint["channel_versions"]
+        for channel, value in checkpoint["channel_values"].items():
+            version = versions.get(channel)
+            key = "" if version is None else thread.value(ns, channel, str(version))
+            if version is not None and channel not in new_versions and key in self._known:
+                apart.append(channel)
+                continue
+            kind, body = self.serde.dumps_typed(value)
+            if version is None or len(body) <= SMALL:
+                near[channel] = value
+                continue
+            apart.append(channel)
+            made[key] = r.encode(self._value(thread, ns, channel, str(version), kind, body))
+            _remember(self._known, key, None)
+        kind, body = self.serde.dumps_typed({**checkpoint, "channel_values": near})
+        meta = get_checkpoint_metadata(config, metadata)
+        meta_kind, told = self.serde.dumps_typed(meta)
+        run = meta.get("run_id")
+        row = r.Checkpoint(ns, checkpoint["id"], parent, None if run is None else str(run), checkpoint["ts"], kind, body, meta_kind, told, tuple(apart))
+        key = thread.checkpoint(ns, row.id)
+        made[key] = r.encode(row)
+        if row.run is not None:
+            made[r.of_run(row.run) + key] = b""
+        await self._write(made)
+        return _config(thread, ns, row.id)
+
+    def _value(self, thread: Thread, ns: str, channel: str, version: str, kind: str, body: bytes) -> Value:
+        slot = (thread.prefix, ns, channel)
+        before = self._kept.get(slot)
+        row, kept = r.grown(before, version, kind, body)
+        if before is None or before.version <= version:
+            _remember(self._kept, slot, kept)
+        return row
+
+    async def _put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> None:
+        thread, ns, id = _place(config)
+        if id is None:
+            raise InvalidInput("writes belong to a checkpoint, and the config names none", field="checkpoint_id", hint='config["configurable"]["checkpoint_id"]')
+        made: dict[str, bytes] = {}
+        once: list[str] = []
+        for place, (channel, value) in enumerate(writes):
+            index = WRITES_IDX_MAP.get(channel, place)
+            key = thread.write(ns, id, task_id, index)
+            kind, body = self.serde.dumps_typed(value)
+            made[key] = r.encode(Write(task_path, task_id, index, channel, kind, body))
+            if channel not in WRITES_IDX_MAP:
+                once.append(key)
+        if once and (task := thread.writes(ns, id) + "·" + task_id) not in self._known:
+            # Another process may have run this task: its first writes stand.
+            there = {key for key, _ in await self.shelf.scan(once[0].rpartition("/")[0] + "/", limit=PAGE)}
+            _remember(self._known, task, None)
+        else:
+            there = set(self._pending)
+            if once:
+                there |= {key for key in once if await self.shelf.get(key) is not None}
+        made = {key: data for key, data in made.items() if key not in once or (key not in there and key not in self._pending)}
+        if not made:
+            return
+        if self.durability is Durability.JOINED:
+            self._ride(made)
+        else:
+            await self._write(made)
+
+    # -- reading -------------------------------------------------------------------------------------
+
+    async def _rows(self, prefix: str, after: str | None = None) -> AsyncIterator[tuple[str, bytes]]:
+        while True:
+            page = await self.shelf.scan(prefix, after=after, limit=PAGE)
+            for row in page:
+                yield row
+            if len(page) < PAGE:
+                return
+            after = page[-1][0]
+
+    async def _row(self, config: RunnableConfig) -> tuple[Thread, r.Checkpoint] | None:
+        thread, ns, id = _place(config)
+        if id is None:
+            found = await self.shelf.scan(thread.checkpoints(ns), limit=1)
+            return (thread, r.checkpoint_of(found[0][1])) if found else None
+        data = await self.shelf.get(thread.checkpoint(ns, id))
+        return None if data is None else (thread, r.checkpoint_of(data))
+
+    async def _loaded(self, thread: Thread, ns: str, channel: str, version: str) -> Any:
+        slot = self._kept.get((thread.prefix, ns, channel))
+        if slot is not None and slot.version == version:
+            return self.serde.loads_typed((slot.kind, slot.body))
+        key = thread.value(ns, channel, version)
+        data = await self.shelf.get(key)
+        row = None if data is None else r.value_of(data)
+        if row is None:
+            raise _lost(thread, channel, version)
+        if row.whole is None:
+            return self.serde.loads_typed((row.kind, row.body))
+        first = thread.value(ns, channel, row.whole)
+        start = await self.shelf.get(first)
+        chain = {row.whole: r.value_of(start)} if start is not None else {}
+        chain[version] = row
+        async for at, data in self._rows(thread.values(ns, channel), first):
+            if at >= key:
+                break
+            chain[at.rpartition("/")[2]] = r.value_of(data)
+        body = r.joined(version, chain)
+        if body is None:
+            raise _lost(thread, channel, version)
+        return self.serde.loads_typed((row.kind, body))
+
+    async def _writes(self, thread: Thread, ns: str, id: str) -> list[PendingWrite]:
+        found = [r.write_of(data) async for _, data in self._rows(thread.writes(ns, id))]
+        return [(w.task, w.channel, self.serde.loads_typed((w.kind, w.body))) for w in sorted(found, key=lambda w: w.order)]
+
+    async def _tuple(self, thread: Thread, row: r.Checkpoint, wanted: set[str] | None = None) -> CheckpointTuple:
+        body: Checkpoint = self.serde.loads_typed((row.kind, row.body))
+        for channel in row.apart:
+            if wanted is None or channel in wanted:
+                body["channel_values"][channel] = await self._loaded(thread, row.ns, channel, str(body["channel_versions"][channel]))
+        parent = None if row.parent is None else _config(thread, row.ns, row.parent)
+        return CheckpointTuple(_config(thread, row.ns, row.id), body, self._meta(row), parent, await self._writes(thread, row.ns, row.id))
+
+    def _meta(self, row: r.Checkpoint) -> CheckpointMetadata:
+        return cast(CheckpointMetadata, self.serde.loads_typed((row.meta_kind, row.meta)))
+
+    async def _get(self, config: RunnableConfig) -> CheckpointTuple | None:
+        await self._settle()
+        found = await self._row(config)
+        return None if found is None else await self._tuple(*found)
+
+    async def _list(
+        self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None, limit: int | None
+    ) -> AsyncIterator[CheckpointTuple]:
+        await self._settle()
+        given = {} if config is None else config["configurable"]
+        thread = Thread.of(given["thread_id"]) if given.get("thread_id") is not None else None
+        ns, id = given.get("checkpoint_ns"), given.get("checkpoint_id")
+        until = None if before is None else get_checkpoint_id(before)
+        told = 0
+        async for owner, row in self._newest_first(thread, ns, until):
+            if limit is not None and told >= limit:
+                return
+            if (id and row.id != id) or (until and row.id >= until):
+                continue
+            if filter:
+                meta = cast(dict[str, Any], self._meta(row))
+                if any(meta.get(name) != value for name, value in filter.items()):
+                    continue
+            told += 1
+            yield await self._tuple(owner, row)
+
+    async def _newest_first(self, thread: Thread | None, ns: str | None, until: str | None) -> AsyncIterator[tuple[Thread, r.Checkpoint]]:
+        if thread is not None and ns is not None:
+            start = thread.checkpoint(ns, until) if until else None
+            async for _, data in self._rows(thread.checkpoints(ns), start):
+                yield thread, r.checkpoint_of(data)
+            return
+        owners = [thread] if thread is not None else [Thread.of(t) for t in await self._threads()]
+        found = [(owner, row) for owner in owners for row in await self._checkpoints(owner)]
+        for each in sorted(found, key=lambda f: f[1].id, reverse=True):
+            yield each
+
+    async def _checkpoints(self, thread: Thread) -> list[r.Checkpoint]:
+        return [r.checkpoint_of(data) async for _, data in self._rows(thread.checkpoints())]
+
+    async def _threads(self) -> list[str]:
+        """The ids of all threads, one look for each."""
+        await self._settle()
+        found: list[str] = []
+        after = "!~"  # behind the lists of runs
+        while page := await self.shelf.scan(after=after, limit=1):
+            thread = r.thread_of(page[0][0])
+            found.append(thread.id)
+            after = thread.prefix + "~~"
+        return found
+
+    async def _history(self, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
+        """Walks the parents of a checkpoint, and decodes a value only where it is the one to begin with."""
+        await self._settle()
+        found = await self._row(config)
+        writes: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
+        seeds: dict[str, Any] = {}
+        left = set(channels)
+        while found is not None and found[1].parent is not None and left:
+            thread, row = found
+            found = await self._row(_config(thread, row.ns, row.parent or ""))
+            if found is None:
+                break
+            seen = await self._tuple(*found, wanted=left)
+            for write in reversed(seen.pending_writes or ()):
+                if write[1] in left:
+                    writes[write[1]].append(write)
+            for channel in left & seen.checkpoint["channel_values"].keys():
+                seeds[channel] = seen.checkpoint["channel_values"][channel]
+                left.discard(channel)
+        out: dict[str, DeltaChannelHistory] = {}
+        for channel in channels:
+            out[channel] = {"writes": writes[channel][::-1]}
+            if channel in seeds:
+                out[channel]["seed"] = seeds[channel]
+        return out
+
+    # -- keeping -------------------------------------------------------------------------------------
+
+    def _forget(self, thread: Thread) -> None:
+        for slot in [s for s in self._kept if s[0] == thread.prefix]:
+            del self._kept[slot]
+        for key in [k for k in self._known if k.startswith(thread.prefix)]:
+            del self._known[key]
+
+    async def _delete(self, thread: Thread) -> None:
+        await self._settle()
+        for row in await self._checkpoints(thread):
+            if row.run is not None:
+                await self.shelf.delete(r.of_run(row.run) + thread.checkpoint(row.ns, row.id))
+        await self.shelf.delete(thread.prefix)
+        self._forget(thread)
+
+    async def _copy(self, source: Thread, target: Thread) -> None:
+        await self._settle()
+        if await self.shelf.scan(target.prefix, limit=1):
+            raise UsageError(f"the thread {target.id!r} is there already", hint="copy into a thread that has no checkpoints")
+        made: dict[str, bytes] = {}
+        async for key, data in self._rows(source.prefix):
+            moved = target.prefix + key.removeprefix(source.prefix)
+            made[moved] = data
+            if key.startswith(source.checkpoints()) and (run := r.checkpoint_of(data).run) is not None:
+                made[r.of_run(run) + moved] = b""
+        if made:
+            await self.shelf.put_many(made)
+
+    async def _drop(self, thread: Thread, gone: Sequence[r.Checkpoint]) -> None:
+        """Deletes checkpoints of a thread, and what nothing names any more then."""
+        if not gone:
+            return
+        for row in gone:
+            key = thread.checkpoint(row.ns, row.id)
+            await self.shelf.delete(key)
+            await self.shelf.delete(thread.writes(row.ns, row.id))
+            if row.run is not None:
+                await self.shelf.delete(r.of_run(row.run) + key)
+        self._forget(thread)
+        used: set[str] = set()
+        for row in await self._checkpoints(thread):
+            versions = self.serde.loads_typed((row.kind, row.body))["channel_versions"]
+            used |= {thread.value(row.ns, channel, str(versions[channel])) for channel in row.apart}
+        values = {key: r.value_of(data) async for key, data in self._rows(thread.values())}
+        for key in list(used):
+            while (row_at := values.get(key)) is not None and row_at.base is not None:
+                key = f"{key.rpartition('/')[0]}/{row_at.base}"
+                used.add(key)
+        for key in values.keys() - used:
+            await self.shelf.delete(key)
+
+    async def _delete_runs(self, run_ids: Sequence[str]) -> None:
+        await self._settle()
+        for run in run_ids:
+            listed = [key.removeprefix(r.of_run(str(run))) async for key, _ in self._rows(r.of_run(str(run)))]
+            by_thread: dict[Thread, list[r.Checkpoint]] = {}
+            for key in listed:
+                if (data := await self.shelf.get(key)) is not None:
+                    by_thread.setdefault(r.thread_of(key), []).append(r.checkpoint_of(data))
+            for thread, gone in by_thread.items():
+                await self._drop(thread, gone)
+            await self.shelf.delete(r.of_run(str(run)))
+
+    async def _prune(self, thread_ids: Sequence[str] | None, strategy: str, older_than: dt.timedelta | None) -> None:
+        one_of(strategy, "strategy", ("keep_latest", "delete"))
+        if thread_ids is None and older_than is None:
+            raise InvalidInput("prune needs threads or an age", field="thread_ids", hint="prune(older_than=timedelta(days=30))")
+        before = None if older_than is None else dt.datetime.now(dt.UTC) - older_than
+        await self._settle()
+        for thread in [Thread.of(t) for t in (await self._threads() if thread_ids is None else thread_ids)]:
+            every = await self._checkpoints(thread)
+            if before is not None and any(dt.datetime.fromisoformat(row.at) >= before for row in every):
+                continue
+            if strategy == "delete":
+                await self._delete(thread)
+                continue
+            kept = {(row.ns, row.id) for row in every if row in r.latest(every).values()}
+            kept |= {place for row in r.latest(every).values() for place in self._needed(row, every)}
+            await self._drop(thread, [row for row in every if (row.ns, row.id) not in kept])
+
+    def _needed(self, row: r.Checkpoint, every: Sequence[r.Checkpoint]) -> list[tuple[str, str]]:
+        """The ancestors that a checkpoint's delta channels are rebuilt from: back to one that holds a value for each."""
+        left = set(cast(dict[str, Any], self._meta(row)).get("counters_since_delta_snapshot") or ())
+        by_place = {(each.ns, each.id): each for each in every}
+        needed: list[tuple[str, str]] = []
+        at: r.Checkpoint | None = row
+        while left and at is not None and at.parent is not None:
+            at = by_place.get((at.ns, at.parent))
+            if at is not None:
+                needed.append((at.ns, at.id))
+                left -= {*at.apart, *self.serde.loads_typed((at.kind, at.body))["channel_values"]}
+        return needed
+
+    # -- the checkpointer's verbs, for coroutines ----------------------------------------------------
+
+    async def aput(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
+        """Stores a checkpoint; it is on disk when this returns."""
+        return await self._join(self._put(config, checkpoint, metadata, new_versions))
+
+    async def aput_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Stores what a task wrote; the first writes of a task stand."""
+        await self._join(self._put_writes(config, writes, task_id, task_path))
+
+    async def aget_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """A checkpoint, or the newest of its thread."""
+        return await self._join(self._get(config))
+
+    async def alist(
+        self, config: RunnableConfig | None, *, filter: dict[str, Any] | None = None, before: RunnableConfig | None = None, limit: int | None = None
+    ) -> AsyncIterator[CheckpointTuple]:
+        """Checkpoints, newest first."""
+        for found in await self._join(self._listed(config, filter, before, limit)):
+            yield found
+
+    async def _listed(
+        self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None, limit: int | None
+    ) -> list[CheckpointTuple]:
+        return [found async for found in self._list(config, filter, before, limit)]
+
+    async def adelete_thread(self, thread_id: str) -> None:
+        """Deletes everything of a thread."""
+        await self._join(self._delete(Thread.of(thread_id)))
+
+    async def adelete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Deletes the checkpoints that these runs made, with their writes."""
+        await self._join(self._delete_runs(run_ids))
+
+    async def acopy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Copies everything of a thread into a new one, in one commit.
+
+        Raises:
+            UsageError: the target has checkpoints already.
+        """
+        await self._join(self._copy(Thread.of(source_thread_id), Thread.of(target_thread_id)))
+
+    async def aprune(self, thread_ids: Sequence[str] | None = None, *, strategy: str = "keep_latest", older_than: dt.timedelta | None = None) -> None:
+        """Keeps the newest checkpoint of each namespace of these threads, or with ``delete`` nothing.
+
+        Args:
+            thread_ids: which threads; with ``older_than`` None means all.
+            strategy: ``keep_latest`` or ``delete``. What a delta channel of a kept checkpoint is rebuilt from is kept too.
+            older_than: only threads whose newest checkpoint is older than that.
+        """
+        await self._join(self._prune(thread_ids, strategy, older_than))
+
+    async def athreads(self) -> list[str]:
+        """The ids of all threads."""
+        return await self._join(self._threads())
+
+    async def aget_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
+        """What channels received since the value they were last stored with."""
+        return await self._join(self._history(config, channels))
+
+    # -- the same for threads ------------------------------------------------------------------------
+
+    def put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
+        """Like ``aput``."""
+        return self._call(self._put(config, checkpoint, metadata, new_versions))
+
+    def put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = "") -> None:
+        """Like ``aput_writes``."""
+        self._call(self._put_writes(config, writes, task_id, task_path))
+
+    def get_tuple(self, config: RunnableConfig) -> CheckpointTuple | None:
+        """Like ``aget_tuple``."""
+        return self._call(self._get(config))
+
+    def list(
+        self, config: RunnableConfig | None, *, filter: dict[str, Any] | None = None, before: RunnableConfig | None = None, limit: int | None = None
+    ) -> Iterator[CheckpointTuple]:
+        """Like ``alist``."""
+        yield from self._call(self._listed(config, filter, before, limit))
+
+    def delete_thread(self, thread_id: str) -> None:
+        """Like ``adelete_thread``."""
+        self._call(self._delete(Thread.of(thread_id)))
+
+    def delete_for_runs(self, run_ids: Sequence[str]) -> None:
+        """Like ``adelete_for_runs``."""
+        self._call(self._delete_runs(run_ids))
+
+    def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
+        """Like ``acopy_thread``."""
+        self._call(self._copy(Thread.of(source_thread_id), Thread.of(target_thread_id)))
+
+    def prune(self, thread_ids: Sequence[str] | None = None, *, strategy: str = "keep_latest", older_than: dt.timedelta | None = None) -> None:
+        """Like ``aprune``."""
+        self._call(self._prune(thread_ids, strategy, older_than))
+
+    def threads(self) -> Sequence[str]:
+        """Like ``athreads``."""
+        return self._call(self._threads())
+
+    def get_delta_channel_history(self, *, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
+        """Like ``aget_delta_channel_history``."""
+        return self._call(self._history(config, channels))
+
+
+K = TypeVar("K")
+
+
+def _remember(cache: OrderedDict[K, Any], key: K, value: Any) -> None:
+    cache[key] = value
+    cache.move_to_end(key)
+    if len(cache) > REMEMBERED:
+        cache.popitem(last=False)
+
+
+def _place(config: RunnableConfig) -> tuple[Thread, str, str | None]:
+    """The thread, the namespace and the checkpoint that a config names."""
+    given = config["configurable"]
+    return Thread.of(given["thread_id"]), given.get("checkpoint_ns") or "", get_checkpoint_id(config) or None
+
+
+def _config(thread: Thread, ns: str, id: str) -> RunnableConfig:
+    return {"configurable": {"thread_id": thread.id, "checkpoint_ns": ns, "checkpoint_id": id}}
+
+
+def _lost(thread: Thread, channel: str, version: str) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"the value of {channel!r} at version {version} of the thread {thread.id!r} is not in the store", code="value_missing", hint="restore a backup"
+    )
+
+
+__all__ = ["Durability", "HoldfastSaver"]

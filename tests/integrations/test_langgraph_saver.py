@@ -1,0 +1,311 @@
+"""``HoldfastSaver`` against LangGraph's own conformance suite, on every store, and what that suite does not ask (§19.3)."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import operator
+import threading
+import uuid
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+import pytest
+from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
+from langgraph.checkpoint.conformance import checkpointer_test, validate
+from langgraph.graph import END, START, StateGraph
+
+from holdfast import Graph, Runtime, State, UsageError
+from holdfast.core.errors import StoreCorrupt, StoreError, TooLarge
+from holdfast.integrations.langgraph import HoldfastSaver
+from holdfast.integrations.langgraph.rows import Kept, Value, grown, head, joined
+
+
+@pytest.fixture(params=["memory", "sqlite", "workspace"])
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return {"memory": "memory:", "sqlite": f"sqlite:///{tmp_path}/runs.db", "workspace": f"workspace:{tmp_path}/space"}[request.param]
+
+
+@pytest.mark.parametrize("durability", ["strict", "joined"])
+@pytest.mark.parametrize("strict_msgpack", [False, True])
+async def test_langgraphs_conformance_suite(url: str, durability: str, strict_msgpack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All capabilities are detected, all pass."""
+    monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", str(strict_msgpack).lower())
+
+    @checkpointer_test(name="HoldfastSaver")
+    async def saver() -> AsyncIterator[HoldfastSaver]:
+        async with HoldfastSaver.from_url(url, durability=durability) as found:
+            yield found
+
+    report = await validate(saver)
+    failed = {name: result.failures for name, result in report.results.items() if not result.passed}
+    assert failed == {}
+    assert all(result.detected for result in report.results.values())
+    assert sum(result.tests_passed for result in report.results.values()) > 60
+
+
+# -- what the suite does not ask --------------------------------------------------------------------
+
+
+class Talk(TypedDict):
+    said: Annotated[list[str], operator.add]
+
+
+def talk(saver: Any, word: str = "word") -> Any:
+    builder = StateGraph(Talk)
+    builder.add_node("say", lambda state: {"said": [f"{word} {len(state['said'])}"]})
+    builder.add_edge(START, "say")
+    builder.add_edge("say", END)
+    return builder.compile(checkpointer=saver)
+
+
+def at(thread: str, **more: Any) -> Any:
+    return {"configurable": {"thread_id": thread, **more}}
+
+
+def made(number: int, values: dict[str, Any], versions: dict[str, Any]) -> Checkpoint:
+    return empty_checkpoint() | {"id": f"{number:08}-0000-6000-8000-000000000000", "channel_values": values, "channel_versions": versions}
+
+
+async def test_what_was_put_is_there_in_another_process_of_the_store(url: str) -> None:
+    if url == "memory:":
+        return
+    async with HoldfastSaver.from_url(url) as saver:
+        await talk(saver).ainvoke({"said": ["a"]}, at("t"))
+    async with HoldfastSaver.from_url(url) as saver:
+        assert (await talk(saver).aget_state(at("t"))).values == {"said": ["a", "word 1"]}
+        await talk(saver).ainvoke({"said": ["b"]}, at("t"))
+        assert (await talk(saver).aget_state(at("t"))).values == {"said": ["a", "word 1", "b", "word 3"]}
+        history = [s.values async for s in talk(saver).aget_state_history(at("t"))]
+        assert history[-1] == {"said": []} and len(history) == 6
+
+
+def test_a_synchronous_graph_runs_without_an_event_loop(url: str) -> None:
+    with HoldfastSaver.from_url(url) as saver:
+        graph = talk(saver)
+        assert graph.invoke({"said": []}, at("t")) == {"said": ["word 0"]}
+        assert graph.get_state(at("t")).values == {"said": ["word 0"]}
+        threads = [threading.Thread(target=graph.invoke, args=({"said": []}, at(f"t{n}"))) for n in range(8)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert sorted(saver.threads()) == ["t", *(f"t{n}" for n in range(8))]
+        saver.delete_thread("t")
+        assert sorted(saver.threads()) == [f"t{n}" for n in range(8)]
+
+
+async def test_a_synchronous_call_on_the_stores_own_loop_is_refused(url: str) -> None:
+    async with HoldfastSaver.from_url(url) as saver:
+        with pytest.raises(UsageError, match="wait for itself"):
+            saver.get_tuple(at("t"))
+        assert await asyncio.to_thread(saver.get_tuple, at("t")) is None
+
+
+async def test_it_shares_the_store_of_a_runtime(url: str) -> None:
+    class Hello(State):
+        name: str
+
+    hello = Graph("hello", Hello)
+
+    @hello.node(start=True)
+    async def greet(state: Hello) -> dict[str, str]:
+        return {"name": state.name.upper()}
+
+    async with Runtime(url, skills=[hello]) as rt:
+        saver = HoldfastSaver(rt)
+        await talk(saver).ainvoke({"said": []}, at("t"))
+        assert (await rt.invoke(hello, {"name": "ada"})).values == {"name": "ADA"}
+        assert await saver.athreads() == ["t"]
+        assert [p for p in await rt.check() if p.severity == "error"] == []
+
+
+async def test_a_file_that_a_saver_opened_first_is_a_store(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/runs.db"
+    async with HoldfastSaver.from_url(url) as saver:
+        await talk(saver).ainvoke({"said": []}, at("t"))
+    async with Runtime(url) as rt:
+        assert await rt.runs() == []
+        assert [p for p in await rt.check() if p.severity == "error"] == []
+
+
+async def test_the_newest_checkpoint_is_the_greatest_id_whatever_the_order_of_puts(url: str) -> None:
+    async with HoldfastSaver.from_url(url) as saver:
+        for number in (3, 1, 10, 2):
+            await saver.aput(at("t", checkpoint_ns=""), made(number, {}, {}), {"step": number}, {})
+        found = await saver.aget_tuple(at("t"))
+        assert found is not None and found.metadata["step"] == 10
+        listed = [t.metadata["step"] async for t in saver.alist(at("t", checkpoint_ns=""), limit=3)]
+        assert listed == [10, 3, 2]
+        before = [t.metadata["step"] async for t in saver.alist(at("t", checkpoint_ns=""), before=at("t", checkpoint_id=made(3, {}, {})["id"]))]
+        assert before == [2, 1]
+
+
+async def test_what_a_long_list_adds_is_what_it_costs(tmp_path: Path) -> None:
+    """Linear, not quadratic: 200 steps of 1 KB take less than 1 MB, and each version reads back whole."""
+    url = f"sqlite:///{tmp_path}/runs.db"
+    said: list[str] = []
+    async with HoldfastSaver.from_url(url) as saver:
+        version: str | None = None
+        for number in range(200):
+            said = [*said, f"{number:04}" * 256]
+            version = saver.get_next_version(version)
+            await saver.aput(at("t", checkpoint_ns=""), made(number, {"said": said}, {"said": version}), {"step": number}, {"said": version})
+    async with HoldfastSaver.from_url(url) as saver:
+        rows = await saver.shelf.scan(limit=10_000)
+        assert sum(len(data) for _, data in rows) < 1_000_000
+        for number in (0, 1, 77, 128, 199):
+            found = await saver.aget_tuple(at("t", checkpoint_id=made(number, {}, {})["id"]))
+            assert found is not None and found.checkpoint["channel_values"]["said"] == said[: number + 1]
+
+
+async def test_two_branches_of_a_thread_do_not_mix_their_values(url: str) -> None:
+    async with HoldfastSaver.from_url(url) as saver:
+        long = ["x" * 200] * 5
+        versions = [f"{n:032}.{n:016}" for n in range(1, 6)]
+        await saver.aput(at("t"), made(1, {"said": long}, {"said": versions[0]}), {}, {"said": versions[0]})
+        await saver.aput(at("t"), made(2, {"said": [*long, "left"]}, {"said": versions[1]}), {}, {"said": versions[1]})
+        await saver.aput(at("t"), made(3, {"said": [*long, "right"]}, {"said": versions[2]}), {}, {"said": versions[2]})
+        await saver.aput(at("t"), made(4, {"said": [*long, "left", "more"]}, {"said": versions[3]}), {}, {"said": versions[3]})
+        got = [(await saver.aget_tuple(at("t", checkpoint_id=made(n, {}, {})["id"]))).checkpoint["channel_values"]["said"][5:] for n in (1, 2, 3, 4)]  # type: ignore[union-attr]
+        assert got == [[], ["left"], ["right"], ["left", "more"]]
+
+
+async def test_joined_writes_are_read_at_once_and_share_a_commit(url: str) -> None:
+    async with HoldfastSaver.from_url(url, durability="joined") as saver:
+        await saver.aput(at("t"), made(1, {}, {}), {}, {})
+        config = at("t", checkpoint_id=made(1, {}, {})["id"])
+        puts: list[int] = []
+        inner = saver.shelf.put_many
+
+        async def counted(rows: dict[str, bytes]) -> None:
+            puts.append(len(rows))
+            await inner(rows)
+
+        saver.shelf.put_many = counted  # type: ignore[method-assign,assignment]
+        await asyncio.gather(*(saver.aput_writes(config, [("said", n)], f"task {n}") for n in range(6)))
+        await saver.aput(at("t"), made(2, {}, {}), {}, {})
+        assert puts == [7], "six tasks' writes and a checkpoint in one commit"
+        await saver.aput_writes(config, [("said", "late")], "task 9")
+        found = await saver.aget_tuple(config)
+        assert found is not None and len(found.pending_writes or ()) == 7
+
+
+async def test_a_store_in_trouble_is_heard_of_by_the_next_writer(tmp_path: Path) -> None:
+    async with HoldfastSaver.from_url("memory:", durability="joined") as saver:
+        await saver.aput(at("t"), made(1, {}, {}), {}, {})
+        config = at("t", checkpoint_id=made(1, {}, {})["id"])
+        inner = saver.shelf.put_many
+
+        async def broken(rows: dict[str, bytes]) -> None:
+            raise StoreError("the disk is away")
+
+        saver.shelf.put_many = broken  # type: ignore[method-assign,assignment]
+        await saver.aput_writes(config, [("said", 1)], "task")
+        with pytest.raises(StoreError):
+            await saver.aput(at("t"), made(2, {}, {}), {}, {})
+        saver.shelf.put_many = inner  # type: ignore[method-assign]
+        found = await saver.aget_tuple(config)
+        assert found is not None and len(found.pending_writes or ()) == 1, "what rode along is not lost"
+
+
+async def test_the_first_writes_of_a_task_stand_over_processes_too(url: str) -> None:
+    if url == "memory:":
+        return
+    config = at("t", checkpoint_id=made(1, {}, {})["id"])
+    for word in ("first", "second"):
+        async with HoldfastSaver.from_url(url) as saver:
+            await saver.aput(at("t"), made(1, {}, {}), {}, {})
+            await saver.aput_writes(config, [("said", word)], "task")
+            await saver.aput_writes(config, [("said", word + " again")], "task")
+    async with HoldfastSaver.from_url(url) as saver:
+        found = await saver.aget_tuple(config)
+        assert found is not None and [value for _, _, value in found.pending_writes or ()] == ["first"]
+
+
+async def test_prune_by_age_leaves_what_is_younger(url: str) -> None:
+    async with HoldfastSaver.from_url(url) as saver:
+        old = made(1, {}, {}) | {"ts": (dt.datetime.now(dt.UTC) - dt.timedelta(days=40)).isoformat()}
+        await saver.aput(at("old"), old, {}, {})
+        await saver.aput(at("new"), made(2, {}, {}), {}, {})
+        await saver.aprune(older_than=dt.timedelta(days=30), strategy="delete")
+        assert await saver.athreads() == ["new"]
+
+
+async def test_pruning_keeps_what_a_delta_channel_is_rebuilt_from(url: str) -> None:
+    async with HoldfastSaver.from_url(url) as saver:
+        counted = {"counters_since_delta_snapshot": {"said": [2, 2]}}
+        config = await saver.aput(at("t"), made(1, {"said": ["seed"]}, {"said": "1"}), {}, {"said": "1"})
+        for number in (2, 3, 4):
+            await saver.aput_writes(config, [("said", [f"write {number}"])], f"task {number}")
+            config = await saver.aput(config, made(number, {}, {"said": str(number)}), counted, {"said": str(number)})  # type: ignore[arg-type]
+        before = await saver.aget_delta_channel_history(config=config, channels=["said"])
+        await saver.aput(at("t"), made(0, {}, {}), {}, {})
+        await saver.aprune(["t"])
+        after = await saver.aget_delta_channel_history(config=config, channels=["said"])
+        assert before == after and after["said"]["seed"] == ["seed"] and len(after["said"]["writes"]) == 3
+        assert len([t async for t in saver.alist(at("t"))]) == 4, "the checkpoint of another branch is gone"
+
+
+@pytest.mark.parametrize("thread", ["a/b", "a%2Fb", "", "ä ö", "/r/x", "~", "a", "a/"])
+async def test_threads_with_strange_names_stay_apart(thread: str) -> None:
+    async with HoldfastSaver.from_url("memory:") as saver:
+        for name in {thread, "a", "other"}:
+            await saver.aput(at(name), made(1, {"who": name}, {"who": "1"}), {}, {"who": "1"})
+        found = await saver.aget_tuple(at(thread))
+        assert found is not None and found.checkpoint["channel_values"] == {"who": thread}
+        assert found.config["configurable"]["thread_id"] == thread
+        assert set(await saver.athreads()) == {thread, "a", "other"}
+        await saver.adelete_thread(thread)
+        assert set(await saver.athreads()) == {"a", "other"} - {thread}
+
+
+async def test_wrong_input_is_refused_by_name() -> None:
+    async with HoldfastSaver.from_url("memory:") as saver:
+        with pytest.raises(TooLarge, match="thread_id"):
+            await saver.aget_tuple(at("x" * 300))
+        with pytest.raises(UsageError, match="strategy"):
+            await saver.aprune(["t"], strategy="keep_newest")
+        with pytest.raises(UsageError, match="checkpoint"):
+            await saver.aput_writes(at("t"), [("said", 1)], "task")
+    with pytest.raises(UsageError, match="durability"):
+        HoldfastSaver.from_url("memory:", durability="stict")
+    with pytest.raises(UsageError, match="names no store"):
+        HoldfastSaver.from_url("mongodb://here")
+
+
+async def test_a_damaged_row_is_named(tmp_path: Path) -> None:
+    async with HoldfastSaver.from_url("memory:") as saver:
+        await saver.aput(at("t"), made(1, {"said": "x" * 600}, {"said": "1"}), {}, {"said": "1"})
+        rows = dict(await saver.shelf.scan())
+        for key, data in rows.items():
+            await saver.shelf.put(key, data[:-3])
+            saver._kept.clear()
+            with pytest.raises(StoreCorrupt):
+                await saver.aget_tuple(at("t"))
+            await saver.shelf.put(key, data)
+
+
+# -- values that grow, pure -------------------------------------------------------------------------
+
+
+def test_a_chain_of_tails_is_never_longer_than_its_value() -> None:
+    import msgspec  # the encoder of LangGraph's values writes the same heads
+
+    rows: dict[str, Value] = {}
+    kept: Kept | None = None
+    items: list[str] = []
+    random = uuid.UUID(int=7).bytes
+    for number in range(300):
+        items = [*items, "x" * (1 + random[number % 16])] if number % 50 else ["anew" * 200]
+        body = msgspec.msgpack.encode(items)
+        version = f"{number:04}"
+        rows[version], kept = grown(kept, version, "msgpack", body)
+        assert joined(version, rows) == body
+        assert kept.weight <= len(body)
+
+
+@pytest.mark.parametrize(("body", "size"), [(b"", 0), (b"\x93abc", 1), (b"\xdc\x00\x10", 3), (b"\xdd\x00\x00\x00\x10", 5), (b"\x81", 1), (b"\xc0", 0)])
+def test_heads_of_lists_and_maps(body: bytes, size: int) -> None:
+    assert head(body) == size

@@ -1,0 +1,95 @@
+"""``Shelf``: rows of others in every store, from coroutines and from threads (§19.2)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+
+from holdfast import Runtime
+from holdfast.core.errors import InvalidInput, StoreClosed, UsageError
+from holdfast.shelf import Shelf
+
+STORES = {"memory": "memory:", "sqlite": "sqlite:///{}/runs.db", "workspace": "workspace:{}/space"}
+
+
+@pytest.fixture(params=list(STORES))
+def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return STORES[request.param].format(tmp_path)
+
+
+@pytest.fixture
+async def shelf(url: str) -> AsyncIterator[Shelf]:
+    async with Shelf.open(url, "mine") as found:
+        yield found
+
+
+async def test_rows_are_put_replaced_read_in_order_and_deleted(shelf: Shelf) -> None:
+    await shelf.put_many({"b/1": b"one", "a/1": b"", "b/2": b"\x00\xff"})
+    await shelf.put("b/1", b"anew")
+    assert await shelf.get("b/1") == b"anew" and await shelf.get("b/3") is None
+    assert await shelf.scan() == [("a/1", b""), ("b/1", b"anew"), ("b/2", b"\x00\xff")]
+    assert await shelf.scan("b/", limit=1) == [("b/1", b"anew")]
+    assert await shelf.scan("b/", after="b/1") == [("b/2", b"\x00\xff")]
+    assert await shelf.add("b/2", b"late") == b"\x00\xff" and await shelf.add("c", b"new") is None
+    assert await shelf.delete("b/") == 2
+    assert [key for key, _ in await shelf.scan()] == ["a/1", "c"]
+
+
+async def test_a_prefix_is_text_and_no_pattern(shelf: Shelf) -> None:
+    await shelf.put_many({"a%b": b"1", "axb": b"2", "a_b": b"3", "A%b": b"4"})
+    assert [key for key, _ in await shelf.scan("a%")] == ["a%b"]
+    assert await shelf.delete("a_") == 1
+    assert len(await shelf.scan()) == 3
+
+
+async def test_shelves_do_not_see_each_other(url: str) -> None:
+    async with Runtime(url) as rt:
+        await rt.shelf("one").put("k", b"1")
+        assert await rt.shelf("two").get("k") is None
+        assert await rt.shelf("two").delete("") == 0
+        assert await rt.shelf("one").get("k") == b"1"
+
+
+async def test_rows_are_there_after_the_store_was_closed(url: str) -> None:
+    async with Shelf.open(url, "mine") as shelf:
+        await shelf.put("k", b"kept")
+    if url != "memory:":
+        async with Shelf.open(url, "mine") as shelf:
+            assert await shelf.get("k") == b"kept"
+
+
+def test_each_verb_has_a_form_without_an_event_loop(url: str) -> None:
+    with Shelf.open(url, "mine") as shelf:
+        shelf.put_sync("a", b"1")
+        shelf.put_many_sync({"b": b"2", "c": b"3"})
+        assert shelf.add_sync("a", b"0") == b"1" and shelf.get_sync("b") == b"2"
+        assert [key for key, _ in shelf.scan_sync(after="a", limit=5)] == ["b", "c"]
+        assert shelf.delete_sync("") == 3
+    with pytest.raises(StoreClosed):
+        shelf.get_sync("a")
+
+
+async def test_other_threads_and_loops_reach_the_stores_own_loop(url: str) -> None:
+    async with Runtime(url) as rt:
+        shelf = rt.shelf("mine")
+        await asyncio.to_thread(shelf.put_sync, "thread", b"1")
+        await asyncio.to_thread(lambda: asyncio.run(rt.shelf("mine").put("loop", b"2")))
+        assert [key for key, _ in await shelf.scan()] == ["loop", "thread"]
+        with pytest.raises(UsageError, match="wait for itself"):
+            shelf.get_sync("loop")
+
+
+async def test_wrong_input_is_refused_by_name(shelf: Shelf) -> None:
+    for call, field in (
+        (lambda: shelf.put("", b""), "key"), (lambda: shelf.put(7, b""), "key"), (lambda: shelf.put("k", "text"), "value"), (lambda: shelf.put("k", None), "value"),
+        (lambda: shelf.put("k" * 600, b""), "key"), (lambda: shelf.scan(limit=0), "limit"), (lambda: shelf.scan(limit=10**9), "limit"),
+    ):  # fmt: skip
+        with pytest.raises(UsageError) as refused:
+            await call()  # type: ignore[no-untyped-call]
+        assert field in str(refused.value)
+    assert await shelf.scan() == []
+    with pytest.raises(InvalidInput, match="name"):
+        Shelf.open("memory:", "")
