@@ -1,19 +1,24 @@
-"""Commands that serve the store over HTTP: serve, token."""
+"""Commands that serve the store: over HTTP, to MCP clients; and the tokens for both."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import datetime as dt
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import click
 
-from holdfast.access import SHELF, Access, Scope, Tokens
+from holdfast.access import SHELF, Access, Scope, Tokens, Unauthorized
 from holdfast.cli import output as o
 from holdfast.cli import targets
-from holdfast.cli.session import Call, extra, login, options, over
+from holdfast.cli.session import Call, extra, handling, login, options, over
 from holdfast.cli.times import lasting
-from holdfast.core.errors import UsageError
+from holdfast.core.errors import InvalidInput, UsageError
 from holdfast.core.views import iso
 from holdfast.handle import when
 from holdfast.runtime import Runtime
@@ -52,6 +57,88 @@ def serve(call: Call, target: tuple[str, ...], host: str, port: int, no_auth: bo
 
     asyncio.run(server.run(made, host, port, began))
     return 0
+
+
+@click.command()
+@click.argument("target", nargs=-1)
+@click.option("--token-file", type=click.Path(dir_okay=False), metavar="F", help="A file with the access token that the client acts under.")
+@click.option("--scopes", default="view", show_default=True, metavar="S,…", help="Without a token: what the client may do: view, submit, decide, cancel.")
+@click.option("--actor", default=login, metavar="NAME", help="Without a token: in whose name it acts. [default: you]")
+@options(data=False, drives=True)
+def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str, actor: str) -> int:
+    """Serve runs, waits and decisions as MCP tools on standard input and output.
+
+    With TARGETs it drives runs too. An MCP client starts this command and speaks with it; with --token-file it may do what the token
+    allows, to the runs of the token's tenant, for as long as the token holds.
+    """
+    made = extra("holdfast.integrations.mcp", "mcp")
+    chosen = targets.skills(targets.several(target)) if target else []
+
+    async def act(rt: Runtime) -> None:
+        given = None if token_file is None else await _access(rt, token_file)
+        if given is None:
+            server = made.server(rt, actor=actor, scopes=tuple(s.strip() for s in scopes.split(",") if s.strip()))
+        else:
+            allowed = made.SCOPES if Scope.ADMIN in given.scopes else tuple(s for s in made.SCOPES if s in given.scopes)
+
+            async def check() -> None:
+                if not await Tokens(rt.shelf(SHELF)).holds(given, now=rt.store.now()):
+                    raise Unauthorized("the token is revoked or expired", hint="holdfast token create")
+
+            server = made.server(rt, actor=given.actor, scopes=allowed, tenant_id=given.tenant, check=check)
+        stop = asyncio.Event()
+        driving = asyncio.ensure_future(rt.worker(stop=stop)) if chosen else None
+        click.echo(f"serving {call.store} to an MCP client on standard input and output", err=True)
+        end = _relayed()
+        try:
+            with handling(asyncio.get_running_loop(), lambda _: end()):
+                await server.run_stdio_async()
+        finally:
+            stop.set()
+            if driving is not None:
+                await driving
+
+    over(call, act, chosen, make=True)
+    return 0
+
+
+def _relayed() -> Callable[[], None]:
+    """Puts a pipe between standard input and who reads it, for nothing else can end a read that waits; gives what ends it."""
+    inlet = os.dup(0)
+    outlet, relay = os.pipe()
+    os.dup2(outlet, 0)
+    os.close(outlet)
+    ended = threading.Lock()
+
+    def end() -> None:
+        if ended.acquire(blocking=False):
+            os.close(relay)
+
+    def copy() -> None:
+        with contextlib.suppress(OSError):  # the other side has ended
+            while data := os.read(inlet, 65_536):
+                while data:
+                    data = data[os.write(relay, data) :]
+        end()
+
+    threading.Thread(target=copy, name="holdfast-stdin", daemon=True).start()
+    return end
+
+
+async def _access(rt: Runtime, file: str) -> Access:
+    """The access that the token in a file gives.
+
+    Raises:
+        Unauthorized: the token is unknown, revoked or expired.
+    """
+    try:
+        text = Path(file).read_text("utf-8").strip()
+    except (OSError, ValueError) as e:
+        raise InvalidInput(f"--token-file cannot be read: {e}", field="token_file", hint="holdfast token create --scopes view > F") from e
+    found = await Tokens(rt.shelf(SHELF)).known(text, now=rt.store.now())
+    if found is None:
+        raise Unauthorized("the token in the file is not known here, revoked or expired", hint="holdfast token create --scopes view > F")
+    return found
 
 
 @click.group()
@@ -145,4 +232,4 @@ def revoke(call: Call, token_id: str) -> int:
     return 0
 
 
-COMMANDS = (serve, token)
+COMMANDS = (serve, mcp, token)

@@ -291,8 +291,8 @@ def _constant(name: str) -> Any:
     raise ValueError(f"{name} is no JSON number")
 
 
-def extra(module: str) -> Any:
-    """A module that comes with the extra ``serve``.
+def extra(module: str, name: str = "serve") -> Any:
+    """A module that comes with an extra of this name.
 
     Raises:
         UsageError: it is not installed.
@@ -300,7 +300,7 @@ def extra(module: str) -> Any:
     try:
         return import_module(module)
     except ImportError as e:
-        raise UsageError(f"this needs {e.name}", hint="pip install 'holdfast[serve]'", code="serve_missing") from e
+        raise UsageError(f"this needs {e.name}", hint=f"pip install 'holdfast[{name}]'", code=f"{name}_missing") from e
 
 
 # -- running ----------------------------------------------------------------------------------------

@@ -2,20 +2,32 @@
 
 from __future__ import annotations
 
+import functools
 import json
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from mcp import Client
 from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ToolError
 
-from holdfast import Context, Runtime, StepFailure, UsageError, current
+from holdfast import Context, HoldfastError, Runtime, StepFailure, UsageError, current
 
+P = ParamSpec("P")
+T = TypeVar("T")
 SCOPES = ("view", "submit", "decide", "cancel")
 
 
-def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_id: str | None = None) -> MCPServer:
+Check = Callable[[], Awaitable[None]]
+"""Awaited before each call; it raises if the caller may do nothing any more."""
+
+
+async def _anybody() -> None:
+    """Lets every call through."""
+
+
+def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_id: str | None = None, check: Check = _anybody) -> MCPServer:
     """A server whose tools start, show, decide, signal and cancel runs of a runtime.
 
     Args:
@@ -23,10 +35,24 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
         actor: the name under which decisions are recorded.
         scopes: what a client may do: ``view``, ``submit``, ``decide``, ``cancel``. Tools outside them are not offered.
         tenant_id: the tenant whose runs a client sees; None for a store without tenants.
+        check: awaited before each call; what it raises is the answer. A token that was revoked meanwhile is refused so.
     """
     if odd := set(scopes) - set(SCOPES):
         raise UsageError(f"the scope {min(odd)!r} is not known", hint="scopes: " + ", ".join(SCOPES))
-    made = MCPServer("holdfast")
+    made = MCPServer("holdfast", log_level="WARNING")
+
+    def offered(function: Callable[P, Awaitable[T]]) -> None:
+        """Offers a tool. What is refused is told by code, message and hint, and no more."""
+
+        @functools.wraps(function)
+        async def told(*args: P.args, **options: P.kwargs) -> T:
+            try:
+                await check()
+                return await function(*args, **options)
+            except HoldfastError as e:
+                raise ToolError(e.line()) from e
+
+        made.tool()(told)
 
     async def seen(run_id: str) -> dict[str, Any]:
         record: dict[str, Any] = await rt.record(run_id)
@@ -36,17 +62,17 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
 
     if "view" in scopes:
 
-        @made.tool()
+        @offered
         async def get_run(run_id: str) -> dict[str, Any]:
             """One run: status, condition, values, open waits, result or error."""
             return await seen(run_id)
 
-        @made.tool()
+        @offered
         async def list_skills() -> list[dict[str, str]]:
             """The skills that can be started here."""
             return [{"skill_id": p.id, "version": p.version} for p in rt.skills]
 
-        @made.tool()
+        @offered
         async def list_waits() -> list[dict[str, Any]]:
             """The questions that wait for a person, with the actions that answer them."""
             waits = [w for w in await rt.waits() if tenant_id is None or (await rt.record(w.run_id))["tenant_id"] == tenant_id]
@@ -54,7 +80,7 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
 
     if "submit" in scopes:
 
-        @made.tool()
+        @offered
         async def start_run(skill_id: str, input: dict[str, Any], key: str) -> dict[str, Any]:
             """Starts a run. The same key with the same input gives the run that is already there."""
             run = await rt.submit(skill_id, input, key=key) if tenant_id is None else await rt.submit(skill_id, input, key=key, tenant_id=tenant_id)
@@ -62,14 +88,14 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
 
     if "decide" in scopes:
 
-        @made.tool()
+        @offered
         async def decide(run_id: str, wait_id: str, action: str, feedback: str | None = None, note: str | None = None) -> dict[str, Any]:
             """Answers a question of a run by one of its actions."""
             await seen(run_id)
             await rt.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note)
             return await seen(run_id)
 
-        @made.tool()
+        @offered
         async def signal_run(run_id: str, name: str, payload: Any, key: str) -> dict[str, Any]:
             """Gives a run a signal. The same key is delivered once."""
             await seen(run_id)
@@ -78,7 +104,7 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
 
     if "cancel" in scopes:
 
-        @made.tool()
+        @offered
         async def cancel_run(run_id: str, reason: str = "") -> dict[str, Any]:
             """Asks a run to end."""
             await seen(run_id)
