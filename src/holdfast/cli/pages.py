@@ -15,9 +15,10 @@ from holdfast.core import waits as ws
 from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.compensation import bereft
 from holdfast.core.describe import EffectView
-from holdfast.core.effects import Effect
+from holdfast.core.effects import MAY_LIVE, Effect
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.views import Moment
+from holdfast.core.wording import FORCED, Offered, offered
 from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import when
 from holdfast.runtime import Runtime
@@ -121,21 +122,36 @@ def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list
     """What to type to answer a wait: one line for each action it offers."""
     run_id = wait["run_id"]
     which = [] if alone else ["--wait", wait["wait_id"]]
-    lines = []
+    lines: list[tuple[str, Offered | None]] = []
     for action in wait["available_actions"]:
+        means = offered(wait["kind"], action)
         match action:
             case ws.APPROVE:
-                lines.append(call.line("approve", run_id, *which))
+                lines.append((call.line("approve", run_id, *which), means))
             case ws.DENY:
-                lines.append(call.line("deny", run_id, *which, "--reason", "WHY"))
+                lines.append((call.line("deny", run_id, *which, "--reason", "WHY"), means))
             case ws.ANSWER | ws.RECORD_RESULT:
-                lines.append(call.line("decide", run_id, *which, "--action", action, "--payload", "JSON"))
+                lines.append((call.line("decide", run_id, *which, "--action", action, "--payload", "JSON"), means))
             case _:
                 feedback = ["--feedback", "TEXT"] if action in ws.NEEDS_FEEDBACK else []
-                lines.append(call.line("decide", run_id, *which, "--action", action, *feedback))
+                forced = ["--force"] if action == ws.REEXECUTE and _may_live(wait) else []
+                lines.append((call.line("decide", run_id, *which, "--action", action, *feedback, *forced), FORCED if forced else means))
     if wait["kind"] == ws.WaitKind.SIGNAL:
-        lines.append(call.line("signal", run_id, wait["name"], "--payload", "JSON"))
-    return lines
+        lines.append((call.line("signal", run_id, wait["name"], "--payload", "JSON"), None))
+    plain = wait["kind"] in (ws.WaitKind.APPROVAL, ws.WaitKind.INPUT)  # their commands say it
+    longest = max((len(line) for line, _ in lines), default=0)
+    return [line if means is None or plain else f"{line.ljust(longest)}    {_means(means)}" for line, means in lines]
+
+
+def _may_live(wait: Mapping[str, Any]) -> bool:
+    """Whether the process that attempted the effect may still act (§6.5)."""
+    shown = wait["show"]
+    return isinstance(shown, Mapping) and shown.get("reason") == MAY_LIVE
+
+
+def _means(offer: Offered) -> str:
+    """An action in a person's words, red where it may repeat an act."""
+    return o.paint(offer.label, "red" if offer.risky and "twice" in offer.does else None, dim=not offer.risky)
 
 
 # -- the page ---------------------------------------------------------------------------------------

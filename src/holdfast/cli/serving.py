@@ -66,9 +66,9 @@ def serve(call: Call, target: tuple[str, ...], host: str, port: int, no_auth: bo
 @click.option("--actor", default=login, metavar="NAME", help="Without a token: in whose name it acts. [default: you]")
 @options(data=False, drives=True)
 def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str, actor: str) -> int:
-    """Serve runs, waits and decisions as MCP tools on standard input and output.
+    """Serve runs, waits and decisions to an MCP client.
 
-    With TARGETs it drives runs too. An MCP client starts this command and speaks with it; with --token-file it may do what the token
+    An MCP client starts this command and speaks with it on standard input and output. With TARGETs it drives runs too. With --token-file it may do what the token
     allows, to the runs of the token's tenant, for as long as the token holds.
     """
     made = extra("holdfast.integrations.mcp", "mcp")

@@ -16,6 +16,7 @@ from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
 from holdfast.core.status import Condition
 from holdfast.core.waits import Wait
+from holdfast.core.wording import offered
 
 MOST_LINES = 10
 
@@ -165,7 +166,7 @@ def _asking(run: Run, blocked: Blocked) -> _Why:
     advice = []
     for wait in waits:
         for action in wait.available_actions:
-            advice.append(Advice(f"{action} (wait {wait.wait_id}).", _command(run, wait, action)))
+            advice.append(Advice(f"{offered(wait.kind, action).label}.", _command(run, wait, action)))
     named = "; ".join(_asked(w) for w in waits)
     decided = {d.wait_id for d in run.decisions}
     if all(w.wait_id in decided for w in waits):

@@ -8,6 +8,7 @@ from typing import Any
 import jinja2
 
 from holdfast.core import describe
+from holdfast.core.wording import offered
 from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import when
 from holdfast.ui import drawings, words
@@ -17,9 +18,9 @@ _FILES = files("holdfast.ui")
 
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(loader=jinja2.PackageLoader("holdfast.ui"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.filters.update(shown=words.shown, line=words.line, span=words.span, clock=words.clock, clean=words.clean, does=words.does, label=words.label)
+    made.filters.update(shown=words.shown, line=words.line, span=words.span, clock=words.clock, clean=words.clean, label=words.label)
     made.globals.update(
-        signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, risky=words.RISKY,
+        signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, offered=offered,
         answer_command=words.answer_command, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"),
     )  # fmt: skip
     return made

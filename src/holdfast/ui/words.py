@@ -23,21 +23,6 @@ EFFECT_SIGNS = {
     "recorded": ("done", "good"), "reused": ("done", "good"), "failed": ("failed", "bad"), "unknown": ("unknown", "bad"), "attempted": ("running", "live"),
     "blocked": ("halted", ""), "abandoned": ("cancelled", ""), "queued": ("queued", ""), "sending": ("running", "live"), "sent": ("done", "good"), "dead": ("failed", "bad"),
 }  # fmt: skip
-_DOES = {
-    "approve": "Lets it go on.",
-    "deny": "Refuses it; the run halts, unless its node asked to be told.",
-    "answer": "Your answer goes to the node that asked.",
-    "continue": "Goes on as it is.",
-    "continue_with_waiver": "Goes on, and what you waive is on record for every later gate.",
-    "retry_feedback": "The step is done once more, with your feedback.",
-    "halt": "Ends the run for good.",
-    "record_result": "It happened: what you give becomes the effect's result.",
-    "reexecute": "Does it again. If the first one went through, it happens twice.",
-    "abandon": "It did not happen, or nobody will do it: the node gets a failure.",
-    "reject": "The step counts as failed.",
-}
-RISKY = frozenset({"halt", "deny", "reexecute", "reject"})
-
 
 class Finding(msgspec.Struct, frozen=True):
     """What is the matter, and what to do."""
@@ -80,14 +65,9 @@ def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
     return Finding(sign, tone, f"It is {run.status}.", "holdfast check names what is wrong.")
 
 
-def does(action: str) -> str:
-    """What an action does, in a sentence."""
-    return _DOES.get(action, "One of the actions that this wait offers.")
-
-
-def label(action: str) -> str:
-    """An action's word on its button."""
-    return action.replace("_", " ").capitalize()
+def label(verb: str) -> str:
+    """A verb's word on its button."""
+    return verb.replace("_", " ").capitalize()
 
 
 def command(store: str, *words: str) -> str:

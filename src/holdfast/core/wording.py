@@ -1,0 +1,52 @@
+"""Wording: what an offered action means to the person who chooses it, the same on every surface."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import msgspec
+
+from holdfast.core import waits as ws
+from holdfast.core.waits import WaitKind
+
+
+class Offered(msgspec.Struct, frozen=True):
+    """An action in a person's words: ``label`` is what they saw or want, ``does`` what follows from it. ``risky``: it ends or may repeat something."""
+
+    label: str
+    does: str
+    risky: bool = False
+
+
+_GENERAL: Mapping[str, Offered] = {
+    ws.APPROVE: Offered("Approve", "The run resumes."),
+    ws.DENY: Offered("Deny", "The run halts, unless its node handles a denial.", risky=True),
+    ws.ANSWER: Offered("Answer", "Your answer goes to the node that asked."),
+    ws.CONTINUE: Offered("Continue", "The run resumes with what is there."),
+    ws.WAIVE: Offered("Continue with a waiver", "The run resumes, and what you waive is on record for every later gate."),
+    ws.RETRY: Offered("Do it again with feedback", "The step runs once more and sees your feedback."),
+    ws.HALT: Offered("Halt", "The run ends for good.", risky=True),
+    ws.REJECT: Offered("Reject", "The step counts as failed.", risky=True),
+    ws.RECORD_RESULT: Offered("It happened", "What you give becomes its result."),
+    ws.REEXECUTE: Offered("It did not happen: do it now", "It runs now. If the first attempt went through after all, it happens twice.", risky=True),
+    ws.ABANDON: Offered("Give it up", "It is not done, and the node gets a failure."),
+}
+_OWN: Mapping[tuple[str, str], Offered] = {
+    (WaitKind.RETRY, ws.APPROVE): Offered("Do it again although it may have happened", "The act may happen twice.", risky=True),
+    (WaitKind.RETRY, ws.DENY): Offered("Do not do it again", "The run halts, unless its node handles a denial.", risky=True),
+    (WaitKind.GATE, ws.REEXECUTE): Offered("Do it again", "The act happens once more.", risky=True),
+    (WaitKind.BUDGET, ws.APPROVE): Offered("Let it spend more", "The run resumes beyond its budget."),
+    (WaitKind.TAKEOVER, ws.APPROVE): Offered("Approve", "The run resumes; what was done is not done again."),
+}
+_UNKNOWN = Offered("", "One of the actions that this wait offers.")
+FORCED = Offered("Do it again although it may have happened", "The first attempt may still act: it may happen twice.", risky=True)
+"""An effect that is done again by force (§6.5)."""
+
+
+def offered(kind: str, action: str) -> Offered:
+    """What an action means at a wait of this kind."""
+    found = _OWN.get((kind, action)) or _GENERAL.get(action)
+    return found or Offered(action.replace("_", " ").capitalize(), _UNKNOWN.does)
+
+
+__all__ = ["FORCED", "Offered", "offered"]
