@@ -68,8 +68,8 @@ def serve(call: Call, target: tuple[str, ...], host: str, port: int, no_auth: bo
 def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str, actor: str) -> int:
     """Serve runs, waits and decisions to an MCP client.
 
-    An MCP client starts this command and speaks with it on standard input and output. With TARGETs it drives runs too. With --token-file it may do what the token
-    allows, to the runs of the token's tenant, for as long as the token holds.
+    An MCP client starts this command and speaks with it on standard input and output. With TARGETs it drives runs too.
+    With --token-file the client may do what the token allows, to the runs of the token's tenant, for as long as the token holds.
     """
     made = extra("holdfast.integrations.mcp", "mcp")
     chosen = targets.skills(targets.several(target)) if target else []
