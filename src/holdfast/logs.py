@@ -33,6 +33,11 @@ def level_of(wire: str) -> int:
     return logging.WARNING if wire in LOUD else logging.DEBUG if wire in QUIET else logging.INFO
 
 
+def listened() -> bool:
+    """Whether anybody listens to what goes well: plain steps are told of one by one then."""
+    return LOG.isEnabledFor(logging.INFO)
+
+
 def committed(commit: Commit) -> None:
     """Logs the events of a commit that has become durable."""
     if not LOG.isEnabledFor(logging.WARNING):

@@ -11,7 +11,7 @@ from holdfast.core import canon
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, Tip
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError
@@ -479,6 +479,14 @@ class Shelves(Protocol):
         """Deletes the rows whose keys begin so; gives how many."""
 
 
+@runtime_checkable
+class Steps(Protocol):
+    """A store that takes a plain step as whoever decided it has sealed it. One without is given the same as a ``Commit``."""
+
+    async def step(self, step: Step) -> Tip:
+        """What ``Store.commit`` does with the commit that this step stands for, and what it raises."""
+
+
 class Rested(Protocol):
     """What an executor gives back: a thread's run as it rests. ``status`` is one of the words of §2.1, or equals it."""
 
@@ -518,6 +526,16 @@ class Saver(Protocol):
 def offers_upkeep(store: object) -> TypeGuard[Upkeep]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Upkeep)
+
+
+def offers_steps(store: object) -> TypeGuard[Steps]:
+    """Whether a store takes sealed steps by the same hand as commits: whoever stands before its commits alone is to see them all."""
+    return _offers(store, Steps) and _hand(store.step) == _hand(store.commit)  # type: ignore[attr-defined]
+
+
+def _hand(verb: Any) -> tuple[int, str]:
+    """Whose method this is: the object's, and the class's that defines it."""
+    return id(getattr(verb, "__self__", None)), getattr(verb, "__qualname__", "").rpartition(".")[0]
 
 
 def offers_health(store: object) -> TypeGuard[Served]:
@@ -620,6 +638,6 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Served", "Shelves", "Store", "ToolOutcome",
-    "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "offers_copies", "offers_health", "offers_shelves", "offers_upkeep",
+    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Served",
+    "Shelves", "Steps", "Store", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "offers_copies", "offers_health", "offers_shelves", "offers_steps", "offers_upkeep",
 ]  # fmt: skip

@@ -79,6 +79,11 @@ class Sealed(msgspec.Struct, frozen=True, gc=False):
     doc: bytes | None
 
 
+def encode_row(at: int, fence: int, actor: str, facts: list[Any], delta: bytes | None, results: tuple[Result, ...] = ()) -> bytes:
+    """The bytes of a log row; ``fence`` is the full one."""
+    return _encoder.encode(_Outgoing(FORMAT, at, fence & 0xFFFFFFFF, actor, facts, delta, results))
+
+
 def seal(commit: Commit, previous: bytes = b"") -> Sealed:
     """Encodes a commit before its transaction begins; ``previous`` is the hash at its tip."""
     facts, hot = [], True
@@ -86,7 +91,7 @@ def seal(commit: Commit, previous: bytes = b"") -> Sealed:
         fact = event.fact
         facts.append(fact)
         hot = hot and fact.hot
-    data = _encoder.encode(_Outgoing(FORMAT, commit.at, commit.fence & 0xFFFFFFFF, commit.actor, facts, commit.delta, commit.results))
+    data = encode_row(commit.at, commit.fence, commit.actor, facts, commit.delta, commit.results)
     row = Row(event.seq, data, canon.chain(previous, data))
     return Sealed(row, None if hot else _encoder.encode(commit.run))
 

@@ -14,6 +14,13 @@ from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch, counter
 from holdfast.core.run import Run
 from holdfast.core.schedules import Move
 
+WHOLE_FLOOR = 64 * 1024
+
+
+def whole_due(since: int, whole: int) -> bool:
+    """Whether a whole checkpoint is due after that many logged bytes since the last one, which had that size (§4.5)."""
+    return since > WHOLE_FLOOR and since > whole
+
 
 class Tip(msgspec.Struct, frozen=True, gc=False):
     """Where a run's log ends: the compare-and-set of every commit.
@@ -27,6 +34,29 @@ class Tip(msgspec.Struct, frozen=True, gc=False):
     row: int
     since: int = 0
     whole: int = 0
+
+
+class Step(msgspec.Struct, frozen=True, gc=False):
+    """The commit of a plain step, ready to be written: its log row, and what of the run's row it moves.
+
+    It changes nothing else, and its owner keeps the run. ``after``: the tip it follows; ``seq`` to ``since`` go into the one it makes;
+    ``version``, ``step`` and ``head`` are the run's hot fields.
+    """
+
+    run_id: str
+    fence: int
+    after: Tip
+    seq: int
+    hash: bytes
+    data: bytes
+    since: int
+    version: int
+    step: str | None
+    head: str | None
+
+    def tip(self, row: int) -> Tip:
+        """Where the log ends once this is durable as ``row``."""
+        return Tip(self.seq, self.hash, row, self.since, self.after.whole)
 
 
 class InboxItem(msgspec.Struct, frozen=True):

@@ -101,10 +101,26 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     routes: bool = True
     sends: tuple[str, ...] = ()
 
+    @property
+    def plain(self) -> bool:
+        """Whether it is given the state alone, in this loop, and nobody decides or looks before or after it."""
+        asked = self.when is not None or self.gate is not None or self.check is not None or bool(self.routers) or bool(self.capabilities)
+        return self.shape == "state" and self.asynchronous and not asked and self.side_effects is EffectClass.NONE
+
+
+class Straight(msgspec.Struct, frozen=True):
+    """The one node that follows another and listens to nothing but its end: its name, and the channels ``done:`` and ``goto:``
+    by which it may be woken."""
+
+    node: str
+    done: str
+    goto: str
+
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
-    ``lasting``: the channels whose writes replace their values; ``writes`` and ``values``: what may be written to a channel, and what
+    ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these (``core/line``);
+    ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to; ``writes`` and ``values``: what may be written to a channel, and what
     its value may be (§3.7)."""
 
     id: str
@@ -122,6 +138,9 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     migrates: tuple[str, ...] = ()
     inputs: tuple[str, ...] = ()
     lasting: frozenset[str] = frozenset()
+    plain: Mapping[str, frozenset[str]] = {}
+    straight: Mapping[str, Straight] = {}
+    heard: frozenset[str] = frozenset()
     writes: Mapping[str, Kind] = {}
     values: Mapping[str, Kind] = {}
 
@@ -164,6 +183,7 @@ def compile(
             "channels": {c.name: [c.reducer.tag, c.thread] for c in channels.values()},
             "nodes": {n.name: _shape(n) for n in nodes.values()},
         }
+    lasting = frozenset(c.name for c in channels.values() if c.reducer.tag == LAST)
     return Program(
         id=id,
         version=version,
@@ -172,13 +192,24 @@ def compile(
         listeners={c: tuple(n) for c, n in listeners.items()},
         order={n: i for i, n in enumerate(nodes)},
         fingerprint=canon.fingerprint(shape),
-        lasting=frozenset(c.name for c in channels.values() if c.reducer.tag == LAST),
+        lasting=lasting,
+        plain={} if flow else {n.name: lasting if n.writes is None else lasting.intersection(n.writes) for n in nodes.values() if n.plain},
+        straight={n: s for n in nodes if (s := _straight(n, nodes, listeners)) is not None},
+        heard=frozenset(channels).intersection(listeners),
         writes={c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None},
         values={c.name: k for c in channels.values() if (k := kinds.of_value(c.type, c.default)) is not None},
         flow=flow,
         redo=redo,
         **options,
     )
+
+
+def _straight(name: str, nodes: Mapping[str, Node], listeners: Mapping[str, list[str]]) -> Straight | None:
+    done = f"done:{name}"
+    after = listeners.get(done, ())
+    if len(after) != 1 or [t.channels for t in nodes[after[0]].triggers] != [(done,)]:
+        return None
+    return Straight(after[0], done, f"goto:{after[0]}")
 
 
 def _takes(reducer: Callable[[Any, Any], Any] | None) -> Any:

@@ -60,6 +60,11 @@ class Progress:
             self.seq = self.checkpoint.seq
             self.waits = self.checkpoint.waits
 
+    @property
+    def busy(self) -> bool:
+        """Whether anything is on record since the last barrier."""
+        return bool(self.results or self.records or self.attempts or self.failed or self.asked or self.questions or self.news)
+
     def barrier(self, *, first: bool = False) -> None:
         """Forgets what the barrier carried across. The first checkpoint carries no signals."""
         self.results.clear()

@@ -46,7 +46,15 @@ REVIEW_TASK = "@review"
 _REPLACING = frozenset({LAST, TOPIC, "override"})
 
 
-def plan(program: Program, checkpoint: Checkpoint, news: Iterable[str]) -> tuple[Task, ...]:
+class Turns(msgspec.Struct, frozen=True, gc=False):
+    """What of a checkpoint says whose turn it is."""
+
+    versions: Mapping[str, int]
+    seen: Mapping[str, Mapping[str, int]]
+    skipped: frozenset[str]
+
+
+def plan(program: Program, checkpoint: Checkpoint | Turns, news: Iterable[str]) -> tuple[Task, ...]:
     """The tasks of the next super-step: nodes with a trigger whose channels are newer than they have seen.
 
     Only nodes that listen to ``news`` are looked at: any other was runnable before and has had its turn.
@@ -63,7 +71,7 @@ def plan(program: Program, checkpoint: Checkpoint, news: Iterable[str]) -> tuple
     return tuple(found[n] for n in sorted(found, key=program.order.__getitem__))
 
 
-def _ready(node: Node, cp: Checkpoint) -> Task | None:
+def _ready(node: Node, cp: Checkpoint | Turns) -> Task | None:
     """The node's task, a skip if all that it joins was skipped, or None if it is not its turn."""
     versions, seen = cp.versions, cp.seen.get(node.name, NONE_SEEN)
     goto = f"goto:{node.name}"
@@ -84,7 +92,7 @@ def _ready(node: Node, cp: Checkpoint) -> Task | None:
     return skip
 
 
-def _goes_round(name: str, cp: Checkpoint) -> bool:
+def _goes_round(name: str, cp: Checkpoint | Turns) -> bool:
     """Whether a skip has come back to a node that was skipped before, with nothing run since: a cycle ends there."""
     if name not in cp.skipped:
         return False
@@ -92,7 +100,7 @@ def _goes_round(name: str, cp: Checkpoint) -> bool:
     return not any(v > last and c.startswith("done:") and c[5:] not in cp.skipped for c, v in cp.versions.items())
 
 
-def _newer(triggers: tuple[Trigger, ...], cp: Checkpoint, seen: Mapping[str, int]) -> list[str]:
+def _newer(triggers: tuple[Trigger, ...], cp: Checkpoint | Turns, seen: Mapping[str, int]) -> list[str]:
     return [c for t in triggers for c in t.channels if cp.versions.get(c, -1) > seen.get(c, -1)]
 
 
@@ -419,4 +427,4 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
             raise NodeMissing(f"the run is to go on with {task.node!r}, which {program.id} no longer has", hint=f"it has {known}")
 
 
-__all__ = ["INTENTS", "REVIEW_TASK", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect", "first", "fitted", "plan", "settled"]
+__all__ = ["INTENTS", "REVIEW_TASK", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect", "first", "fitted", "plan", "settled"]

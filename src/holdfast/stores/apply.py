@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core import blobs, codec
 from holdfast.core.checkpoint import Delta, Source
-from holdfast.core.commit import Commit, Tip
+from holdfast.core.commit import WHOLE_FLOOR, Commit, Step, Tip, whole_due
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, HoldfastError, InboxUnread, LeaseLost, QueueFull, RunNotFound, TokenRefused, VersionConflict
 from holdfast.core.events import WaitClosed
@@ -24,7 +24,6 @@ from holdfast.core.status import TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
 from holdfast.ports import Claim, Dossier, Evidence, Pruned
 
-WHOLE_FLOOR = 64 * 1024
 LAST_TURN = 2**62
 _NOWHERE = Tip(0, b"", 0)
 RECLAIMED = "reclaimed"
@@ -36,7 +35,8 @@ _delta = msgspec.msgpack.Decoder(Delta)
 
 class Prepared(msgspec.Struct, frozen=True, gc=False):
     """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if it is time for one; ``since`` and
-    ``whole_size`` go into the tip; ``step``: it changes nothing but the log and the hot columns of a run that its owner keeps."""
+    ``whole_size`` go into the tip; ``step``: it changes nothing but the log and the hot columns of a run that its owner keeps, so that it
+    is written as such."""
 
     commit: Commit
     sealed: codec.Sealed
@@ -44,12 +44,16 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
     since: int
     whole_size: int
     creates: tuple[Prepared, ...] = ()
-    step: bool = False
+    step: Step | None = None
+
+    @property
+    def run_id(self) -> str:
+        return self.commit.run.run_id
 
     @property
     def closed(self) -> tuple[str, ...]:
         """The waits that this commit closes: what links were given out for them is revoked (§5.9, §5.14)."""
-        return () if self.step else tuple(e.fact.wait_id for e in self.commit.events if isinstance(e.fact, WaitClosed))
+        return () if self.step is not None else tuple(e.fact.wait_id for e in self.commit.events if isinstance(e.fact, WaitClosed))
 
     def tip(self, row: int) -> Tip:
         """Where the log ends once this is durable as ``row``."""
@@ -66,11 +70,14 @@ def prepare(commit: Commit) -> Prepared:
     if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
         since, size = since + commit.behind.since, size + commit.behind.whole
     whole = None
-    if since > WHOLE_FLOOR and since > size and commit.checkpoint is not None and _advanced(commit):
+    if whole_due(since, size) and commit.checkpoint is not None and _advanced(commit):
         whole = codec.encode_whole(commit.checkpoint, sealed.row.hash)
         since, size = 0, len(whole)
     creates = tuple([prepare(c) for c in commit.creates]) if commit.creates else ()
-    step = sealed.doc is None and whole is None and type(commit.lease) is Keep and commit.due is None and commit.plain
+    step = None
+    if sealed.doc is None and whole is None and type(commit.lease) is Keep and commit.due is None and commit.plain:
+        run, log = commit.run, sealed.row
+        step = Step(run.run_id, commit.fence, after, log.seq, log.hash, log.data, since, run.version, run.current_step_id, run.checkpoint_head)
     return Prepared(commit, sealed, whole, since, size, creates, step)
 
 
@@ -135,20 +142,27 @@ def ruled(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) ->
 
 def refusal(commit: Commit, found: Found) -> HoldfastError | None:
     """Why a commit may not be applied to a run in this state, or None (§10.2)."""
-    run_id, lease, fence = commit.run.run_id, commit.lease, found.fence
-    taking = isinstance(lease, Take | Touch)
-    if fence != (commit.fence - 1 if taking else commit.fence):
-        if fence >> COUNTER_BITS != commit.fence >> COUNTER_BITS:
+    return _refused(commit.run.run_id, commit.fence, commit.after, found, taking=isinstance(commit.lease, Take | Touch))
+
+
+def _refused(run_id: str, under: int, after: Tip | None, found: Found, *, taking: bool = False) -> HoldfastError | None:
+    fence = found.fence
+    if fence != (under - 1 if taking else under):
+        if fence >> COUNTER_BITS != under >> COUNTER_BITS:
             return LeaseLost(f"{run_id} was written under another incarnation of the store", hint="load it again")
-        return LeaseLost(f"{run_id} is at fence {counter(fence)}; the commit carries {counter(commit.fence)}", hint="load it again")
+        return LeaseLost(f"{run_id} is at fence {counter(fence)}; the commit carries {counter(under)}", hint="load it again")
     if taking and found.live:
         return LeaseLost(f"{run_id} is held by {found.owner}", hint="put a command into its inbox instead")
     if not taking and found.owner is None:
         return LeaseLost(f"{run_id} was given back", hint="claim it again")
-    after = commit.after
     if after is None or after.row != found.row or after.hash != found.hash:
         return VersionConflict(f"the log of {run_id} has moved on", hint="load it again")
     return None
+
+
+def step_refused(step: Step, found: Found) -> HoldfastError | None:
+    """Why a plain step may not be written to a run in this state, or None: what ``ruled`` says of the same commit (§10.2)."""
+    return _refused(step.run_id, step.fence, step.after, found)
 
 
 def unread_at_the_end(run_id: str) -> InboxUnread:
@@ -402,5 +416,6 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 __all__ = [
     "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "by_turns", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
-    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "queue_full", "ruled", "same", "schedule_moved", "takeable", "taken", "tombstones", "unread_at_the_end", "usable", "woken",
+    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "queue_full", "ruled", "same", "schedule_moved", "step_refused", "takeable", "taken", "tombstones",
+    "unread_at_the_end", "usable", "woken",
 ]  # fmt: skip

@@ -20,7 +20,7 @@ from holdfast.core import blobs, codec
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
     Conflict,
@@ -168,6 +168,22 @@ class MemoryStore:
         prepared = apply.prepare(commit)
         with self._atomic():
             tip = self._apply(prepared)
+        self._changes.tell()
+        return tip
+
+    async def step(self, step: Step) -> Tip:
+        now, run_id = self.now(), step.run_id
+        row = self._runs.get(run_id)
+        if row is None:
+            raise RunNotFound(f"there is no run {run_id}")
+        if error := apply.step_refused(step, self._found(row, now)):
+            raise error
+        with self._atomic():
+            tip = step.tip(self._next())
+            moved = msgspec.structs.replace(row, version=step.version, step=step.step, head=step.head, tip=tip, due=now)
+            self._set(self._runs, run_id, moved)
+            self._set(self._log, (run_id, step.seq), Row(step.seq, step.data, step.hash))
+            self._set(self._order, run_id, (*self._order.get(run_id, ()), step.seq))
         self._changes.tell()
         return tip
 

@@ -16,11 +16,14 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from typing import Any, NamedTuple, TypeVar
 
 from holdfast.authoring import Skill
+from holdfast.core import codec
 from holdfast.core import events as ev
+from holdfast.core import run as records
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.commit import Commit
+from holdfast.core.commit import Commit, Step
 from holdfast.core.errors import HoldfastError
 from holdfast.core.lease import counter
+from holdfast.core.run import fold_all
 from holdfast.core.status import TERMINAL
 from holdfast.engine.base.heartbeat import Heartbeat
 from holdfast.engine.calls.context import Context
@@ -160,6 +163,7 @@ class World:
         self.fences: dict[str, int] = {}
         self.leases: dict[str, int] = {}
         self.begun: Counter[Place] = Counter()
+        self._runs: dict[str, records.Run] = {}
         self._done: set[Place] = set()
         self._broken: list[Violation] = []
 
@@ -206,6 +210,8 @@ class World:
                 self.diary.note(f"asks {args[0].run_id}: {type(args[0].command).__name__}", run=args[0].run_id)
             case "commit":
                 self._applied(args[0])
+            case "step":
+                self._applied(self._whole(args[0]))
 
     def _claimed(self, owner: str, claim: Claim) -> None:
         """A claim takes nothing from an owner that lives (§10.1)."""
@@ -217,8 +223,16 @@ class World:
             self._break("claimed_from_the_living", claim.run_id, f"{owner} took it from {before}")
         self.fences[claim.run_id] = claim.fence
 
+    def _whole(self, step: Step) -> Commit:
+        """The commit that a step of the fused line stands for."""
+        record = codec.open_row(codec.Row(step.seq, step.data, step.hash), step.after.hash)
+        run = fold_all(self._runs[step.run_id], record.events)
+        return Commit(run=run, events=record.events, after=step.after, fence=step.fence, at=record.at, delta=record.delta_bytes)
+
     def _applied(self, commit: Commit) -> None:
-        run = commit.run
+        run = self._runs[commit.run.run_id] = commit.run
+        for born in commit.creates:
+            self._runs[born.run.run_id] = born.run
         self.diary.note("", run=run.run_id, commit=commit)
         if commit.fence < self.fences.get(run.run_id, 0):
             self._break("written_late", run.run_id, f"event {commit.events[-1].seq} was written under an old fence")

@@ -3,6 +3,9 @@
 Tasks of a super-step finish when they like; whatever is handed in while a commit is in flight goes into the next
 one. A failed commit kills the journal: every later write gets the same error, so nothing can be reported that is not
 durable (§1.12).
+
+While plain steps go along the fused line (``core/line``), that holds where the run stands, and this holds what it was when the line
+began. Whoever looks ends the line: what they find is what each step would have left, had it come by here.
 """
 
 from __future__ import annotations
@@ -19,11 +22,13 @@ from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
 from holdfast.core.commands import Cancel
-from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Tip
+from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StoreError
+from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
+from holdfast.core.line import Line
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
 from holdfast.core.status import Status
@@ -113,9 +118,10 @@ class Journal:
     def __init__(self, store: Store, run: Run | None, tip: Tip | None, fence: int, progress: Progress) -> None:
         self.store = store
         self._run = run
-        self.tip = tip
+        self._tip = tip
         self.fence = fence
-        self.progress = progress
+        self._progress = progress
+        self._line: Line | None = None
         self.dead: BaseException | None = None
         self.acting: set[str] = set()
         self.acts: dict[str, Act] = {}
@@ -124,7 +130,7 @@ class Journal:
         self.boundaries = Boundaries(lambda: None)
         self.quiet = asyncio.Event()
         self.quiet.set()
-        self.held = Draft()
+        self._held = Draft()
         self.echo: Echo | None = None
         self._lock = asyncio.Lock()
         self._next: Draft | None = None
@@ -142,8 +148,77 @@ class Journal:
 
     @property
     def run(self) -> Run:
+        self._look()
         assert self._run is not None, "nothing has been committed yet"
         return self._run
+
+    @property
+    def tip(self) -> Tip | None:
+        self._look()
+        return self._tip
+
+    @property
+    def progress(self) -> Progress:
+        self._look()
+        return self._progress
+
+    @property
+    def due(self) -> int | None:
+        """When the earliest deadline of its open waits falls due; a run on the fused line waits for nothing."""
+        return None if self._line is not None or self._run is None else self._run.wake_at
+
+    # -- the fused line -----------------------------------------------------------------------------
+
+    def line(self, program: Program) -> Line | None:
+        """Begins a line of plain steps where the run stands; None if something about the run is not plain."""
+        run, progress = self._run, self._progress
+        checkpoint = progress.checkpoint
+        if run is None or self._tip is None or run.status is not Status.RUNNING or run.budgets or run.waits or run.cancel_requested_at is not None:
+            return None
+        if self.dead is not None or self.echo is not None or self._held or self._lock.locked() or checkpoint.skipped or checkpoint.topics:
+            return None
+        if progress.busy or logs.listened():
+            return None
+        self._line = Line(program, run, self._tip, self.fence, checkpoint)
+        return self._line
+
+    def goes_along(self, line: Line) -> bool:
+        """Whether nobody has looked since the line began, and nothing is wrong."""
+        return self._line is line and self.dead is None
+
+    async def step(self, write: Callable[[Step], Awaitable[Tip]], line: Line, step: Step) -> None:
+        """Makes a step of the line durable; returns after the sync. Whoever looks meanwhile finds the run as it was before.
+
+        Raises:
+            LeaseLost, VersionConflict, StoreError: and the journal is dead from then on.
+        """
+        await self._lock.acquire()
+        try:
+            line.keep(await write(step))
+        except BaseException as e:
+            self.dead = e
+            raise
+        finally:
+            self._lock.release()
+            if self._line is not line:
+                self._follow(line)
+
+    def _look(self) -> None:
+        """Makes what others look at from what the line holds, which ends it."""
+        if self._line is not None:
+            line, self._line = self._line, None
+            self._follow(line)
+
+    def _follow(self, line: Line) -> None:
+        if line.moved:
+            self._run, self._tip, self._progress.checkpoint = line.run, line.tip, line.checkpoint
+
+    # -- what is on record --------------------------------------------------------------------------
+
+    @property
+    def held(self) -> Draft:
+        """What goes into the next commit, whoever makes it."""
+        return self._held
 
     @property
     def waived(self) -> tuple[str, ...]:
@@ -192,12 +267,13 @@ class Journal:
 
     def replayed(self) -> None:
         """The first call without a record ends the replaying (§7.6)."""
-        if self._run is not None and self._run.status is Status.REPLAYING and not any(isinstance(f, ev.RunResumed) for f in self.held.facts):
+        if self._run is not None and self.run.status is Status.REPLAYING and not any(isinstance(f, ev.RunResumed) for f in self.held.facts):
             self.hold(Draft(facts=[ev.RunResumed(cause=REPLAYED)]))
 
     def hold(self, draft: Draft) -> None:
         """Keeps a draft for the next commit, whoever makes it: recorded clocks and dice, ledger rows, intents."""
-        self.held.merge(draft)
+        self._look()
+        self._held.merge(draft)
         self._note(draft)
 
     async def save(self, draft: Draft) -> None:
@@ -291,16 +367,17 @@ class Journal:
     ) -> None:
         if self.dead is not None:
             raise self.dead
+        self._look()
         if draft.results:
             self._note(draft)
-        held = self.held
+        held = self._held
         if held:
-            self.held, draft = Draft(), held.joined(draft)
+            self._held, draft = Draft(), held.joined(draft)
         commit = self._number(draft, checkpoint, delta, lease, due, actor, behind)
         try:
-            self.tip = await self.store.commit(commit)
+            self._tip = await self.store.commit(commit)
         except (EffectInProgress, InboxUnread):  # refused, and nothing is lost: whoever decided decides again
-            self.held = held.joined(self.held)
+            self._held = held.joined(self._held)
             raise
         except BaseException as e:
             self.dead = e

@@ -18,6 +18,8 @@ from concurrent.futures import Executor, Future
 from types import CoroutineType, FunctionType
 from typing import Any, Generic, TypeVar
 
+import msgspec
+
 from holdfast import machine
 from holdfast.authoring import microseconds
 from holdfast.core.errors import StepTimeout
@@ -108,8 +110,43 @@ async def call(function: Callable[..., Any], args: tuple[Any, ...], limit: int |
     return await bounded(function(*args) if asynchronous(function) else _in_thread(function, args, what, patience), patience, what)
 
 
-async def bounded(work: Coroutine[Any, Any, T], limit: int | Patience, what: str) -> T:
-    """Awaits a coroutine of the user's for as long as its time lasts; zero is for ever.
+class First(msgspec.Struct):
+    """A coroutine of the user's whose first part, up to where it first waits, has been run already: what is left of it.
+
+    It ended with ``value`` or ``error``, or it is ``work`` that stands at ``waiting``. ``began``, ``cancelling`` and ``forks`` are what
+    the clock, its task and the process said before.
+    """
+
+    began: float
+    cancelling: int
+    forks: int
+    value: Any = None
+    error: BaseException | None = None
+    work: Coroutine[Any, Any, Any] | None = None
+    waiting: Any = None
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        if self.error is not None:
+            raise self.error
+        if self.work is None:
+            return self.value
+        work, waiting = self.work, self.waiting
+        while True:
+            try:
+                yield waiting
+            except BaseException as e:  # it belongs where the coroutine waits
+                step: Callable[[Any], Any] = work.throw
+                given: Any = e
+            else:
+                step, given = work.send, None
+            try:
+                waiting = step(given)
+            except StopIteration as end:
+                return end.value
+
+
+async def bounded(work: Coroutine[Any, Any, T] | First, limit: int | Patience, what: str) -> T:
+    """Awaits a coroutine of the user's for as long as its time lasts; zero is for ever. One that was begun elsewhere goes on here.
 
     The first part, up to where it first waits, is run before a timer is set: no timer could end that part, and many a node
     ends in it, for which a timer would cost more than the node.
@@ -119,11 +156,13 @@ async def bounded(work: Coroutine[Any, Any, T], limit: int | Patience, what: str
     """
     task = asyncio.current_task()
     assert task is not None, "user code runs in a task"
-    before = task.cancelling()
-    began = asyncio.get_running_loop().time()
+    if type(work) is First:
+        began, before, forks = work.began, work.cancelling, work.forks
+    else:
+        began, before, forks = asyncio.get_running_loop().time(), task.cancelling(), machine.forks()
     rest: Begun[T] | None = None
     try:
-        rest = Begun(work if type(work) is CoroutineType else _awaited(work), task, what)
+        rest = Begun(work if type(work) is CoroutineType else awaited(work), task, what, before, forks)
         if not rest.over:
             await _within(rest, began, limit, what)
     except Exception:
@@ -179,7 +218,8 @@ def _flat(group: BaseExceptionGroup[Leaving]) -> list[Leaving]:
     return out
 
 
-async def _awaited(work: Awaitable[T]) -> T:
+async def awaited(work: Awaitable[T]) -> T:
+    """Any awaitable as a coroutine."""
     return await work
 
 
@@ -228,15 +268,14 @@ class Begun(Generic[T]):
     __slots__ = ("_forks", "_gives_up", "_steps", "_task", "_timer", "_waiting", "_what", "caused", "closed", "left_behind", "over", "told", "value")
     value: T
 
-    def __init__(self, work: Coroutine[Any, Any, T], task: asyncio.Task[Any], what: str) -> None:
+    def __init__(self, work: Coroutine[Any, Any, T], task: asyncio.Task[Any], what: str, before: int, forks: int) -> None:
         self.over = self.told = self.closed = self._gives_up = False
         self.left_behind = ""
         self._task = task
         self._what = what
         self._timer: asyncio.TimerHandle | None = None
-        self._forks = machine.forks()
+        self._forks = forks
         self._steps = self._kept(work).__await__()
-        before = task.cancelling()
         try:
             self._waiting = next(self._steps, None)
         finally:
@@ -332,4 +371,4 @@ def _plainly(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
         raise RuntimeError(f"a plain function raised {type(e).__name__}") from e
 
 
-__all__ = ["Patience", "accepts_key", "asynchronous", "bounded", "call", "name_of"]
+__all__ = ["First", "Patience", "accepts_key", "asynchronous", "awaited", "bounded", "call", "name_of"]

@@ -50,7 +50,8 @@ from holdfast.engine.calls.places import Restart, Suspend
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation, ending
-from holdfast.engine.drive.executor import StepError, execute
+from holdfast.engine.drive.executor import Ahead, StepError, execute
+from holdfast.engine.drive.fused import Fused
 from holdfast.engine.drive.supersteps import Outcome, Round, answered, failure
 from holdfast.engine.look.threads import carries
 from holdfast.ports import Claim, Loaded
@@ -71,13 +72,14 @@ class Driver:
         self._news = asyncio.Event()
         self._parked: set[str] = set()
         self._task: asyncio.Task[Any] | None = None
-        self._scope: asyncio.Task[Any] | None = None
+        self.scope: asyncio.Task[Any] | None = None
         self._attending: asyncio.Task[None] | None = None
         self._closing: asyncio.Task[None] | None = None
         self._end: Callable[[], Draft] | None = None
         self._broken: BaseException | None = None
         self._again = self._cut = self._going = self._over = False
         journal.boundaries = Boundaries(self._at_boundary)
+        self._fused = Fused(services, journal, program, self)
 
     # -- news while it is driven --------------------------------------------------------------------
 
@@ -96,16 +98,21 @@ class Driver:
             self._again = True
 
     def due(self) -> int | None:
-        return None if self._journal.tip is None else self._journal.run.wake_at
+        return self._journal.due
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run goes no further at this boundary, or its step was cut."""
+        return self._cut or self._end is not None or self._broken is not None or self._journal.boundaries.asked
 
     def drain(self) -> None:
         """Hands the run back at its next safe boundary; a step under way comes to its end first (§10.13)."""
         self._journal.boundaries.ask()
 
     def _at_boundary(self) -> None:
-        if self._scope is not None and not self._cut:
+        if self.scope is not None and not self._cut:
             self._cut = self._journal.cut = True
-            cancels.cancel(self._scope)
+            cancels.cancel(self.scope)
 
     async def _attend(self) -> None:
         """Turns news into facts while steps run: an answer re-enters its task, a cancel closes the step's scope (§10.12)."""
@@ -172,7 +179,7 @@ class Driver:
 
     def _interrupt(self) -> None:
         """Closes the scope of the step in hand, once no effect is in flight, or after a grace by force."""
-        if self._scope is not None and self._closing is None:
+        if self.scope is not None and self._closing is None:
             self._closing = asyncio.ensure_future(self._close())
 
     async def _close(self) -> None:
@@ -180,9 +187,9 @@ class Driver:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._services.grace):
                 await journal.quiet.wait()
-        if self._scope is not None:
+        if self.scope is not None:
             self._cut = journal.cut = True
-            cancels.cancel(self._scope)
+            cancels.cancel(self.scope)
             acts = list(journal.acts.values())
             for act in acts:
                 if act.task is not None:
@@ -434,17 +441,22 @@ class Driver:
             if self._end is not None or journal.boundaries.asked:
                 await self._ended()
                 return journal.run
+            ahead = await self._fused.along(self._limit - steps)
+            steps += self._fused.ran
+            if self._fused.ran and ahead is None:
+                continue
             steps += 1
-            if await self._superstep(checkpoint.pending):
+            if await self._superstep(journal.checkpoint.pending, ahead):
                 return journal.run
 
-    async def _superstep(self, pending: tuple[Task, ...]) -> bool:
+    async def _superstep(self, pending: tuple[Task, ...], ahead: Ahead | None) -> bool:
         """Executes the pending tasks in a scope that a command may close (§10.12). True if the run rests now."""
-        me = self._scope = self._task
+        me = self.scope = self._task
         assert me is not None
-        self._journal.boundaries.clear()
+        if ahead is None:
+            self._journal.boundaries.clear()
         try:
-            outcome = await (self._single(pending[0]) if len(pending) == 1 else self._parallel(pending))
+            outcome = await (self._single(pending[0], ahead) if len(pending) == 1 else self._parallel(pending))
         except asyncio.CancelledError:
             # Ours, unless somebody outside cancelled too; then the run stays where its last commit left it.
             if not self._cut or cancels.uncancel(me) > 0:
@@ -453,7 +465,7 @@ class Driver:
                 raise self._broken from None
             return await self._ended()
         finally:
-            self._scope = None
+            self.scope = None
         if self._broken is not None:
             raise self._broken
         if self._cut:
@@ -463,16 +475,18 @@ class Driver:
             return await self._ended()
         return await self._conclude(outcome)
 
-    async def _single(self, task: Task) -> Outcome:
+    async def _single(self, task: Task, ahead: Ahead | None) -> Outcome:
         """A super-step of one task: its result and the barrier are one commit."""
         key = task.key
         known = self._journal.progress.results.get(key)
         if known is not None:
             return Outcome({key: known})
-        self._journal.boundaries.begin(key)
+        if ahead is None:
+            self._journal.boundaries.begin(key)
         while True:
             try:
-                finished = await execute(self._services, self._journal, self._program, task)
+                begun, ahead = ahead, None
+                finished = await execute(self._services, self._journal, self._program, task, ahead=begun)
             except Suspend as s:
                 if any(answered(self._journal, w) for w in s.waits):
                     continue

@@ -71,10 +71,21 @@ class Place(msgspec.Struct, frozen=True, gc=False):
         return f"{self.key}/{self.path}" if self.path else self.key
 
 
+class Ahead(msgspec.Struct):
+    """A first attempt at a plain node that the fused line has begun (``fused``), and what is left of its call. ``asked`` holds its
+    attempt once its code has asked for one, which ``given`` makes."""
+
+    calling: Coroutine[Any, Any, Any]
+    asked: list[Attempt]
+    given: Callable[[], Context]
+
+
 async def execute(
-    services: Services, journal: Journal, program: Program, task: Task, *, values: Mapping[str, Any] | None = None, place: Place | None = None
+    services: Services, journal: Journal, program: Program, task: Task, *, values: Mapping[str, Any] | None = None, place: Place | None = None,
+    ahead: Ahead | None = None,
 ) -> Finished:
-    """Runs a task to its result, with its retries. A sub-flow gives the ``values`` and the ``place`` of its own.
+    """Runs a task to its result, with its retries. A sub-flow gives the ``values`` and the ``place`` of its own. An attempt that is
+    ``ahead`` is gone on with.
 
     Raises:
         Suspend: it rests in waits.
@@ -99,7 +110,10 @@ async def execute(
             journal.hold(Draft(facts=[began]))
         cause: BaseException
         try:
-            return await _attempt(services, journal, program, node, task, values, place, attempt)
+            if ahead is None:
+                return await _attempt(services, journal, program, node, task, values, place, attempt)
+            begun, ahead = ahead, None
+            return await _go_on(program, node, task, values, attempt, begun)
         except StepError as e:
             if node.shape != "subgraph":
                 raise  # it reported an outcome of its own
@@ -175,23 +189,44 @@ async def _bare(
 
     def given() -> Context:
         if not asked:
-            at = made()
-            at.plain = not node.asynchronous
-            at.journal.boundaries.enter(at.key, at)
-            asked.append(at)
+            enter(asked, made(), node)
         return Context(asked[0])
 
     token = face.set(given)
     try:
-        value = await _called(node, (snapshot,), patience)
+        return await _let_end(program, node, task, values, attempt, _called(node, (snapshot,), patience), asked)
+    finally:
+        face.reset(token)
+
+
+def enter(asked: list[Attempt], at: Attempt, node: Node) -> None:
+    """Begins the attempt that a bare node's code has asked for."""
+    at.plain = not node.asynchronous
+    at.journal.boundaries.enter(at.key, at)
+    asked.append(at)
+
+
+async def _let_end(
+    program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, calling: Coroutine[Any, Any, Any], asked: list[Attempt]
+) -> Finished:
+    try:
+        value = await calling
         for at in asked:
             at.end()
     finally:
-        face.reset(token)
         for at in asked:
             at.close()
             at.journal.boundaries.leave(at.key, at)
     return _finish(program, node, task, values, attempt, value, asked[0] if asked else None)
+
+
+async def _go_on(program: Program, node: Node, task: Task, values: Mapping[str, Any], attempt: int, ahead: Ahead) -> Finished:
+    """The rest of a bare node's attempt that the fused line has begun."""
+    token = face.set(ahead.given)
+    try:
+        return await _let_end(program, node, task, values, attempt, ahead.calling, ahead.asked)
+    finally:
+        face.reset(token)
 
 
 async def _run(
@@ -416,4 +451,4 @@ def _route(program: Program, node: Node, values: Mapping[str, Any], writes: Mapp
     return tuple(dict.fromkeys(chosen)), sends, empty
 
 
-__all__ = ["Finished", "StepError", "Suspend", "execute"]
+__all__ = ["HEAVY", "NOTHING", "Ahead", "Finished", "StepError", "Suspend", "enter", "execute"]

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core import blobs, codec, vouch
 from holdfast.core.blobs import Blob
-from holdfast.core.commit import InboxItem, Tip
+from holdfast.core.commit import InboxItem, Step, Tip
 from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound
 from holdfast.core.lease import Take, Touch
 from holdfast.core.schedules import Schedule
@@ -27,6 +27,14 @@ from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.sqlite import besides, limits, outbox
 from holdfast.stores.sqlite.connection import Q, abort, row, writing
 from holdfast.stores.sqlite.owners import Owners
+
+Write = Prepared | Step
+"""What may be written: any commit, or a plain step whose maker has sealed it."""
+
+
+def step_of(w: Write) -> Step | None:
+    """The plain step that a commit is, if it is one."""
+    return w if isinstance(w, Step) else w.step
 
 
 class Refused(Exception):
@@ -58,50 +66,49 @@ class Committer:
 
     # -- transactions -------------------------------------------------------------------------------
 
-    def step(self, p: Prepared, key: int) -> Applied:
+    def step(self, s: Step, key: int) -> Applied:
         """A lone step: four statements, one sync.
 
         Raises:
             Refused: the compare-and-set failed; nothing was written.
         """
-        c, log, execute = p.commit, p.sealed.row, self._cursor.execute
-        run, after = c.run, c.after
-        assert after is not None
+        execute, after = self._cursor.execute, s.after
         execute(Q.begin)
         try:
-            execute(Q.step_log, (key, log.seq, after.row, log.hash, log.data))
+            execute(Q.step_log, (key, s.seq, after.row, s.hash, s.data))
             number = self.db.last_insert_rowid()
-            execute(Q.step_run, (log.seq, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, after.row, after.hash))
+            execute(Q.step_run, (s.seq, s.since, s.version, s.step, s.head, key, s.fence, after.row, after.hash))
             if self.db.changes() != 1:
                 raise Refused
             self._commit()
         except BaseException:
             abort(self.db)
             raise
-        self.last = (number, log.hash)
-        return Applied(p.tip(number), key, True)
+        self.last = (number, s.hash)
+        return Applied(s.tip(number), key, True)
 
-    def one(self, p: Prepared, key: int | None) -> Applied:
+    def one(self, w: Write, key: int | None) -> Applied:
         """One commit in a transaction of its own."""
-        if key is not None and p.step:
+        step = step_of(w)
+        if key is not None and step is not None:
             try:
-                return self.step(p, key)
+                return self.step(step, key)
             except Refused:
                 pass  # the general way refuses it with the reason
-        return self._transaction([p], {})[0]
+        return self._transaction([w], {})[0]
 
-    def together(self, batch: Sequence[Prepared], keys: Mapping[str, int]) -> list[Applied]:
+    def together(self, batch: Sequence[Write], keys: Mapping[str, int]) -> list[Applied]:
         """Many commits of different runs in one transaction; any error undoes them all."""
         return self._transaction(batch, keys)
 
-    def _transaction(self, batch: Sequence[Prepared], keys: Mapping[str, int]) -> list[Applied]:
+    def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int]) -> list[Applied]:
         self._cursor.execute(Q.begin)
         try:
             self._log_id = row(self.db, Q.last_log)[0]
             done: list[Applied | None] = [None] * len(batch)
             self._steps(batch, keys, done)
             now = self._now()
-            applied = [a if a is not None else self._apply(p, now) for p, a in zip(batch, done, strict=True)]
+            applied = [a if a is not None else self._apply(w, now) if isinstance(w, Prepared) else self._apart(w) for w, a in zip(batch, done, strict=True)]
             self._commit()
         except BaseException:
             abort(self.db)
@@ -114,19 +121,18 @@ class Committer:
         self._cursor.execute(Q.commit)
         self.took = time.perf_counter() - began
 
-    def _steps(self, batch: Sequence[Prepared], keys: Mapping[str, int], done: list[Applied | None]) -> None:
+    def _steps(self, batch: Sequence[Write], keys: Mapping[str, int], done: list[Applied | None]) -> None:
         """The plain steps of a batch, two statements for all of them; ``done`` gets what became of each."""
         number, digest, log, runs = self._log_id, b"", [], []
-        for i, p in enumerate(batch):
-            if not p.step or (key := keys.get(p.commit.run.run_id)) is None:
+        for i, w in enumerate(batch):
+            s = w if type(w) is Step else step_of(w)
+            if s is None or (key := keys.get(s.run_id)) is None:
                 continue
             number += 1
-            c, end = p.commit, p.sealed.row
-            run, seq, digest, after = c.run, end.seq, end.hash, c.after
-            assert after is not None, "a step follows something"
-            log.append((number, key, seq, after.row, digest, end.data))
-            runs.append((seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, key, c.fence, after.row, after.hash))
-            done[i] = Applied(p.tip(number), key, True)
+            after, digest = s.after, s.hash
+            log.append((number, key, s.seq, after.row, digest, s.data))
+            runs.append((s.seq, number, s.since, s.version, s.step, s.head, key, s.fence, after.row, after.hash))
+            done[i] = Applied(s.tip(number), key, True)
         if not runs:
             return
         self._cursor.executemany(Q.steps_log, log)
@@ -190,6 +196,19 @@ class Committer:
         if c.max_queued is not None and limits.waiting_in(self.db, run.queue, run.tenant_id) > c.max_queued:
             raise apply.queue_full(run, c.max_queued)
         return Applied(p.tip(number), key, owner is not None)
+
+    def _apart(self, s: Step) -> Applied:
+        """A plain step inside the open transaction whose run's key is not at hand, or which was refused: what is wrong with it is said."""
+        state = row(self.db, Q.run_state, (s.run_id,))
+        if state is None:
+            raise RunNotFound(f"there is no run {s.run_id}")
+        key, tip, fence, owner, holds, turn, status, digest = state
+        if error := apply.step_refused(s, Found(fence, owner, False, tip, digest, bool(holds), turn, status)):
+            raise error
+        done: list[Applied | None] = [None]
+        self._steps([s], {s.run_id: key}, done)
+        assert done[0] is not None, "the run's key is there"
+        return done[0]
 
     def _ruled(self, p: Prepared, state: tuple[Any, ...] | None) -> Ruling:
         """What becomes of the run's row, of which ``state`` holds tip, fence, owner, holds, turn, status and the tip's hash."""

@@ -28,7 +28,7 @@ from holdfast import machine
 from holdfast.core import blobs, canon, codec, vouch
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, Tip
 from holdfast.core.consistency import problem, record_problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
@@ -276,9 +276,12 @@ class SqliteStore:
     async def commit(self, commit: Commit) -> Tip:
         writer = self._write()
         prepared = apply.prepare(commit)
-        if __debug__ and not prepared.step:  # of plain steps the store in memory checks enough; here they would pay for it each time
+        if __debug__ and prepared.step is None:  # of plain steps the store in memory checks enough; here they would pay for it each time
             commit.check()
         return await writer.commit(prepared)
+
+    async def step(self, step: Step) -> Tip:
+        return await self._write().commit(step)
 
     async def put(self, item: InboxItem) -> InboxItem:
         def work(committer: Committer) -> InboxItem:

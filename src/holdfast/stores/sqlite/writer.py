@@ -20,11 +20,11 @@ from typing import Any, NamedTuple, TypeVar
 import apsw
 import msgspec
 
-from holdfast.core.commit import Tip
+from holdfast.core.commit import Step, Tip
 from holdfast.core.errors import HoldfastError, StoreClosed
 from holdfast.core.lease import Take
 from holdfast.stores.apply import Prepared
-from holdfast.stores.sqlite.commits import Applied, Committer
+from holdfast.stores.sqlite.commits import Applied, Committer, Write, step_of
 from holdfast.stores.sqlite.connection import translate
 
 SLOW = 0.002
@@ -36,7 +36,7 @@ T = TypeVar("T")
 
 
 class _Waiting(msgspec.Struct, frozen=True):
-    prepared: Prepared
+    what: Write
     future: asyncio.Future[Tip]
 
 
@@ -70,35 +70,37 @@ class Writer:
 
     # -- commits ------------------------------------------------------------------------------------
 
-    async def commit(self, p: Prepared) -> Tip:
-        if self._alone(p) and time.perf_counter() > self._turn_ends:
+    async def commit(self, w: Write) -> Tip:
+        """Writes a commit, alone or with what else waits; answers after the sync."""
+        if (alone := self._alone(w)) and time.perf_counter() > self._turn_ends:
             # Commits in place never wait, so one run would keep the loop to itself until its end: now and then the
             # others get a turn. Those that have something to write are no longer committed one by one after that.
             await asyncio.sleep(0)
             self._turn_ends = time.perf_counter() + TURN
-        if not self._pending and not self._away and self._average < SLOW and self._alone(p):
+            alone = self._alone(w)
+        if alone and not self._pending and not self._away and self._average < SLOW:
             try:
-                return self._finish(p, self._in_place(p))
+                return self._finish(w, self._in_place(w))
             except apsw.BusyError:
                 pass  # another process writes: the thread waits for it, the loop does not
             except apsw.Error as e:
                 raise translate(e, self._path) from e
         loop = asyncio.get_running_loop()
         future: asyncio.Future[Tip] = loop.create_future()
-        self._pending.append(_Waiting(p, future))
+        self._pending.append(_Waiting(w, future))
         if self._flushing is not loop:
             self._flushing = loop
             loop.call_soon(self._flush)
         return await future
 
-    def _alone(self, p: Prepared) -> bool:
+    def _alone(self, w: Write) -> bool:
         """Whether this store drives no other run, so that waiting for company would be in vain."""
-        if p.commit.run.run_id in self._keys:
-            return len(self._keys) == 1
-        return not self._keys and isinstance(p.commit.lease, Take)
+        if not self._keys:
+            return type(w) is Prepared and isinstance(w.commit.lease, Take)
+        return len(self._keys) == 1 and w.run_id in self._keys
 
-    def _in_place(self, p: Prepared) -> Applied:
-        applied = self._here.one(p, self._keys.get(p.commit.run.run_id))
+    def _in_place(self, w: Write) -> Applied:
+        applied = self._here.one(w, self._keys.get(w.run_id))
         if (error := self._after(self._here)) is not None:
             raise error
         self._note(self._here.took)
@@ -130,7 +132,7 @@ class Writer:
         for waiting in self._pending:
             if waiting.future.done():
                 continue  # its task was cancelled before anything was written
-            run_id = waiting.prepared.commit.run.run_id
+            run_id = waiting.what.run_id
             if run_id in runs or len(batch) == GROUP:
                 rest.append(waiting)
             else:
@@ -144,16 +146,16 @@ class Writer:
         keys = dict(self._keys)
         if len(batch) > 1:
             try:
-                done = committer.together([w.prepared for w in batch], keys)
+                done = committer.together([w.what for w in batch], keys)
                 error = self._after(committer)
                 return list(done) if error is None else [error] * len(batch)
             except apsw.BusyError:
                 raise
             except Exception:
                 # Rolled back as a whole. Whose fault it was, and what it was, shows when each is tried alone.
-                return [self._attempt(committer, w.prepared, keys) for w in batch]
+                return [self._attempt(committer, w.what, keys) for w in batch]
         try:
-            applied = committer.one(batch[0].prepared, keys.get(batch[0].prepared.commit.run.run_id)) if batch else None
+            applied = committer.one(batch[0].what, keys.get(batch[0].what.run_id)) if batch else None
         except apsw.BusyError:
             raise
         except apsw.Error as e:
@@ -163,9 +165,9 @@ class Writer:
         error = self._after(committer)
         return [] if applied is None else [error or applied]
 
-    def _attempt(self, committer: Committer, p: Prepared, keys: dict[str, int]) -> Applied | Exception:
+    def _attempt(self, committer: Committer, w: Write, keys: dict[str, int]) -> Applied | Exception:
         try:
-            applied = committer.one(p, keys.get(p.commit.run.run_id))
+            applied = committer.one(w, keys.get(w.run_id))
         except apsw.BusyError as e:
             return e
         except apsw.Error as e:
@@ -179,27 +181,27 @@ class Writer:
         self._note(took)
         for waiting, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Applied):
-                tip, future = self._finish(waiting.prepared, outcome), waiting.future
+                tip, future = self._finish(waiting.what, outcome), waiting.future
                 if not future.done():
                     future.set_result(tip)
             elif isinstance(outcome, apsw.BusyError) and not final:
                 self._send_away([waiting])
             else:
-                self._keys.pop(waiting.prepared.commit.run.run_id, None)
+                self._keys.pop(waiting.what.run_id, None)
                 error = translate(outcome, self._path) if isinstance(outcome, apsw.Error) else outcome
                 if not waiting.future.done():
                     waiting.future.set_exception(error)
 
-    def _finish(self, p: Prepared, applied: Applied) -> Tip:
+    def _finish(self, w: Write, applied: Applied) -> Tip:
         """Remembers whose run is driven here, and lets others look if there is something for them."""
-        run_id = p.commit.run.run_id
-        if p.step and run_id in self._keys:
+        run_id = w.run_id
+        if run_id in self._keys and (type(w) is Step or step_of(w) is not None):
             return applied.tip  # it goes on as before, and that is nobody else's business
         if applied.owned:
             self._keys[run_id] = applied.key
         else:
             self._keys.pop(run_id, None)
-        if p.sealed.doc is not None or not p.commit.plain:
+        if type(w) is Prepared and (w.sealed.doc is not None or not w.commit.plain):
             self._tell()
         return applied.tip
 

@@ -1,0 +1,183 @@
+"""The fused line: plain steps decided without the values that other steps are made of (targets, "Speed, second stage").
+
+Theory of operation. Most steps are *plain*: one task, of an async node that is given the state alone, first attempt, which
+returned replacing writes, of a run that waits for nothing, whose inbox had nothing, and after which something is to be done. What
+such a step makes durable follows from few things: where the log and the run stand, the task, and its writes. A ``Line`` holds
+these, and makes of each step the bytes of its delta, its two facts, its row and its hashes at once: a ``Step``, which a store
+writes with the same two statements as any plain commit. ``Draft``, ``Commit``, ``Event``, ``Checkpoint`` and a new ``Run`` are
+not made on the way. Whoever looks at the run gets them made from what the line holds, as if each step had made its own, and that
+ends the line: the journal takes over, and the general way goes on from there (``engine/base/journal``, ``engine/drive/fused``).
+
+What is not plain is never half done here. ``decide`` gives None before anything has changed, and the general way does the
+step: the run's last one, one before a whole checkpoint, a skip. What a step decided becomes the line's own state only
+when it is durable (``keep``), so that a commit that fails leaves the line where the log is.
+
+*Fast = general*: rows, hashes, events, checkpoints and what a reader sees after each commit are the same bytes either way
+(``tests/properties/test_fused.py``), for both call the same functions: ``superstep.plan``, ``codec.encode_delta``,
+``codec.encode_row``, ``canon.chain``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon, codec, ids
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import NONE_SEEN, Checkpoint, Delta, Source, Task, TaskResult
+from holdfast.core.commit import Step, Tip, whole_due
+from holdfast.core.graph import Program
+from holdfast.core.outcomes import OK
+from holdfast.core.run import Run, stepped
+from holdfast.core.superstep import Turns, plan
+from holdfast.core.views import STEPPED
+
+
+class _Next(msgspec.Struct, frozen=True, gc=False):
+    """What becomes of the line once a step of it is durable."""
+
+    step: Step
+    at: int
+    task: Task
+    seen: Mapping[str, int]
+    writes: Mapping[str, Any]
+    news: list[str]
+    hash: bytes
+    vouched: int
+    pending: tuple[Task, ...]
+    started: ev.StepStarted
+
+
+class Line:
+    """A run on its plain steps: where its log, its row and its checkpoint stand, as loose values.
+
+    ``versions`` and ``seen`` are the head's, in copies that the line alone changes.
+    """
+
+    __slots__ = (
+        "_before", "_checkpoint", "_decided", "_fence", "_last", "_program", "_run", "_tip", "hash", "pending", "seen", "skipped", "step", "values", "version",
+        "versions",
+    )  # fmt: skip
+
+    def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint) -> None:
+        self._program = program
+        self._run = run
+        self._tip = tip
+        self._fence = fence
+        self._checkpoint = checkpoint
+        self._before = checkpoint.seq
+        self._decided: _Next | None = None
+        self._last: _Next | None = None
+        self.values = checkpoint.values
+        self.versions = dict(checkpoint.versions)
+        self.seen = dict(checkpoint.seen)
+        self.skipped: frozenset[str] = frozenset()
+        self.pending = checkpoint.pending
+        self.step = checkpoint.step
+        self.hash = checkpoint.hash
+        self.version = run.version
+
+    @property
+    def task(self) -> Task | None:
+        """The plain task that is next; None if something else is."""
+        pending = self.pending
+        if len(pending) != 1:
+            return None
+        task = pending[0]
+        if task.node not in self._program.plain or task.index or task.payload is not None or task.feedback is not None or task.skip:
+            return None
+        return task
+
+    def decide(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int) -> Step | None:
+        """What a plain task's end makes durable; None if there is more to it. ``packed`` are its writes, encoded, if it wrote.
+
+        Nothing has changed by it: that is for ``keep``, once it is durable.
+        """
+        node, step, versions, tip = task.node, self.step + 1, self.versions, self._tip
+        upto = dict(self.seen.get(node, NONE_SEEN))
+        for channel in task.seen:
+            upto[channel] = versions.get(channel, 0)
+        news = [f"done:{node}", *writes]
+        pending = self._after(node, step, upto, writes, news)
+        if not pending:
+            return None
+        data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), pending=pending))
+        hash = canon.chain(self.hash, data)
+        facts: list[ev.Fact] = [ev.StepCompleted(step, node, OK, hash), *[ev.StepStarted(step + 1, t.node) for t in pending]]
+        row = codec.encode_row(at, self._fence, ev.SYSTEM, facts, data)
+        since = tip.since + len(row)
+        if whole_due(since, tip.whole):
+            return None
+        vouched, count = tip.seq + 1, len(facts)
+        run_id = self._run.run_id
+        decided = Step(
+            run_id, self._fence, tip, tip.seq + count, canon.chain(tip.hash, row), row, since, self.version + count,
+            ids.step_id(run_id, step + 1, pending[-1].node), ids.checkpoint_id(run_id, vouched),
+        )  # fmt: skip
+        self._decided = _Next(decided, at, task, upto, writes, news, hash, vouched, pending, facts[-1])  # type: ignore[arg-type]
+        return decided
+
+    def _after(self, node: str, step: int, upto: Mapping[str, int], writes: Mapping[str, Any], news: list[str]) -> tuple[Task, ...]:
+        """The tasks that follow. One that only listens to this node's end, and to nothing that was written, is known without a plan."""
+        program, versions = self._program, self.versions
+        then = program.straight.get(node)
+        if then is not None and then.goto not in versions and program.heard.isdisjoint(writes):
+            return (Task(then.node, seen=(then.done,)),)
+        return plan(program, Turns(versions | dict.fromkeys(news, step), {**self.seen, node: upto} if upto else self.seen, self.skipped), news)
+
+    def keep(self, tip: Tip) -> None:
+        """What was decided last is durable, and the log ends there now."""
+        kept = self._decided
+        assert kept is not None, "something was decided"
+        last, self._last, self._decided, self._tip = self._last, kept, None, tip
+        if last is not None:
+            self._before = last.vouched
+        self.step = step = self.step + 1
+        self.version, self.hash, self.pending = kept.step.version, kept.hash, kept.pending
+        self.values = {**self.values, **kept.writes}
+        for channel in kept.news:
+            self.versions[channel] = step
+        if kept.seen:
+            self.seen[kept.task.node] = kept.seen
+
+    @property
+    def moved(self) -> bool:
+        """Whether any step of it is durable."""
+        return self._last is not None
+
+    @property
+    def tip(self) -> Tip:
+        return self._tip
+
+    @property
+    def run(self) -> Run:
+        """The run as it is after the last step."""
+        last = self._last
+        return self._run if last is None else stepped(self._run, last.started, last.vouched, self.version - self._run.version)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """The checkpoint that the last step saved, as its commit would have had it."""
+        last, run_id = self._last, self._run.run_id
+        if last is None:
+            return self._checkpoint
+        return Checkpoint(
+            run_id=run_id,
+            seq=last.vouched,
+            step=self.step,
+            values=self.values,
+            versions=dict(self.versions),
+            seen=dict(self.seen),
+            pending=self.pending,
+            parent=ids.checkpoint_id(run_id, self._before) if self._before else None,
+            source=Source.LOOP,
+            boundaries=STEPPED,
+            writes={last.task.node: last.writes},
+            hash=last.hash,
+            created_at=last.at,
+        )
+
+
+__all__ = ["Line"]

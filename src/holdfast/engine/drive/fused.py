@@ -1,0 +1,199 @@
+"""Drives a run along the fused line (``core/line``, which says what a plain step is and what is spared).
+
+Theory of operation. A run comes here at the beginning of a super-step. As long as the step at hand is plain it is done here: the
+node's first part is run in the driver's own task, its writes are packed, the line decides, the store writes. That a step is not
+plain is found out when it shows, and then nothing of it is lost or done twice: its call goes on in the general way from where it
+stands (``Ahead``), by the same clock and in the same task. So it is if it raises, was cancelled, asks for its context, returns
+something else than replacing writes, writes much, or is the run's last; and if anybody has looked at the run meanwhile, for a
+signal, a cancel or an answer, which ends the line. A node that only waits stays on it: ``bounded`` keeps its time here as there.
+The run leaves the line at each boundary at which something else is to be done than the next plain step.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from types import CoroutineType
+from typing import Any, Protocol
+
+from holdfast import machine
+from holdfast.authoring import State
+from holdfast.core import canon
+from holdfast.core.checkpoint import Task
+from holdfast.core.commit import Step
+from holdfast.core.graph import Node, Program
+from holdfast.core.line import Line
+from holdfast.core.superstep import fitted
+from holdfast.engine.base.journal import Journal
+from holdfast.engine.base.leaving import contained
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.context import Context, face
+from holdfast.engine.calls.functions import First, Patience, awaited, bounded
+from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead, enter
+from holdfast.ports import offers_steps
+
+
+class Driving(Protocol):
+    """What the line needs of the driver whose run it is. ``scope``: the task whose step a command may end now."""
+
+    scope: asyncio.Task[Any] | None
+
+    @property
+    def stops(self) -> bool:
+        """Whether the run goes no further at this boundary, or its step was cut."""
+
+
+class Fused:
+    """One run's way along the line. ``ran`` is the number of steps of the last time."""
+
+    def __init__(self, services: Services, journal: Journal, program: Program, driving: Driving) -> None:
+        self._services = services
+        self._journal = journal
+        self._program = program
+        self._driving = driving
+        self._store = services.store if program.plain and offers_steps(services.store) else None
+        self._odd: set[str] = set()  # nodes that have turned out not to be plain
+        self.ran = 0
+
+    async def along(self, room: int) -> Ahead | None:
+        """Does plain steps, ``room`` at most; gives the one that turned out to be none and is begun, if there is one.
+
+        Raises:
+            LeaseLost, VersionConflict, StoreError: of a commit.
+        """
+        self.ran = 0
+        program, store = self._program, self._store
+        if store is None:
+            return None
+        pending = self._journal.checkpoint.pending
+        if len(pending) != 1 or pending[0].node not in program.plain or pending[0].node in self._odd:
+            return None
+        line = self._journal.line(program)
+        if line is None:
+            return None
+        hand = _Hand(self._services, self._journal, program)
+        token = face.set(hand.given)
+        try:
+            return await self._go(line, hand, store.step, room)
+        finally:
+            face.reset(token)
+
+    async def _go(self, line: Line, hand: _Hand, write: Any, room: int) -> Ahead | None:
+        journal, driving, alive, now = self._journal, self._driving, self._services.alive, self._services.store.now
+        nodes, view, me, clock, forks = self._program.nodes, self._program.state._view, asyncio.current_task(), asyncio.get_running_loop().time, machine.forks()
+        assert me is not None, "a run is driven in a task"
+        journal.boundaries.clear()
+        while self.ran < room and (task := line.task) is not None:
+            node = nodes[task.node]
+            snapshot = view(line.values, node.reads)
+            began, cancelling = clock(), me.cancelling()
+            hand.take(node, task, snapshot)
+            driving.scope = me
+            value: Any = None
+            try:
+                work = node.call(snapshot)
+                if type(work) is not CoroutineType:
+                    work = awaited(work)
+                waiting = work.send(None)
+            except StopIteration as end:
+                value = end.value
+            except BaseException as e:
+                machine.end_child(forks, node.name)
+                return hand.over(bounded(First(began, cancelling, forks, error=e), hand.patience, node.name))
+            else:
+                machine.end_child(forks, node.name)
+                try:
+                    value = await bounded(First(began, cancelling, forks, work=work, waiting=waiting), hand.patience, node.name)
+                except GeneratorExit:
+                    raise  # this is closed from outside its task; what a node raises itself is a failure by now
+                except BaseException as e:
+                    return hand.over(_ended(e))
+                if driving.stops or hand.asked:
+                    return hand.over(_ended(None, value))
+                cancelling = me.cancelling()
+            step = None
+            if machine.forks() == forks and me.cancelling() == cancelling and journal.goes_along(line) and not hand.asked:
+                step = self._decided(line, task, node, value, now)
+            if step is None:
+                machine.end_child(forks, node.name)
+                self._odd.add(task.node)
+                return hand.over(bounded(First(began, cancelling, forks, value=value), hand.patience, node.name))
+            driving.scope = None
+            await journal.step(write, line, step)
+            self.ran += 1
+            if driving.stops or not journal.goes_along(line) or not alive():
+                break
+        return None
+
+    def _decided(self, line: Line, task: Task, node: Node, value: Any, now: Any) -> Step | None:
+        """What is to be written of the step, None if it is not plain after all."""
+        program = self._program
+        writes: Mapping[str, Any] = NOTHING
+        packed: bytes | None = None
+        if type(value) is dict:
+            if not value.keys() <= program.plain[task.node]:
+                return None
+            if value:
+                try:
+                    writes, packed = canon.pack(value, node.name)
+                    if program.writes and (typed := fitted(program, node, writes)) is not writes:
+                        writes, packed = canon.pack(typed, node.name)
+                except BaseException as e:
+                    contained(e, node.name)
+                    return None  # the general way says what is wrong with them
+                if len(packed) > HEAVY:
+                    return None
+        elif value is not None:
+            return None
+        return line.decide(task, writes, packed, now())
+
+
+class _Hand:
+    """The step in hand: what its node was given, and its attempt if its code has asked for one."""
+
+    __slots__ = ("_journal", "_node", "_patience", "_program", "_services", "_snapshot", "_task", "asked")
+
+    def __init__(self, services: Services, journal: Journal, program: Program) -> None:
+        self._services = services
+        self._journal = journal
+        self._program = program
+        self.asked: list[Attempt] = []
+
+    def take(self, node: Node, task: Task, snapshot: State) -> None:
+        self._node, self._task, self._snapshot = node, task, snapshot
+        self._patience: Patience | None = None
+
+    @property
+    def patience(self) -> Patience:
+        if self._patience is None:
+            self._patience = Patience(self._node.timeout_us, own=self._node.timed)
+        return self._patience
+
+    def given(self) -> Context:
+        """The context of the step, for code that asks for it; with an attempt the step is none of the line's."""
+        if not self.asked:
+            key = self._task.key
+            at = Attempt(
+                self._services, self._journal, self._node, self._task, number=1, key=key, inner="", program=self._program, state=self._snapshot, patience=self.patience,
+                loop=asyncio.get_running_loop(),
+            )  # fmt: skip
+            self._journal.boundaries.begin(key)
+            enter(self.asked, at, self._node)
+        return Context(self.asked[0])
+
+    def over(self, calling: Coroutine[Any, Any, Any]) -> Ahead:
+        """Hands the step over to the general way, with what is left of its node's call."""
+        if not self.asked:
+            self._journal.boundaries.begin(self._task.key)
+        return Ahead(calling, self.asked, self.given)
+
+
+async def _ended(error: BaseException | None, value: Any = None) -> Any:
+    """A call that has ended, in time."""
+    if error is not None:
+        raise error
+    return value
+
+
+__all__ = ["Driving", "Fused"]
