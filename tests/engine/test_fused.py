@@ -67,6 +67,13 @@ def test_whoever_stands_before_commits_alone_sees_them_all() -> None:
     assert not offers_steps(Before()) and not offers_steps(General(clock))
 
 
+async def passed(seconds: float) -> None:
+    """Waits on the loop's own time, which is virtual in these worlds."""
+    over = asyncio.Event()
+    asyncio.get_running_loop().call_later(seconds, over.set)
+    await over.wait()
+
+
 # -- random graphs ----------------------------------------------------------------------------------
 
 
@@ -130,7 +137,7 @@ def graph_of(nodes: list[dict[str, Any]]) -> Graph[Board]:
                 case "fits":
                     return {"d": given, "a": state.a + 1}
                 case "waits":
-                    await asyncio.sleep(given / 1000)
+                    await passed(given / 1000)
                     return {"a": given}
                 case "goto":
                     return Goto(f"n{given % len(nodes)}", {"a": given})
@@ -139,7 +146,7 @@ def graph_of(nodes: list[dict[str, Any]]) -> Graph[Board]:
                 case "undeclared":
                     return {"nothing": given}
                 case "raises":
-                    await asyncio.sleep(given / 1000)
+                    await passed(given / 1000)
                     raise ValueError(f"no {given}")
                 case "exits":
                     raise SystemExit(given)
@@ -149,16 +156,16 @@ def graph_of(nodes: list[dict[str, Any]]) -> Graph[Board]:
                     assert task is not None
                     task.cancel()
                     if given % 2:
-                        await asyncio.sleep(0)
+                        await passed(0)
                     return {"a": given}
                 case "late":
-                    await asyncio.sleep(1000)
+                    await passed(1000)
                 case "asks":
                     ctx = current()
                     assert ctx is not None
                     return {"c": await ctx.step(doubled, given)}
                 case "asks_late":
-                    await asyncio.sleep(0.001)
+                    await passed(0.001)
                     ctx = current()
                     assert ctx is not None
                     return {"c": ctx.attempt, "a": state.a}
@@ -174,9 +181,9 @@ def graph_of(nodes: list[dict[str, Any]]) -> Graph[Board]:
                     raise BaseException("base")
                 case "swallows":
                     try:
-                        await asyncio.sleep(0.01)
+                        await passed(0.01)
                     except asyncio.CancelledError:
-                        await asyncio.sleep(0.003)
+                        await passed(0.003)
                     return {"a": given}
             return {}
 
@@ -196,7 +203,7 @@ async def doubled(n: int) -> int:
 
 
 async def disturb(host: Host, what: str, at: int, run_id: str) -> None:
-    await asyncio.sleep(at / 1000 + 0.0005)
+    await passed(at / 1000 + 0.0005)
     try:
         match what:
             case "signal":
@@ -261,7 +268,7 @@ def row(length: int, odd: Any = None) -> Graph[Row]:
     def declare(i: int) -> None:
         async def node(state: Row) -> dict[str, Any]:
             if i % 2:
-                await asyncio.sleep(0.001)
+                await passed(0.001)
             return {"n": state.n + 1, "text": f"{i}" * 20}
 
         graph.node(f"s{i}", start=i == 0, after=None if i == 0 else f"s{i - 1}")(odd if odd is not None and i == 2 else node)
