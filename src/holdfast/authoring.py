@@ -474,6 +474,7 @@ class Graph(Generic[S]):
 
     @property
     def program(self) -> Program:
+        """The graph as it is compiled, checked when it is first asked for."""
         if self._program is None:
             self._program = self._compile()
         return self._program

@@ -45,6 +45,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, raw: ws.Decision) -> Decision:
+        """The view of a stored decision."""
         return cls(
             action=raw.action,
             approved=raw.action in (ws.APPROVE, ws.CONTINUE, ws.WAIVE),
@@ -78,6 +79,7 @@ class Wait(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, raw: ws.Wait, status: Status | None = None) -> Wait:
+        """The view of a stored wait of a run with this status."""
         return cls(
             wait_id=raw.wait_id,
             kind=raw.kind.value,
@@ -131,10 +133,12 @@ class Run(Generic[S]):
 
     @property
     def lease(self) -> Lease:
+        """Who drives the run, and until when."""
         return self._lease
 
     @property
     def status(self) -> Status:
+        """One of ``pending``, ``queued``, ``running``, ``waiting_for_human`` and so on."""
         return self._record.status
 
     @property
@@ -159,6 +163,7 @@ class Run(Generic[S]):
 
     @property
     def condition(self) -> Condition:
+        """The finer word beside the status, such as ``awaiting_gate_decision`` or ``interrupted``."""
         return condition(self._record, self._lease, self._now)
 
     @property
@@ -169,10 +174,12 @@ class Run(Generic[S]):
 
     @property
     def values(self) -> Mapping[str, Any]:
+        """The channels at the head checkpoint, by name."""
         return self._values
 
     @property
     def waits(self) -> tuple[Wait, ...]:
+        """What the run waits for."""
         return tuple(Wait.of(w, self._record.status) for w in self._record.waits)
 
     @property
@@ -186,26 +193,32 @@ class Run(Generic[S]):
 
     @property
     def error(self) -> ErrorValue | None:
+        """Why the run failed, with the frames of the code that raised; None if it did not."""
         return self._record.error
 
     @property
     def created_at(self) -> dt.datetime:
+        """When the run was submitted, UTC."""
         return when(self._record.created_at)
 
     @property
     def started_at(self) -> dt.datetime | None:
+        """When its first step began, UTC; None before that."""
         return optional_when(self._record.started_at)
 
     @property
     def finished_at(self) -> dt.datetime | None:
+        """When it ended, UTC; None before that."""
         return optional_when(self._record.finished_at)
 
     @property
     def cancel_requested_at(self) -> dt.datetime | None:
+        """When somebody asked for its cancellation, UTC; None if nobody did."""
         return optional_when(self._record.cancel_requested_at)
 
     @property
     def not_before(self) -> dt.datetime | None:
+        """The time before which it does not begin, UTC; None for at once."""
         return optional_when(self._record.not_before)
 
     @property
@@ -215,6 +228,7 @@ class Run(Generic[S]):
 
     @property
     def wake_at(self) -> dt.datetime | None:
+        """When a timer, a retry or a deadline of it is due, UTC; None if there is none."""
         return optional_when(self._record.wake_at)
 
     def __getattr__(self, name: str) -> Any:
@@ -264,6 +278,7 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, raw: schedules.Schedule, now: int) -> Schedule:
+        """The view of a stored schedule at a time in microseconds since 1970."""
         with canon.looking():  # one whose types are not known here does not keep the others from being listed (§14.3)
             inputs = canon.decode(raw.input)
         return cls(
@@ -311,6 +326,7 @@ class EventView(msgspec.Struct, frozen=True):
 
     @property
     def type(self) -> str:
+        """The same as ``event_type``."""
         return self.event_type
 
     def __getitem__(self, name: str) -> Any:
@@ -345,6 +361,7 @@ class DeliveryView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, raw: intents.Delivery) -> DeliveryView:
+        """The view of a stored attempt to send."""
         outcome = None if raw.outcome is None else raw.outcome.value
         return cls(raw.number, raw.owner, when(raw.began_at), optional_when(raw.ended_at), outcome, raw.error, raw.answer or None)
 
@@ -429,6 +446,7 @@ class LedgerView(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, raw: LedgerRow) -> LedgerView:
+        """The view of a stored row."""
         with canon.looking():
             return cls(raw.number, raw.run_id, raw.step_id, raw.topic, raw.key, canon.thaw(canon.decode(raw.data)), when(raw.at))
 
@@ -463,10 +481,12 @@ class CheckpointView(msgspec.Struct, frozen=True):
 
     @property
     def next_tasks(self) -> tuple[str, ...]:
+        """The same as ``pending_tasks``."""
         return self.pending_tasks
 
     @property
     def state_values(self) -> Mapping[str, Any]:
+        """The same as ``values``."""
         return self.values
 
     def __getitem__(self, name: str) -> Any:

@@ -99,6 +99,7 @@ def _given(call: str, given: object, known: tuple[str, ...], required: tuple[str
 
 
 class RunStore(_Port):
+    """Runs, as dicts: creates, reads and changes them through events."""
     async def create_run(self, run: Mapping[str, Any] | Skill | str, inputs: Mapping[str, Any] | None = None, **options: Any) -> Seen:
         """Submits a run, ``{skill_id, inputs, …options of submit}``; it is durable when this returns, with its record.
 
@@ -162,6 +163,7 @@ def _seen(view: CheckpointView) -> Seen:
 
 
 class CheckpointStore(_Port):
+    """Checkpoints of runs at rest, as dicts."""
     @checked(run=as_given, values=mapping)
     async def save_checkpoint(self, run: Mapping[str, Any] | str, values: Mapping[str, Any], *, actor: str | None = None, reason: str = "") -> Any:
         """A state patch by a named person: ``state.patched``. Given ``{run_id, actor, reason}`` it gives the checkpoint's id; given a run's
@@ -201,6 +203,7 @@ NOTE = "note.added"
 
 
 class EventStore(_Port):
+    """The events of a run, as dicts; appends notes."""
     @checked(event=as_given)
     async def append(self, event: Mapping[str, Any] | str, text: str | None = None, *, actor: str = "operator") -> Seen:
         """A note in the log, ``{run_id, event_type: "note.added", payload: {text}, actor}``. Facts are the engine's to write.
@@ -248,6 +251,7 @@ PAGE = 500
 
 
 class SideEffectLedger(_Port):
+    """The records of side effects by their keys, as dicts."""
     @checked(key=text)
     async def find_by_idempotency_key(self, key: str) -> Seen | None:
         """The newest record under a key, as its user gave it or in full, that stands for an attempt; None if there is none.

@@ -573,7 +573,8 @@ class Transport(Protocol):
 
     dedupes: bool
 
-    async def send(self, payload: Any, key: str) -> Any: ...
+    async def send(self, payload: Any, key: str) -> Any:
+        """Sends a payload under a key; what it returns is kept as the answer."""
 
 
 class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -608,6 +609,7 @@ class ToolOutcome(msgspec.Struct, frozen=True):
 
     @property
     def ok(self) -> bool:
+        """Whether the exit code is 0."""
         return self.exit_code == 0
 
     def json(self) -> Any:

@@ -318,6 +318,7 @@ class Runtime:
 
     @property
     def owner(self) -> str:
+        """The name under which this runtime holds leases."""
         return self._services.owner
 
     def add(self, *skills: Skill) -> None:
@@ -327,6 +328,7 @@ class Runtime:
 
     @property
     def skills(self) -> tuple[Program, ...]:
+        """The skills that can run here."""
         return tuple(self._skills)
 
     def _program(self, skill: Skill | Program | str) -> Program:

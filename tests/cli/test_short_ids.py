@@ -94,3 +94,15 @@ def test_graph_takes_a_beginning_and_last(holdfast: Type) -> None:
     run_id = begun(holdfast)
     assert holdfast("graph", "last", "work.py").err == f"run {run_id}\n"
     assert holdfast("graph", run_id[:12], "work.py").code == 0
+
+
+def test_the_shell_completes_commands_options_and_runs(holdfast: Type, process: Type, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What docs/cli.md puts into a shell's start file works."""
+    run_id = begun(holdfast)
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", "bash_source")
+    assert "complete -o nosort -F" in process().out
+    monkeypatch.setenv("_HOLDFAST_COMPLETE", "bash_complete")
+    for words, cursor, offered in (("holdfast exp", 1, "export"), ("holdfast show --fu", 2, "--full"), ("holdfast show la", 2, "last"), (f"holdfast show {run_id[:8]}", 2, run_id)):
+        monkeypatch.setenv("COMP_WORDS", words)
+        monkeypatch.setenv("COMP_CWORD", str(cursor))
+        assert f"plain,{offered}" in process().out.splitlines(), words

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from examples.web_app import app, orders
 from starlette.testclient import TestClient
 
 from examples import web_app
-from examples.web_app import app, orders
 from holdfast import Runtime
 
 

@@ -24,7 +24,7 @@ def check(call: Call, run_id: str | None) -> int:
     Exit code 0 if there is no error (warnings may be), else 1.
     """
 
-    found = over(call, lambda rt: rt.check(run_id))
+    found = over(call, lambda rt: rt.check(run_id), long="checking")
     shown = [describe.plain(describe.problem(p)) for p in found]
     if call.as_json:
         o.emit({"ok": found.ok, "runs": found.runs, "events": found.events, "left_out": found.left_out, "run_id": run_id, "problems": shown})
@@ -50,7 +50,7 @@ def migrate(call: Call) -> int:
     async def act(rt: Runtime) -> None:
         return None
 
-    over(call, act, make=True)
+    over(call, act, make=True, long="migrating")
     after = call.schema()
     if call.as_json:
         o.emit({"store": call.store, "before": before, "after": after, "changed": before != after})
@@ -72,7 +72,7 @@ def export(call: Call, run_id: str, folder: str) -> int:
 
     DIR is a workspace: every command takes it with --workspace DIR.
     """
-    written = over(call, lambda rt: rt.export(run_id, folder))
+    written = over(call, lambda rt: rt.export(run_id, folder), long="exporting")
     if call.as_json:
         o.emit({"run_id": run_id, "directory": written})
     else:
@@ -88,7 +88,7 @@ def import_(call: Call, folder: str) -> int:
 
     Their events stay the same byte for byte. Runs that are here already stay as they are.
     """
-    taken, there = over(call, lambda rt: rt.import_runs(folder), make=True)
+    taken, there = over(call, lambda rt: rt.import_runs(folder), make=True, long="importing")
     if call.as_json:
         o.emit({"imported": taken, "present": there})
     else:
@@ -113,7 +113,7 @@ def prune(call: Call, age: str, dry_run: bool) -> int:
     A lineage is a run with its replays, forks and children. Effects under keys that other runs share stay on record.
     """
     length = lasting(age)
-    done: Pruned = over(call, lambda rt: rt.prune(length, dry=dry_run))
+    done: Pruned = over(call, lambda rt: rt.prune(length, dry=dry_run), long="pruning")
     if call.as_json:
         o.emit({"dry_run": dry_run, "pruned": list(done.run_ids), "kept": done.kept})
         return 0

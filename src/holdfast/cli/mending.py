@@ -115,7 +115,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
             left.note(await rt.store.health())
         return done, left, await Checker(rt.store).idle()
 
-    done, left, idle = over(call, act)
+    done, left, idle = over(call, act, long="examining")
     shown = [describe.plain(describe.problem(p)) for p in left]
     if call.as_json:
         o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle})
@@ -137,7 +137,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
 def backup(call: Call, file: Path) -> int:
     """Copy the store to FILE while it is in use."""
     _there(call)
-    over(call, lambda rt: _file(rt.store, "backup").backup(str(file)))
+    over(call, lambda rt: _file(rt.store, "backup").backup(str(file)), long="copying")
     if call.as_json:
         o.emit({"file": str(file), "bytes": file.stat().st_size})
     else:
@@ -158,7 +158,7 @@ def restore(call: Call, file: Path) -> int:
         await _file(rt.store, "restore").restore(str(file))
         return (await rt.check()).runs
 
-    runs = over(call, act, make=True)
+    runs = over(call, act, make=True, long="restoring")
     if call.as_json:
         o.emit({"file": str(file), "runs": runs})
     else:

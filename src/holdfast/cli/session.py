@@ -15,13 +15,15 @@ import re
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TextIO, TypeVar
 from urllib.parse import unquote
 
 import click
+from click.shell_completion import CompletionItem
 
 from holdfast.authoring import Skill, Tool
 from holdfast.cli import output as o
@@ -30,6 +32,7 @@ from holdfast.core import canon
 from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
 from holdfast.core.status import LIVE
 from holdfast.engine.keep.check import keeper
+from holdfast.engine.look.looker import Wanted
 from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime, chosen_store
 from holdfast.stores import schema_version
@@ -159,8 +162,23 @@ class RunName(click.ParamType[str]):
 
     name = "run"
 
+    def shell_complete(self, ctx: click.Context, param: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        """``last``, and the newest runs whose ids begin so."""
+        url = ctx.params.get("store") or ctx.find_root().params.get("store") or os.environ.get("HOLDFAST_STORE") or chosen_store(None)
+        call = Call(url, False)
+        if call.missing is not None:
+            return []
+
+        async def look(rt: Runtime) -> list[CompletionItem]:
+            found = await rt.look.runs(Wanted(limit=OFFERED))
+            return [CompletionItem(r.run_id, help=f"{r.skill_id} {r.condition}") for r in found]
+
+        return [item for item in [CompletionItem(LAST, help="the newest run"), *over(call, look)] if item.value.startswith(incomplete)]
+
 
 RUN = RunName()
+OFFERED = 50
+"""How many runs the shell offers."""
 RUN_ID = re.compile(r"[0-9a-z]{26}")
 SHORT_ID = re.compile(r"[0-9a-z]{6,25}")
 LAST = "last"
@@ -306,11 +324,44 @@ def extra(module: str, name: str = "serve") -> Any:
 # -- running ----------------------------------------------------------------------------------------
 
 
-def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | None = None) -> T:
+class Patience:
+    """Says on the terminal that something still goes on: one line, from the first second, gone at the end. In a pipe nothing."""
+
+    def __init__(self, what: str, stream: TextIO | None = None, every: float = 1.0) -> None:
+        self._what = what
+        self._stream = stream or sys.stderr
+        self._every = every
+        self._task: asyncio.Task[None] | None = None
+        self._told = False
+
+    async def __aenter__(self) -> None:
+        if self._what and self._stream.isatty():
+            self._task = asyncio.ensure_future(self._tell())
+
+    async def __aexit__(self, *error: object) -> None:
+        if self._task is not None:
+            self._task.cancel()
+        if self._told:
+            self._stream.write("\r\x1b[2K")
+            self._stream.flush()
+
+    async def _tell(self) -> None:
+        began = time.monotonic()
+        while True:
+            await asyncio.sleep(self._every)
+            self._told = True
+            self._stream.write(f"\r\x1b[2K{self._what}, {time.monotonic() - began:.0f} s")
+            self._stream.flush()
+
+
+def over(
+    call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | None = None, long: str = ""
+) -> T:
     """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made; an error
     that comes of that says so, and else a line on stderr does.
 
-    What drives has the project's transports, tools and policy; ``transports`` is a TARGET that stands in place of the first.
+    What drives has the project's transports, tools and policy; ``transports`` is a TARGET that stands in place of the first. ``long`` says
+    what is under way, where it may take more than a second.
 
     SIGINT and SIGTERM end the act: what it drives is handed back at its next safe boundary (§10.13).
     """
@@ -321,7 +372,7 @@ def over(call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Sk
     async def whole() -> T:
         async with Runtime(
             call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy
-        ) as rt:
+        ) as rt, Patience(long):
             return await stoppable(act(rt), call, rt)
 
     try:

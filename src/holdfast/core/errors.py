@@ -42,11 +42,15 @@ class HoldfastError(Exception):
 
 
 class UsageError(HoldfastError):
+    """The call itself is wrong: bad input, a wrong place, a setting that is not there. Exit code 2."""
+
     code = "usage"
     exit_code = 2
 
 
 class InvalidGraph(UsageError):
+    """A graph that cannot run: a node without a way to it, an edge to nowhere, a reducer that does not fit."""
+
     code = "invalid_graph"
 
 
@@ -133,35 +137,51 @@ class ForeignLoop(UsageError):
 
 
 class NotFound(UsageError):
+    """What was named does not exist."""
+
     code = "not_found"
     exit_code = 3
 
 
 class RunNotFound(NotFound):
+    """There is no run of this id."""
+
     code = "run_not_found"
 
 
 class CheckpointNotFound(NotFound):
+    """The run has no checkpoint of this name."""
+
     code = "checkpoint_not_found"
 
 
 class WaitNotFound(NotFound):
+    """The run has no wait of this id."""
+
     code = "wait_not_found"
 
 
 class ThreadNotFound(NotFound):
+    """There is no run of this thread."""
+
     code = "thread_not_found"
 
 
 class SkillUnknown(NotFound):
+    """No skill of this id is registered here."""
+
     code = "skill_unknown"
 
 
 class ScheduleNotFound(NotFound):
+    """There is no schedule of this id."""
+
     code = "schedule_not_found"
 
 
 class IntentNotFound(NotFound):
+    """There is no intent of this id."""
+
     code = "intent_not_found"
 
 
@@ -169,6 +189,8 @@ class IntentNotFound(NotFound):
 
 
 class Rejected(HoldfastError):
+    """The state machine, a policy or a limit says no. Exit code 6."""
+
     code = "rejected"
     exit_code = 6
 
@@ -191,38 +213,56 @@ class UnknownStatus(Rejected):
 
 
 class AlreadyTerminal(Rejected):
+    """The run has ended already."""
+
     code = "already_terminal"
 
 
 class SettledTerminal(Rejected):
+    """The run has ended for good and cannot be resumed."""
+
     code = "settled_terminal"
 
 
 class UndecidedWait(Rejected):
+    """The run waits for a decision that nobody has made."""
+
     code = "undecided_wait"
 
 
 class NotDecidable(Rejected):
+    """The wait is not open, or the run is in no state to be decided about."""
+
     code = "not_decidable"
 
 
 class ActionUnavailable(Rejected):
+    """The wait does not offer this action."""
+
     code = "action_unavailable"
 
 
 class AcknowledgeRequired(Rejected):
+    """The run failed, and its resume must name the reason that was looked at."""
+
     code = "acknowledge_required"
 
 
 class RunIsLive(Rejected):
+    """A living worker drives the run."""
+
     code = "run_is_live"
 
 
 class NothingEligible(Rejected):
+    """Nothing of the run can be driven now."""
+
     code = "nothing_eligible"
 
 
 class FingerprintMismatch(Rejected):
+    """The code differs from the one that the run began with."""
+
     code = "fingerprint_mismatch"
 
 
@@ -245,6 +285,8 @@ class EffectsUndone(Rejected):
 
 
 class RestrictedOption(Rejected):
+    """This environment does not allow the option."""
+
     code = "restricted_option"
 
 
@@ -288,10 +330,14 @@ class TooManySignals(Rejected):
 
 
 class TokenRefused(Rejected):
+    """The resume token is unknown, used or expired."""
+
     code = "token_refused"
 
 
 class RepairRefused(Rejected):
+    """The damage is none that can be repaired safely."""
+
     code = "repair_refused"
 
 
@@ -305,6 +351,8 @@ class IntentSettled(Rejected):
 
 
 class Conflict(HoldfastError):
+    """Somebody else was first: the state is another than the caller knew. Exit code 6."""
+
     code = "conflict"
     exit_code = 6
 
@@ -322,6 +370,8 @@ class LeaseLost(Conflict):
 
 
 class DecisionConflict(Conflict):
+    """The wait was decided otherwise before."""
+
     code = "decision_conflict"
 
 
@@ -338,6 +388,8 @@ class EffectConflict(Conflict):
 
 
 class EffectInProgress(Conflict):
+    """Another attempt under the same key is under way."""
+
     code = "effect_in_progress"
 
 
@@ -363,10 +415,14 @@ class SignalConflict(Conflict):
 
 
 class StepFailure(HoldfastError):
+    """A step failed. Raise it, or a subclass, to fail a step with a code and a hint of your own."""
+
     code = "step_failed"
 
 
 class UndeclaredChannel(StepFailure):
+    """A node wrote a channel that the state does not declare."""
+
     code = "undeclared_channel"
 
 
@@ -383,6 +439,8 @@ class ContractViolation(StepFailure):
 
 
 class BadReturn(StepFailure):
+    """A node returned what is no set of writes, Goto or list of Sends."""
+
     code = "bad_return"
 
 
@@ -397,6 +455,8 @@ class InvalidWrite(StepFailure):
 
 
 class StepTimeout(StepFailure):
+    """A step took longer than its timeout."""
+
     code = "step_timeout"
 
 
@@ -425,6 +485,8 @@ class NodeMissing(StepFailure):
 
 
 class SuspensionSwallowed(StepFailure):
+    """A node caught what suspends it and went on; let BaseException through."""
+
     code = "suspension_swallowed"
 
 
@@ -435,6 +497,8 @@ class EffectUnknown(StepFailure):
 
 
 class EffectFailed(StepFailure):
+    """An effect raised, and its failure is on record."""
+
     code = "effect_failed"
 
 
@@ -445,6 +509,8 @@ class ToolFailed(StepFailure):
 
 
 class ToolMissing(StepFailure):
+    """The step calls a tool that is not registered here."""
+
     code = "tool_missing"
 
 
@@ -538,6 +604,8 @@ class ProcessForked(StoreError):
 
 
 class StoreBusy(StoreError):
+    """The store could not be written for too long: another process holds it."""
+
     code = "store_writer_stalled"
 
 
@@ -554,6 +622,8 @@ class OutcomeUnknown(StoreUnavailable):
 
 
 class StoreReadOnly(StoreError):
+    """The store cannot be written: a read-only file, file system or server."""
+
     code = "store_read_only"
 
 
@@ -564,27 +634,39 @@ class StoreMoved(StoreReadOnly):
 
 
 class StoreFull(StoreError):
+    """The disk or the quota is full; nothing of the write is kept."""
+
     code = "store_full"
 
 
 class StoreCorrupt(StoreError):
+    """Something stored is not what was written."""
+
     code = "store_corrupt"
     passing = False
 
 
 class EventUnreadable(StoreCorrupt):
+    """An event cannot be decoded."""
+
     code = "event_unreadable"
 
 
 class ChainBroken(StoreCorrupt):
+    """The hashes of the log do not follow each other: an event is missing, altered or out of place."""
+
     code = "event_chain_broken"
 
 
 class LogRolledBack(StoreCorrupt):
+    """The log is older than what was acknowledged: an old copy, or a lost tail."""
+
     code = "log_rolled_back"
 
 
 class IncarnationChanged(StoreCorrupt):
+    """The store was restored or failed over while this process used it."""
+
     code = "store_incarnation_changed"
 
 

@@ -38,6 +38,7 @@ class Goto(msgspec.Struct, frozen=True):
 
     @property
     def targets(self) -> tuple[str, ...]:
+        """The nodes that run next, ``END`` left out."""
         names = (self.node,) if isinstance(self.node, str) else tuple(self.node)
         return tuple(n for n in names if n != END)
 

@@ -52,6 +52,7 @@ ALLOW = Verdict(Kind.ALLOW)
 
 
 def allow() -> Verdict:
+    """The step runs."""
     return ALLOW
 
 
@@ -123,10 +124,12 @@ class Policy(msgspec.Struct, frozen=True, metaclass=Declared):
 
     @property
     def snapshot_id(self) -> str:
+        """A name for this policy with its version, recorded with what it decides."""
         name = getattr(self.gate, "__qualname__", type(self.gate).__name__)
         return f"policy-{canon.digest([name, self.version, *self.reviews, str(self.allow_force)])[:12]}"
 
     def ask(self, request: Request) -> Verdict:
+        """The verdict about a step."""
         return ALLOW if self.gate is None else verdict(self.gate(request))
 
 

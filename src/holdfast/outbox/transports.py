@@ -158,6 +158,7 @@ class Subprocess:
         self.timeout = timeout
 
     async def send(self, payload: Any, key: str) -> Any:
+        """Runs the command with the payload as JSON on its standard input and the key in ``HOLDFAST_IDEMPOTENCY_KEY``."""
         env = {n: os.environ[n] for n in self._env if n in os.environ} | {"HOLDFAST_IDEMPOTENCY_KEY": key}
         pipe = asyncio.subprocess.PIPE
         try:

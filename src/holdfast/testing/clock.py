@@ -97,6 +97,7 @@ class Process:
         self.frozen = True
 
     def thaw(self) -> None:
+        """Lets the frozen process run again."""
         self.frozen = False
         if self.parked:
             _virtual().resume(self.parked)
@@ -147,9 +148,11 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self.set_task_factory(_owned)
 
     def time(self) -> float:
+        """The virtual time of the loop, in seconds."""
         return self.clock.elapsed
 
     def resume(self, handles: list[asyncio.Handle]) -> None:
+        """Puts the callbacks of a frozen process back into the loop."""
         self._ready.extend(handles)
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], R], *args: *Ts) -> asyncio.Future[R]:

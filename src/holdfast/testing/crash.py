@@ -80,6 +80,7 @@ class CrashingStore:
 
     @property
     def beneath(self) -> Store:
+        """The store that is crashed."""
         return self._store
 
     def as_store(self) -> Store:
@@ -91,6 +92,7 @@ class CrashingStore:
         self.dead = True
 
     async def open(self) -> None:
+        """Opens the store beneath."""
         self._alive()
 
     async def close(self) -> None:

@@ -33,6 +33,7 @@ class LocalRunner:
         self._grace = grace_seconds
 
     async def run(self, request: ToolRequest) -> ToolOutcome:
+        """Runs a tool in its workspace, bounded in time, output and files."""
         cwd = confined(request.workspace, request.cwd)
 
         def inside(path: str) -> str:

@@ -108,14 +108,17 @@ class Context:
 
     @property
     def run_id(self) -> str:
+        """The id of the run."""
         return self._attempt.run.run_id
 
     @property
     def step_id(self) -> str:
+        """The id of the step: the run, the number of the super-step and the task."""
         return self._attempt.step_id
 
     @property
     def attempt_id(self) -> str:
+        """The id of this attempt at the step."""
         return self._attempt.attempt_id
 
     @property
@@ -135,6 +138,7 @@ class Context:
 
     @property
     def deadline(self) -> dt.datetime | None:
+        """When this attempt times out if it begins now, by the worker's clock; None without a timeout."""
         return when(self._attempt.services.clock.now() + self._attempt.node.timeout_us) if self._attempt.node.timeout_us else None
 
     @property

@@ -1,0 +1,138 @@
+"""Writes the API reference: one page for each home of public names, from their signatures and docstrings.
+
+    python docs/make_reference.py [FOLDER]      (by default docs/reference)
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+HOMES = {
+    "holdfast": "Graphs, flows, the runtime, and what they give",
+    "holdfast.policy": "Policies",
+    "holdfast.transports": "Transports",
+    "holdfast.tools": "Tools and their evidence",
+    "holdfast.shelf": "Shelves",
+    "holdfast.named": "Named ports",
+    "holdfast.testing": "Testing",
+    "holdfast.core.errors": "Errors",
+}
+HERE = Path(__file__).parent
+
+
+def names(home: str) -> list[str]:
+    """The public names of a module, in the order of the alphabet."""
+    module = importlib.import_module(home)
+    if home == "holdfast.core.errors":
+        return sorted(n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, module.HoldfastError) and v.__module__ == home)
+    return sorted(module.__all__)
+
+
+def members(kind: type) -> Iterator[tuple[str, Any, str]]:
+    """The public members that a class of ours declares: name, function, and how it is reached."""
+    for name, value in vars(kind).items():
+        if name.startswith("_") or name in getattr(kind, "__struct_fields__", ()):
+            continue
+        if isinstance(value, property):
+            yield name, value.fget, "property"
+        elif isinstance(value, classmethod | staticmethod):
+            yield name, value.__func__, "classmethod"
+        elif inspect.isfunction(value):
+            yield name, value, "async" if inspect.iscoroutinefunction(value) else ""
+
+
+def signature(name: str, value: Any) -> str:
+    """A callable as it is called, its annotations as they stand in the source."""
+    try:
+        found = inspect.signature(value)
+    except (ValueError, TypeError):
+        return name
+    shown = [p for p in found.parameters.values() if p.name not in ("self", "cls")]
+    plain = found.replace(parameters=[p.replace(annotation=_plain(p.annotation), default=_default(p.default)) for p in shown], return_annotation=_plain(found.return_annotation))
+    return f"{name}{plain}"
+
+
+class _Text:
+    """A default as it is printed in a signature."""
+
+    def __init__(self, text: str) -> None:
+        self._text = text
+
+    def __repr__(self) -> str:
+        return self._text
+
+
+def _default(value: Any) -> Any:
+    if value is inspect.Parameter.empty or isinstance(value, str | int | float | bool | None | tuple):
+        return value
+    return _Text("…") if value is ... else _Text(getattr(value, "__name__", None) or re.sub(r" at 0x[0-9a-f]+|<|>", "", repr(value)))
+
+
+def _plain(annotation: Any) -> Any:
+    if annotation is inspect.Parameter.empty:
+        return annotation
+    return _Text(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
+
+
+def prose(value: Any) -> str:
+    """A docstring as Markdown: lists for what its sections name, no numbers of clauses."""
+    text = re.sub(r"\s*\((?:§[\d.]+(?:, )?)+\)|§[\d.]+", "", inspect.cleandoc(value.__doc__ or "")).replace("``", "`")
+    text = re.sub(r"^(Args|Raises|Returns|Yields):$", r"\n*\1*\n", text, flags=re.M)
+    text = re.sub(r"^    (`?[\w.*, ]+`?): ", r"- `\1`: ", text, flags=re.M)
+    return re.sub(r"^ {4,}", "  ", text, flags=re.M).strip()
+
+
+def fields(kind: type) -> Iterator[str]:
+    """The fields of a typed value, with their defaults."""
+    if not issubclass(kind, msgspec.Struct):
+        return
+    for field in msgspec.structs.fields(kind):
+        default = "" if field.default is msgspec.NODEFAULT and field.default_factory is msgspec.NODEFAULT else " (optional)"
+        yield f"- `{field.name}`: `{inspect.formatannotation(field.type).replace('typing.', '')}`{default}"
+
+
+def page(home: str) -> str:
+    """The page of one module."""
+    module = importlib.import_module(home)
+    out = [f"# {HOMES[home]}", "", f"`{home}`", ""]
+    for name in names(home):
+        value = getattr(module, name)
+        kind = inspect.isclass(value)
+        out += [f"## {name}", ""]
+        if callable(value) and not (kind and issubclass(value, msgspec.Struct | BaseException)):
+            out += ["```text", signature(name, value), "```", ""]
+        out += [prose(value), ""]
+        if kind:
+            if issubclass(value, BaseException) and getattr(value, "code", ""):
+                out += [f"Code `{value.code}`, exit code {value.exit_code}.", ""]
+            out += [*fields(value), ""]
+            for member, function, how in members(value):
+                head = f"{member}: {function.__annotations__['return']}" if how == "property" else signature(member, function)
+                out += [f"### {name}.{member}", "", "```text", f"{how} {head}".strip(), "```", "", prose(function), ""]
+    return re.sub(r"\n{3,}", "\n\n", "\n".join(out)).strip() + "\n"
+
+
+def write(folder: Path) -> list[Path]:
+    """Writes all pages and their index."""
+    folder.mkdir(parents=True, exist_ok=True)
+    made = []
+    for home in HOMES:
+        made.append(folder / f"{home.removeprefix('holdfast.').replace('.', '-')}.md")
+        made[-1].write_text(page(home), "utf-8")
+    index = folder / "index.md"
+    lines = [f"- [{title}]({file.name}): `{home}`" for (home, title), file in zip(HOMES.items(), made, strict=True)]
+    index.write_text("# API reference\n\n" + "\n".join(lines) + "\n", "utf-8")
+    return [index, *made]
+
+
+if __name__ == "__main__":
+    for file in write(Path(sys.argv[1]) if len(sys.argv) > 1 else HERE / "reference"):
+        sys.stdout.write(f"{file}\n")
