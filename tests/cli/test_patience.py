@@ -45,8 +45,12 @@ async def test_nothing_is_shown_in_a_pipe_or_where_it_is_quick(what: str, there:
 
 async def test_an_error_leaves_no_line_behind() -> None:
     terminal = Terminal()
-    with pytest.raises(ValueError, match="broken"):
+
+    async def broken() -> None:
         async with Patience("checking", terminal, every=0):
             await terminal.news.wait()
             raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        await broken()
     assert terminal.getvalue().endswith("\r\x1b[2K")
