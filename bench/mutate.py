@@ -6,7 +6,7 @@
 
 Every draw is printed with its seed. The tests run once under coverage, which says for each test which lines of which function
 it runs; this map is kept by the digest of each test file, so that it is made once (``--map`` makes it and nothing else). A
-mutant is written into a copy of the tree, never into the tree itself, and is shown for at most ``--seconds`` to the tests that
+mutant is written into a copy of the tree, never into the tree itself, and is shown for at most ``--seconds`` (of the processor) to the tests that
 enter its function: those that run its very line before the others, the quickest first, to the first failure, which must happen
 twice. A mutant is killed by a failing test, by a test that hangs, or by an import that fails. What no caller could see is left
 alone: prose (texts with a blank in them, hints), ``__all__``, assertions, and whether the garbage collector tracks a value.
@@ -25,9 +25,11 @@ import copy
 import hashlib
 import itertools
 import json
+import multiprocessing
 import os
 import pathlib
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -36,20 +38,25 @@ import tempfile
 import time
 import tomllib
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, NoReturn
+
+import hypothesis  # noqa: F401 - at hand for every fork
+import pytest
+import pytest_asyncio  # noqa: F401
+import xdist  # noqa: F401
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCE = pathlib.Path("src/holdfast")
 FOLDERS = ("engine", "stores", "workers", "core")
 NO_FAULT = ROOT / "bench" / "no_fault.toml"
 UNSEEN = ("hint", "gc")  # keywords whose values no caller can tell apart
-NOT_SHOWN = ("tests/docs", "tests/examples", "tests/integrations", "tests/typed", "tests/cli", "tests/simulation/test_mutants.py",
-             "tests/simulation/test_model.py", "tests/damage/test_bench.py")  # fmt: skip
+NOT_SHOWN = ("tests/docs", "tests/examples", "tests/integrations", "tests/typed", "tests/cli", "tests/simulation", "tests/damage", "tests/postgres")  # fmt: skip
 """Tests of pages, tools and whole commands: slow, and processes of their own, in which nobody sees what they enter."""
 
-AT_ONCE = 10  # test files of one round of the map
-FIRST = 30  # tests of the first round a mutant meets; most do not outlive it
+AT_ONCE = 4  # test files of one round of the map
+ROUNDS = (8, 60)  # tests of the first rounds that a mutant meets; most do not outlive the first
 HANGS = 20.0  # seconds that a test may take beyond five times what it took without a mutant
+PATIENCE = 4  # how much longer than by the processor anything may take by the clock
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Is: ast.IsNot,
@@ -212,9 +219,10 @@ class Reach:
         folder.mkdir(parents=True, exist_ok=True)
 
     def stale(self) -> list[str]:
-        """Test files without a map, or with one of another text."""
+        """Test files without a map, then those with one of another text."""
         files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py") if len(p.relative_to(ROOT).parts) > 2)
-        return [f for f in files if not f.startswith(NOT_SHOWN) and self._kept(f) is None]
+        found = [f for f in files if not f.startswith(NOT_SHOWN) and self._kept(f) is None]
+        return sorted(found, key=lambda f: self._file(f).exists())  # those without any first
 
     def _file(self, test_file: str) -> pathlib.Path:
         return self._folder / (test_file.replace("/", "+") + ".json")
@@ -275,6 +283,10 @@ class Reach:
                     for test, mask in tests:
                         found[test] = digest, int(mask, 16)
 
+    def sound(self) -> list[str]:
+        """A few quick tests of many files."""
+        return self._in_turn({t for t in self.durations if (ROOT / t.partition("::")[0]).exists()})[:40]
+
     def tests(self, mutant: Mutant) -> list[str]:
         """The tests to show it to: those that run its line, then those that enter its function; the quick ones first, of each file in turn."""
         first: set[str] = set()
@@ -333,58 +345,100 @@ def end(run: subprocess.Popen[bytes]) -> None:
 class Shown(NamedTuple):
     killed: bool
     by: str
-    """The test that failed; for a survivor how many tests it met, and whether the time was over."""
+    """The test that failed; for a survivor how many tests it met."""
+    seconds: float
+    """Of the processor: on a busy machine the clock says little."""
+
+
+class Ended(NamedTuple):
+    """How pytest ended in a child: its exit code (None where it was ended), the test that failed or hung, and what it took."""
+
+    code: int | None
+    failed: str | None
     seconds: float
 
 
 def show(mutant: Mutant, reach: Reach, tree: pathlib.Path, limit: float) -> Shown:
     """Write it into the copy, show it to its tests, and put back what stood there."""
-    began = time.monotonic()
     tests = [t for t in reach.tests(mutant) if (tree / t.partition("::")[0]).exists()]
     if not tests:
         return Shown(False, "no test enters it", 0.0)
     target, source = tree / mutant.path, (ROOT / mutant.path).read_text()
     target.write_text(changed(mutant))
+    spent, met = 0.0, 0
     try:
-        met = 0
-        for some in (tests[:FIRST], tests[FIRST:]):
-            while some and (left := limit - (time.monotonic() - began)) > 1:
-                code, failed, over = _round(tree, some, left, reach)
-                if failed is None:
-                    met += 0 if over else len(some)
-                    if code not in (0, None, 5):
-                        return Shown(True, f"pytest ends with {code}", time.monotonic() - began)
+        for some in (tests[: ROUNDS[0]], tests[ROUNDS[0] : ROUNDS[1]], tests[ROUNDS[1] :]):
+            while some and spent < limit - 1:
+                ended = run_tests(tree, some, limit - spent, reach)
+                spent += ended.seconds
+                if ended.failed is None:
+                    met += len(some) if ended.code == 0 else 0
+                    if ended.code not in (0, None, 5):
+                        return Shown(True, f"pytest ends with {ended.code}", spent)
                     break
-                again, _, _ = _round(tree, [failed], HANGS * 3, reach)
-                if again != 0:
-                    return Shown(True, failed, time.monotonic() - began)
-                some = some[some.index(failed) + 1 :] if failed in some else []  # it fails now and then, with or without a mutant
-        return Shown(False, f"met {met} of {len(tests)} tests", time.monotonic() - began)
+                again = run_tests(tree, [ended.failed], limit, reach)
+                spent += again.seconds
+                if again.code != 0:
+                    return Shown(True, ended.failed, spent)
+                some = some[some.index(ended.failed) + 1 :] if ended.failed in some else []  # it fails now and then, with or without a mutant
+        return Shown(False, f"met {met} of {len(tests)} tests", spent)
     finally:
         target.write_text(source)
 
 
-def _round(tree: pathlib.Path, tests: Sequence[str], limit: float, reach: Reach) -> tuple[int | None, str | None, bool]:
-    """The exit code, the test that failed or hung, and whether the time was over."""
+def run_tests(tree: pathlib.Path, tests: Sequence[str], limit: float, reach: Reach) -> Ended:
+    """Runs them in a fork of this process, which has pytest at hand and nothing of the package; to the first failure."""
     with tempfile.TemporaryDirectory() as folder:
         listed, now = pathlib.Path(folder, "tests"), pathlib.Path(folder, "now.json")
         listed.write_text("\n".join(tests))
-        run = pytest_in(tree, ["-n0", "-x", f"@{listed}"], {"HOLDFAST_NOW": str(now)})
-        began = time.monotonic()
-        try:
-            while True:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    code = run.wait(0.25)
-                    failed = now.with_suffix(".failed")
-                    return code, failed.read_text().splitlines()[0] if failed.exists() else None, False
-                with contextlib.suppress(OSError, ValueError):
-                    test, since = json.loads(now.read_text())
-                    if time.time() - since > HANGS + 5 * reach.durations.get(test, 1.0):
-                        return None, test, False
-                if time.monotonic() - began > limit:
-                    return None, None, True
-        finally:
-            end(run)
+        child = os.fork()
+        if child == 0:
+            _be_pytest(tree, listed, now, limit)
+        began, code = time.monotonic(), None
+        usage = None
+        while usage is None:
+            pid, status, used = os.wait4(child, os.WNOHANG)
+            if pid:
+                usage, code = used, os.waitstatus_to_exitcode(status)
+                break
+            time.sleep(0.1)
+            failed = None
+            with contextlib.suppress(OSError, ValueError):
+                test, since = json.loads(now.read_text())
+                failed = test if time.time() - since > PATIENCE * (HANGS + 5 * reach.durations.get(test, 1.0)) else None
+            if failed is not None or time.monotonic() - began > PATIENCE * limit:
+                _end(child)
+                _, _, used = os.wait4(child, 0)
+                return Ended(None, failed, used.ru_utime + used.ru_stime)
+        _end(child)
+        told = now.with_suffix(".failed")
+        failed = told.read_text().splitlines()[0] if told.exists() else None
+        return Ended(None if code < 0 else code, failed, usage.ru_utime + usage.ru_stime)
+
+
+def _be_pytest(tree: pathlib.Path, listed: pathlib.Path, now: pathlib.Path, limit: float) -> NoReturn:
+    code = 3
+    try:
+        os.setsid()
+        resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 5))
+        nowhere = os.open(os.devnull, os.O_RDWR)
+        for stream in (0, 1, 2):
+            os.dup2(nowhere, stream)
+        os.chdir(tree)
+        os.environ.update(PYTHONPATH=f"{tree / 'src'}:{tree}", PYTHONDONTWRITEBYTECODE="1", HOLDFAST_NOW=str(now))
+        sys.dont_write_bytecode = True
+        sys.path[:0] = [str(tree / "src"), str(tree)]
+        code = int(pytest.main(["-q", "-n0", "-x", "-p", "bench.entered", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", f"@{listed}"]))
+    except BaseException:  # a mutant may break anything, the test runner included
+        code = 3
+    finally:
+        os._exit(code)
+
+
+def _end(child: int) -> None:
+    """Ends a child with all that it started."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child, signal.SIGKILL)
 
 
 # -- the command -------------------------------------------------------------------------------------
@@ -403,6 +457,28 @@ def drawn(only: Sequence[str], count: int, seed: int) -> tuple[list[Mutant], int
     files = sorted({str(p.relative_to(ROOT)) for place in places for p in ([ROOT / place] if (ROOT / place).is_file() else (ROOT / place).rglob("*.py"))})
     every = [m for file in files for m in mutants(file)]
     return (every if not count or count >= len(every) else random.Random(seed).sample(every, count)), len(every)
+
+
+class Bench(NamedTuple):
+    """What a worker process has at hand."""
+
+    reach: Reach
+    tree: pathlib.Path
+    until: float
+    seconds: float
+
+
+_bench: list[Bench] = []
+
+
+def _settle(reach: Reach, places: multiprocessing.Queue[pathlib.Path], until: float, seconds: float) -> None:
+    _bench.append(Bench(reach, places.get(), until, seconds))
+
+
+def _one(mutant: Mutant) -> tuple[Mutant, Shown] | None:
+    """None once the budget is used up."""
+    reach, tree, until, seconds = _bench[0]
+    return None if time.monotonic() > until else (mutant, show(mutant, reach, tree, seconds))
 
 
 def main() -> int:
@@ -440,19 +516,16 @@ def main() -> int:
         if options.again:
             done = {name: kept for name, kept in done.items() if kept[0]}
         waiting = [m for m in chosen if m.name not in done]
-        free = list(trees)
-
-        def one(mutant: Mutant) -> tuple[Mutant, Shown] | None:
-            if time.monotonic() > until:
-                return None
-            tree = free.pop()
-            try:
-                return mutant, show(mutant, reach, tree, options.seconds)
-            finally:
-                free.append(tree)
-
-        with concurrent.futures.ThreadPoolExecutor(options.at_once) as pool:
-            for future in concurrent.futures.as_completed([pool.submit(one, m) for m in waiting]):
+        if run_tests(trees[0], reach.sound(), 300, reach).code != 0:
+            print("the tests fail without any mutant: make the map anew (remove it from --state), or run pytest")
+            return 2
+        places: multiprocessing.Queue[pathlib.Path] = multiprocessing.get_context("fork").Queue()
+        for tree in trees:
+            places.put(tree)
+        given = (reach, places, until, options.seconds)
+        fork = multiprocessing.get_context("fork")
+        with concurrent.futures.ProcessPoolExecutor(options.at_once, mp_context=fork, initializer=_settle, initargs=given) as pool:
+            for future in concurrent.futures.as_completed([pool.submit(_one, m) for m in waiting]):
                 if (answer := future.result()) is None:
                     continue
                 mutant, shown = answer

@@ -10,13 +10,6 @@ import sys
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 
-NOT_YET = {
-    "checkpoint": 98, "codec": 92, "consents": 33, "consistency": 99, "decisions": 89, "describe": 93, "effects": 93, "errors": 91, "evidence": 33,
-    "ids": 94, "intents": 95, "lease": 83, "masks": 82, "offers": 55, "policy": 98, "turns": 98, "vouch": 48, "waits": 95,
-}  # fmt: skip
-"""Modules that other suites cover (stores, engine, people, tools) and tests/core does not cover whole, with the least per cent. It only shrinks."""
-
-
 def test_tests_core_cover_every_branch_of_the_core(tmp_path: pathlib.Path) -> None:
     """The command of docs/testing.md, in a process of its own. Some 15 seconds on one core."""
     env = {**os.environ, "COVERAGE_FILE": str(tmp_path / "coverage")}
@@ -30,7 +23,5 @@ def test_tests_core_cover_every_branch_of_the_core(tmp_path: pathlib.Path) -> No
     files = json.loads((tmp_path / "covered.json").read_text())["files"]
     covered = {pathlib.Path(name).stem: found["summary"]["percent_covered"] for name, found in files.items()}
     assert len(covered) > 40
-    below = {name: round(share, 1) for name, share in covered.items() if share < NOT_YET.get(name, 100)}
+    below = {name: round(share, 1) for name, share in covered.items() if share < 100}
     assert not below, f"less than they must be: {below}; coverage report --show-missing says where"
-    done = sorted(name for name in NOT_YET if covered[name] == 100)
-    assert not done, f"covered whole by now, so that NOT_YET must lose them: {done}"

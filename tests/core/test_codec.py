@@ -246,3 +246,10 @@ def test_bytes_nested_without_end_are_a_typed_error(which: int) -> None:
     for data in (b"\x91" * 200_000, b"\x81\xa1a" * 100_000, msgspec.msgpack.encode([100, 0, 0, "a", [msgspec.Raw(b"\x91" * 50_000 + b"\x01")], None, []])):
         with pytest.raises(StoreError):
             _decoders()[which](data)
+
+
+def test_a_log_is_opened_from_its_first_row() -> None:
+    log = Log(ev.RunStarted()).commit(ev.NoteAdded("hi"))
+    assert [e.fact for record in codec.opened(log.rows) for e in record.events][1:] == [ev.RunStarted(), ev.NoteAdded("hi")]
+    with pytest.raises(ChainBroken):
+        list(codec.opened(log.rows[1:]))

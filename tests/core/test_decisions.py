@@ -557,3 +557,26 @@ def test_a_forced_decision_says_so() -> None:
     assert isinstance(plain, ev.WaitDecided) and isinstance(forced, ev.WaitDecided)
     assert (plain.decision.forced, forced.decision.forced) == (False, True)
     assert not plain.decision.same(forced.decision) and forced.decision.same(forced.decision)
+
+
+def test_commands_are_taken_until_the_run_has_ended() -> None:
+    """X-19: over whatever waits behind the one that ends the run, the log says that it came too late; nothing is dropped."""
+    run = folded(ev.RunStarted(), ev.WaitRequested(wait()), ev.RunWaitingForHuman())
+    deny = cmd.Decide(wait_id="w1", action="deny", actor="ada")
+    signal = cmd.Signal(name="go", signal_key="k", payload=raw(1), actor="bob")
+    found = decisions.take(run, [("wait:w1", deny), ("signal:go:k", signal)], 9)
+    assert found.ends and found.keys == ("wait:w1", "signal:go:k")
+    assert decisions.told(run, found.facts, 9).terminal
+    late = decisions.refusal(found.facts, "signal:go:k")
+    assert late is not None and late.code == "already_terminal" == found.refused["signal:go:k"].code
+    assert decisions.refusal(found.facts, "wait:w1") is None and decisions.refusal([], "any") is None
+    one = decisions.take(run, [("signal:go:k", signal), ("wait:w1", deny)], 9)
+    assert (one.keys, one.ends, one.refused) == (("signal:go:k",), False, {}), "one commit, one command, where the run goes on"
+    assert decisions.take(run, [], 9) == decisions.NOTHING_TAKEN
+
+
+def test_a_command_that_changes_nothing_is_on_record() -> None:
+    run = folded(ev.RunStarted())
+    late = cmd.FireTimeout("w9", 5)
+    found = decisions.take(run, [(late.key, late)], 9)
+    assert [type(f) for f in found.facts] == [ev.NoteAdded] and found.keys == (late.key,) and not found.refused

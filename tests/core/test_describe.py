@@ -9,7 +9,10 @@ import pytest
 
 from holdfast.core import describe
 from holdfast.core import events as ev
+from holdfast.core import schedules as sch
+from holdfast.core.channels import append, last
 from holdfast.core.commit import LedgerRow
+from holdfast.core.consistency import problem
 from holdfast.core.describe import plain
 from holdfast.core.effects import Effect, EffectClass
 from holdfast.core.errors import ErrorValue, Frame
@@ -17,9 +20,10 @@ from holdfast.core.intents import Delivery, Ended, Intent, Ruling
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.masks import HIDDEN, mask
 from holdfast.core.run import Run
+from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait, WaitKind
-from tests.core.build import RUN, decided, folded, raw, submitted, wait
+from tests.core.build import RUN, World, decided, folded, node, program, raw, submitted, wait
 
 NOW = 100_000_000
 HELD = Lease(fence=(7 << 32) + 3, owner="w", expires_at=NOW + 1, owner_alive=Alive.YES)
@@ -191,3 +195,41 @@ def test_what_is_masked_stays_a_typed_value() -> None:
 def test_what_cannot_be_shown_says_so() -> None:
     assert set(describe.value(object())) == {"unreadable"}
     assert describe.values({"a": (1, 2)}) == {"a": [1, 2]}
+
+
+def test_a_checkpoint_and_what_changed_between_two() -> None:
+    """§4.5 and ``diff``: what was added, removed and changed, each under its channel."""
+    world = World(
+        program(node("a", start=True), node("b", after=["a"]), channels={"said": append, "draft": last, "gone": last}), {"gone": 1},
+        a=lambda s: {"said": ["x"], "draft": "one"}, b=lambda s: {"said": ["y"], "draft": "two"},
+    ).drive()  # fmt: skip
+    views = [describe.checkpoint(cp, kept) for cp, kept in zip(world.live, world.durable, strict=True)]
+    first, *_, head = [plain(v) for v in views]
+    assert head["values"] == {"said": ["x", "y"], "draft": "two", "gone": 1} and head["metadata"]["source"] == "loop" and head["hash"] == world.head.hash.hex()
+    assert first["pending_tasks"] == ["a"] and head["pending_tasks"] == []
+    changed = plain(describe.diff(views[0], views[-1]))
+    assert changed["added"] == {"draft": "two"} and changed["changed"]["said"]["to"] == ["x", "y"] and (changed["a"], changed["b"]) == (first["checkpoint_id"], head["checkpoint_id"])
+    assert plain(describe.diff(views[-1], views[0]))["removed"] == {"draft": "two"}
+
+
+def test_a_skill_and_where_a_run_stands_in_it() -> None:
+    world = World(program(node("late", after=["a"]), node("a", start=True), node("loop", after=["loop"]), channels={"said": append}), {}, a=lambda s: {"said": ["x"]})
+    at_start = plain(describe.skill(world.program, world.head))
+    assert [n["name"] for n in at_start["nodes"]] == ["a", "late", "loop"], "in the order in which they can first run"
+    assert {n["name"]: n["state"] for n in at_start["nodes"]} == {"a": "next", "late": "", "loop": ""}
+    assert at_start["edges"] == [["@start", "a"], ["a", "late"], ["loop", "loop"]] and at_start["channels"][0]["name"] == "said"
+    assert {n["state"] for n in plain(describe.skill(world.program))["nodes"]} == {""}
+    world.drive(1)
+    assert {n["name"]: n["state"] for n in plain(describe.skill(world.program, world.head))["nodes"]} == {"a": "done", "late": "next", "loop": ""}
+
+
+def test_a_schedule_and_problems() -> None:
+    schedule = Schedule(schedule_id="s", skill_id="notes", input=raw({"a": 1}), created_at=1, every_us=60_000_000, due=5, changes=(sch.Change(1, "ada", "created"),))
+    shown = plain(describe.schedule(schedule, NOW, next_local="soon"))
+    assert (shown["every_seconds"], shown["cron"], shown["inputs"], shown["overdue"], shown["next_at_local"]) == (60.0, None, {"a": 1}, True, "soon")
+    assert shown["changes"] == [{"at": "1970-01-01T00:00:00.000001Z", "actor": "ada", "what": "created"}]
+    found = problem("event_seq_gap", "2 is missing", "restore a backup", "r")
+    detail = plain(describe.detail(describe.run(folded(), None, NOW), [found], deduplicated=True))
+    assert detail["deduplicated"] is True and detail["problems"] == [
+        {"code": "event_seq_gap", "severity": "error", "message": "2 is missing", "repair_hint": "restore a backup", "run_id": "r"}
+    ]

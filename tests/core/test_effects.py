@@ -131,3 +131,24 @@ def test_a_policy_by_its_word() -> None:
         fx.as_policy("reuse", "effects")
     assert e.value.field == "effects"
     assert e.value.hint == "one of reexecute, use_recorded_result, require_human"
+
+
+def act(effect_id: str, run_id: str, status: fx.EffectStatus, *, source: str | None = None, detail: str = "") -> fx.Effect:
+    return fx.Effect(
+        effect_id=effect_id, run_id=run_id, lineage_root="r", step=1, task="n", path="", attempt=1, capability="mail", effect_class=fx.EffectClass.WRITE,
+        key="k", shared=False, request_hash="h", owner="o", attempted_at=1, status=status, source_effect_id=source, detail=detail,
+    )  # fmt: skip
+
+
+def test_one_answer_about_an_act_holds_for_its_lineage() -> None:
+    """Mend 24: that of the run in which it was answered, before those that heard of it; given up by decision, if nobody has a result."""
+    unknown = act("a", "r", fx.EffectStatus.UNKNOWN)
+    heard = act("b", "s", fx.EffectStatus.RECORDED, source="a", detail=f"{fx.ELSEWHERE} r")
+    told = act("a", "r", fx.EffectStatus.RECORDED)
+    given_up = act("a", "r", fx.EffectStatus.ABANDONED, detail=fx.BY_DECISION)
+    late = act("a", "r", fx.EffectStatus.ABANDONED, detail="it was late")
+    assert fx.origin(heard) == fx.origin(told) == "a" and fx.origin(act("b", "s", fx.EffectStatus.UNKNOWN)) == "b"
+    assert fx.settled([unknown], "a") is None and fx.settled([late], "a") is None and fx.settled([told], "other") is None
+    assert fx.settled([told, heard], "a") is told and fx.settled([heard, told], "a") is told and fx.settled([heard], "a") is heard
+    assert fx.settled([given_up, unknown], "a") is given_up and fx.settled([given_up, told], "a") is told
+    assert fx.repeated([late, late, given_up], "a", "r") == 2 and fx.repeated([late], "a", "s") == 0 and fx.repeated([late], "b", "r") == 0

@@ -163,3 +163,24 @@ def test_without_a_person_no_second_sending_follows_a_doubt(outcomes: Sequence[o
     numbers = [t.number for t in intent.tries]
     assert numbers == sorted(set(numbers))
     assert sum(t.outcome == "late" for t in intent.tries) <= 1, "what was never begun is not kept for ever"
+
+
+def test_what_an_intent_shares_with_others() -> None:
+    """Its order, and the receiver it waits for, as far as that can be told; without its payload it is the same act still."""
+    intent = intents.replace(FRESH, order_key="o", target="example.org", tenant_id="t")
+    assert intent.order == ("t", "mail", "o") and intent.lane == ("mail", "t", "example.org")
+    sent = intents.after(claim(FRESH), Sent(canon.encode("ok")), PLAIN, 5)
+    bare = intents.dropped(sent)
+    assert (bare.payload, bare.answer, bare.state, bare.tries) == (b"", b"", "sent", sent.tries)
+    assert intents.same(bare, "mail", PAYLOAD) and not intents.same(bare, "mail", canon.encode("other"))
+    first_release = Intent(intent_id="i", run_id="r", type="mail", payload=PAYLOAD, key="k")
+    assert intents.same(first_release, "mail", PAYLOAD) and not intents.same(first_release, "fax", PAYLOAD)
+    claimed = claim(FRESH)
+    assert intents.stands(claimed, claimed) and not intents.stands(claimed, FRESH)
+    assert FRESH.open and not sent.open
+
+
+def test_a_dropped_payload_is_not_sent_again() -> None:
+    dead = intents.dropped(intents.after(claim(FRESH), Refused(ERROR), PLAIN, 0))
+    with pytest.raises(InvalidInput, match="dropped"):
+        intents.redriven(dead, actor="ada", reason="again", forced=False, now=1)

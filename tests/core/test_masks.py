@@ -48,3 +48,30 @@ def test_a_signal_is_a_write_to_the_channel_of_its_name(name: str, shown: Any) -
 def test_where_nothing_is_secret_nothing_is_touched() -> None:
     shown = {"token": "sk-1234", "input": ("a",)}
     assert NOTHING.value(shown) is shown and NOTHING.record(shown) is shown and NOTHING.text("sk-1234") == "sk-1234"
+
+
+def test_a_signal_into_a_secret_channel_is_hidden_by_its_name() -> None:
+    """§5.11: it is a write to the channel of that name; numbers, bytes and keys are hidden by what they print as."""
+    found = mask(["token"], [{"token": ["sk-1234", 98765, b"\xffbytes", {"key-of-it": 1.25}, {"in-a-set"}, 10**30]}])
+    assert found.record({"name": "token", "payload": "anything"}) == {"name": "token", "payload": HIDDEN}
+    assert found.record({"name": "other", "payload": "anything"}) == {"name": "other", "payload": "anything"}
+    shown = found.record({"n": 98765, "f": 1.25, "b": b"\xffbytes", "plain": b"other", "true": True, "none": None, "sk-1234": 1, 7: [10**30], "o": Ellipsis})
+    assert shown == {"n": HIDDEN, "f": HIDDEN, "b": HIDDEN, "plain": b"other", "true": True, "none": None, HIDDEN: 1, 7: [HIDDEN], "o": Ellipsis}
+    assert NOTHING.record({"n": 98765}) == {"n": 98765} and NOTHING.value([98765]) == [98765]
+
+
+class Odd:
+    """A value of a class of the user's."""
+
+    def __str__(self) -> str:
+        return "odd-secret"
+
+
+def test_every_form_of_a_secret_is_hidden() -> None:
+    """X-25: as it is quoted, as bytes, by lines, by its digits."""
+    found = mask(["token"], [{"token": ["first line\nsecond line", "12345678-1234-5678-1234-567812345678", Odd(), "lone \ud800 surrogate", b"plain bytes"]}])
+    for form in (
+        "first line\\nsecond line", "second line", "12345678123456781234567812345678", str(0x12345678123456781234567812345678), "odd-secret",
+        "706c61696e206279746573", "cGxhaW4gYnl0ZXM=", "plain bytes", "first%20line%0Asecond%20line", "lone \ud800 surrogate",
+    ):  # fmt: skip
+        assert found.text(f"<{form}>") == f"<{HIDDEN}>", form

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from holdfast.core import policy as ps
 from holdfast.core.effects import EffectClass
-from holdfast.core.errors import InvalidInput
-from holdfast.core.policy import ALLOW, Kind, Policy, Request, Verdict, allow, checked, degrade, deny, judge, require_human, warn
+from holdfast.core.errors import InvalidInput, UnknownOption
+from holdfast.core.policy import ALLOW, Kind, Policy, Request, Verdict, allow, checked, degrade, deny, judge, offered, require_human, warn
+from holdfast.core.waits import AFTER_STEP, BEFORE_STEP
 from tests.core.build import decided, folded, node
 
 WAIVER = decided("continue_with_waiver", feedback="known")
@@ -168,3 +169,16 @@ def test_a_policy_from_what_a_caller_gives() -> None:
     assert ps.coerce(versioned) == Policy(gate=versioned, version="3")
     with pytest.raises(InvalidInput, match="of type str$"):
         ps.coerce("strict")
+
+
+@pytest.mark.parametrize(("actions", "error"), [(3, InvalidInput), (b"x", InvalidInput), ({"approve": 1}, InvalidInput), ([3], InvalidInput), (["aprove"], UnknownOption), (["answer"], InvalidInput)])
+def test_what_a_verdict_offers_has_a_meaning_at_its_gate(actions: Any, error: type[Exception]) -> None:
+    """§5.5: an action that nobody knows, and one without a meaning there, is refused by name, whoever made the verdict."""
+    with pytest.raises(error):
+        require_human("ok?", actions)
+    made = Verdict(Kind.REQUIRE_HUMAN, prompt="ok?", actions=("retry_feedback",))
+    offered(made, AFTER_STEP)
+    with pytest.raises(InvalidInput, match="before its step"):
+        offered(made, BEFORE_STEP)
+    offered(Verdict(Kind.ALLOW), BEFORE_STEP)
+    assert require_human("ok?", "approve").actions == ("approve",) and require_human("ok?").actions == ()

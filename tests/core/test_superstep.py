@@ -518,3 +518,15 @@ def test_a_fork_has_no_news_of_its_own() -> None:
 def test_the_channel_by_which_a_node_sends_is_called_intents() -> None:
     """§9.1: authors write to it by this name."""
     assert ss.INTENTS == "intents"
+
+
+def test_an_empty_list_of_sends_satisfies_the_join_behind_it() -> None:
+    """Mend 23: what waits for the target goes on; beside a step that was skipped in the same barrier too."""
+    prog = program(node("a", start=True), node("x", start=True), node("w"), node("join", after=["w"]), node("behind", after=["x"]))
+    world = World(prog)
+    results = {"a": TaskResult("a", unsent=("w",)), "x": TaskResult("x", outcome="skipped: when")}
+    _, moved = ss.barrier(prog, world.head, results, inline=set(), decoded={})
+    assert "join" in [t.key for t in moved.pending if not t.skip]
+    sent = {"a": TaskResult("a", unsent=("w",), sends=(SendTo("w", raw(1)),)), "x": TaskResult("x")}
+    _, moved = ss.barrier(prog, world.head, sent, inline=set(), decoded={})
+    assert {t.node for t in moved.pending if not t.skip} == {"behind", "w"}

@@ -77,3 +77,8 @@ def test_what_the_end_of_a_run_cut_off_is_incomplete() -> None:
 def test_a_step_that_is_entered_again_after_its_failure() -> None:
     told = turns(ev.RunStarted(), ev.StepStarted(1, "a"), ev.StepFailed(1, "a", BOOM), ev.StepCompleted(1, "a"))
     assert [(a.number, a.outcome, a.started_at is None) for a in told.attempts()] == [(1, "failed", False), (2, "ok", True)]
+
+
+def test_an_attempt_that_is_told_of_twice_is_one() -> None:
+    told = turns(ev.RunClaimed("w1", 1), ev.RunStarted(), ev.StepStarted(1, "a"), ev.AttemptStarted(1, "a", 1, "w1"), ev.StepCompleted(1, "a"))
+    assert [a.number for a in told.attempts()] == [1]

@@ -293,4 +293,4 @@ def constructor(**own: Convert) -> Callable[[C], C]:
     return mark
 
 
-__all__ = ["KNOWN", "Declared", "admitted", "as_given", "asked", "checked", "constructor", "data", "path", "people", "several", "variables", "verb", "word", "words"]
+__all__ = ["KNOWN", "Declared", "admitted", "as_given", "asked", "checked", "constructor", "data", "function", "path", "people", "several", "variables", "verb", "word", "words"]

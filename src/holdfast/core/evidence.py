@@ -138,8 +138,7 @@ def judge(condition: Postcondition, seen: Any) -> Report:
             return Report(kind, same, "" if same else f"{path} has {str(seen)[:200]!r} at {pointer}")
         case HttpStatus(url, status):
             return Report(kind, seen == status, "" if seen == status else f"{url} answers {seen}")
-        case Command(argv):
-            return Report(kind, seen == 0, "" if seen == 0 else f"{argv[0]} ended with {seen}")
+    return Report(kind, seen == 0, "" if seen == 0 else f"{condition.argv[0]} ended with {seen}")
 
 
 def _alike(seen: Any, wanted: Any) -> bool:

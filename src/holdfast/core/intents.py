@@ -284,12 +284,11 @@ def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
             return _rest(intent, IntentState.UNKNOWN, Ended.UNKNOWN, now, detail=error.message, error=error)
         case Late(why, after_us):
             return replace(_rest(intent, IntentState.QUEUED, Ended.LATE, now, detail=why), due=now + after_us)
-        case Failed(error, after_us):
-            failures = 1 + sum(t.outcome is Ended.FAILED for t in intent.current)
-            if failures >= how.max_attempts:
-                return _rest(intent, IntentState.DEAD, Ended.FAILED, now, detail=error.message, error=error)
-            pause = backoff(f"{intent.intent_id}@{intent.attempts}", failures, how.base_us, after_us)
-            return replace(_rest(intent, IntentState.QUEUED, Ended.FAILED, now, detail=error.message, error=error), due=now + pause)
+    error, failures = outcome.error, 1 + sum(t.outcome is Ended.FAILED for t in intent.current)
+    if failures >= how.max_attempts:
+        return _rest(intent, IntentState.DEAD, Ended.FAILED, now, detail=error.message, error=error)
+    pause = backoff(f"{intent.intent_id}@{intent.attempts}", failures, how.base_us, outcome.after_us)
+    return replace(_rest(intent, IntentState.QUEUED, Ended.FAILED, now, detail=error.message, error=error), due=now + pause)
 
 
 def asked(intent: Intent, why: str, now: int) -> Intent:

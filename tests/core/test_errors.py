@@ -1,0 +1,64 @@
+"""Errors as values (§6.9): what stays of one on record, and which class it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.core import errors, ids
+from holdfast.core.errors import AlreadyTerminal, ErrorValue, LaneBlocked, RecordDamaged, Rejected, RetryAfter, StoreClosed, coded
+
+
+def test_a_refusal_on_record_is_of_its_class_again() -> None:
+    again = coded("already_terminal", "it is completed")
+    assert type(again) is AlreadyTerminal and again.message == "it is completed"
+    other = coded("of_a_later_release", "no")
+    assert type(other) is Rejected and (other.code, other.message) == ("of_a_later_release", "no")
+    for known in ("run_failed", "run_waiting"):  # their runs are not on record
+        assert type(coded(known, "no")) is Rejected
+
+
+def test_errors_carry_what_the_caller_needs() -> None:
+    blocked = LaneBlocked("b waits behind a", blocked_by="a", blocked_why="live")
+    assert (blocked.blocked_by, blocked.blocked_why, blocked.code) == ("a", "live", "lane_blocked")
+    assert RetryAfter(2.5).seconds == 2.5 and "2.5 s" in RetryAfter(2.5).message and RetryAfter(1, "busy").message == "busy"
+    assert StoreClosed().code == "store_closed" and not StoreClosed.passing and "again" in StoreClosed().hint
+    gone = RecordDamaged("claim", "", "request\x1fnotes\x1fk", missing=True)
+    assert (gone.code, gone.run_id) == ("claim_record_missing", "") and "'request notes k' is missing" in gone.message
+
+
+class Silent(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no text")
+
+
+class Stopped(Exception):
+    def __str__(self) -> str:
+        raise KeyboardInterrupt
+
+
+def test_an_exception_without_a_text_is_kept_by_its_type() -> None:
+    kept = ErrorValue.of(Silent(), "a")
+    assert kept.type.endswith("Silent") and "cannot be made" in kept.message and "ValueError" in kept.message
+    with pytest.raises(KeyboardInterrupt):
+        ErrorValue.of(Stopped())
+    assert ErrorValue.of(ValueError("a\0b\ud800")).message == "a\\0b\\ud800"
+    odd = errors.StepFailure("x")
+    odd.code = 5  # type: ignore[assignment]  # a class of the user's may say anything of itself
+    assert errors.code_of(odd) == errors.HoldfastError.code and errors.code_of(ValueError()) == "step_failed"
+
+
+@pytest.mark.parametrize("name", ["a", "run-1", "é", "x" * 512])
+def test_what_may_be_an_id(name: str) -> None:
+    assert ids.wellformed(name)
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", ".hidden", "a/b", "a\\b", "a\0", "a\n", "x" * 513, "é" * 257, "\ud800"])
+def test_what_may_not(name: str) -> None:
+    """No path is made of an id that somebody brought."""
+    assert not ids.wellformed(name)
+
+
+def test_a_bucket_for_every_id() -> None:
+    """One that we made names its bucket by its tail; any other text has one too, and always the same."""
+    for run in ("of another kind", "x" * 26, "\ud800"):
+        assert 0 <= ids.bucket_number(run) < ids.BUCKETS and ids.bucket_number(run) == ids.bucket_number(run)

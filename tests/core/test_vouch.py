@@ -1,0 +1,88 @@
+"""What vouches for the records beside the log (§12.1): altered, missing, swapped and put back from an older copy are all told apart."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.core import codec, consistency, intents, vouch
+from holdfast.core.commit import DedupClaim, LedgerRow
+from holdfast.core.effects import Effect, EffectClass
+from holdfast.core.errors import RecordDamaged
+from holdfast.core.schedules import Schedule
+from holdfast.core.tokens import Token
+from tests.core.build import raw
+
+EFFECT = Effect(
+    effect_id="r.1.n#1", run_id="r", lineage_root="r", step=1, task="n", path="", attempt=1, capability="mail", effect_class=EffectClass.WRITE, key="k",
+    shared=True, request_hash="h", owner="o", attempted_at=1,
+)  # fmt: skip
+INTENT = intents.Intent(intent_id="r!0", run_id="r", type="mail", payload=raw("hi"), key="k", digest="d")
+TOKEN = Token(b"\x01", "r", "r.1.ask", "default", "ada", 1, 2)
+CLAIM = DedupClaim("request", "notes", "k", "r", "d", 9)
+SCHEDULE = Schedule(schedule_id="s", skill_id="notes", input=raw({}), created_at=1, every_us=60, due=5)
+ROW = LedgerRow("r", "t", "k", raw(1), 5, "r.1.n", 7)
+
+VOUCHED: dict[str, tuple[Callable[..., vouch.Voucher], tuple[Any, ...], list[tuple[Any, ...]]]] = {
+    "effect": (vouch.of_effect, (EFFECT, b"1"), [(EFFECT, b"2"), (msgspec.structs.replace(EFFECT, key="j"), b"1"), (msgspec.structs.replace(EFFECT, run_id="q"), b"1")]),
+    "inbox": (vouch.of_inbox, ("r", "k", 1, b"c", None), [("r", "k", 1, b"d", None), ("r", "k", 2, b"c", None), ("r", "k", 1, b"c", 3)]),
+    "claim": (vouch.of_claim, (CLAIM,), [(msgspec.structs.replace(CLAIM, digest="e"),), (msgspec.structs.replace(CLAIM, run_id="q"),)]),
+    "token": (vouch.of_token, (TOKEN,), [(msgspec.structs.replace(TOKEN, used_at=3),), (msgspec.structs.replace(TOKEN, actor="eve"),)]),
+    "intent": (vouch.of_intent, (INTENT, b"1"), [(INTENT, b"2"), (msgspec.structs.replace(INTENT, state=intents.IntentState.SENT), b"1"), (msgspec.structs.replace(INTENT, payload=b""), b"1")]),
+    "ledger": (vouch.of_ledger, (ROW,), [(msgspec.structs.replace(ROW, data=raw(2)),), (msgspec.structs.replace(ROW, at=6),)]),
+    "schedule": (vouch.of_schedule, (SCHEDULE, b"1"), [(SCHEDULE, b"2"), (msgspec.structs.replace(SCHEDULE, due=6), b"1")]),
+    "shelf": (vouch.of_shelf, ("s", "k", b"1"), [("s", "k", b"2")]),
+    "worker": (vouch.of_worker, ("o", 1, "x"), [("o", 2, "x"), ("o", 1, None)]),
+    "offer": (vouch.of_offer, ("o", b"1"), [("o", b"2")]),
+    "pruned": (vouch.of_pruned, ("r", 1, "ada"), [("r", 2, "ada"), ("r", 1, "eve")]),
+}  # fmt: skip
+
+
+def test_every_kind_has_its_voucher() -> None:
+    assert set(VOUCHED) == set(vouch.KINDS)
+
+
+@pytest.mark.parametrize("kind", VOUCHED)
+def test_another_content_is_another_record(kind: str) -> None:
+    make, given, others = VOUCHED[kind]
+    voucher = make(*given)
+    assert voucher.kind == kind and voucher == make(*given)
+    vouch.hold([voucher], [make(*given)])
+    for other in others:
+        altered = make(*other)._replace(id=voucher.id)
+        with pytest.raises(RecordDamaged) as caught:
+            vouch.hold([altered], [voucher])
+        assert caught.value.code == f"{kind}_record_altered"
+        told = consistency.record_problem(caught.value)
+        assert (told.code, told.severity, told.message) == (caught.value.code, "error", caught.value.message)
+
+
+@pytest.mark.parametrize("kind", VOUCHED)
+def test_a_record_that_is_gone(kind: str) -> None:
+    make, given, _ = VOUCHED[kind]
+    with pytest.raises(RecordDamaged) as caught:
+        vouch.hold([], [make(*given)])
+    whose = {"effect": "r", "inbox": "r", "claim": "r", "token": "r", "intent": "r", "ledger": "r"}.get(kind, "")
+    assert (caught.value.code, caught.value.kind, caught.value.run_id) == (f"{kind}_record_missing", kind, whose)
+    assert "\x1f" not in str(caught.value)
+
+
+def test_a_record_that_nobody_wrote() -> None:
+    """A row that is swapped in from elsewhere has no voucher, and the place it came from lacks it."""
+    mine, other = vouch.of_shelf("s", "a", b"1"), vouch.of_shelf("s", "b", b"1")
+    found = list(vouch.damage(vouch.by_id([other]), vouch.by_id([mine])))
+    assert [(e.record, e.code) for e in found] == [(mine.id, "shelf_record_missing"), (other.id, "shelf_record_altered")]
+    assert mine.seal != other.seal, "the same content in another place is another record"
+
+
+def test_ids_sort_as_their_numbers() -> None:
+    assert vouch.ledger_id(9) < vouch.ledger_id(10) and vouch.of_ledger(ROW).id == vouch.ledger_id(7)
+    assert vouch.of_token(TOKEN).under == TOKEN.hash.hex() and vouch.of_effect(EFFECT, b"").under == "k" and vouch.of_claim(CLAIM).under == "r"
+
+
+def test_records_are_kept_as_they_are() -> None:
+    assert codec.decode_intent(codec.encode_intent(INTENT)) == INTENT
+    assert codec.decode_schedule(codec.encode_schedule(SCHEDULE)) == SCHEDULE
