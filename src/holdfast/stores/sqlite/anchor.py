@@ -129,6 +129,11 @@ class Anchor:
             finally:
                 fcntl.flock(self._fd, fcntl.LOCK_UN)
 
+    def of(self, incarnation: int) -> bool:
+        """Whether it still is that of this incarnation."""
+        there = self.read()
+        return there is not None and there.incarnation == incarnation
+
     def keep_synced(self) -> None:
         """Starts the thread that syncs about each second."""
         self._thread = threading.Thread(target=self._work, name="holdfast-anchor", daemon=True)

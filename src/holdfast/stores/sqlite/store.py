@@ -210,11 +210,10 @@ class SqliteStore:
         if isinstance(self.suspect, StoreMoved):
             return self.suspect
         number, digest = committer.last
-        if number <= self._noted[0] and committer.wrote <= self._noted[1]:
-            return None
+        grown = number > self._noted[0] or committer.wrote > self._noted[1]
         self._noted = (max(number, self._noted[0]), max(committer.wrote, self._noted[1]))
-        try:
-            followed = self._anchor.raise_to(Mark(self.incarnation, number, digest, committer.wrote))
+        try:  # what does not grow may be another store by now, restored from an older copy
+            followed = self._anchor.raise_to(Mark(self.incarnation, number, digest, committer.wrote)) if grown else self._anchor.of(self.incarnation)
         except OSError as e:
             self._unsynced(e)
             return None
