@@ -24,7 +24,7 @@ class Exceeded(msgspec.Struct, frozen=True):
 
 
 def exceeded(run: Run, step: int, now: int) -> Exceeded | None:
-    """The first budget of a run that is spent, before its super-step ``step`` + 1; None if all hold."""
+    """The first budget of a run that is spent, after ``step`` super-steps; None if all hold."""
     for name, limit in run.budgets.items():
         used = _used(run, name, step, now)
         if used > limit or (name == "steps" and used >= limit):

@@ -24,8 +24,11 @@ FORMAT = 100  # of everything this release writes: major x 100 + minor (§1.8)
 INPUT_TASK = "@input"
 CARRY_TASK = "@carried"
 PATCH_TASK = "@patch"
+WAITING_TASK = "@waiting"
+"""Stands in ``done`` where a barrier carried waiting tasks on: a release that does not know of them finds no such result, and stops."""
 RESULT = "@result"
 NONE_SEEN: Mapping[str, int] = {}
+NONE_HELD: Mapping[int, Mapping[str, Any]] = {}
 
 
 class Source(StrEnum):
@@ -50,7 +53,8 @@ class Boundary(StrEnum):
 
 class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """A node's turn in the coming super-step. ``seen``: the trigger channels it consumes; ``skip``: why it is passed over;
-    ``feedback``: what a person wants changed in a step that is done again, encoded (§5.5)."""
+    ``feedback``: what a person wants changed in a step that is done again, encoded (§5.5). ``began``: the super-step it is a task of, if
+    it waits while the run goes on (§5.11), else 0; ``owed``: feedback that came meanwhile, for the node's next turn."""
 
     node: str
     index: int = 0
@@ -58,6 +62,8 @@ class Task(msgspec.Struct, frozen=True, array_like=True, gc=False):
     seen: tuple[str, ...] = ()
     skip: str = ""
     feedback: bytes | None = None
+    began: int = 0
+    owed: bytes | None = None
 
     @property
     def key(self) -> str:
@@ -123,6 +129,15 @@ class StepRecord(msgspec.Struct, frozen=True, array_like=True, tag=2):
 Result = TaskResult | StepRecord
 
 
+class Held(msgspec.Struct, frozen=True, array_like=True):
+    """What the tasks of one super-step see that wait while the run goes on: ``values``, encoded, are those in which it differs from the
+    checkpoint's own; ``absent`` are channels that had no value yet."""
+
+    step: int
+    values: bytes
+    absent: tuple[str, ...] = ()
+
+
 class Base(msgspec.Struct, frozen=True, array_like=True):
     """What a run that begins at another's checkpoint takes over beside its values (§7.7)."""
 
@@ -130,6 +145,27 @@ class Base(msgspec.Struct, frozen=True, array_like=True):
     seen: dict[str, dict[str, int]] = {}
     skipped: tuple[str, ...] = ()
     topics: tuple[str, ...] = ()
+    held: tuple[Held, ...] = ()
+    idle: int = 0
+
+
+class Tried(msgspec.Struct, frozen=True, array_like=True):
+    """How often a place of a task has been tried or asked at; ``due``: when the next attempt may begin."""
+
+    task: str
+    path: str
+    count: int
+    due: int = 0
+
+
+class Unfinished(msgspec.Struct, frozen=True, array_like=True):
+    """What is on record of the tasks that wait while the run goes on. A whole checkpoint holds it, for loading begins there."""
+
+    results: tuple[TaskResult | StepRecord, ...] = ()
+    attempts: tuple[Tried, ...] = ()
+    asked: tuple[Tried, ...] = ()
+    questions: tuple[Wait, ...] = ()
+    failed: dict[str, ErrorValue] = {}
 
 
 class Carry(msgspec.Struct, frozen=True, array_like=True):
@@ -163,6 +199,8 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     ``results`` and ``records`` are the pending writes: what is finished or recorded since the last barrier.
     ``skipped`` are the nodes whose last turn was a skip; ``topics`` the channels to be emptied at the next barrier.
+    ``held``: by super-step, what its tasks see that wait while the run goes on (§5.11); ``idle``: how many barriers took no task, but
+    only what came for others; ``unfinished``: what is on record of those that wait, where the checkpoint is one to load from.
     """
 
     run_id: str
@@ -182,10 +220,35 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     hash: bytes = b""
     created_at: int = 0
     format: int = FORMAT
+    held: Mapping[int, Mapping[str, Any]] = {}
+    idle: int = 0
+    unfinished: Unfinished | None = None
 
     @property
     def checkpoint_id(self) -> str:
         return ids.checkpoint_id(self.run_id, self.seq)
+
+    @property
+    def taken(self) -> int:
+        """How many super-steps have come to their end."""
+        return self.step - self.idle
+
+    @property
+    def waiting(self) -> tuple[Task, ...]:
+        """The pending tasks of earlier super-steps."""
+        return tuple([t for t in self.pending if t.began]) if self.held else ()
+
+    def step_of(self, task: str) -> int:
+        """The super-step that a pending task is of: the coming one, unless it waits while the run goes on."""
+        if self.held:
+            for t in self.pending:
+                if t.began and t.key == task:
+                    return t.began
+        return self.step + 1
+
+    def seen_by(self, task: Task) -> Mapping[str, Any]:
+        """The values that a pending task sees: those its super-step began with."""
+        return self.held[task.began] if task.began else self.values
 
 
 def empty(run_id: str, values: Mapping[str, Any] = EMPTY_DICT) -> Checkpoint:
@@ -273,17 +336,21 @@ def advanced(
         parent = msgspec.structs.replace(parent, values=kept, versions=b.versions, seen=b.seen, skipped=frozenset(b.skipped))
         based = msgspec.structs.replace(
             parent, seq=seq, step=delta.step, pending=delta.pending or (), topics=b.topics, parent=parent_id, created_at=at, hash=hash, waits=waits,
-            boundaries=boundaries, source=delta.source, writes={},
+            boundaries=boundaries, source=delta.source, writes={}, held=unpacked(kept, b.held), idle=b.idle,
         )  # fmt: skip
         return based, []
     if delta.step == parent.step and not delta.done and delta.values is None:
         still = msgspec.structs.replace(
-            parent, seq=seq, parent=parent_id, created_at=at, hash=hash, waits=waits, boundaries=boundaries, source=delta.source, writes={}
+            parent, seq=seq, parent=parent_id, created_at=at, hash=hash, waits=waits, boundaries=boundaries, source=delta.source, writes={}, unfinished=None
         )
         return still, []
     done = []
     writes = {}
+    carries_on = False
     for entry in delta.done:
+        if entry == WAITING_TASK:
+            carries_on = True
+            continue
         result = _find(entry, results) if isinstance(entry, str) else entry
         done.append(result)
         task = result.task
@@ -308,11 +375,13 @@ def advanced(
                 if tag != CUSTOM:
                     values[name] = reduce(tag, values.get(name, MISSING), value)
     news = bumped(done, writes)
+    held = _held(parent, delta.pending) if carries_on else parent.held if delta.pending is None else NONE_HELD
     if delta.values is not None:
         given = canon.decode(delta.values)
         values.update(given)
         if delta.source is Source.PATCH:
             news += [n for n in given if n not in news]
+            held = {step: canon.FrozenDict({**seen, **given}) for step, seen in held.items()}
     versions = parent.versions
     if news:
         versions = dict(versions)  # a clone, which is quicker than unpacking two into a third
@@ -329,7 +398,7 @@ def advanced(
             if turn is not None and turn.seen:
                 seen[node] = upto = dict(seen.get(node, NONE_SEEN))
                 for channel in turn.seen:
-                    upto[channel] = had.get(channel, 0)
+                    upto[channel] = had.get(channel, 0) if not turn.began else max(upto.get(channel, 0), min(had.get(channel, 0), turn.began - 1))
             if result.outcome != OK and result.outcome.strip().lower().startswith(SKIPPED):
                 skipped |= {node}
             elif node in skipped:
@@ -353,8 +422,29 @@ def advanced(
         writes=writes,
         hash=hash,
         created_at=at,
+        held=held,
+        idle=parent.idle + (carries_on and all(r.task[0] == "@" for r in done)),
     )
     return moved, news
+
+
+def _held(parent: Checkpoint, pending: tuple[Task, ...] | None) -> Mapping[int, Mapping[str, Any]]:
+    """What the tasks see that a barrier carries on: what their super-step began with."""
+    return {t.began: parent.held.get(t.began, parent.values) for t in (pending or ()) if t.began}
+
+
+def packed(values: Mapping[str, Any], held: Mapping[int, Mapping[str, Any]]) -> tuple[Held, ...]:
+    """What waiting tasks see, as far as it differs from these values."""
+    out = []
+    for step, seen in held.items():
+        other = {n: v for n, v in seen.items() if n not in values or values[n] is not v}
+        out.append(Held(step, canon.encode(canon.FrozenDict(other)), tuple([n for n in values if n not in seen])))
+    return tuple(out)
+
+
+def unpacked(values: Mapping[str, Any], held: tuple[Held, ...]) -> Mapping[int, Mapping[str, Any]]:
+    """What waiting tasks see, whole again."""
+    return {h.step: canon.FrozenDict({n: v for n, v in {**values, **canon.decode(h.values)}.items() if n not in h.absent}) for h in held}
 
 
 def _find(done: str, results: Mapping[str, TaskResult]) -> TaskResult:

@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core import canon, commands, status
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Result, Source, Task
+from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Held, Result, Source, Task, Unfinished, packed, unpacked
 from holdfast.core.commit import Commit
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ChainBroken, EventUnreadable, StoreCorrupt, UnsupportedFormat, UsageError
@@ -350,8 +350,13 @@ class _Whole(msgspec.Struct, frozen=True, array_like=True):
     hash: bytes
     created_at: int
     chain: bytes
+    held: tuple[Held, ...] = ()
+    idle: int = 0
+    unfinished: Unfinished | None = None
 
 
+WITH_WAITING = FORMAT + 100
+"""The format of a whole checkpoint with tasks that wait while the run goes on: a release that does not know of them refuses it."""
 _whole = msgspec.msgpack.Decoder(_Whole)
 
 
@@ -361,8 +366,9 @@ def encode_whole(cp: Checkpoint, chain: bytes) -> bytes:
     seen = {n: dict(s) for n, s in cp.seen.items()}
     data = _encoder.encode(
         _Whole(
-            FORMAT, cp.seq, cp.step, values, dict(cp.versions), seen, cp.pending, cp.parent, tuple(sorted(cp.skipped)),
+            WITH_WAITING if cp.held else FORMAT, cp.seq, cp.step, values, dict(cp.versions), seen, cp.pending, cp.parent, tuple(sorted(cp.skipped)),
             cp.topics, cp.waits, cp.source, cp.hash, cp.created_at, chain,
+            packed(cp.values, cp.held), cp.idle, cp.unfinished,
         )
     )  # fmt: skip
     return data + canon.chain(b"", data)
@@ -378,10 +384,13 @@ def decode_whole(run_id: str, data: bytes) -> tuple[Checkpoint, bytes]:
     if canon.chain(b"", data) != digest:
         raise StoreCorrupt(f"a whole checkpoint of {run_id} is not what was written", hint="restore a backup", code="checkpoint_hash_mismatch")
     w: _Whole = _strict(_whole, data, "a whole checkpoint")
-    check_format(w.format)
+    if w.format != WITH_WAITING:
+        check_format(w.format)
+    values = canon.decode(w.values)
     cp = Checkpoint(
-        run_id=run_id, seq=w.seq, step=w.step, values=canon.decode(w.values), versions=w.versions, seen=w.seen, pending=w.pending,
+        run_id=run_id, seq=w.seq, step=w.step, values=values, versions=w.versions, seen=w.seen, pending=w.pending,
         parent=w.parent, skipped=frozenset(w.skipped), topics=w.topics, waits=w.waits, source=Source(w.source), hash=w.hash,
-        created_at=w.created_at, format=w.format,
+        created_at=w.created_at, format=FORMAT if w.format == WITH_WAITING else w.format, held=unpacked(values, w.held), idle=w.idle,
+        unfinished=w.unfinished,
     )  # fmt: skip
     return cp, w.chain

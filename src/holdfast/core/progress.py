@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from holdfast.core import canon, compensation, views
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint, StepRecord, TaskResult
+from holdfast.core.checkpoint import Checkpoint, Result, StepRecord, TaskResult, Tried, Unfinished
 from holdfast.core.codec import Record, Row, open_row
 from holdfast.core.errors import ChainBroken, ErrorValue, StoreCorrupt
 from holdfast.core.waits import Wait
@@ -59,6 +59,34 @@ class Progress:
             self.checkpoint, self.hash = whole
             self.seq = self.checkpoint.seq
             self.waits = self.checkpoint.waits
+            if self.checkpoint.unfinished is not None:
+                self._recall(self.checkpoint.unfinished)
+
+    def _recall(self, kept: Unfinished) -> None:
+        """Takes over what a whole checkpoint holds of the tasks that wait while the run goes on."""
+        for result in kept.results:
+            self._record(result)
+        self.attempts = {(t.task, t.path): (t.count, t.due) for t in kept.attempts}
+        self.asked = {(t.task, t.path): t.count for t in kept.asked}
+        self.questions = {(w.task, w.path): w for w in kept.questions}
+        self.failed = dict(kept.failed)
+
+    def unfinished(self, of: Checkpoint) -> Unfinished:
+        """What is on record of the tasks that a checkpoint carries on."""
+        keys = {t.key for t in of.waiting}
+        return Unfinished(
+            results=(*(r for r in self.results.values() if r.task in keys), *(r for r in self.records.values() if r.task in keys)),
+            attempts=tuple([Tried(t, path, count, due) for (t, path), (count, due) in self.attempts.items() if t in keys]),
+            asked=tuple([Tried(t, path, count) for (t, path), count in self.asked.items() if t in keys]),
+            questions=tuple([w for w in self.questions.values() if w.task in keys]),
+            failed={t: e for t, e in self.failed.items() if t in keys},
+        )
+
+    def _record(self, result: Result) -> None:
+        if isinstance(result, TaskResult):
+            self.results[result.task] = result
+        else:
+            self.records[result.task, result.path] = result
 
     @property
     def busy(self) -> bool:
@@ -66,13 +94,16 @@ class Progress:
         return bool(self.results or self.records or self.attempts or self.failed or self.asked or self.questions or self.news)
 
     def barrier(self, *, first: bool = False) -> None:
-        """Forgets what the barrier carried across. The first checkpoint carries no signals."""
+        """Forgets what the barrier took, all but what is on record of the tasks that it carried on. The first checkpoint carries no signals."""
+        kept = self.unfinished(self.checkpoint) if self.checkpoint.held else None
         self.results.clear()
         self.records.clear()
         self.attempts.clear()
         self.failed.clear()
         self.asked.clear()
         self.questions.clear()
+        if kept is not None:
+            self._recall(kept)
         if not first:
             self.news.clear()
 
@@ -111,7 +142,7 @@ class Progress:
             if record.kind != "effect" or record.error is not None:
                 continue
             step, task, path = compensation.undone_at(record.path)
-            if step == self.checkpoint.step + 1:
+            if step == self.checkpoint.step_of(task):
                 self.results.pop(task, None)
                 while path:
                     self.records.pop((task, path), None)
@@ -141,10 +172,7 @@ class Progress:
             ChainBroken: the checkpoint's hash is not the one its event vouches for (§1.8).
         """
         for result in record.results:
-            if isinstance(result, TaskResult):
-                self.results[result.task] = result
-            else:
-                self.records[result.task, result.path] = result
+            self._record(result)
         for event in record.events:
             self._note(event)
         if record.delta is not None:

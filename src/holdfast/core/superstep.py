@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, cast
 
 import msgspec
@@ -14,6 +14,7 @@ from holdfast.core.checkpoint import (
     CARRY_TASK,
     INPUT_TASK,
     NONE_SEEN,
+    WAITING_TASK,
     Carry,
     Checkpoint,
     Delta,
@@ -54,18 +55,24 @@ class Turns(msgspec.Struct, frozen=True, gc=False):
     skipped: frozenset[str]
 
 
-def plan(program: Program, checkpoint: Checkpoint | Turns, news: Iterable[str]) -> tuple[Task, ...]:
+def plan(
+    program: Program, checkpoint: Checkpoint | Turns, news: Iterable[str], late: Iterable[str] = (), busy: frozenset[str] = frozenset()
+) -> tuple[Task, ...]:
     """The tasks of the next super-step: nodes with a trigger whose channels are newer than they have seen.
 
-    Only nodes that listen to ``news`` are looked at: any other was runnable before and has had its turn.
+    Only nodes that listen to ``news`` are looked at: any other was runnable before and has had its turn. A node has one turn at a
+    time: one that is ``busy`` waiting is passed over, and is looked at once its turn has ended, as one that is ``late``.
     """
     found: dict[str, Task] = {}
     listeners, nodes = program.listeners, program.nodes
     for channel in news:
         if channel in listeners:
             for name in listeners[channel]:
-                if name not in found and (task := _ready(nodes[name], checkpoint)) is not None:
+                if name not in found and name not in busy and (task := _ready(nodes[name], checkpoint)) is not None:
                     found[name] = task
+    for name in late:
+        if name not in found and name not in busy and name in nodes and (task := _ready(nodes[name], checkpoint)) is not None:
+            found[name] = task
     if len(found) < 2:
         return tuple(found.values())
     return tuple(found[n] for n in sorted(found, key=program.order.__getitem__))
@@ -199,11 +206,13 @@ def barrier(
     decoded: Mapping[str, Mapping[str, Any]],
     source: Source = Source.LOOP,
     signals: tuple[TaskResult, ...] = (),
+    taken: tuple[Task, ...] | None = None,
 ) -> tuple[Delta, Checkpoint]:
     """Applies the writes of all tasks in task order and plans what is next.
 
     ``inline`` names the results that become durable with this very commit; the others are referred to by key. ``signals``
     are writes from outside to channels of their names; they come after the tasks', in the order of their arrival (§5.11).
+    ``taken`` are the tasks of the super-step that ends, None for all that are pending; the others are carried on as they stand.
     The checkpoint lacks what only its commit knows: seq, time and hash.
 
     Raises:
@@ -211,12 +220,14 @@ def barrier(
         StepFailure: a custom reducer raised.
         Unserializable: a custom reducer made a value no store could keep.
     """
-    if len(parent.pending) == 1 and not signals and source is Source.LOOP:
+    if len(parent.pending) == 1 and not signals and source is Source.LOOP and taken is None and not parent.held:
         alone = results[parent.pending[0].key]
         shorter = _line(program, parent, alone, alone.task in inline, decoded.get(alone.task))
         if shorter is not None:
             return shorter
-    done = [results[t.key] for t in parent.pending]
+    group = parent.pending if taken is None else taken
+    waiting = () if taken is None else _carried(parent, taken)
+    done = [results[t.key] for t in group]
     if signals:
         done += signals
     kinds: dict[str, str] = {}
@@ -249,20 +260,105 @@ def barrier(
             sent += _expected(program, result)
         if result.feedback is not None:
             told.update(dict.fromkeys(result.goto or (), result.feedback))
+    if waiting:
+        entries.append(WAITING_TASK)
+        waiting = tuple([msgspec.structs.replace(t, owed=told[t.node]) if t.node in told and _busy(t, results) else t for t in waiting])
     delta = Delta(
         step=parent.step + 1,
         source=source,
         done=tuple(entries),
         kinds=kinds,
         values=canon.encode(canon.FrozenDict(custom)) if custom else None,
+        pending=waiting,
     )
     moved, news = advanced(parent, delta, results, seq=parent.seq, at=0, hash=b"", decoded=decoded)
-    tasks = plan(program, moved, news)
+    if waiting or parent.held:
+        told = {t.node: t.owed for t in group if t.owed is not None} | told
+        tasks = plan(program, _consumed(moved, waiting), news, _late(program, moved, group), frozenset([t.node for t in waiting if _busy(t, results)]))
+        tasks = _apart(tasks, waiting)
+    else:
+        tasks = plan(program, moved, news)
     if told:
         tasks = tuple([msgspec.structs.replace(t, feedback=told[t.node]) if t.node in told else t for t in tasks])
     if sent:
-        tasks += _numbered(sent)
-    return _with_pending(delta, moved, tasks)
+        tasks += _numbered(sent, (*waiting, *tasks))
+    return _with_pending(delta, moved, (*waiting, *tasks))
+
+
+def _carried(parent: Checkpoint, taken: tuple[Task, ...]) -> tuple[Task, ...]:
+    """The pending tasks that are not taken; each says from now on of which super-step it is."""
+    keys = {t.key for t in taken}
+    return tuple([t if t.began else msgspec.structs.replace(t, began=parent.step + 1) for t in parent.pending if t.key not in keys])
+
+
+def _busy(task: Task, results: Collection[str]) -> bool:
+    """Whether a task that is carried on is its node's own turn and not finished: a node has one turn at a time."""
+    return task.payload is None and task.key not in results
+
+
+def _consumed(moved: Checkpoint, waiting: tuple[Task, ...]) -> Checkpoint:
+    """A checkpoint as it is planned from: what a finished turn has seen is seen, though its super-step has not come to its end."""
+    seen = dict(moved.seen)
+    for task in waiting:
+        if task.payload is None and task.seen:
+            seen[task.node] = upto = dict(seen.get(task.node, NONE_SEEN))
+            for channel in task.seen:
+                upto[channel] = max(upto.get(channel, -1), min(moved.versions.get(channel, 0), task.began - 1))
+    return msgspec.structs.replace(moved, seen=seen)
+
+
+def _apart(tasks: tuple[Task, ...], waiting: tuple[Task, ...]) -> tuple[Task, ...]:
+    """The planned tasks under keys of their own: a node may have finished a turn already that its super-step still waits to end with."""
+    used = {t.key for t in waiting}
+    last = {n: max(t.index for t in waiting if t.node == n) for n in {t.node for t in waiting}}
+    return tuple([msgspec.structs.replace(t, index=last[t.node] + 1) if t.key in used else t for t in tasks])
+
+
+def _late(program: Program, moved: Checkpoint, group: tuple[Task, ...]) -> list[str]:
+    """The nodes for which something came while their turn was carried on."""
+    found = []
+    for task in group:
+        if task.began and task.payload is None and (node := program.nodes.get(task.node)) is not None:
+            channels = (f"goto:{node.name}", *(c for t in node.triggers for c in t.channels))
+            if any(moved.versions.get(c, -1) >= task.began for c in channels):
+                found.append(node.name)
+    return found
+
+
+def whole(checkpoint: Checkpoint, results: Collection[str]) -> tuple[Task, ...] | None:
+    """The pending tasks of the oldest super-step of which all are finished; None if there is none such."""
+    steps: dict[int, list[Task]] = {}
+    for task in checkpoint.pending:
+        steps.setdefault(task.began or checkpoint.step + 1, []).append(task)
+    return next((tuple(steps[s]) for s in sorted(steps) if all(t.key in results for t in steps[s])), None)
+
+
+def signalled(program: Program, news: Iterable[tuple[str, bytes]]) -> tuple[TaskResult, ...]:
+    """Signals whose names are channels of the state, as writes to these (§5.11). What does not fit is left out: whoever sent it had not
+    this code, and ``ctx.wait`` still gives it as it came."""
+    out: list[TaskResult] = []
+    for name, payload in news:
+        channel = program.channels.get(name)
+        if channel is None or (channel.reducer.tag == "merge" and not isinstance(canon.decode(payload), dict)):
+            continue
+        try:
+            given = check_values(program, {name: canon.decode(payload)}, "signal", program.writes)
+        except InvalidInput:
+            continue
+        out.append(TaskResult(f"@signal~{len(out) + 1}", writes=canon.encode(canon.admit(given))))
+    return tuple(out)
+
+
+def wakes(program: Program, checkpoint: Checkpoint, signals: tuple[TaskResult, ...], results: Mapping[str, TaskResult]) -> bool:
+    """Whether some node runs because of these signals, though all that is pending waits (§5.11).
+
+    Raises:
+        StepFailure, Unserializable: a custom reducer refuses one of them.
+    """
+    if not any(name in program.listeners for s in signals for name in written(s)):
+        return False
+    _, moved = barrier(program, checkpoint, results, inline=frozenset(), decoded={}, signals=signals, taken=())
+    return len(moved.pending) > len(checkpoint.pending)
 
 
 def _line(program: Program, parent: Checkpoint, result: TaskResult, inline: bool, writes: Mapping[str, Any] | None) -> tuple[Delta, Checkpoint] | None:
@@ -293,6 +389,7 @@ def _line(program: Program, parent: Checkpoint, result: TaskResult, inline: bool
         parent=parent.checkpoint_id if parent.seq else None,
         source=Source.LOOP,
         writes={result.task: writes},
+        idle=parent.idle,
     )
     tasks = plan(program, moved, news)
     msgspec.structs.force_setattr(moved, "pending", tasks)
@@ -306,9 +403,11 @@ def _expected(program: Program, result: TaskResult) -> tuple[SendTo, ...]:
     return result.sends
 
 
-def _numbered(sent: Iterable[SendTo]) -> tuple[Task, ...]:
-    """A task for each ``Send``, numbered by its node."""
+def _numbered(sent: Iterable[SendTo], beside: tuple[Task, ...]) -> tuple[Task, ...]:
+    """A task for each ``Send``, numbered by its node, after those that are there."""
     counts: dict[str, int] = {}
+    for task in beside:
+        counts[task.node] = max(counts.get(task.node, 0), task.index)
     tasks = []
     for send in sent:
         counts[send.node] = counts.get(send.node, 0) + 1
@@ -427,4 +526,7 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
             raise NodeMissing(f"the run is to go on with {task.node!r}, which {program.id} no longer has", hint=f"it has {known}")
 
 
-__all__ = ["INTENTS", "REVIEW_TASK", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect", "first", "fitted", "plan", "settled"]
+__all__ = [
+    "INTENTS", "REVIEW_TASK", "Turns", "Unserializable", "again", "barrier", "check_input", "check_values", "check_writes", "delivery", "expect", "first",
+    "fitted", "plan", "settled", "signalled", "wakes", "whole",
+]  # fmt: skip

@@ -265,7 +265,7 @@ def due_rebuilt(commit: Commit, owner: str | None, due: int | None, moved: bool,
     forgotten = due is None and owner is None and run.status in WAITING
     if not moved and not forgotten:
         return due
-    return now if forgotten and any(d.resume for d in run.decisions) else due_after(commit, owner, now, unread)
+    return now if forgotten and (run.signals or any(d.resume for d in run.decisions)) else due_after(commit, owner, now, unread)
 
 
 def mendable(evidence: Evidence, there: Evidence | None, now: int) -> HoldfastError | None:

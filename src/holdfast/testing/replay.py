@@ -185,10 +185,9 @@ class _Past:
         waits: dict[str, Wait] = {}
         for number, row in enumerate(kept.rows, 1):
             record = open_row(row, progress.hash)
-            step = progress.checkpoint.step + 1
             for result in record.results:
                 if isinstance(result, StepRecord):
-                    self.records[step, result.task, result.path] = result
+                    self.records[progress.checkpoint.step_of(result.task), result.task, result.path] = result
             _plan(record, self.planned, self.ended)
             for event in record.events:
                 match event.fact:

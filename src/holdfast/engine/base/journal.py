@@ -263,7 +263,7 @@ class Journal:
 
     def echoed(self, task: str, path: str) -> StepRecord | None:
         """What the source has on record at a place, effects included."""
-        return None if self.echo is None else self.echo.records.get((self.checkpoint.step + 1, task, path))
+        return None if self.echo is None else self.echo.records.get((self.checkpoint.step_of(task), task, path))
 
     def replayed(self) -> None:
         """The first call without a record ends the replaying (§7.6)."""
@@ -436,7 +436,10 @@ class Journal:
         run = fold_all(before, events)
         if checkpoint is not None:
             kept = views.boundaries(events, advanced=checkpoint.step > max(parent.step, 0))
-            checkpoint = msgspec.structs.replace(checkpoint, seq=vouching, created_at=at, hash=hash, waits=run.waits, boundaries=kept)
+            unfinished = self.progress.unfinished(checkpoint) if checkpoint.held else None
+            checkpoint = msgspec.structs.replace(
+                checkpoint, seq=vouching, created_at=at, hash=hash, waits=run.waits, boundaries=kept, unfinished=unfinished
+            )
         puts = draft.puts
         if (run.parent_run_id is not None and run.terminal) or (before is not None and before.waits):
             puts = puts + family.told(before, run, facts, parent if checkpoint is None else checkpoint, at)

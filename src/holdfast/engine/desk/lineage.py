@@ -79,10 +79,9 @@ def recorded(rows: list[Row], progress: Progress) -> dict[tuple[int, str, str], 
     out: dict[tuple[int, str, str], StepRecord] = {}
     for row in rows:
         record = open_row(row, progress.hash)
-        step = progress.checkpoint.step + 1
         for result in record.results:
             if isinstance(result, StepRecord) and result.kind not in _OPENED and result.task != compensation.TASK and not _of_people(result):
-                out[step, result.task, result.path] = result
+                out[progress.checkpoint.step_of(result.task), result.task, result.path] = result
         progress.step(record)
     return out
 
@@ -108,10 +107,11 @@ async def unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unf
         progress.step(open_row(row, progress.hash))
         if progress.checkpoint.checkpoint_id == checkpoint_id:
             break
-    step, forebear = progress.checkpoint.step, loaded[0]
+    checkpoint, forebear = progress.checkpoint, loaded[0]
+    pending = {(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending}
     progress.forgive()
     records = {
-        (step + 1, task, path): record
+        (checkpoint.step_of(task), task, path): record
         for (task, path), record in progress.records.items()
         if record.kind in _CARRIED and task != compensation.TASK and not _of_people(record)
     }
@@ -119,8 +119,8 @@ async def unfinished(services: Services, run_id: str, checkpoint_id: str) -> Unf
     source, at = forebear.source_run_id, forebear.source_checkpoint_id
     if source is not None and at is not None and forebear.origin != REPLAY and not await _edited(services.store, forebear):
         theirs, earlier = await unfinished(services, source, at)
-        records = {p: r for p, r in earlier.items() if p[0] == step + 1} | records
-        if any(p[0] == step + 1 for p in earlier) or forebear.current_step_id is None:
+        records = {p: r for p, r in earlier.items() if p[:2] in pending} | records
+        if any(p[:2] in pending for p in earlier) or forebear.current_step_id is None:
             results = {r.task: r for r in theirs} | results
     return tuple(results.values()), records
 
@@ -203,12 +203,13 @@ async def born(services: Services, source: Loaded, wish: Wish) -> str:
     if wish.key is not None:
         claims = [DedupClaim("request", request_scope(run, wish.kind), wish.key, run_id, _digest(found, wish), now + KEY_RETENTION_US)]
     journal = Journal(services.store, None, None, services.store.incarnation << COUNTER_BITS | 1, Progress(run_id))
+    held = cps.packed(values, {step: {**seen, **{n: values[n] for n in edits}} for step, seen in found.held.items()})
     delta = Delta(
         step=found.step,
         source=Source.FORK,
         values=canon.encode(canon.FrozenDict(values)),
         pending=found.pending,
-        base=Base(dict(found.versions), {n: dict(s) for n, s in found.seen.items()}, tuple(sorted(found.skipped)), found.topics),
+        base=Base(dict(found.versions), {n: dict(s) for n, s in found.seen.items()}, tuple(sorted(found.skipped)), found.topics, held, found.idle),
     )
     checkpoint = cps.advance(journal.checkpoint, delta, {}, seq=0, at=0, hash=b"")
     draft = Draft(facts=facts, claims=claims)

@@ -423,7 +423,7 @@ class Conductor:
         program = await self._fitting(run, upgrade)
         if (blocked := await self._way_cleared(run, lease)) is not None:  # before anything is written
             raise _lane_blocked(run_id, blocked)
-        if run.status not in LIVE and run.status is not Status.PENDING:
+        if run.status not in LIVE and run.status is not Status.PENDING and not await self._desk.due_by_a_signal(run):
             decisions.refuse_resume(run, acknowledge)
         if run.status in TERMINAL:
             compensation.refuse_to_go_on(run, await self._store.effects(run_id))

@@ -179,7 +179,7 @@ class Desk:
         if loaded.lease.live(self._store.now()):
             return False
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
-        if due is None and source is None and any(d.resume for d in loaded.run.decisions):
+        if due is None and source is None and (any(d.resume for d in loaded.run.decisions) or self.woken(loaded.run, journal, draft)):
             due = self._store.now()  # an answer on record has queued a resume, which nothing written meanwhile may unqueue
         try:
             if source is None:
@@ -189,6 +189,24 @@ class Desk:
         except Conflict:
             return False
         return True
+
+    def woken(self, run: records.Run, journal: Journal, draft: Draft | None = None) -> bool:
+        """Whether a signal has come that lets a node of this waiting run go on (§5.11). Where its code is not here, whoever has it looks."""
+        news = [*journal.progress.news, *(f for f in (draft.facts if draft is not None else ()) if isinstance(f, ev.SignalReceived))]
+        if not news or run.status not in WAITING:
+            return False
+        try:
+            program = self._services.skills.for_run(run)
+            return superstep.wakes(program, journal.checkpoint, superstep.signalled(program, [(f.name, f.payload) for f in news]), journal.progress.results)
+        except Exception:  # another's code, or a reducer's refusal, which its driver meets and says
+            return True
+
+    async def due_by_a_signal(self, run: records.Run) -> bool:
+        """Whether a waiting run is to go on for a signal alone, its open questions as they are."""
+        if run.status not in WAITING or run.decisions or not run.signals:
+            return False
+        loaded = await self._reader.loaded(run.run_id)
+        return self.woken(loaded.run, Journal.load(self._store, loaded, 0))
 
     async def found_out(self, run_id: str) -> None:
         """Takes over what other runs of the lineage know of the acts that this one asks about."""

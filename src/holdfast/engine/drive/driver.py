@@ -26,7 +26,6 @@ from holdfast.core.errors import (
     ErrorValue,
     HoldfastError,
     InboxUnread,
-    InvalidInput,
     LeaseLost,
     StepFailure,
     StepLimit,
@@ -70,7 +69,7 @@ class Driver:
         self._forced = forced
         self._lock = asyncio.Lock()
         self._news = asyncio.Event()
-        self._parked: set[str] = set()
+        self._parked: dict[str, tuple[Wait, ...]] = {}
         self._task: asyncio.Task[Any] | None = None
         self.scope: asyncio.Task[Any] | None = None
         self._attending: asyncio.Task[None] | None = None
@@ -390,20 +389,21 @@ class Driver:
             journal.hold(Draft(results=list(journal.echo.results)))
         delta = Delta(journal.checkpoint.step, Source.FORK)
         checkpoint = cps.advance(journal.checkpoint, delta, {}, seq=0, at=0, hash=b"")
-        facts += _started(checkpoint)
+        facts += [ev.StepStarted(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending]
         await journal.checkpointed(Draft(facts=facts), delta, checkpoint)
 
     async def _reenter(self) -> bool:
         """Leaves a wait if an answer has come (§2.7); otherwise gives the run back as it was."""
         run = self._journal.run
-        if not run.decisions:
+        if not run.decisions and not self._woken():
             await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=run.wake_at)
             return False
-        last = run.decisions[-1]
         records = decisions.answers(run)
-        self._parked = {w.task for w in run.waits} - {r.task for r in records}
+        told = {r.task for r in records}
+        self._parked = {t: tuple([w for w in run.waits if w.task == t]) for t in dict.fromkeys(w.task for w in run.waits) if t not in told}
         upgraded = self._program.fingerprint if self._program.fingerprint != run.fingerprint else None
-        resumed = ev.RunResumed(cause=cause_of(last), wait_id=last.wait_id, checkpoint_id=run.checkpoint_head, forced=self._forced, upgraded=upgraded)
+        cause, wait_id = (cause_of(run.decisions[-1]), run.decisions[-1].wait_id) if run.decisions else ("signal", None)
+        resumed = ev.RunResumed(cause=cause, wait_id=wait_id, checkpoint_id=run.checkpoint_head, forced=self._forced, upgraded=upgraded)
         self._journal.hold(Draft(facts=[resumed], results=list(records)))
         return True
 
@@ -428,7 +428,8 @@ class Driver:
                 except StepFailure as e:
                     await self._fail(Draft(), e, recorded(e))
                     return journal.run
-            if steps >= self._limit:
+            enters = self._enters(checkpoint)
+            if enters and steps >= self._limit:
                 limit = StepLimit(f"{steps} super-steps in one invocation; the limit is {self._limit}", hint="resume with a higher step_limit")
                 await self._fail(Draft(), limit, recorded(limit))
                 return journal.run
@@ -445,9 +446,16 @@ class Driver:
             steps += self._fused.ran
             if self._fused.ran and ahead is None:
                 continue
-            steps += 1
+            steps += enters
             if await self._superstep(journal.checkpoint.pending, ahead):
                 return journal.run
+
+    def _enters(self, checkpoint: Checkpoint) -> bool:
+        """Whether some task is to be entered: what only waits is no super-step of this invocation (§4.9)."""
+        if not checkpoint.held and not self._parked:
+            return True
+        known, parked = self._journal.progress.results, self._parked
+        return any(t.key not in known and (t.key not in parked or any(answered(self._journal, w) for w in parked[t.key])) for t in checkpoint.pending)
 
     async def _superstep(self, pending: tuple[Task, ...], ahead: Ahead | None) -> bool:
         """Executes the pending tasks in a scope that a command may close (§10.12). True if the run rests now."""
@@ -456,7 +464,7 @@ class Driver:
         if ahead is None:
             self._journal.boundaries.clear()
         try:
-            outcome = await (self._single(pending[0], ahead) if len(pending) == 1 else self._parallel(pending))
+            outcome = await (self._single(pending[0], ahead) if len(pending) == 1 and not self._parked else self._parallel(pending))
         except asyncio.CancelledError:
             # Ours, unless somebody outside cancelled too; then the run stays where its last commit left it.
             if not self._cut or cancels.uncancel(me) > 0:
@@ -501,7 +509,10 @@ class Driver:
 
     async def _parallel(self, pending: tuple[Task, ...]) -> Outcome:
         """Several tasks at once; what finishes is durable at once and never run again (§4.6)."""
-        parked, self._parked = self._parked, set()
+        checkpoint, known = self._journal.checkpoint, self._journal.progress.results
+        if checkpoint.held and superstep.whole(checkpoint, known) is not None:
+            return Outcome({t.key: known[t.key] for t in pending if t.key in known})  # its barrier comes before anything else is done
+        parked, self._parked = self._parked, {}
         return await Round(self._services, self._journal, self._program, pending, parked, self._news).run()
 
     async def _conclude(self, o: Outcome) -> bool:
@@ -514,28 +525,39 @@ class Driver:
             return await self._restart(*o.restart)
         if not o.whole:
             return await self._hand_back()
+        checkpoint = self._journal.checkpoint
+        if not o.waits and not checkpoint.held:
+            return await self._barrier(o.results, o.inline, o.decoded)
         if o.waits:
-            return await self._rest_in(o.waits)
-        return await self._barrier(o.results, o.inline, o.decoded)
+            self._parked = {t: tuple([w for w in o.waits if w.task == t]) for t in dict.fromkeys(w.task for w in o.waits)}
+        taken = superstep.whole(checkpoint, o.results)
+        if taken is not None:
+            return await self._barrier(o.results, o.inline, o.decoded, taken)
+        return await self._rest_in(o.waits)
 
     # -- barriers and ends --------------------------------------------------------------------------
 
-    async def _barrier(self, results: Mapping[str, TaskResult], inline: set[str], decoded: Mapping[str, Mapping[str, Any]]) -> bool:
-        """The commit that carries the super-step across; the last one also ends the run. True if it rests now."""
+    async def _barrier(
+        self, results: Mapping[str, TaskResult], inline: set[str], decoded: Mapping[str, Mapping[str, Any]], taken: tuple[Task, ...] | None = None
+    ) -> bool:
+        """The commit that carries a super-step across; the last one also ends the run. True if it rests now. ``taken`` are the tasks that
+        have come to their end, None for all that are pending; the others wait on (§5.11)."""
         journal, program = self._journal, self._program
         parent = journal.checkpoint
         try:
-            delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals())
+            delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals(), taken=taken)
         except BaseException as raised:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
             e = contained(raised, "a reducer")
             done_now = [results[k] for k in inline]
-            return await self._fail(Draft(facts=[_completed(parent.step + 1, r) for r in done_now], results=list(done_now)), e, recorded(e))
-        draft = Draft(facts=[_completed(moved.step, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
+            return await self._fail(Draft(facts=[_completed(parent, r) for r in done_now], results=list(done_now)), e, recorded(e))
+        draft = Draft(facts=[_completed(parent, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
+        if taken is not None:
+            results = {t.key: results[t.key] for t in taken}
         for done in results.values():
             if done.intents or done.ledger:
-                self._outbox(draft, [results[t.key] for t in parent.pending])
+                self._outbox(draft, [results[t.key] for t in (parent.pending if taken is None else taken)])
                 break
-        delivery = None if moved.pending and not moved.pending[0].skip else superstep.delivery(program, results.values())
+        delivery = None if moved.held or (moved.pending and not moved.pending[0].skip) else superstep.delivery(program, results.values())
         if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
             delta, moved = superstep.settled(delta, moved)
         if moved.pending or ending.outcome(self._services, program, journal, delivery) is not Terminal.DONE:
@@ -554,7 +576,7 @@ class Driver:
         if await self._end_unless_asked(complete):
             return True
         if self._end is None:
-            return await self._barrier(results, inline, decoded)
+            return await self._barrier(results, inline, decoded, taken)
         journal.hold(kept)
         return await self._ended()
 
@@ -564,24 +586,25 @@ class Driver:
             self._services.sendings.posted(self._journal.run.run_id)
 
     def _signals(self) -> tuple[TaskResult, ...]:
-        """Signals whose name is a channel of the state, as writes to it at this barrier (§5.11)."""
-        out: list[TaskResult] = []
-        for fact in self._journal.progress.news:
-            channel = self._program.channels.get(fact.name)
-            if channel is None or (channel.reducer.tag == "merge" and not isinstance(canon.decode(fact.payload), dict)):
-                continue
-            try:
-                given = superstep.check_values(self._program, {fact.name: canon.decode(fact.payload)}, "signal", self._program.writes)
-            except InvalidInput:
-                continue  # whoever sent it had not this code; ctx.wait still gives it as it came
-            out.append(TaskResult(f"@signal~{len(out) + 1}", writes=canon.encode(canon.admit(given))))
-        return tuple(out)
+        """The signals that came since the last barrier, as writes at this one (§5.11)."""
+        news = self._journal.progress.news
+        return superstep.signalled(self._program, [(f.name, f.payload) for f in news]) if news else ()
+
+    def _woken(self) -> bool:
+        """Whether a signal has come that lets a node run, though all that is pending waits (§5.11)."""
+        signals = self._signals()
+        try:
+            return bool(signals) and superstep.wakes(self._program, self._journal.checkpoint, signals, self._journal.progress.results)
+        except BaseException as e:
+            contained(e, "a reducer")
+            return True  # the barrier meets it again, and says so
 
     def _outbox(self, draft: Draft, done: list[TaskResult]) -> None:
         """Intents and ledger rows of the finished tasks, under keys that a recomputation makes again (§9.2)."""
-        run, step = self._journal.run, self._journal.checkpoint.step + 1
+        run = self._journal.run
         now, echo = self._services.clock.now(), self._journal.echo
         for result in done:
+            step = self._journal.checkpoint.step_of(result.task)
             for n, write in enumerate(result.intents):
                 intent_id = f"{ids.step_id(run.run_id, step, result.task)}!{n}"
                 place = f"{step}.{result.task}!{n}"
@@ -635,19 +658,23 @@ class Driver:
         return await self._fail(draft, e.cause, e.error)
 
     async def _rest_in(self, waits: tuple[Wait, ...]) -> bool:
-        """Parks the run in its open waits, unless one was answered or the run was cancelled meanwhile (§5.2)."""
+        """Parks the run in its open waits, unless one was answered or the run was cancelled meanwhile (§5.2), or a signal lets a node run (§5.11)."""
         journal = self._journal
         async with self._lock:
             if self._end is not None or any(answered(journal, w) for w in waits):
                 return False
             known = {w.wait_id for w in journal.run.waits}
             new = [w for w in waits if w.wait_id not in known]
-            open_now = (*journal.run.waits, *new)
-            draft = Draft(facts=[ev.WaitRequested(w) for w in new])
-            draft.facts.append(ev.RunWaitingForHuman() if resting(open_now) is Status.WAITING_FOR_HUMAN else ev.RunWaitingForSignal())
-            self._over = True
-            await journal.rest(draft, Source.WAIT)
-        return True
+            if not self._woken():
+                open_now = (*journal.run.waits, *new)
+                draft = Draft(facts=[ev.WaitRequested(w) for w in new])
+                draft.facts.append(ev.RunWaitingForHuman() if resting(open_now) is Status.WAITING_FOR_HUMAN else ev.RunWaitingForSignal())
+                self._over = True
+                await journal.rest(draft, Source.WAIT)
+                return True
+            if new:
+                await journal.save(Draft(facts=[ev.WaitRequested(w) for w in new]))
+        return await self._barrier(journal.progress.results, set(), {}, ())
 
     async def _stop(self, draft: Draft, why: Halted | Unattended) -> bool:
         """Ends the run because a policy said no (§8.1), or because nobody is there to be asked (§5.17)."""
@@ -700,11 +727,12 @@ class Driver:
 
 def _started(checkpoint: Checkpoint) -> list[ev.Fact]:
     """The tasks that begin after a checkpoint."""
-    return [ev.StepStarted(checkpoint.step + 1, t.key) for t in checkpoint.pending]
+    return [ev.StepStarted(checkpoint.step + 1, t.key) for t in checkpoint.pending if not t.began]
 
 
-def _completed(step: int, result: TaskResult) -> ev.StepEnded:
-    return ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt)
+def _completed(parent: Checkpoint, result: TaskResult) -> ev.StepEnded:
+    """The fact of a task that the barrier after ``parent`` takes."""
+    return ev.step_ended(result.outcome)(parent.step_of(result.task), result.task, result.outcome, attempt=result.attempt)
 
 
 def cause_of(decision: Any) -> str:

@@ -95,7 +95,7 @@ async def execute(
         return Finished(TaskResult(task.key, outcome=task.skip), NOTHING)
     node = program.nodes[task.node]
     if values is None:
-        values = journal.checkpoint.values
+        values = journal.checkpoint.seen_by(task)
     if place is None:
         place = Place(task.key)
     attempt, due = journal.progress.attempts.get((place.key, place.path), FRESH)
@@ -106,7 +106,7 @@ async def execute(
             await services.clock.sleep(max(0, due - services.clock.now()) / 1_000_000)
         attempt += 1
         if attempt > 1:  # the first one is told by the step's own start and end (§10.9)
-            began = ev.AttemptStarted(journal.checkpoint.step + 1, place.key, attempt, services.owner, place.path)
+            began = ev.AttemptStarted(journal.checkpoint.step_of(place.key), place.key, attempt, services.owner, place.path)
             journal.hold(Draft(facts=[began]))
         cause: BaseException
         try:
@@ -131,7 +131,7 @@ async def execute(
             raise journal.dead from None  # the house's trouble, whatever the node made of it
         if not node.retry.retries(cause, attempt):
             raise StepError(place.key, cause, error, attempt, outcome) from cause
-        step = journal.checkpoint.step + 1
+        step = journal.checkpoint.step_of(place.key)
         due = services.clock.now() + backoff(f"{ids.step_id(journal.run.run_id, step, place.key, place.path)}@{attempt}", attempt, node.retry.base_us)
         journal.progress.again(place.key, place.path, attempt, due, error)
         await journal.save(Draft(facts=[ev.StepRetryScheduled(step, place.key, attempt, due, error, place.path)]))

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import decisions
+from holdfast.core import decisions, superstep
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Task, TaskResult
 from holdfast.core.graph import Program
@@ -52,16 +52,19 @@ def answered(journal: Journal, wait: Wait) -> bool:
 
 def failure(journal: Journal, e: StepError) -> ev.StepFailed:
     """The fact of a task that failed for good in the super-step under way."""
-    return ev.StepFailed(journal.checkpoint.step + 1, e.task, e.error, e.outcome, e.attempt)
+    return ev.StepFailed(journal.checkpoint.step_of(e.task), e.task, e.error, e.outcome, e.attempt)
 
 
 class Round:
-    """Runs the pending tasks. ``parked`` are tasks that rest in a wait nobody has answered: they are not entered again.
+    """Runs the pending tasks, those of earlier super-steps too that wait while the run goes on (§5.11). ``parked`` are tasks that rest in
+    these waits: they are entered again once one of them is answered.
 
     ``news`` is set by the driver when an answer has been recorded.
     """
 
-    def __init__(self, services: Services, journal: Journal, program: Program, pending: tuple[Task, ...], parked: set[str], news: asyncio.Event) -> None:
+    def __init__(
+        self, services: Services, journal: Journal, program: Program, pending: tuple[Task, ...], parked: Mapping[str, tuple[Wait, ...]], news: asyncio.Event
+    ) -> None:
         self._services = services
         self._journal = journal
         self._program = program
@@ -76,7 +79,7 @@ class Round:
             if known is not None:
                 self._outcome.results[task.key] = known
             elif task.key in parked:
-                self._waiting[task.key] = tuple(w for w in journal.run.waits if w.task == task.key)
+                self._waiting[task.key] = parked[task.key]
 
     async def run(self) -> Outcome:
         """Until nothing runs and no answered task is left to be entered again."""
@@ -115,13 +118,17 @@ class Round:
     def _reenter(self) -> bool:
         """Starts the waiting tasks whose answers have come; not beside a failure, which ends the super-step."""
         self._news.clear()
-        ready = [k for k, waits in self._waiting.items() if any(answered(self._journal, w) for w in waits)]
+        ready = self._ready()
         if self._over:
             return False
         for task in [t for t in self._pending if t.key in ready]:
             del self._waiting[task.key]
             self._start(task)
         return bool(ready)
+
+    def _ready(self) -> list[str]:
+        """The waiting tasks whose answers have come."""
+        return [k for k, waits in self._waiting.items() if any(answered(self._journal, w) for w in waits)]
 
     async def _turn(self) -> None:
         """Waits for a task to end or an answer to come, and makes durable what there is."""
@@ -140,7 +147,7 @@ class Round:
         outcome = self._outcome
         if batch and not self._running and self._over:
             outcome.left = batch  # one commit with the run's end: a crash between the two would cost an attempt more than there are (L-17)
-        elif batch and not self._running and not self._waiting and len(outcome.results) == len(self._pending):
+        elif batch and not self._running and self._ends(batch):
             outcome.inline = {r.task for r in batch.results if isinstance(r, TaskResult)}
         elif batch:
             await self._journal.save(batch)
@@ -148,8 +155,16 @@ class Round:
             if task not in self._running.values():  # an answer may have had it entered again
                 self._journal.boundaries.end(task.key)
 
+    def _ends(self, batch: Draft) -> bool:
+        """Whether all of the batch is what a super-step lacked to come to its end: it goes into the barrier's commit then."""
+        if not self._waiting and not self._journal.checkpoint.held:
+            return len(self._outcome.results) == len(self._pending)
+        group = superstep.whole(self._journal.checkpoint, self._outcome.results) or ()
+        finished = {r.task for r in batch.results}
+        return finished <= {t.key for t in group} and len(batch.facts) == len(finished) and not self._ready()
+
     def _ended(self, task: Task, future: asyncio.Task[Finished | None], batch: Draft) -> None:
-        step = self._journal.checkpoint.step + 1
+        step = self._journal.checkpoint.step_of(task.key)
         error = future.exception()
         match error:
             case None:

@@ -72,10 +72,9 @@ def _walk(run: Run, rows: Sequence[Row], origin: Origin | None) -> Walk:
             broken = broken or e
             break
         events += record.events
-        step = progress.checkpoint.step + 1
         for result in record.results:
             if isinstance(result, cps.StepRecord):
-                names[step, result.task, result.path] = result.name
+                names[progress.checkpoint.step_of(result.task), result.task, result.path] = result.name
         try:
             if run.secrets:
                 states += _inputs(record.events)
