@@ -428,7 +428,7 @@ class Driver:
                 except StepFailure as e:
                     await self._fail(Draft(), e, recorded(e))
                     return journal.run
-            enters = self._enters(checkpoint)
+            enters = self._enters(checkpoint) if checkpoint.held or self._parked else True
             if enters and steps >= self._limit:
                 limit = StepLimit(f"{steps} super-steps in one invocation; the limit is {self._limit}", hint="resume with a higher step_limit")
                 await self._fail(Draft(), limit, recorded(limit))
@@ -452,8 +452,6 @@ class Driver:
 
     def _enters(self, checkpoint: Checkpoint) -> bool:
         """Whether some task is to be entered: what only waits is no super-step of this invocation (§4.9)."""
-        if not checkpoint.held and not self._parked:
-            return True
         known, parked = self._journal.progress.results, self._parked
         return any(t.key not in known and (t.key not in parked or any(answered(self._journal, w) for w in parked[t.key])) for t in checkpoint.pending)
 
@@ -732,7 +730,8 @@ def _started(checkpoint: Checkpoint) -> list[ev.Fact]:
 
 def _completed(parent: Checkpoint, result: TaskResult) -> ev.StepEnded:
     """The fact of a task that the barrier after ``parent`` takes."""
-    return ev.step_ended(result.outcome)(parent.step_of(result.task), result.task, result.outcome, attempt=result.attempt)
+    step = parent.step_of(result.task) if parent.held else parent.step + 1
+    return ev.step_ended(result.outcome)(step, result.task, result.outcome, attempt=result.attempt)
 
 
 def cause_of(decision: Any) -> str:

@@ -95,7 +95,7 @@ async def execute(
         return Finished(TaskResult(task.key, outcome=task.skip), NOTHING)
     node = program.nodes[task.node]
     if values is None:
-        values = journal.checkpoint.seen_by(task)
+        values = journal.checkpoint.seen_by(task) if task.began else journal.checkpoint.values
     if place is None:
         place = Place(task.key)
     attempt, due = journal.progress.attempts.get((place.key, place.path), FRESH)
