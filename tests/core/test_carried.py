@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.core import canon, codec
 from holdfast.core import checkpoint as cps
 from holdfast.core import superstep as ss
-from holdfast.core.channels import Channel, append, last, merge, topic
+from holdfast.core.channels import append, last, merge, topic
 from holdfast.core.checkpoint import WAITING_TASK, Checkpoint, Delta, SendTo, Task, TaskResult
 from holdfast.core.errors import EventUnreadable, TwoWriters, UnsupportedFormat
 from holdfast.core.graph import Goto, Program, Send

@@ -24,6 +24,7 @@ FORMAT = 100  # of everything this release writes: major x 100 + minor (§1.8)
 INPUT_TASK = "@input"
 CARRY_TASK = "@carried"
 PATCH_TASK = "@patch"
+SIGNAL = "@signal~"
 WAITING_TASK = "@waiting"
 """Stands in ``done`` where a barrier carried waiting tasks on: a release that does not know of them finds no such result, and stops."""
 RESULT = "@result"
@@ -426,6 +427,22 @@ def advanced(
         idle=parent.idle + (carries_on and all(r.task[0] == "@" for r in done)),
     )
     return moved, news
+
+
+class Ended(msgspec.Struct, frozen=True):
+    """How a barrier went, where it was none that takes all that is pending and nothing else: the tasks it took, and what came for others."""
+
+    tasks: tuple[str, ...]
+    signals: tuple[TaskResult, ...]
+
+
+def ended(delta: Delta) -> Ended | None:
+    """What a replay of this barrier has to know, so that its super-steps have the numbers they had (§7.6); None for any plain one."""
+    signals = tuple([d for d in delta.done if isinstance(d, TaskResult) and d.task.startswith(SIGNAL)])
+    if not signals and WAITING_TASK not in delta.done and not any(t.began for t in delta.pending or ()):
+        return None
+    keys = [d.task if isinstance(d, TaskResult) else d for d in delta.done]
+    return Ended(tuple([k for k in keys if k[0] != "@"]), signals)
 
 
 def _held(parent: Checkpoint, pending: tuple[Task, ...] | None) -> Mapping[int, Mapping[str, Any]]:

@@ -14,6 +14,7 @@ from holdfast.core.checkpoint import (
     CARRY_TASK,
     INPUT_TASK,
     NONE_SEEN,
+    SIGNAL,
     WAITING_TASK,
     Carry,
     Checkpoint,
@@ -345,7 +346,7 @@ def signalled(program: Program, news: Iterable[tuple[str, bytes]]) -> tuple[Task
             given = check_values(program, {name: canon.decode(payload)}, "signal", program.writes)
         except InvalidInput:
             continue
-        out.append(TaskResult(f"@signal~{len(out) + 1}", writes=canon.encode(canon.admit(given))))
+        out.append(TaskResult(f"{SIGNAL}{len(out) + 1}", writes=canon.encode(canon.admit(given))))
     return tuple(out)
 
 

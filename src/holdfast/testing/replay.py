@@ -19,7 +19,7 @@ import msgspec
 from holdfast.authoring import Skill
 from holdfast.core import canon
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import StepRecord
+from holdfast.core.checkpoint import Ended, StepRecord, ended
 from holdfast.core.codec import Record, decode_whole, open_row
 from holdfast.core.errors import InvalidInput, RunNotFound
 from holdfast.core.progress import Progress
@@ -181,6 +181,7 @@ class _Past:
         self.planned: dict[int, list[str]] = {}
         self.ended: dict[int, dict[str, str]] = {}
         self.cut = 0
+        self.barriers: dict[int, Ended] = {}
         progress = Progress(self.run.run_id, None if kept.origin is None else decode_whole(self.run.run_id, kept.origin))
         waits: dict[str, Wait] = {}
         for number, row in enumerate(kept.rows, 1):
@@ -200,6 +201,8 @@ class _Past:
                     case ev.WaitTimedOut(decision=given) if given.wait_id in waits:
                         wait = waits[given.wait_id]
                         self.late.add((wait.step, wait.task, wait.path))
+            if record.delta is not None and (how := ended(record.delta)) is not None:
+                self.barriers[record.delta.step] = how
             progress.step(record)
             if record.delta is not None and not self.cut:
                 self.cut = number
@@ -265,6 +268,9 @@ class _Answers:
             raise _NotOnRecord  # the recording ends here
         self._stop(call, "new_call", "no call here")
         return None
+
+    def ended(self, run_id: str, step: int) -> Ended | None:
+        return self._past.barriers.get(step) if run_id == self._past.run.run_id else None
 
     def _stop(self, call: Asked, kind: str, expected: str) -> None:
         self._note(call, kind, expected, f"{_named(call.kind, call.name)}{_given(call.args)}")

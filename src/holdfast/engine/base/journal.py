@@ -20,7 +20,7 @@ from holdfast import logs
 from holdfast.core import blobs, canon, codec, views
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
-from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Result, Source, StepRecord, TaskResult, advance
+from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult, advance
 from holdfast.core.commands import Cancel
 from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, Tip
 from holdfast.core.effects import Effect
@@ -95,7 +95,8 @@ class Echo(msgspec.Struct):
     """What a run with a source goes by (§7.6): the records it is answered from, by (step, task, path); what its forebears did and
     sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first;
     ``consents``: what people approved there, if it is inherited, with the questions (§5.8). A fork in the middle of a step is answered from
-    what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there."""
+    what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there.
+    ``ended``: the barriers of a replay's source that tasks waited beyond or signals came to, by their number (§5.11)."""
 
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
@@ -105,6 +106,7 @@ class Echo(msgspec.Struct):
     consents: dict[tuple[int, str, str], tuple[Wait, Decision]] = {}
     results: tuple[TaskResult, ...] = ()
     exact: bool = False
+    ended: dict[int, Ended] = {}
 
     @property
     def last(self) -> int:

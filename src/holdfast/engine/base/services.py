@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core import canon
-from holdfast.core.checkpoint import StepRecord
+from holdfast.core.checkpoint import Ended, StepRecord
 from holdfast.core.environments import DEVELOPMENT, Environment
 from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, StoreError
 from holdfast.core.graph import Program
@@ -121,6 +121,9 @@ class Recording(Protocol):
 
     def answer(self, call: Asked) -> StepRecord | None:
         """What is on record there; None where the call may go on: it opens a scope, or a wait."""
+
+    def ended(self, run_id: str, step: int) -> Ended | None:
+        """How the barrier of this number went, where it was no plain one."""
 
 
 @dataclasses.dataclass(slots=True)

@@ -18,7 +18,7 @@ import msgspec
 from holdfast.core import bounds, canon, compensation, ids, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Base, Checkpoint, Delta, Source, StepRecord, TaskResult
+from holdfast.core.checkpoint import Base, Checkpoint, Delta, Ended, Source, StepRecord, TaskResult
 from holdfast.core.codec import Row, open_row, opened
 from holdfast.core.commit import DedupClaim
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
@@ -58,8 +58,9 @@ async def echo(services: Services, run: Run) -> Echo | None:
         found.intents |= {_place(i): i for i in await store.intents(source, limit=MANY)}
         if serving:
             rows = await store.rows(source)
-            for place, record in recorded(rows, Progress(source, await services.threads.origin(source, rows))).items():
-                found.records.setdefault(place, record)
+            records, ended = recorded(rows, Progress(source, await services.threads.origin(source, rows)))
+            found.records = records | found.records
+            found.ended = ended | found.ended
             serving = forebear.origin == REPLAY
         if run.inherits:
             for place, given in consents(await store.rows(source)).items():
@@ -74,16 +75,20 @@ async def echo(services: Services, run: Run) -> Echo | None:
     return found
 
 
-def recorded(rows: list[Row], progress: Progress) -> dict[tuple[int, str, str], StepRecord]:
-    """The recorded calls of a run by (step, task, path), but for what is asked or gone through again. ``progress``: at its beginning."""
+def recorded(rows: list[Row], progress: Progress) -> tuple[dict[tuple[int, str, str], StepRecord], dict[int, Ended]]:
+    """The recorded calls of a run by (step, task, path), but for what is asked or gone through again, and how its barriers went.
+    ``progress``: at its beginning."""
     out: dict[tuple[int, str, str], StepRecord] = {}
+    ended: dict[int, Ended] = {}
     for row in rows:
         record = open_row(row, progress.hash)
         for result in record.results:
             if isinstance(result, StepRecord) and result.kind not in _OPENED and result.task != compensation.TASK and not _of_people(result):
                 out[progress.checkpoint.step_of(result.task), result.task, result.path] = result
+        if record.delta is not None and (how := cps.ended(record.delta)) is not None:
+            ended[record.delta.step] = how
         progress.step(record)
-    return out
+    return out, ended
 
 
 async def _edited(store: Store, run: Run) -> bool:

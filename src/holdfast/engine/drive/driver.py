@@ -13,12 +13,14 @@ import contextlib
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import msgspec
+
 from holdfast.core import canon, decisions, ids, intents, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING
-from holdfast.core.checkpoint import Checkpoint, Delta, Source, Task, TaskResult
+from holdfast.core.checkpoint import Checkpoint, Delta, Ended, Source, Task, TaskResult
 from holdfast.core.commit import InboxItem, LedgerRow
 from holdfast.core.effects import ReplayPolicy
 from holdfast.core.errors import (
@@ -76,7 +78,7 @@ class Driver:
         self._closing: asyncio.Task[None] | None = None
         self._end: Callable[[], Draft] | None = None
         self._broken: BaseException | None = None
-        self._again = self._cut = self._going = self._over = False
+        self._again = self._cut = self._going = self._over = self._repeats = False
         journal.boundaries = Boundaries(self._at_boundary)
         self._fused = Fused(services, journal, program, self)
 
@@ -300,6 +302,7 @@ class Driver:
             await self._ended()
             return journal.run
         journal.echo = await lineage.echo(self._services, journal.run)
+        self._repeats = self._services.recording is not None or (journal.echo is not None and bool(journal.echo.ended))
         if journal.run.current_step_id is None:
             if journal.run.origin and journal.checkpoint.seq:
                 await self._begin_there()
@@ -508,10 +511,10 @@ class Driver:
     async def _parallel(self, pending: tuple[Task, ...]) -> Outcome:
         """Several tasks at once; what finishes is durable at once and never run again (§4.6)."""
         checkpoint, known = self._journal.checkpoint, self._journal.progress.results
-        if checkpoint.held and superstep.whole(checkpoint, known) is not None:
+        if checkpoint.held and self._taken(known) is not None:
             return Outcome({t.key: known[t.key] for t in pending if t.key in known})  # its barrier comes before anything else is done
         parked, self._parked = self._parked, {}
-        return await Round(self._services, self._journal, self._program, pending, parked, self._news).run()
+        return await Round(self._services, self._journal, self._program, pending, parked, self._taken, self._news).run()
 
     async def _conclude(self, o: Outcome) -> bool:
         """Does with the run what came of its super-step, in one commit with what of it is not durable yet. True if it rests now."""
@@ -524,14 +527,34 @@ class Driver:
         if not o.whole:
             return await self._hand_back()
         checkpoint = self._journal.checkpoint
-        if not o.waits and not checkpoint.held:
+        if not o.waits and not checkpoint.held and not self._repeats:
             return await self._barrier(o.results, o.inline, o.decoded)
         if o.waits:
             self._parked = {t: tuple([w for w in o.waits if w.task == t]) for t in dict.fromkeys(w.task for w in o.waits)}
-        taken = superstep.whole(checkpoint, o.results)
-        if taken is not None:
-            return await self._barrier(o.results, o.inline, o.decoded, taken)
-        return await self._rest_in(o.waits)
+        taken = self._taken(o.results)
+        if taken is None:
+            return await self._rest_in(o.waits)
+        if not o.inline <= {t.key for t in taken}:
+            done = [o.results[k] for k in o.inline]
+            await self._journal.save(Draft(facts=[_completed(checkpoint, r) for r in done], results=list(done)))
+            o.inline = set()
+        return await self._barrier(o.results, o.inline, o.decoded, taken)
+
+    def _before(self, step: int) -> Ended | None:
+        """How the barrier of this number went in the run that this one repeats, if that was no plain one (§7.6)."""
+        echo, recording = self._journal.echo, self._services.recording
+        if echo is not None and step in echo.ended:
+            return echo.ended[step]
+        return None if recording is None else recording.ended(self._journal.run.run_id, step)
+
+    def _taken(self, results: Mapping[str, TaskResult]) -> tuple[Task, ...] | None:
+        """The tasks of the super-step that ends with these results, None if none does yet. What is repeated goes in the order it went in."""
+        checkpoint = self._journal.checkpoint
+        before = self._before(checkpoint.step + 1) if self._repeats else None
+        if before is not None and set(before.tasks) <= {t.key for t in checkpoint.pending}:
+            mine = tuple([t for t in checkpoint.pending if t.key in before.tasks])
+            return mine if all(t.key in results for t in mine) else None
+        return superstep.whole(checkpoint, results)
 
     # -- barriers and ends --------------------------------------------------------------------------
 
@@ -586,10 +609,17 @@ class Driver:
     def _signals(self) -> tuple[TaskResult, ...]:
         """The signals that came since the last barrier, as writes at this one (§5.11)."""
         news = self._journal.progress.news
-        return superstep.signalled(self._program, [(f.name, f.payload) for f in news]) if news else ()
+        own = superstep.signalled(self._program, [(f.name, f.payload) for f in news]) if news else ()
+        before = self._before(self._journal.checkpoint.step + 1) if self._repeats else None
+        if before is None or not before.signals:
+            return own
+        theirs = enumerate(before.signals, len(own) + 1)
+        return (*own, *(msgspec.structs.replace(s, task=f"{cps.SIGNAL}{n}") for n, s in theirs))
 
     def _woken(self) -> bool:
         """Whether a signal has come that lets a node run, though all that is pending waits (§5.11)."""
+        if (echo := self._journal.echo) is not None and max(echo.ended, default=0) > self._journal.checkpoint.step:
+            return False  # it goes with the next of the barriers that are repeated
         signals = self._signals()
         try:
             return bool(signals) and superstep.wakes(self._program, self._journal.checkpoint, signals, self._journal.progress.results)

@@ -7,12 +7,12 @@ it; an answer that comes while siblings still run re-enters its task in the same
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
-from holdfast.core import decisions, superstep
+from holdfast.core import decisions
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Task, TaskResult
 from holdfast.core.graph import Program
@@ -59,16 +59,24 @@ class Round:
     """Runs the pending tasks, those of earlier super-steps too that wait while the run goes on (§5.11). ``parked`` are tasks that rest in
     these waits: they are entered again once one of them is answered.
 
-    ``news`` is set by the driver when an answer has been recorded.
+    ``taken`` tells which of them end a super-step with these results; ``news`` is set by the driver when an answer has been recorded.
     """
 
     def __init__(
-        self, services: Services, journal: Journal, program: Program, pending: tuple[Task, ...], parked: Mapping[str, tuple[Wait, ...]], news: asyncio.Event
+        self,
+        services: Services,
+        journal: Journal,
+        program: Program,
+        pending: tuple[Task, ...],
+        parked: Mapping[str, tuple[Wait, ...]],
+        taken: Callable[[Mapping[str, TaskResult]], tuple[Task, ...] | None],
+        news: asyncio.Event,
     ) -> None:
         self._services = services
         self._journal = journal
         self._program = program
         self._pending = pending
+        self._taken = taken
         self._news = news
         self._room = asyncio.Semaphore(services.parallel)
         self._running: dict[asyncio.Task[Finished | None], Task] = {}
@@ -157,9 +165,7 @@ class Round:
 
     def _ends(self, batch: Draft) -> bool:
         """Whether all of the batch is what a super-step lacked to come to its end: it goes into the barrier's commit then."""
-        if not self._waiting and not self._journal.checkpoint.held:
-            return len(self._outcome.results) == len(self._pending)
-        group = superstep.whole(self._journal.checkpoint, self._outcome.results) or ()
+        group = self._taken(self._outcome.results) or ()
         finished = {r.task for r in batch.results}
         return finished <= {t.key for t in group} and len(batch.facts) == len(finished) and not self._ready()
 
