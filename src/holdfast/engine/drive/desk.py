@@ -198,7 +198,7 @@ class Desk:
         try:
             program = self._services.skills.for_run(run)
             return superstep.wakes(program, journal.checkpoint, superstep.signalled(program, [(f.name, f.payload) for f in news]), journal.progress.results)
-        except Exception:  # another's code, or a reducer's refusal, which its driver meets and says
+        except HoldfastError:  # another's code, or a reducer's refusal, which its driver meets and says
             return True
 
     async def due_by_a_signal(self, run: records.Run) -> bool:
