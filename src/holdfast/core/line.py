@@ -177,6 +177,7 @@ class Line:
             writes={last.task.node: last.writes},
             hash=last.hash,
             created_at=last.at,
+            idle=self._checkpoint.idle,
         )
 
 

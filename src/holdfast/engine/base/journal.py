@@ -177,7 +177,7 @@ class Journal:
         checkpoint = progress.checkpoint
         if run is None or self._tip is None or run.status is not Status.RUNNING or run.budgets or run.waits or run.cancel_requested_at is not None:
             return None
-        if self.dead is not None or self.echo is not None or self._held or self._lock.locked() or checkpoint.skipped or checkpoint.topics:
+        if self.dead is not None or self.echo is not None or self._held or self._lock.locked() or checkpoint.skipped or checkpoint.topics or checkpoint.held:
             return None
         if progress.busy or logs.listened():
             return None

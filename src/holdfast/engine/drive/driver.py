@@ -445,7 +445,7 @@ class Driver:
             if self._end is not None or journal.boundaries.asked:
                 await self._ended()
                 return journal.run
-            ahead = await self._fused.along(self._limit - steps)
+            ahead = None if self._repeats else await self._fused.along(self._limit - steps)
             steps += self._fused.ran
             if self._fused.ran and ahead is None:
                 continue
