@@ -11,7 +11,7 @@ from holdfast.core import canon
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError
@@ -480,6 +480,14 @@ class Shelves(Protocol):
 
 
 @runtime_checkable
+class Threads(Protocol):
+    """A store that holds a first commit against how its thread ends (``Commit.follows``), beside ``Store``."""
+
+    async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
+        """The thread's newest ended run, by its turn in the lane."""
+
+
+@runtime_checkable
 class Steps(Protocol):
     """A store that takes a plain step as whoever decided it has sealed it. One without is given the same as a ``Commit``."""
 
@@ -526,6 +534,11 @@ class Saver(Protocol):
 def offers_upkeep(store: object) -> TypeGuard[Upkeep]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Upkeep)
+
+
+def offers_threads(store: object) -> TypeGuard[Threads]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Threads)
 
 
 def offers_steps(store: object) -> TypeGuard[Steps]:
@@ -641,5 +654,6 @@ class Resolver(Protocol):
 
 __all__ = [
     "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Served",
-    "Shelves", "Steps", "Store", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "offers_copies", "offers_health", "offers_shelves", "offers_steps", "offers_upkeep",
+    "Shelves", "Steps", "Store", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "offers_copies", "offers_health", "offers_shelves", "offers_steps",
+    "offers_threads", "offers_upkeep",
 ]  # fmt: skip

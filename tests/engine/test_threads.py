@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import pathlib
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any
 
 import apsw
@@ -12,7 +13,7 @@ import pytest
 from holdfast import Context, Graph, Runtime, State, append, thread
 from holdfast.core import codec
 from holdfast.core.commit import Commit, Tip
-from holdfast.core.errors import ChainBroken, StoreCorrupt, VersionConflict
+from holdfast.core.errors import ChainBroken, Conflict, StoreCorrupt, VersionConflict
 from holdfast.core.progress import Progress
 from holdfast.core.status import Status
 from holdfast.engine.keep.check import keeper
@@ -311,12 +312,72 @@ async def test_a_run_that_begins_while_its_lender_is_pruned_is_refused(maker: Ma
         await talk(rt, "one")
     await store.open()
     async with Runtime(Late(store).as_store(), skills=[chat()]) as rt:
+        run = await rt.submit(chat(), {"say": "two", "log": ["two"]}, thread_id="t")
         with pytest.raises(VersionConflict, match="pruned meanwhile"):
-            await talk(rt, "two")
+            await rt.resume(run.run_id)
     async with Runtime(store, skills=[chat()]) as rt:
         await rt.recover()
         (run,) = await rt.runs()
         assert (run.status, (await rt.get(run.run_id)).state.log) == (Status.COMPLETED, said("two"))
+
+
+class Meanwhile(CrashingStore):
+    """Lets something happen once, between a look at a thread's end and the first commit that follows it."""
+
+    def __init__(self, store: Any, what: Callable[[], Awaitable[object]]) -> None:
+        super().__init__(store)
+        self.what: Callable[[], Awaitable[object]] | None = what
+        self.refused: list[str] = []
+
+    async def commit(self, commit: Commit) -> Tip:
+        if commit.follows is not None and self.what is not None:
+            what, self.what = self.what, None
+            await what()
+        try:
+            return await self.beneath.commit(commit)
+        except Conflict as e:
+            self.refused.append(e.code)
+            raise
+
+
+@pytest.mark.parametrize("held", [True, False])
+async def test_a_turn_that_ends_meanwhile_is_not_lost(maker: Maker, held: bool) -> None:
+    """§4.15, issue «Speed», 3: born, claimed and begun in one commit, which is held against how the thread ends."""
+    store = maker()
+    async with Runtime(store, skills=[chat()]) as other:
+        between = Meanwhile(store, lambda: talk(other, "between"))
+        async with Runtime(between.as_store(), skills=[chat()]) as rt:
+            if held:  # the end is in hand
+                between.what, what = None, between.what
+                await talk(rt, "one")
+                between.what = what
+            else:
+                await talk(other, "one")
+            last = (await talk(rt, "two"))[0]
+            assert between.refused == ["thread_moved"]
+            assert await heard(rt, last) == said("one", "between", "two")
+
+
+async def test_a_turn_beside_one_that_waits_is_queued(maker: Maker) -> None:
+    """§10.8: the lane says no in that very commit."""
+    async with Runtime(maker(), skills=[chat()]) as rt:
+        await talk(rt, "one")
+        asked = (await talk(rt, "ask"))[0]
+        run = await rt.invoke(chat(), {"say": "two", "log": ["two"]}, thread_id="t")
+        assert run.status == Status.PENDING
+        await rt.approve(asked, actor="ada")
+        run = await rt.resume(run.run_id)
+        assert run.state.log == said("one", "ask", "two")
+
+
+async def test_many_turns_at_once_lose_none(maker: Maker) -> None:
+    """§4.15: whoever comes second begins with what the first left."""
+    async with Runtime(maker(), skills=[chat()]) as rt:
+        words = [str(n) for n in range(8)]
+        await asyncio.gather(*[talk(rt, w) for w in words])
+        final = (await rt.invoke(chat(), {"say": "end", "log": ["end"]}, thread_id="t")).state.log
+        assert sorted(final) == sorted(said(*words, "end"))
+        assert all(final.index(f"re: {w}") == final.index(w) + 1 for w in words)
 
 
 async def test_an_exported_run_needs_no_other(maker: Maker, tmp_path: pathlib.Path) -> None:

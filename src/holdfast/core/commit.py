@@ -117,12 +117,22 @@ class Behind(msgspec.Struct, frozen=True):
     whole: int
 
 
+class ThreadEnd(msgspec.Struct, frozen=True):
+    """The newest ended run of a thread and how its row stands: under the same fence, as many events are the same log. An empty ``run_id``:
+    none has ended yet."""
+
+    run_id: str = ""
+    version: int = 0
+    fence: int = 0
+
+
 class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything that one decision makes durable. Applied whole, or not at all.
 
     ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was
     decided; with ``Take`` and ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``.
-    ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born.
+    ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born. ``follows``: how its thread must still
+    end, for what it begins with was read before (§4.15).
     """
 
     run: Run
@@ -147,6 +157,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     behind: Behind | None = None
     moves: tuple[Move, ...] = ()
     max_queued: int | None = None
+    follows: ThreadEnd | None = None
 
     @property
     def plain(self) -> bool:

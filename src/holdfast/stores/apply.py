@@ -406,6 +406,10 @@ def lender_gone(run_id: str, lender: str) -> VersionConflict:
     return VersionConflict(f"{run_id} carries its thread on from {lender}, which was pruned meanwhile", hint="load it again")
 
 
+def thread_moved(run: Run) -> Conflict:
+    return Conflict(f"a run of the thread {run.thread_id!r} has ended meanwhile", hint="begin with what it left", code="thread_moved")
+
+
 def schedule_moved(schedule_id: str) -> Conflict:
     return Conflict(f"somebody else has moved the schedule {schedule_id} on, or changed it", hint="read it again", code="schedule_moved")
 
@@ -416,6 +420,6 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 __all__ = [
     "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "by_turns", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
-    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "queue_full", "ruled", "same", "schedule_moved", "step_refused", "takeable", "taken", "tombstones",
+    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "queue_full", "ruled", "same", "schedule_moved", "step_refused", "takeable", "taken", "thread_moved", "tombstones",
     "unread_at_the_end", "usable", "woken",
 ]  # fmt: skip

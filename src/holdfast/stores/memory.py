@@ -20,7 +20,7 @@ from holdfast.core import blobs, codec
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
     Conflict,
@@ -197,6 +197,8 @@ class MemoryStore:
         lane = (c.run.tenant_id, c.run.session_key, c.run.lane)
         if ruling.lane is not None and (blocker := self._blocker(run_id, lane, now, ruling.lane)):
             raise apply.lane_busy(c.run, blocker)
+        if c.follows is not None and self._thread_end(c.run.tenant_id, c.run.thread_id) != c.follows:
+            raise apply.thread_moved(c.run)
         number = old.number if old else self._next()
         turn = ruling.turn or self._next()
         tip = p.tip(self._next())
@@ -235,6 +237,14 @@ class MemoryStore:
 
     def _queued(self, queue: str, tenant: str) -> int:
         return sum(1 for r in self._runs.values() if r.status == Status.PENDING and r.owner is None and (r.run.queue, r.run.tenant_id) == (queue, tenant))
+
+    async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
+        return self._thread_end(tenant_id, thread_id)
+
+    def _thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
+        mine = [r for r in self._runs.values() if r.run.thread_id == thread_id and r.run.tenant_id == tenant_id and r.status in TERMINAL]
+        newest = max(mine, key=lambda r: r.turn, default=None)
+        return ThreadEnd() if newest is None else ThreadEnd(newest.run.run_id, newest.version, newest.fence)
 
     def _unread(self, run_id: str) -> bool:
         return any(i.taken_seq is None for i in self._inbox.of("run", run_id))

@@ -22,7 +22,7 @@ from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult, advance
 from holdfast.core.commands import Cancel
-from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, Tip
+from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, ThreadEnd, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StoreError
 from holdfast.core.graph import Program
@@ -337,10 +337,11 @@ class Journal:
         due: int | None = None,
         actor: str = ev.SYSTEM,
         behind: Behind | None = None,
+        follows: ThreadEnd | None = None,
     ) -> None:
         """A commit with a checkpoint. Its hash goes into the last completed step's fact, else into ``checkpoint.saved`` (§13.2)."""
         async with self._lock:
-            await self._write(draft, checkpoint, delta, lease, due, actor, behind)
+            await self._write(draft, checkpoint, delta, lease, due, actor, behind, follows)
 
     async def rest(self, draft: Draft, source: Source, *, lease: LeaseAction = RELEASE, due: int | None = None, actor: str = ev.SYSTEM) -> None:
         """Ends this claim in a wait or for good: a checkpoint with the parent's values (§4.8), and the lease goes back.
@@ -366,6 +367,7 @@ class Journal:
         due: int | None = None,
         actor: str = ev.SYSTEM,
         behind: Behind | None = None,
+        follows: ThreadEnd | None = None,
     ) -> None:
         if self.dead is not None:
             raise self.dead
@@ -375,7 +377,7 @@ class Journal:
         held = self._held
         if held:
             self._held, draft = Draft(), held.joined(draft)
-        commit = self._number(draft, checkpoint, delta, lease, due, actor, behind)
+        commit = self._number(draft, checkpoint, delta, lease, due, actor, behind, follows)
         try:
             self._tip = await self.store.commit(commit)
         except (EffectInProgress, InboxUnread):  # refused, and nothing is lost: whoever decided decides again
@@ -420,6 +422,7 @@ class Journal:
         due: int | None,
         actor: str,
         behind: Behind | None = None,
+        follows: ThreadEnd | None = None,
     ) -> Commit:
         """Numbers and folds the facts. A checkpoint gets what only its commit knows, and is named after the fact that vouches for it."""
         facts, before, parent = draft.facts, self._run, self.progress.checkpoint
@@ -447,7 +450,7 @@ class Journal:
             puts = puts + family.told(before, run, facts, parent if checkpoint is None else checkpoint, at)
         commit = Commit(
             run=run, events=events, after=self.tip, fence=self.fence, at=at, actor=actor, checkpoint=checkpoint, delta=data, lease=lease, due=due,
-            behind=behind,
+            behind=behind, follows=follows,
         )  # fmt: skip
         if not puts and draft.told:
             return commit

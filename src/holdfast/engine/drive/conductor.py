@@ -85,9 +85,13 @@ class Conductor:
         await self._own()
         if shared and born.on_busy is not OnBusy.QUEUE:  # busy is a lane that this process cannot drive to its rest
             await self._way_cleared(records.fold_all(None, [ev.Event(1, self._store.now(), born.fact)]), Lease(0))
+        lent = None
         if shared and carries(program):
-            # What it begins with is known only once the lane is its own: read before, a turn that ends meanwhile would be lost.
-            return await self._queued(born, "its thread's turn", step_limit, detach)
+            # What it begins with is read before the lane is its own: its first commit is held against it, or a turn that ends meanwhile
+            # would be lost.
+            lent = await self._services.threads.ahead(program, born.fact.tenant_id, born.fact.thread_id)
+            if lent is None:
+                return await self._queued(born, "its thread's turn", step_limit, detach)
         journal = cast(Journal, born.journal)
         journal.fence = self._first_fence()
         driver = Driver(self._services, program, journal, step_limit=step_limit)
@@ -95,7 +99,7 @@ class Conductor:
         draft.facts.append(ev.RunClaimed(self._services.owner, journal.fence & 0xFFFFFFFF))
         self._services.driving.add(born.run_id)
         try:
-            await driver.begin(draft)
+            await driver.begin(draft, lent)
         except (Exception, asyncio.CancelledError) as e:
             self._services.driving.discard(born.run_id)
             if not isinstance(e, Conflict):
@@ -103,10 +107,10 @@ class Conductor:
                 raise
             if e.code == "claim_taken" and born.claims:
                 return await self._settled(await self._existing(born), step_limit, detach)
-            if e.code != "lane_busy":
+            if e.code not in ("lane_busy", "thread_moved"):
                 raise
             journal.dead = None
-            return await self._queued(born, "lane busy", step_limit, detach)
+            return await self._queued(born, "lane busy" if e.code == "lane_busy" else "its thread's turn", step_limit, detach)
         record = await self._driven(born.run_id, driver, None, ())
         if record.terminal:
             return self._reader.ended(record, journal.checkpoint.values, journal.fence)
@@ -196,6 +200,9 @@ class Conductor:
     async def _claim(self, run_id: str) -> Claim | None:
         await self._own()
         await self._services.holds()
+        if run_id in self._services.driving:  # taken here a moment ago: taken once more, it would be torn from whoever drives it
+            await self._store.wait_for_change(POLL_SECONDS)
+            return None
         got: list[Claim] = []
         self._services.driving.add(run_id)
         try:

@@ -54,7 +54,7 @@ from holdfast.engine.drive import compensation, ending
 from holdfast.engine.drive.executor import Ahead, StepError, execute
 from holdfast.engine.drive.fused import Fused
 from holdfast.engine.drive.supersteps import Outcome, Round, answered, failure
-from holdfast.engine.look.threads import carries
+from holdfast.engine.look.threads import Lent, carries
 from holdfast.ports import Claim, Loaded
 
 PATIENCE = 100
@@ -352,8 +352,9 @@ class Driver:
         await self._journal.save(Draft())
         return False
 
-    async def begin(self, born: Draft | None = None) -> None:
-        """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit.
+    async def begin(self, born: Draft | None = None, lent: Lent | None = None) -> None:
+        """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit; ``lent`` is what its
+        thread has for it, where that was read already.
 
         A reducer that refuses the input ends the run failed.
         """
@@ -364,7 +365,8 @@ class Driver:
             given = TaskResult(cps.INPUT_TASK, writes=canon.encode(canon.FrozenDict(journal.checkpoint.values)))
         draft = born or Draft()
         run = draft.facts[0] if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run
-        lent = await self._services.threads.lent(self._program, run.tenant_id, run.thread_id)
+        if lent is None:
+            lent = await self._services.threads.lent(self._program, run.tenant_id, run.thread_id)
         values, carried = (None, ()) if lent is None else (lent.values, () if kept else lent.carries)
         try:
             delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, values, inline=kept, carries=carried)
@@ -380,7 +382,7 @@ class Driver:
             draft.facts.append(ev.RunStarted())
         draft.facts += _started(checkpoint)
         behind = None if lent is None else lent.behind(delta.carries)
-        await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner), behind=behind)
+        await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner), behind=behind, follows=None if lent is None else lent.follows)
 
     async def _begin_there(self) -> None:
         """A replay or fork starts at the checkpoint it was born with (§7.6)."""

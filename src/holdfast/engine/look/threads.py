@@ -22,14 +22,14 @@ import msgspec
 from holdfast.core import codec
 from holdfast.core.checkpoint import Carry, Checkpoint, empty
 from holdfast.core.codec import Row
-from holdfast.core.commit import Behind, Tip
+from holdfast.core.commit import Behind, ThreadEnd, Tip
 from holdfast.core.errors import ChainBroken, StoreCorrupt
 from holdfast.core.graph import Program
 from holdfast.core.lease import Lease
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
-from holdfast.ports import Loaded, Pruned, RunFilter, Store, Upkeep, offers_upkeep
+from holdfast.ports import Loaded, Pruned, RunFilter, Store, Upkeep, offers_threads, offers_upkeep
 
 LOOKED_AT = 1000
 LIGHT = 256  # bytes: what a run carries that is no heavier than this is stored, for naming where it is would not be much shorter
@@ -40,12 +40,14 @@ Origin = tuple[Checkpoint, bytes]
 
 
 class Lent(msgspec.Struct, frozen=True):
-    """What a thread has for its next run: the values by channel, and where they are on record."""
+    """What a thread has for its next run: the values by channel, and where they are on record. ``follows``: how the thread
+    ended when they were read, where the commit that begins with them is to be held against that."""
 
     values: Mapping[str, Any]
     carries: tuple[Carry, ...]
     since: int = 0
     whole: int = 0
+    follows: ThreadEnd | None = None
 
     def behind(self, carries: tuple[Carry, ...]) -> Behind | None:
         """What the commit of a first checkpoint that names these has to say of it."""
@@ -83,6 +85,26 @@ class Threads:
         self._weight = 0
 
     # -- for the next run ---------------------------------------------------------------------------
+
+    async def ahead(self, program: Program, tenant_id: str, thread_id: str) -> Lent | None:
+        """What the thread has for a run that is born and begun in one commit, which holds only if nothing of it has ended meanwhile.
+
+        What is in hand is not read again. None: the store cannot hold a commit against that, or the program carries nothing.
+        """
+        if not offers_threads(self._store):
+            return None
+        wanted = [c.name for c in program.channels.values() if c.thread]
+        kept = self._ends.get((tenant_id, thread_id))
+        if kept is not None and wanted and kept[0].checkpoint.values.keys() >= set(wanted):
+            end = kept[0]
+            mine = {n: end.checkpoint.values[n] for n in wanted}
+            follows = ThreadEnd(end.run_id, end.tip.seq, end.fence)
+            if _left(mine, LIGHT) >= 0:
+                return Lent(mine, (), follows=follows)
+            return Lent(mine, (Carry(end.run_id, end.tip.seq, end.tip.hash, tuple(mine)),), end.tip.since, end.tip.whole, follows)
+        follows = await self._store.thread_end(tenant_id, thread_id)
+        lent = await self.lent(program, tenant_id, thread_id)
+        return None if lent is None else msgspec.structs.replace(lent, follows=follows)
 
     async def lent(self, program: Program, tenant_id: str, thread_id: str) -> Lent | None:
         """What the thread's newest ended run has for the next one; None if the program carries nothing.

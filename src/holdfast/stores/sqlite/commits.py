@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core import blobs, codec, vouch
 from holdfast.core.blobs import Blob
-from holdfast.core.commit import InboxItem, Step, Tip
+from holdfast.core.commit import InboxItem, Step, ThreadEnd, Tip
 from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound
 from holdfast.core.lease import Take, Touch
 from holdfast.core.schedules import Schedule
@@ -163,6 +163,8 @@ class Committer:
         self._log_hash = log.hash
         if ruling.lane is not None:
             self._need_lane(p, key, ruling.lane, now)
+        if c.follows is not None and thread_end(self.db, run.tenant_id, run.thread_id) != c.follows:
+            raise apply.thread_moved(run)
         owner = ruling.owner
         hot = (log.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, c.fence, owner)
         cold = (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.fingerprint, p.sealed.doc)
@@ -277,6 +279,12 @@ class Committer:
             raise RecordDamaged("inbox", item.run_id, item.key, missing=True)
         execute(Q.inbox_wake, (now, state[0]))
         return msgspec.structs.replace(item, taken_seq=None)
+
+
+def thread_end(db: apsw.Connection, tenant_id: str, thread_id: str) -> ThreadEnd:
+    """The newest ended run of a thread."""
+    found = row(db, Q.thread_end, (thread_id, tenant_id))
+    return ThreadEnd() if found is None else ThreadEnd(*found)
 
 
 def lane_blocker(db: apsw.Connection, lane: tuple[str, str, str], key: int, turn: int, now: int) -> str | None:

@@ -31,6 +31,10 @@ SELECT ifnull(max(id), 0) FROM log;
 
 -- name: run_state
 SELECT r.id, r.tip, r.fence, r.owner, r.holds, r.turn, r.status, l.hash FROM run r LEFT JOIN log l ON l.id = r.tip WHERE r.run_id = ?;
+-- name: thread_end
+-- The newest ended run of a thread, by its turn.
+SELECT run_id, version, fence FROM run INDEXED BY run_thread_turn
+WHERE thread_id = ? AND tenant_id = ? AND status IN ('completed', 'failed', 'canceled') ORDER BY turn DESC LIMIT 1;
 -- name: run_insert
 INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, priority, fingerprint, doc,
                  run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root)

@@ -28,7 +28,7 @@ from holdfast import machine
 from holdfast.core import blobs, canon, codec, vouch
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.consistency import problem, record_problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
@@ -60,7 +60,7 @@ from holdfast.stores.files import Identity, on_disk, told
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, limits, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
-from holdfast.stores.sqlite.commits import Committer, lane_blocker
+from holdfast.stores.sqlite.commits import Committer, lane_blocker, thread_end
 from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, writing
 from holdfast.stores.sqlite.owners import Owners, WorkerRow
 from holdfast.stores.sqlite.writer import Writer
@@ -278,6 +278,10 @@ class SqliteStore:
         if __debug__ and prepared.step is None:  # of plain steps the store in memory checks enough; here they would pay for it each time
             commit.check()
         return await writer.commit(prepared)
+
+    async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
+        with mapped(self.path):
+            return thread_end(self._read(), tenant_id, thread_id)
 
     async def step(self, step: Step) -> Tip:
         return await self._write().commit(step)
