@@ -1,12 +1,14 @@
 """Tells the drivers of this process that their runs' inboxes have news (§10.12, §10.16).
 
 Other processes put commands into a live run's inbox; its owner is to see them within milliseconds, also in mid-step.
-One task looks for all of them together whenever the store may have changed, and at the latest twice a second.
+One task looks for all of them together whenever the store may have changed, and at the latest twice a second. What merely exists is
+not looked at: the store names the runs with news, and a heap the ones whose deadline has passed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Protocol
@@ -17,6 +19,7 @@ from holdfast.ports import Clock, Store
 LOOK_SECONDS = 0.5
 REST_SECONDS = 0.002
 AGAIN_SECONDS = 0.1
+STALE = 64
 
 
 class Driven(Protocol):
@@ -26,7 +29,7 @@ class Driven(Protocol):
         """The run's inbox may have something."""
 
     def due(self) -> int | None:
-        """When the earliest deadline of its open waits falls due."""
+        """When the earliest deadline of its open waits falls due. Another is told of by ``Attendant.expect``."""
 
     def drain(self) -> None:
         """Stop at the next safe boundary."""
@@ -43,6 +46,8 @@ class Attendant:
         self._clock = clock
         self._owner = owner
         self._drivers: dict[str, Driven] = {}
+        self._expected: dict[str, int] = {}
+        self._deadlines: list[tuple[int, str]] = []  # a heap of these, and of such as are no longer expected
         self._task: asyncio.Task[None] | None = None
         self._closed = asyncio.Event()
         self.draining = False
@@ -52,6 +57,7 @@ class Attendant:
     def on(self, run_id: str, driver: Driven) -> Iterator[None]:
         """Attends to a run while it is driven."""
         self._drivers[run_id] = driver
+        self.expect(run_id, driver.due())
         if self.draining:
             driver.drain()
         if self._task is None or self._task.done():
@@ -61,11 +67,33 @@ class Attendant:
             yield
         finally:
             self._drivers.pop(run_id, None)
+            self._expected.pop(run_id, None)
             if not self._drivers:
                 self._closed.set()
             if not self._drivers and self._task is not None:
                 self._task.cancel()
                 self._task = None
+
+    def expect(self, run_id: str, due: int | None) -> None:
+        """The next deadline of a run that is driven here; None: it has none."""
+        if self._expected.get(run_id) == due:
+            return
+        if due is None:
+            del self._expected[run_id]
+            return
+        self._expected[run_id] = due
+        heapq.heappush(self._deadlines, (due, run_id))
+        if len(self._deadlines) > 2 * len(self._expected) + STALE:  # of runs that have gone on meanwhile
+            self._deadlines = [(at, run) for run, at in self._expected.items()]
+            heapq.heapify(self._deadlines)
+
+    def _fall_due(self, now: int) -> None:
+        """Tells the drivers whose deadline has passed."""
+        while self._deadlines and self._deadlines[0][0] <= now:
+            due, run_id = heapq.heappop(self._deadlines)
+            if self._expected.get(run_id) == due:
+                del self._expected[run_id]
+                self.nudge(run_id)
 
     def drives(self, run_id: str) -> bool:
         return run_id in self._drivers
@@ -111,9 +139,5 @@ class Attendant:
                 if not e.passing:
                     raise
                 await asyncio.sleep(AGAIN_SECONDS)
-            now = self._clock.now()
-            for driver in list(self._drivers.values()):
-                due = driver.due()
-                if due is not None and due <= now:
-                    driver.nudge()
+            self._fall_due(self._clock.now())
             await asyncio.sleep(REST_SECONDS)  # many changes at once are one look

@@ -130,6 +130,7 @@ class Journal:
         self.cut = False
         self.stopped: list[str] = []
         self.boundaries = Boundaries(lambda: None)
+        self.expects: Callable[[int | None], None] = lambda due: None  # told of each change of the open waits: when they fall due
         self.quiet = asyncio.Event()
         self.quiet.set()
         self._held = Draft()
@@ -387,15 +388,17 @@ class Journal:
             self.dead = e
             raise
         logs.committed(commit)
-        self._run = commit.run
+        before, self._run = self._run, commit.run
+        if before is None or commit.run.waits is not before.waits:
+            self.expects(commit.run.wake_at)
         self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
         for event in commit.events:
             if not event.fact.hot:
                 self._heard(event.fact)
         if commit.checkpoint is not None:
-            before, self.progress.checkpoint = self.progress.checkpoint.step, commit.checkpoint
-            if commit.checkpoint.step != before:
-                self.progress.barrier(first=before < 0)
+            stood, self.progress.checkpoint = self.progress.checkpoint.step, commit.checkpoint
+            if commit.checkpoint.step != stood:
+                self.progress.barrier(first=stood < 0)
 
     def _heard(self, fact: ev.Fact | ev.Unknown) -> None:
         """Keeps account of the effects in flight: a cancel lets them come to their end."""

@@ -80,6 +80,7 @@ class Driver:
         self._broken: BaseException | None = None
         self._again = self._cut = self._going = self._over = self._repeats = False
         journal.boundaries = Boundaries(self._at_boundary)
+        journal.expects = lambda due: services.attendant.expect(journal.run.run_id, due)
         self._fused = Fused(services, journal, program, self)
 
     # -- news while it is driven --------------------------------------------------------------------
@@ -122,6 +123,7 @@ class Driver:
             async with self._lock:
                 if not self._over and self._journal.dead is None and self._journal.tip is not None and self._journal.run.status in LIVE:
                     await self._take(tuple(await self._services.store.inbox(self._journal.run.run_id)))
+                    self._services.attendant.expect(self._journal.run.run_id, self.due())  # one that clocks have put off again, too
             if not self._again:
                 return
 

@@ -1,0 +1,78 @@
+"""The attendant looks at nothing that merely exists (issue «Speed», 6)."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import ExitStack
+
+import pytest
+
+from holdfast.engine.base.driven import STALE, Attendant
+from holdfast.stores.memory import MemoryStore
+from tests.engine.support import FakeClock
+
+
+class Fake:
+    """A driver that counts how often it is looked at."""
+
+    def __init__(self, due: int | None) -> None:
+        self.deadline = due
+        self.looks = self.nudges = 0
+        self.nudged = asyncio.Event()
+
+    def nudge(self) -> None:
+        self.nudges += 1
+        self.nudged.set()
+
+    def due(self) -> int | None:
+        self.looks += 1
+        return self.deadline
+
+    def drain(self) -> None: ...
+
+    def broke(self, error: BaseException) -> None:
+        raise error
+
+
+@pytest.mark.parametrize("many", [10, 300])
+async def test_a_change_costs_nothing_for_runs_that_merely_exist(many: int) -> None:
+    clock = FakeClock()
+    store = MemoryStore(now=clock.now)
+    await store.open()
+    attendant = Attendant(store, clock, lambda: "me")
+    soon, later = Fake(clock.now() + 1_000_000), [Fake(clock.now() + 10**12) for _ in range(many)]
+    with ExitStack() as stack:
+        for n, fake in enumerate(later):
+            stack.enter_context(attendant.on(f"later{n}", fake))
+        stack.enter_context(attendant.on("soon", soon))
+        looks = sum(f.looks for f in later)
+        assert looks == many
+        clock.at += 1_000_000
+        await store.register("another", 1)
+        async with asyncio.timeout(5):
+            await soon.nudged.wait()
+        assert sum(f.looks for f in later) == looks and sum(f.nudges for f in later) == 0
+    await store.close()
+
+
+async def test_the_newest_deadline_counts() -> None:
+    """One that was put off falls due then, one that is gone never; and what is stale is let go."""
+    clock = FakeClock()
+    store = MemoryStore(now=clock.now)
+    await store.open()
+    attendant = Attendant(store, clock, lambda: "me")
+    put_off, gone, marker = Fake(clock.now() + 1), Fake(clock.now() + 1), Fake(clock.now() + 2)
+    with attendant.on("put_off", put_off), attendant.on("gone", gone), attendant.on("marker", marker):
+        for n in range(3 * STALE):
+            attendant.expect("put_off", clock.now() + 10_000_000 + n)
+        attendant.expect("gone", None)
+        attendant.expect("gone", None)
+        clock.at += 5
+        async with asyncio.timeout(5):
+            await marker.nudged.wait()
+        assert (put_off.nudges, gone.nudges, marker.nudges) == (0, 0, 1)
+        clock.at += 20_000_000
+        async with asyncio.timeout(5):
+            await put_off.nudged.wait()
+        assert (put_off.nudges, gone.nudges) == (1, 0)
+    await store.close()
