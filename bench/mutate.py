@@ -174,9 +174,9 @@ def mutants(path: str) -> list[Mutant]:
     return found
 
 
-def changed(mutant: Mutant) -> str:
-    """The text of the file with one place changed."""
-    tree = ast.parse((ROOT / mutant.path).read_text())
+def changed(mutant: Mutant, text: str) -> str:
+    """The text of its file with one place changed."""
+    tree = ast.parse(text)
     spot = next(itertools.islice((s for s in spots(tree) if s.within == mutant.within), mutant.number, None))
     if spot.index is None:
         setattr(spot.node, spot.field, spot.new)
@@ -287,12 +287,12 @@ class Reach:
         """A few quick tests of many files."""
         return self._in_turn({t for t in self.durations if (ROOT / t.partition("::")[0]).exists()})[:40]
 
-    def tests(self, mutant: Mutant) -> list[str]:
+    def tests(self, mutant: Mutant, tree: pathlib.Path) -> list[str]:
         """The tests to show it to: those that run its line, then those that enter its function; the quick ones first, of each file in turn."""
         first: set[str] = set()
         then: set[str] = set()
         if mutant.within:
-            rows, digest = functions(ROOT / mutant.path)[mutant.within]
+            rows, digest = functions(tree / mutant.path)[mutant.within]
             for test, (seen, mask) in self._entered.get((mutant.path, mutant.within), {}).items():
                 (first if seen == digest and mask >> (mutant.line - rows.start) & 1 else then).add(test)
         else:
@@ -360,11 +360,12 @@ class Ended(NamedTuple):
 
 def show(mutant: Mutant, reach: Reach, tree: pathlib.Path, limit: float) -> Shown:
     """Write it into the copy, show it to its tests, and put back what stood there."""
-    tests = [t for t in reach.tests(mutant) if (tree / t.partition("::")[0]).exists()]
+    tests = [t for t in reach.tests(mutant, tree) if (tree / t.partition("::")[0]).exists()]
     if not tests:
         return Shown(False, "no test enters it", 0.0)
-    target, source = tree / mutant.path, (ROOT / mutant.path).read_text()
-    target.write_text(changed(mutant))
+    target = tree / mutant.path
+    source = target.read_text()
+    target.write_text(changed(mutant, source))
     spent, met = 0.0, 0
     try:
         for some in (tests[: ROUNDS[0]], tests[ROUNDS[0] : ROUNDS[1]], tests[ROUNDS[1] :]):
