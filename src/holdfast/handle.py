@@ -348,6 +348,22 @@ def _shown(value: Any) -> Any:
     return found if isinstance(found, dict | list | str | int | float) else str(found)
 
 
+class StreamPart(msgspec.Struct, frozen=True):
+    """A part of a run's stream. ``mode`` is one of those asked for, ``run`` for the first part of ``run_stream``, or ``missed``: ``data`` so many
+    chunks of this attempt were gone from its ring before they could be given. ``cursor`` goes on after this part. A part that is
+    ``superseded`` holds no data: what this attempt had emitted counts no more, another one takes its place.
+    """
+
+    mode: str
+    data: Any
+    cursor: str
+    run_id: str
+    step_id: str = ""
+    attempt: int = 0
+    superseded: bool = False
+    attempt_id: str = ""
+
+
 class DeliveryView(msgspec.Struct, frozen=True):
     """One attempt at sending an intent (§9.3). ``answer`` is the digest of what the receiver said."""
 

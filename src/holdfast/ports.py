@@ -10,6 +10,7 @@ import msgspec
 from holdfast.core import canon
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.chunks import Batch, Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.consistency import Problem
@@ -39,7 +40,7 @@ class Claim(msgspec.Struct, frozen=True):
 class Loaded(msgspec.Struct, frozen=True):
     """All that is needed to go on with a run. ``whole``: the newest whole checkpoint with its row's chain hash, if any, or one
     numbered 0 with what the run carries from its thread (§4.15); ``rows``: the log after it (all of it without one); ``inbox``:
-    commands not yet taken, oldest first."""
+    commands not yet taken, oldest first; ``emitted``: the newest chunks of each turn that nothing durable has replaced (§13.6)."""
 
     run: Run
     tip: Tip
@@ -47,6 +48,7 @@ class Loaded(msgspec.Struct, frozen=True):
     whole: tuple[Checkpoint, bytes] | None
     rows: tuple[Row, ...]
     inbox: tuple[InboxItem, ...]
+    emitted: tuple[Batch, ...] = ()
 
 
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
@@ -223,6 +225,15 @@ class Store(Outbox, Limiting, Protocol):
             Conflict: ``claim_taken`` (a claim's key), ``lane_busy`` (it begins to execute and its lane is held or awaited:
                 submit it as pending), ``inbox_taken``, ``schedule_moved`` (a schedule does not stand where the commit found it).
         """
+
+    async def emit(self, emitted: Sequence[Emitted]) -> None:
+        """Keeps chunks of runs in one transaction; those of a run whose fence is not the current one are left out (§13.6).
+
+        They need not outlive the machine: nobody is told that they are durable.
+        """
+
+    async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
+        """What is in the ring of a run, beyond that serial."""
 
     async def put(self, item: InboxItem) -> InboxItem:
         """Puts a command into an inbox; gives the item already there under that key, if any. A run at rest becomes claimable."""

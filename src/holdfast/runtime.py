@@ -55,7 +55,6 @@ from holdfast.engine.base.failures import traced
 from holdfast.engine.base.heartbeat import Heartbeat
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Services, Skills
-from holdfast.engine.base.streams import Chunk
 from holdfast.engine.calls.effects import close_attempts, closed_owners
 from holdfast.engine.desk import door
 from holdfast.engine.desk.door import FORK, REPLAY, Request, Wish
@@ -67,8 +66,9 @@ from holdfast.engine.keep import transfer as archive
 from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look import threads
+from holdfast.engine.look.following import MODES, Cursor, Follower, modes_of
 from holdfast.engine.look.looker import Looker, Wanted
-from holdfast.handle import CheckpointView, Decided, EventView, Feed, IntentView, LedgerView, Run, Schedule, Wait
+from holdfast.handle import CheckpointView, Decided, EventView, Feed, IntentView, LedgerView, Run, Schedule, StreamPart, Wait
 from holdfast.outbox.deliveries import Deliveries
 from holdfast.outbox.dispatcher import Dispatcher, Sender
 from holdfast.outbox.links import Links
@@ -180,6 +180,7 @@ class Runtime:
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
         self._working: set[Worker] = set()
+        self._following: set[asyncio.Future[None]] = set()
         self._registered = False
         self._open = False
 
@@ -293,6 +294,10 @@ class Runtime:
             async with asyncio.timeout(self._services.grace + CLOSE_SECONDS):
                 await asyncio.gather(*(w.close() for w in list(self._working)))
                 await self._services.attendant.close(StoreClosed("this runtime was closed while it drove the run"))
+        for driving in self._following:
+            driving.cancel()
+        await asyncio.gather(*self._following, return_exceptions=True)
+        await self._services.streams.close()
 
     async def _end_threads(self) -> None:
         """Waits a while for the threads that still run plain code, and says which run on: nothing can end them."""
@@ -1242,23 +1247,85 @@ class Runtime:
                     return _result(run)
                 await self._store.wait_for_change(POLL_SECONDS)
 
-    @verb
-    async def stream(self, run_id: str) -> AsyncIterator[Chunk]:
-        """Provisional chunks of a run driven in this process, until it rests (§13.2a)."""
-        queue = self._services.streams.listen(run_id)
+    @checked(after=arguments.as_given, modes=arguments.as_given)
+    def stream(self, run_id: str, *, after: str | None = None, modes: Iterable[str] = ("events", "custom")) -> AsyncIterator[StreamPart]:
+        """Follows a run from any process, over its waits, until it has ended (§13.6).
+
+        Args:
+            after: the cursor of a part; what comes after it is given, each part once. By default from the beginning, with the chunks that
+                no durable result has replaced yet.
+            modes: ``events``; ``custom``: what ``ctx.emit`` gave; ``messages``: those chunks that are pieces of messages, mappings with ``role`` and
+                ``content``; ``updates``: what each step wrote; ``values``: the channels after it.
+        """
+        return self.follower(run_id, modes=modes, after=after).parts()
+
+    @checked(after=Cursor.read, modes=modes_of)
+    def follower(
+        self, run_id: str, *, after: Any = None, modes: Iterable[str] = ("events", "custom"), tenant_id: str | None = None
+    ) -> Follower:
+        """What ``stream`` reads with, for whoever has more to say than its parts: servers."""
+        return Follower(self._store, self.look, self._services.threads, run_id, frozenset(modes), after, tenant_id)
+
+    @checked(modes=modes_of)
+    async def run_stream(
+        self,
+        skill: Skill | str,
+        inputs: Mapping[str, Any] | State | None = None,
+        *,
+        modes: Iterable[str] = MODES,
+        thread_id: str | None = None,
+        key: str | None = None,
+        session_key: str | None = None,
+        lane: str = "main",
+        queue: str = "default",
+        priority: int = 0,
+        job_id: str | None = None,
+        trace_id: str | None = None,
+        tags: Iterable[str] = (),
+        tenant_id: str = "default",
+        target: str | None = None,
+        paused_lane: str = "hold",
+        recovery: str = "auto",
+        unattended: bool = False,
+        budgets: Mapping[str, float] | None = None,
+        on_busy: str = "queue",
+    ) -> AsyncIterator[StreamPart]:
+        """Creates a run, drives it here and streams it to its end; the first part is the run itself, with the mode ``run``.
+
+        It goes on over waits: whoever answers, here or elsewhere, has it driven on. Whoever leaves the loop leaves the run to be driven to its next rest.
+
+        Raises:
+            UnknownOption, InvalidInput, TooLarge, Unserializable: an option or the input, by name.
+        """
+        run = await self.submit(
+            skill, inputs, thread_id=thread_id, key=key, session_key=session_key, lane=lane, queue=queue, priority=priority, job_id=job_id, trace_id=trace_id,
+            tags=tags, tenant_id=tenant_id, target=target, paused_lane=paused_lane, recovery=recovery, unattended=unattended, budgets=budgets, on_busy=on_busy,
+        )  # fmt: skip
+        await self._own()
+        driving = asyncio.ensure_future(self._driven_to_its_end(run.run_id))
+        self._following.add(driving)
+        driving.add_done_callback(self._following.discard)
+        feed = self.follower(run.run_id, modes=modes, after=str(Cursor())).parts()
         try:
-            while True:
-                if queue.empty() and not self._services.attendant.drives(run_id) and (await self._reader.get(run_id)).status in TERMINAL:
-                    return  # it ended before anybody listened, or in another process
-                try:
-                    chunk = await asyncio.wait_for(queue.get(), POLL_SECONDS)
-                except TimeoutError:
-                    continue
-                if chunk is None:
-                    return
-                yield chunk
+            yield StreamPart("run", run, "0", run.run_id)
+            while (part := await _next_or_failed(feed, driving)) is not None:
+                yield part
         finally:
-            self._services.streams.leave(run_id, queue)
+            await feed.aclose()  # type: ignore[attr-defined]
+
+    async def _driven_to_its_end(self, run_id: str) -> None:
+        """Drives a run as far as it goes, and on whenever its wait is over."""
+        while (driven := await self._conductor.drive_on(run_id, named=False)).status not in TERMINAL:
+            waits = driven.blocked_by is not None
+            while waits or not await self._moves(run_id):
+                await self._store.wait_for_change(POLL_SECONDS)
+                waits = False
+
+    async def _moves(self, run_id: str) -> bool:
+        """Whether a run has ended, or has something to be driven for."""
+        run, lease = await self._reader.found(run_id)
+        now = self._store.now()
+        return run.status in TERMINAL or (not lease.live(now) and lease.due is not None and lease.due <= now)
 
     @checked(after=text_of)
     async def history(self, thread_id: str, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
@@ -1280,6 +1347,22 @@ def _home() -> None:
         pathlib.Path(".holdfast").mkdir(exist_ok=True)
     except OSError as e:
         raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
+
+
+async def _next_or_failed(feed: AsyncIterator[StreamPart], driving: asyncio.Future[None]) -> StreamPart | None:
+    """The next part, None at the end; what ended the driving with an error ends the stream."""
+    coming: asyncio.Future[StreamPart | None] = asyncio.ensure_future(anext(feed, None))
+    both: set[asyncio.Future[Any]] = {coming, driving}
+    try:
+        if not driving.done():
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if driving.done() and (error := driving.exception()) is not None:
+            raise error
+        return await coming
+    finally:
+        if not coming.done():
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
 
 def _result(run: Run[Any] | Rested) -> Any:

@@ -73,8 +73,9 @@ async def tags(rt: Runtime, skill: Any) -> list[str]:
     found: list[str] = []
 
     async def listen() -> None:
-        async for chunk in rt.stream(run.run_id):
-            found.append(chunk.attempt_id.removeprefix(run.run_id))
+        async for chunk in rt.stream(run.run_id, modes=["custom"]):
+            if not chunk.superseded:
+                found.append(chunk.attempt_id.removeprefix(run.run_id))
 
     listening = asyncio.create_task(listen())
     await asyncio.sleep(0)

@@ -468,7 +468,7 @@ async def test_a_second_writer_whose_clock_is_behind_is_not_lost() -> None:
 
 
 async def test_chunks_are_streamed_with_the_attempt_that_made_them() -> None:
-    """§13.2a, from the loop and from the thread of a plain node."""
+    """§13.6, from the loop and from the thread of a plain node."""
     g = Graph("g", S)
 
     @g.node(start=True)
@@ -486,16 +486,16 @@ async def test_chunks_are_streamed_with_the_attempt_that_made_them() -> None:
         chunks: list[Any] = []
 
         async def listen() -> None:
-            async for chunk in rt.stream(run.run_id):
+            async for chunk in rt.stream(run.run_id, modes=["custom"]):
                 chunks.append(chunk)
 
         listening = asyncio.create_task(listen())
         await asyncio.sleep(0)
         await rt.worker(until_idle=True)
         await asyncio.wait_for(listening, 5)
-        assert [c.value for c in chunks] == ["a", "b", "C"]
+        assert [c.data for c in chunks] == ["a", "b", "C"]
         assert chunks[0].attempt_id == f"{run.run_id}.1.talks@1"
-        assert [c async for c in rt.stream(run.run_id)] == [], "it has ended: nothing is waited for"
+        assert [c async for c in rt.stream(run.run_id, modes=["custom"])] == [], "it has ended: nothing is waited for"
 
 
 async def test_a_flow_s_inputs_are_named() -> None:

@@ -24,7 +24,7 @@ from holdfast.testing.conformance import TTL, Script, refused
 from holdfast.testing.conformance_blobs import bulk, recording
 
 LATEST = len(MIGRATIONS)
-NEW = ("blob_use", "bucket", "call", "carry", "offer", "pruned", "rule", "shelf", "vouch")
+NEW = ("blob_use", "bucket", "call", "carry", "chunk", "offer", "pruned", "rule", "shelf", "sqlite_sequence", "vouch")
 OLD = Path(__file__).resolve().parents[1] / "histories" / "0.1.0" / "store.db"
 
 # Opens copies of the store, each in a process of its own that is killed before its n-th statement, until one comes through.

@@ -31,6 +31,7 @@ from holdfast.api.problems import Stopped, headers, problem, status_of
 from holdfast.api.table import ROUTES, Answer, Call, Route, went_on
 from holdfast.core.bounds import text
 from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict
+from holdfast.engine.look.following import Cursor, modes_of
 from holdfast.engine.look.looker import Wanted
 from holdfast.runtime import Runtime
 from holdfast.ui import Pages
@@ -184,11 +185,11 @@ class Api:
                 return _streaming(streams.many(self.rt, wanted, self._beat(request)))
         run_id = request.path_params["run_id"]
         await self.rt.look.found(run_id, access.tenant)
-        last = request.headers.get("last-event-id")
-        after = query.after if query.after is not None else _number(last) if last else 0
-        if after < 0:
-            raise InvalidInput("after is an event's number", field="after")
-        return _streaming(streams.one(self.rt, run_id, access, after, self._beat(request)))
+        after = query.after or request.headers.get("last-event-id") or None
+        if after is not None:
+            Cursor.read(after)
+        modes = modes_of([m.strip() for m in query.modes.split(",")]) if query.modes else frozenset(("events", "custom"))
+        return _streaming(streams.one(self.rt, run_id, access, after, modes, self._beat(request)))
 
     def _beat(self, request: Request) -> streams.Beat:
         async def allowed() -> bool:
@@ -199,12 +200,6 @@ class Api:
             return True
 
         return streams.Beat(allowed, self.stopping)
-
-
-def _number(text: str) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 15:
-        raise InvalidInput(f"{text[:40]!r} is no event's number", field="Last-Event-ID")
-    return int(text)
 
 
 def _query(request: Request) -> dict[str, str]:

@@ -171,7 +171,8 @@ class EventsQuery(Body, frozen=True, kw_only=True):
 
 
 class StreamQuery(Body, frozen=True, kw_only=True):
-    after: int | None = None
+    after: str | None = None
+    modes: str | None = None
 
 
 class AtQuery(Body, frozen=True, kw_only=True):

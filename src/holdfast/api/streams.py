@@ -1,33 +1,31 @@
 """Server-sent events: one run from a number on, and many runs as they stand (§16.7).
 
 Events carry their number as id, so that a client that comes back loses and repeats nothing. Chunks carry none: what replaces them is
-durable. A slow reader is waited for by the transport; what is kept for it meanwhile is bounded: events are read from the store only when
-it can take them, and chunks beyond a bound are dropped with a mark.
+durable; their cursor, given as ``after``, goes on after them. A slow reader is waited for by the transport, and nothing is kept for it
+meanwhile: events and chunks are read from the store only when it can take them, and how many chunks the ring has lost by then is said.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import time
-from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any
+
+import msgspec
 
 from holdfast.access import Access
 from holdfast.api.table import resting
 from holdfast.core import describe
-from holdfast.core.codec import open_row
-from holdfast.core.status import TERMINAL
+from holdfast.core.masks import Mask
 from holdfast.engine.look.looker import Wanted
+from holdfast.handle import StreamPart
 from holdfast.runtime import Runtime
 
-PAGE = 200
 QUIET_SECONDS = 15.0
 CHECK_SECONDS = 20.0
 POLL_SECONDS = 1.0
-KEPT_CHUNKS = 1000
 RETRY = b"retry: 1000\n\n"
 
 Allowed = Callable[[], Awaitable[bool]]
@@ -63,58 +61,46 @@ class Beat:
         return not await self._allowed()
 
 
-async def one(rt: Runtime, run_id: str, access: Access, after: int, beat: Beat) -> AsyncIterator[bytes]:
-    """A run's events from a number on, its chunks where it is driven here, and how it rests; to its end."""
-    chunks: deque[bytes] = deque()
-    dropped = [0]
-
-    async def listen() -> None:
-        async for chunk in rt.stream(run_id):
-            if len(chunks) >= KEPT_CHUNKS:
-                chunks.popleft()
-                dropped[0] += 1
-            chunks.append(frame("chunk", {"attempt_id": chunk.attempt_id, "value": describe.value(chunk.value)}))
-
-    ear = asyncio.ensure_future(listen())
+async def one(rt: Runtime, run_id: str, access: Access, after: str | None, modes: Iterable[str], beat: Beat) -> AsyncIterator[bytes]:
+    """A run's events from a number on, or all from a cursor on, what its steps emit, and how it rests; to its end."""
+    feed = rt.follower(run_id, after=after, modes=modes, tenant_id=access.tenant)
     rested = -1
-    try:
-        yield b": open\n\n"
-        while True:
-            run, lease = await rt.look.found(run_id, access.tenant)
-            rows = await rt.store.rows(run_id, after, PAGE)
-            mask = await rt.look.mask(run)
-            for row in rows:
-                for event in open_row(row).events:
-                    if event.seq > after:
-                        after = event.seq
-                        yield frame(event.type, describe.plain(describe.event(run, event), mask), event.seq)
-                        beat.said()
-            if dropped[0]:
-                yield frame("dropped", {"chunks": dropped[0]})
-                dropped[0] = 0
-            while chunks:
-                yield chunks.popleft()
-                beat.said()
-            if len(rows) == PAGE:
-                continue
-            shown = describe.run(run, lease, rt.store.now())
-            if run.version <= after and resting(shown) and rested != run.version:
-                rested = run.version
-                yield frame("rest", describe.plain(shown, mask))
-                beat.said()
-            if (run.status in TERMINAL and run.version <= after) or await beat.over():
-                yield RETRY
-                return
-            if beat.quiet():
-                yield b": still here\n\n"
-                beat.said()
-            if ear.done() and not chunks and run.status not in TERMINAL:
-                ear = asyncio.ensure_future(listen())
-            await rt.store.wait_for_change(POLL_SECONDS)
-    finally:
-        ear.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await ear
+    yield b": open\n\n"
+    while True:
+        mask: Mask | None = None
+        async for part in feed.ready():
+            if mask is None:
+                mask = await rt.look.mask(feed.run)
+            yield told(part, mask)
+            beat.said()
+        run = feed.run
+        shown = describe.run(run, feed.lease, rt.store.now())
+        if resting(shown) and rested != run.version:
+            rested = run.version
+            yield frame("rest", describe.plain(shown, await rt.look.mask(run)))
+            beat.said()
+        if feed.over or await beat.over():
+            yield RETRY
+            return
+        if beat.quiet():
+            yield b": still here\n\n"
+            beat.said()
+        await rt.store.wait_for_change(POLL_SECONDS)
+
+
+def told(part: StreamPart, mask: Mask) -> bytes:
+    """A part of a run's stream as it goes over the wire: events under their number, everything else with its cursor."""
+    by = {"step_id": part.step_id, "attempt": part.attempt, "attempt_id": part.attempt_id}
+    if part.mode == "events":
+        return frame(part.data.type, msgspec.to_builtins(part.data), part.data.seq)
+    if part.superseded:
+        return frame("superseded", by)
+    if part.mode == "missed":
+        return frame("dropped", {**by, "chunks": part.data})
+    value = mask.record({"value": describe.value(part.data)})["value"]
+    if part.mode in ("custom", "messages"):
+        return frame("chunk" if part.mode == "custom" else "message", {**by, "value": value, "cursor": part.cursor})
+    return frame(part.mode, {"value": value, "cursor": part.cursor})
 
 
 async def many(rt: Runtime, wanted: Wanted, beat: Beat) -> AsyncIterator[bytes]:

@@ -7,6 +7,7 @@ import msgspec
 from holdfast.core import commands
 from holdfast.core.blobs import Blob, named
 from holdfast.core.checkpoint import Checkpoint, Result
+from holdfast.core.chunks import Emitted
 from holdfast.core.effects import Effect
 from holdfast.core.events import Event, voucher
 from holdfast.core.intents import Intent
@@ -158,13 +159,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     moves: tuple[Move, ...] = ()
     max_queued: int | None = None
     follows: ThreadEnd | None = None
+    emitted: Emitted | None = None
 
     @property
     def plain(self) -> bool:
         """Whether it writes nothing beside its log row and the run's hot columns."""
         if self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger:
             return False
-        return not (self.blobs or self.behind or self.moves)
+        return not (self.blobs or self.behind or self.moves or self.emitted)
 
     def check(self) -> None:
         """Asserts what must hold of every commit, whichever store it goes to."""

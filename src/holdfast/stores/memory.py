@@ -19,6 +19,7 @@ import msgspec
 from holdfast.core import blobs, codec
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.chunks import Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.effects import Effect
@@ -39,7 +40,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Usage, Worker
-from holdfast.stores import apply
+from holdfast.stores import apply, rings
 from holdfast.stores.apply import Found, Prepared
 from holdfast.stores.changes import Changes
 from holdfast.stores.tables import Indexed
@@ -113,6 +114,7 @@ class MemoryStore:
         self._tokens: dict[bytes, Token] = {}
         self._schedules: dict[str, Schedule] = {}
         self._shelves: dict[tuple[str, str], bytes] = {}
+        self._rings: dict[str, rings.Ring] = {}
         self._workers: dict[str, _Worker] = {}
         self._dead: set[str] = set()
         self._offers: dict[str, Offer] = {}
@@ -267,6 +269,8 @@ class MemoryStore:
             self._set(self._ledger, number := self._next(), msgspec.structs.replace(row, number=number))
         for blob in c.blobs:
             self._keep(c.run.run_id, blob)
+        if c.emitted is not None:
+            self._emit(c.emitted, now)
         for child in p.creates:
             self._apply(child)
         for item in c.puts:
@@ -297,6 +301,22 @@ class MemoryStore:
         self._set(self._inbox, (item.run_id, item.key), _Item(item.run_id, item.key, codec.encode_command(item.command), item.put_at, None))
         self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=apply.woken(self._found(row, now), row.due, now)))
         return msgspec.structs.replace(item, taken_seq=None)
+
+    def _emit(self, e: Emitted, now: int) -> None:
+        self._set(self._rings, e.run_id, rings.changed(self._rings.get(e.run_id, ()), e, [self._next() for _ in e.batches], now))
+
+    async def emit(self, emitted: Sequence[Emitted]) -> None:
+        with self._atomic():
+            for e in self._current(emitted):
+                self._emit(e, self.now())
+        self._changes.tell()
+
+    def _current(self, emitted: Sequence[Emitted]) -> list[Emitted]:
+        """Those that come from whoever holds the run."""
+        return [e for e in emitted if (row := self._runs.get(e.run_id)) is not None and row.fence == e.fence]
+
+    async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
+        return rings.beyond(self._rings.get(run_id, ()), after, limit)
 
     async def put(self, item: InboxItem) -> InboxItem:
         with self._atomic():
@@ -497,7 +517,7 @@ class MemoryStore:
             return None
         seq, data = self._wholes.get(run_id, (0, self._origins.get(run_id)))
         whole = None if data is None else codec.decode_whole(run_id, data)
-        return Loaded(self._run(row), row.tip, self._lease(row), whole, tuple(await self.rows(run_id, seq)), tuple(await self.inbox(run_id)))
+        return Loaded(self._run(row), row.tip, self._lease(row), whole, tuple(await self.rows(run_id, seq)), tuple(await self.inbox(run_id)), rings.newest(self._rings.get(run_id, ())))
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
         row = self._runs.get(run_id)
@@ -865,6 +885,7 @@ class MemoryStore:
             (self._wholes, [r for r in self._wholes if r in gone]),
             (self._origins, [r for r in self._origins if r in gone]),
             (self._carries, [r for r in self._carries if r in gone]),
+            (self._rings, [r for r in self._rings if r in gone]),
             (self._inbox, [k for k in self._inbox if k[0] in gone]),
             (self._claims, [k for k, c in self._claims.items() if c.run_id in gone and c.kind != "effect"]),
             (self._effects, [k for k, (e, _) in self._effects.items() if e.run_id in gone and not e.shared]),

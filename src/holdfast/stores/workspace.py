@@ -32,6 +32,7 @@ from holdfast.core import blobs, canon, codec, describe, views
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.chunks import Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
 from holdfast.core.consistency import Problem, problem, record_problem
@@ -54,7 +55,7 @@ from holdfast.core.run import Run, fold
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
 from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Pruned, RunFilter
-from holdfast.stores import apply
+from holdfast.stores import apply, rings
 from holdfast.stores.apply import Prepared
 from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, numbered, read_beside, read_log, unline
 from holdfast.stores.memory import MemoryStore
@@ -62,7 +63,8 @@ from holdfast.stores.plainly import agenda, plainly, revived, scheduled
 
 FORMAT = 1
 META, HOUSE, TOMBSTONES, SCHEDULES, SHELVES, LIMITS, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "shelves.json", "limits.json", "blobs"
-ORIGIN, RECORDS = "origin.json", "records.json"
+ORIGIN, RECORDS, CHUNKS = "origin.json", "records.json", "chunks.log"
+LOOSE = 4 * 2**20
 TOP = ""
 TRIES, NAP = 20, 0.001
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -106,6 +108,8 @@ class WorkspaceStore(MemoryStore):
         self._house: tuple[Problem, ...] = ()
         self._unscheduled: EventUnreadable | None = None
         self._ends: dict[str, dict[str, End]] = {}  # where the files beside a run's log end
+        self._unnoted: dict[str, rings.Ring] = {}  # rings as their files have them, where memory is ahead
+        self._ring_sizes: dict[str, int] = {}  # of the files that hold what runs emit
         self._looked: set[str] = set()  # runs whose tail is known to be clean; a failed append looks again
 
     # -- life ---------------------------------------------------------------------------------------
@@ -324,6 +328,9 @@ class WorkspaceStore(MemoryStore):
             fence=self.incarnation << COUNTER_BITS | max(1, fence), due=row_.due if unread or "due" not in place or run.terminal else place["due"],
         )  # fmt: skip
         self._count = max(self._count, self._runs[run_id].turn)
+        if there := _read(self._at(run_id, CHUNKS)):
+            self._rings[run_id], self._ring_sizes[run_id] = rings.read(there), len(there)
+            self._count = max([self._count, *(k.serial for k in self._rings[run_id])])
 
     def _meta_place(self, run_id: str, newest: Row) -> dict[str, Any] | None:
         """What ``meta.json`` says of the run's place in the store, if it was written after the newest commit."""
@@ -425,6 +432,42 @@ class WorkspaceStore(MemoryStore):
                 self._lines(run_id, name, values, by)
         for item in c.puts:
             self._lines(item.run_id, "inbox", [item], by)
+        if c.emitted is not None:
+            self._note_ring(run_id)
+
+    def _emit(self, e: Emitted, now: int) -> None:
+        self._unnoted[e.run_id] = self._rings.get(e.run_id, ())
+        super()._emit(e, now)
+
+    def _note_ring(self, run_id: str) -> None:
+        """Brings the file of a run's ring up to date: by appending, or anew where most of it is gone. It is provisional: nothing waits for the disk."""
+        ring, path = self._rings.get(run_id, ()), self._at(run_id, CHUNKS)
+        text = rings.lines(self._unnoted.pop(run_id, ring), ring)
+        size = self._ring_sizes.get(run_id, 0) + len(text)
+        if not ring:
+            _remove(path)
+            size = 0
+        elif size > LOOSE + 3 * sum(len(k.data) for k in ring):
+            text = rings.lines((), ring)
+            self._replace(path, text)
+            size = len(text)
+        else:
+            with open(path, "ab") as f:
+                f.write(b"\n" + text)  # on a line of its own, whatever a crash has left of another one
+        self._ring_sizes[run_id] = size
+
+    async def emit(self, emitted: Sequence[Emitted]) -> None:
+        self._writable()
+        with self._atomic(), self._disk():
+            for e in self._current(emitted):
+                self._emit(e, self.now())
+                self._note_ring(e.run_id)
+        self._changes.tell()
+
+    async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
+        if self._lock >= 0:
+            return await super().chunks(run_id, after, limit)
+        return rings.beyond(rings.read(_read(self._at(run_id, CHUNKS)) or b""), after, limit)
 
     def _stow(self, blob: Blob) -> None:
         """The bytes go to the disk with the rest of the commit; memory holds none of them."""

@@ -340,7 +340,6 @@ class Worker:
             return Report(claim.run_id, None, e)
         finally:
             services.driving.discard(claim.run_id)
-            services.streams.end(claim.run_id)
 
 
 __all__ = ["Report", "Trouble", "Worker"]

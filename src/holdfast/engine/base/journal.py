@@ -11,6 +11,7 @@ began. Whoever looks ends the line: what they find is what each step would have 
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -34,12 +35,14 @@ from holdfast.core.run import Run, fold_all
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
 from holdfast.engine.base.safe_points import Boundaries
+from holdfast.engine.base.streams import Ring
 from holdfast.engine.look import parents as family
 from holdfast.engine.look.blobs import whole
 from holdfast.ports import Loaded, Store
 
 T = TypeVar("T")
 REPLAYED = "replayed"
+_making = threading.Lock()
 
 
 class Draft(msgspec.Struct):
@@ -135,6 +138,7 @@ class Journal:
         self.quiet.set()
         self._held = Draft()
         self.echo: Echo | None = None
+        self._ring: Ring | None = None
         self._lock = asyncio.Lock()
         self._next: Draft | None = None
         self._joined: asyncio.Task[None] | None = None
@@ -147,7 +151,23 @@ class Journal:
             StoreCorrupt: the log does not hold together.
         """
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
-        return cls(store, loaded.run, loaded.tip, fence, progress)
+        journal = cls(store, loaded.run, loaded.tip, fence, progress)
+        if loaded.emitted:
+            journal._ring = Ring(loaded.run.run_id, fence, loaded.emitted)
+        return journal
+
+    @property
+    def ring(self) -> Ring:
+        """Where this driving puts what its steps emit; plain nodes ask for it from their threads."""
+        with _making:
+            if self._ring is None:
+                self._ring = Ring(self.run.run_id, self.fence)
+            return self._ring
+
+    def supersede(self) -> None:
+        """What the driving before has emitted goes on nowhere: its attempts begin again."""
+        if self._ring is not None:
+            self._ring.supersede()
 
     @property
     def run(self) -> Run:
@@ -178,7 +198,9 @@ class Journal:
         checkpoint = progress.checkpoint
         if run is None or self._tip is None or run.status is not Status.RUNNING or run.budgets or run.waits or run.cancel_requested_at is not None:
             return None
-        if self.dead is not None or self.echo is not None or self._held or self._lock.locked() or checkpoint.skipped or checkpoint.topics or checkpoint.held:
+        if self.dead is not None or self.echo is not None or self._ring is not None or self._held or self._lock.locked():
+            return None
+        if checkpoint.skipped or checkpoint.topics or checkpoint.held:
             return None
         if progress.busy or logs.listened():
             return None
@@ -378,7 +400,12 @@ class Journal:
         held = self._held
         if held:
             self._held, draft = Draft(), held.joined(draft)
+        ring = self._ring
+        if ring is not None and ring.writing is not None:
+            await asyncio.wait([ring.writing])  # what was emitted before this commit is there before it
         commit = self._number(draft, checkpoint, delta, lease, due, actor, behind, follows)
+        if ring is not None:
+            commit = self._riding(commit, ring)
         try:
             self._tip = await self.store.commit(commit)
         except (EffectInProgress, InboxUnread):  # refused, and nothing is lost: whoever decided decides again
@@ -388,6 +415,8 @@ class Journal:
             self.dead = e
             raise
         logs.committed(commit)
+        if ring is not None and commit.emitted is not None:
+            ring.forget(commit.emitted.replaced)
         before, self._run = self._run, commit.run
         if before is None or commit.run.waits is not before.waits:
             self.expects(commit.run.wake_at)
@@ -399,6 +428,13 @@ class Journal:
             stood, self.progress.checkpoint = self.progress.checkpoint.step, commit.checkpoint
             if commit.checkpoint.step != stood:
                 self.progress.barrier(first=stood < 0)
+
+    def _riding(self, commit: Commit, ring: Ring) -> Commit:
+        """The commit with what steps have emitted until now, and with what its results replace of that."""
+        parent = self.progress.checkpoint
+        moved = commit.checkpoint is not None and commit.checkpoint.step > max(parent.step, 0)
+        emitted = ring.take(ring.ended(commit.results, parent.step + 1, over=moved or commit.run.terminal))
+        return msgspec.structs.replace(commit, emitted=emitted) if emitted else commit
 
     def _heard(self, fact: ev.Fact | ev.Unknown) -> None:
         """Keeps account of the effects in flight: a cancel lets them come to their end."""

@@ -148,7 +148,6 @@ class Services:
     policy: Policy | None = None
     tool_runner: Any = None
     workspace: str | None = None
-    streams: Streams = dataclasses.field(default_factory=Streams)
     acting: set[tuple[str, str]] = dataclasses.field(default_factory=set)
     parallel: int = 64
     max_takeovers: int = 10
@@ -164,10 +163,12 @@ class Services:
     sendings: Sendings | None = None
     pool: Pool = dataclasses.field(default_factory=Pool)
     undos: dict[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    streams: Streams = dataclasses.field(init=False)
     attendant: Attendant = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
+        self.streams = Streams(self.store, self.clock)
         self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
         self.threads = Threads(self.store)
 

@@ -1,63 +1,195 @@
-"""Live chunks of running steps, for ``rt.stream``: provisional, in this process, never durable (§13.2a)."""
+"""What running steps emit, on its way into the store's ring (§13.6).
+
+Theory of operation. ``ctx.emit`` puts a chunk into the ring of its driving (``Ring``) and returns. What is pending rides with the run's next
+commit, in the same transaction, so that whoever sees an event can see all that was emitted before it; if no commit comes for 50 ms,
+one write takes along what is pending in all runs of the process (``Streams``). A run that emits nothing has no ring and costs nothing.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from typing import Any
+import logging
+import threading
+from collections import deque
+from collections.abc import Iterable, Sequence
 
-import msgspec
+from holdfast.core.checkpoint import Result
+from holdfast.core.chunks import RING_BYTES, RING_CHUNKS, RUN_BYTES, Batch, Emitted, Place, Turn, replaced_by
+from holdfast.core.errors import HoldfastError
+from holdfast.core.lease import counter
+from holdfast.ports import Clock, Store
 
-LIMIT = 10_000
+EVERY = 0.05
+log = logging.getLogger("holdfast.streams")
 
 
-class Chunk(msgspec.Struct, frozen=True):
-    """A provisional piece of output, tagged with the attempt that made it."""
+class Track:
+    """The chunks of one turn: what of them is pending, and how the ring in the store stands. ``begun``: the number of the next chunk of this entry into the
+    step; those up to ``known`` were emitted before it was left, and are not kept again."""
 
-    run_id: str
-    attempt_id: str
-    value: Any
+    def __init__(self, turn: Turn, known: int = 0) -> None:
+        self.turn = turn
+        self.known = known
+        self.begun = 1
+        self.after = 0
+        self.first = known + 1
+        self.pending: deque[bytes] = deque()
+        self.weight = 0
+        self.batches: deque[tuple[int, int]] = deque()  # the last number and the size of each in the store
+        self.stored = 0
+
+    def add(self, data: bytes, after: int, most: int) -> bool:
+        """Whether it is new; what is pending is held to the ring's bounds."""
+        self.begun += 1
+        if self.begun - 1 <= self.known:
+            return False
+        self.pending.append(data)
+        self.weight += len(data)
+        self.after = after
+        while len(self.pending) > 1 and (len(self.pending) > RING_CHUNKS or self.weight > most):
+            self.weight -= len(self.pending.popleft())
+            self.first += 1
+        return True
+
+    def take(self) -> Batch | None:
+        if not self.pending:
+            return None
+        batch = Batch(self.turn, self.first, self.after, tuple(self.pending))
+        self.batches.append((batch.last, self.weight))
+        self.stored += self.weight
+        self.first, self.weight = batch.last + 1, 0
+        self.pending.clear()
+        return batch
+
+    def cut(self, most: int) -> int:
+        """The first number that stays in the ring; 0 if all of it does."""
+        before = 0
+        newest = self.batches[-1][0] if self.batches else 0
+        while len(self.batches) > 1 and (self.batches[0][0] <= newest - RING_CHUNKS or self.stored > most):
+            last, size = self.batches.popleft()
+            self.stored -= size
+            before = last + 1
+        return before
+
+
+class Ring:
+    """What one driving of a run emits. ``left``: the newest batch of each turn that the drivings before have left in the store."""
+
+    def __init__(self, run_id: str, fence: int, left: Sequence[Batch] = ()) -> None:
+        self.run_id = run_id
+        self.fence = fence
+        self.writing: asyncio.Future[None] | None = None
+        self._count = 0
+        self._tracks: dict[Place, Track] = {}
+        self._turns: set[Turn] = {b.turn for b in left}
+        self._lock = threading.Lock()
+        for batch in sorted(left, key=lambda b: b.turn.turn):
+            self._tracks[batch.turn.place] = Track(batch.turn, batch.last)
+
+    def supersede(self) -> None:
+        """Nothing of what was left goes on: its attempts begin again."""
+        for track in self._tracks.values():
+            track.known = -1
+
+    def enter(self, place: Place, number: int, rounds: int, step_id: str, attempt_id: str, *, again: bool) -> Track:
+        """The track of an attempt that begins to emit; with ``again`` that of the same attempt, which is entered once more, if there is one."""
+        with self._lock:
+            before = self._tracks.get(place)
+            if before is not None and again and before.known >= 0 and (before.turn.number, before.turn.rounds) == (number, rounds):
+                before.known = max(before.known, before.first + len(before.pending) - 1)
+                before.begun = 1
+                return before
+            self._count += 1
+            turn = Turn(place, counter(self.fence) << 20 | self._count, number, rounds, step_id, attempt_id)
+            self._turns.add(turn)
+            track = self._tracks[place] = Track(turn)
+            return track
+
+    def add(self, track: Track, data: bytes, after: int) -> bool:
+        """Whether there is something new to write."""
+        with self._lock:
+            return track.add(data, after, self._most())
+
+    def _most(self) -> int:
+        return min(RING_BYTES, RUN_BYTES // max(1, len(self._tracks)))
+
+    def take(self, replaced: Iterable[str] = ()) -> Emitted:
+        """What is pending, to be written now."""
+        with self._lock:
+            batches = [b for b in (t.take() for t in self._tracks.values()) if b is not None]
+            before = {t.turn.key: n for t in self._tracks.values() if (n := t.cut(self._most()))}
+        return Emitted(self.run_id, self.fence, tuple(batches), before, tuple(replaced))
+
+    def ended(self, results: Sequence[Result], step: int, *, over: bool) -> list[str]:
+        """The turns that these results replace; with ``over`` all, for the step or the run has ended. They are forgotten here."""
+        with self._lock:
+            if not self._turns or not (over or results):
+                return []
+            places = {t.place for t in self._turns}
+            gone = places if over else replaced_by(results, places, step)
+            out = sorted(t.key for t in self._turns if t.place in gone)
+            return out
+
+    def forget(self, keys: Iterable[str]) -> None:
+        """These turns were replaced."""
+        gone = set(keys)
+        with self._lock:
+            self._turns = {t for t in self._turns if t.key not in gone}
+            self._tracks = {p: t for p, t in self._tracks.items() if t.turn.key not in gone}
 
 
 class Streams:
-    """Fans chunks out to whoever listens to a run; a slow listener loses the oldest, never the run its speed."""
+    """Writes what runs emit where no commit takes it along: at most every 50 ms, for all of them together."""
 
-    def __init__(self) -> None:
-        self._listeners: dict[str, list[asyncio.Queue[Chunk | None]]] = {}
-        self._loop: asyncio.AbstractEventLoop | None = None
+    def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
+        self._clock = clock
+        self._dirty: dict[str, Ring] = {}
+        self._task: asyncio.Task[None] | None = None
 
-    def emit(self, chunk: Chunk) -> None:
-        """Hands a chunk on; plain nodes call this from their threads, and queues belong to the loop's."""
-        if chunk.run_id not in self._listeners or self._loop is None:
+    def emit(self, ring: Ring, track: Track, data: bytes, after: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Keeps a chunk; plain nodes call this from their threads, and what is written is written by the loop."""
+        if not ring.add(track, data, after):
             return
         try:
-            asyncio.get_running_loop()
+            here = asyncio.get_running_loop()
         except RuntimeError:
-            self._loop.call_soon_threadsafe(self._put, chunk)
+            here = None
+        if here is loop:
+            self._later(ring)
         else:
-            self._put(chunk)
+            loop.call_soon_threadsafe(self._later, ring)
 
-    def _put(self, chunk: Chunk) -> None:
-        for queue in self._listeners.get(chunk.run_id, ()):
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(chunk)
+    def _later(self, ring: Ring) -> None:
+        self._dirty[ring.run_id] = ring
+        if self._task is None or self._task.done():
+            self._task = asyncio.ensure_future(self._write())
 
-    def listen(self, run_id: str) -> asyncio.Queue[Chunk | None]:
-        queue: asyncio.Queue[Chunk | None] = asyncio.Queue(LIMIT)
-        self._loop = asyncio.get_running_loop()
-        self._listeners.setdefault(run_id, []).append(queue)
-        return queue
+    async def _write(self) -> None:
+        while self._dirty:
+            await self._clock.sleep(EVERY)
+            rings, self._dirty = list(self._dirty.values()), {}
+            emitted = [(ring, e) for ring in rings if ring.writing is None and (e := ring.take())]
+            if not emitted:
+                continue
+            written: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+            for ring, _ in emitted:
+                ring.writing = written
+            try:
+                await self._store.emit([e for _, e in emitted])
+            except HoldfastError as e:  # chunks are provisional: the run goes on without them, and its readers are told of a gap
+                log.debug("chunks of %d runs were not kept: %s", len(emitted), e)
+            finally:
+                for ring, _ in emitted:
+                    ring.writing = None
+                written.set_result(None)
 
-    def leave(self, run_id: str, queue: asyncio.Queue[Chunk | None]) -> None:
-        listeners = self._listeners.get(run_id, [])
-        if queue in listeners:
-            listeners.remove(queue)
-        if not listeners:
-            self._listeners.pop(run_id, None)
+    async def close(self) -> None:
+        """Nothing more is written."""
+        self._dirty.clear()
+        if self._task is not None and not self._task.done():
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
 
-    def end(self, run_id: str) -> None:
-        """The run rests: listeners stop."""
-        for queue in self._listeners.get(run_id, ()):
-            if queue.full():
-                queue.get_nowait()
-            queue.put_nowait(None)
+
+__all__ = ["EVERY", "Ring", "Streams", "Track"]

@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from holdfast.core import canon, ids
+from holdfast.core import bounds, canon, ids
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
+from holdfast.core.chunks import RING_BYTES, Place
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ConcurrentScope, SuspensionSwallowed
 from holdfast.core.graph import Node, Program
@@ -22,8 +23,9 @@ from holdfast.core.waits import Wait
 from holdfast.engine.base.failures import revived
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
+from holdfast.engine.base.streams import Track
 from holdfast.engine.calls.functions import Patience
-from holdfast.engine.calls.places import Places
+from holdfast.engine.calls.places import Calling, Places, calling
 
 REDO = "@redo"
 RETRY = "@retry"
@@ -74,6 +76,7 @@ class Attempt:
         self.patience = Patience(node.timeout_us, own=node.timed) if patience is None else patience
         self._loop = asyncio.get_running_loop() if loop is None else loop
         self._patient = [self.patience]
+        self._track: Track | None = None
 
     # -- where it stands ----------------------------------------------------------------------------
 
@@ -174,6 +177,32 @@ class Attempt:
         for patience in list(self._patient):
             if not patience.own:
                 patience.move(now)
+
+    # -- what it emits ------------------------------------------------------------------------------
+
+    def emit(self, value: Any) -> None:
+        """Keeps a chunk for whoever streams the run (§13.6).
+
+        Raises:
+            Unserializable, TooLarge: it cannot be kept.
+        """
+        self.moved_on()
+        data = bounds.sized(canon.pack(value, "chunk")[1], "chunk", RING_BYTES)
+        self.services.streams.emit(self.journal.ring, self._track_of(calling.get()), data, self.run.version, self._loop)
+
+    def _track_of(self, within: Calling | None) -> Track:
+        """The track of this attempt, or of the recorded call in whose midst it is."""
+        if within is None:
+            if self._track is None:
+                self._track = self._enter(self.inner, self.number, "", again=True)
+            return self._track
+        if within.track is None:
+            within.track = self._enter(within.path, within.number, within.tag, again=False)
+        return within.track
+
+    def _enter(self, path: str, number: int, tag: str, *, again: bool) -> Track:
+        place = Place(self.step, self.key, path)
+        return self.journal.ring.enter(place, number, self.rounds, self.step_id, self.attempt_id + tag, again=again)
 
     # -- safe points --------------------------------------------------------------------------------
 

@@ -30,13 +30,12 @@ from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.retry import Retry, coerce
 from holdfast.core.run import Run
 from holdfast.core.waits import OnTimeout
-from holdfast.engine.base.streams import Chunk
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import scopes, steps
 from holdfast.engine.calls import waits as waiting
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.functions import Patience
-from holdfast.engine.calls.places import Restart, calling
+from holdfast.engine.calls.places import Restart
 from holdfast.engine.calls.tools import call_tool
 from holdfast.handle import Decision, when
 from holdfast.ports import ToolOutcome
@@ -479,10 +478,15 @@ class Context:
 
     @verb
     def emit(self, value: Any) -> None:
-        """A provisional chunk for whoever streams the run now; nothing of it is durable (§13.2a). Its tag names the attempt of the node, and
-        of the recorded call in whose midst it is made."""
-        self._attempt.moved_on()
-        self._attempt.services.streams.emit(Chunk(self.run_id, self.attempt_id + calling.get(), value))
+        """A provisional chunk for whoever streams the run (``rt.stream``), kept until the result of the step replaces it (§13.6).
+
+        It belongs to the attempt of the node, or of the recorded call in whose midst it is made. A mapping with ``role`` and ``content`` is a
+        piece of a message.
+
+        Raises:
+            Unserializable, TooLarge: a chunk holds what a channel can hold, up to 4 MiB.
+        """
+        self._attempt.emit(value)
 
     @verb
     def report(self, outcome: str) -> None:

@@ -22,6 +22,7 @@ from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.leaving import Leaving
 from holdfast.engine.base.services import Asked, Services
+from holdfast.engine.base.streams import Track
 
 MOST_KEY_CHARS = 200
 
@@ -63,14 +64,27 @@ class Scope:
 
 
 current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
-calling: contextvars.ContextVar[str] = contextvars.ContextVar("holdfast_calling", default="")
-"""The attempt of a recorded call in whose midst the code runs, after its node's own: ``.<path>@<attempt>``."""
+class Calling:
+    """An attempt of a recorded call: its ``tag`` stands after that of its node's own, ``.<path>@<attempt>``; ``track``: what it emits."""
+
+    __slots__ = ("number", "path", "tag", "track")
+    tag: str
+
+    def __init__(self, above: Calling | None, path: str, number: int) -> None:
+        self.path = path
+        self.number = number
+        self.tag = f"{'' if above is None else above.tag}.{path}@{number}"
+        self.track: Track | None = None
+
+
+calling: contextvars.ContextVar[Calling | None] = contextvars.ContextVar("holdfast_calling", default=None)
+"""The attempt of a recorded call in whose midst the code runs."""
 
 
 @contextmanager
 def attempting(path: str, attempt: int) -> Iterator[None]:
     """Within it, what is made belongs to this attempt of the call at this path."""
-    token = calling.set(f"{calling.get()}.{path}@{attempt}")
+    token = calling.set(Calling(calling.get(), path, attempt))
     try:
         yield
     finally:
@@ -237,4 +251,4 @@ def label(kind: str, name: str) -> str:
     return f"{kind} {name!r}" if kind != name else kind
 
 
-__all__ = ["Call", "Places", "Restart", "Scope", "Suspend", "attempting", "calling", "current", "label"]
+__all__ = ["Call", "Calling", "Places", "Restart", "Scope", "Suspend", "attempting", "calling", "current", "label"]

@@ -195,7 +195,6 @@ class Conductor:
             if sendings is not None:
                 sendings.leave(run_id)
             self._services.driving.discard(run_id)
-            self._services.streams.end(run_id)
 
     async def _claim(self, run_id: str) -> Claim | None:
         await self._own()

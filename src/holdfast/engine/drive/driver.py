@@ -283,6 +283,7 @@ class Driver:
         if claim is not None:
             journal.hold(Draft(facts=self._entry(claim, named)))
             if claim.previous_owner is not None:
+                journal.supersede()
                 journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
                 if self._taken_over(claim) and await self._stop_here(named):
                     return journal.run

@@ -22,8 +22,9 @@ import msgspec
 import psycopg
 from psycopg import errors as sql
 
-from holdfast.core import blobs, codec, ids, vouch
+from holdfast.core import blobs, chunks, codec, ids, vouch
 from holdfast.core.blobs import Blob
+from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import Commit, InboxItem, Tip
 from holdfast.core.errors import EffectInProgress, HoldfastError, RecordDamaged, RunNotFound, StoreError
 from holdfast.core.lease import Take, Touch
@@ -447,6 +448,8 @@ class Committer:
         yield from besides.put_ledger(c.ledger, seen.numbers)
         for blob in c.blobs:
             yield from keep_blob(c.run.run_id, blob)
+        if c.emitted is not None:
+            yield from emitting(c.emitted, at)
         for child in p.creates:
             ruling = self._rule(child, seen)
             assert isinstance(ruling, Ruling), "it was ruled on before"
@@ -535,4 +538,15 @@ def keep_blob(run_id: str, blob: Blob) -> Iterator[Statement]:
     yield Q.blob_use, (blob.digest, run_id)
 
 
-__all__ = ["RACED", "TRIES", "Committer", "Key", "Statement", "keep_blob", "put_values"]
+def emitting(e: Emitted, at: int | None) -> Iterator[Statement]:
+    """Keeps chunks of a run; those that were replaced a while ago go on the way."""
+    yield Q.chunk_sweep, {"now": at, "linger": LINGER_US}
+    for batch in e.batches:
+        yield Q.chunk_put, (e.run_id, batch.turn.key, batch.last, chunks.encode(batch))
+    for turn, first in e.before.items():
+        yield Q.chunk_cut, (e.run_id, turn, first)
+    if e.replaced:
+        yield Q.chunk_gone, {"now": at, "run": e.run_id, "turns": list(e.replaced)}
+
+
+__all__ = ["RACED", "TRIES", "Committer", "Key", "Statement", "emitting", "keep_blob", "put_values"]

@@ -736,6 +736,26 @@ WITH calls AS (DELETE FROM holdfast.call WHERE run_id = ANY(%(runs)s::text[])), 
   intents AS (DELETE FROM holdfast.intent WHERE run_id = ANY(%(runs)s::text[])),
   rows AS (DELETE FROM holdfast.ledger WHERE run_id = ANY(%(runs)s::text[])),
   claims AS (DELETE FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect'),
+  chunks AS (DELETE FROM holdfast.chunk WHERE run_id = ANY(%(runs)s::text[])),
   vouched AS (DELETE FROM holdfast.vouch WHERE run = ANY(%(runs)s::text[]) AND kind <> 'effect'),
   vouched_claims AS (DELETE FROM holdfast.vouch WHERE under = ANY(%(runs)s::text[]) AND kind = 'claim' AND under <> '' AND NOT starts_with(id, 'effect' || chr(31)))
 DELETE FROM holdfast.carry WHERE source = ANY(%(runs)s::text[]) OR run = ANY(%(runs)s::text[]);
+
+-- Chunks --------------------------------------------------------------------------------------------
+
+-- name: chunk_put
+INSERT INTO holdfast.chunk (run_id, turn, last, data) VALUES (%s, %s, %s, %b);
+-- name: chunk_cut
+DELETE FROM holdfast.chunk WHERE run_id = %s AND turn = %s AND last < %s;
+-- name: chunk_gone
+UPDATE holdfast.chunk SET gone = {now} WHERE run_id = %(run)s AND turn = ANY(%(turns)s::text[]) AND gone IS NULL;
+-- name: chunk_sweep
+DELETE FROM holdfast.chunk WHERE gone < {now} - %(linger)s;
+-- name: chunk_fences
+SELECT r.run_id, r.fence FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run)
+JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run ORDER BY r.bucket, r.id FOR SHARE OF r;
+-- name: chunks
+SELECT serial, data, gone IS NOT NULL FROM holdfast.chunk WHERE run_id = %s AND serial > %s ORDER BY serial LIMIT %s;
+-- name: chunks_newest
+SELECT data FROM holdfast.chunk WHERE serial IN (
+  SELECT max(serial) FROM holdfast.chunk WHERE run_id = %s AND gone IS NULL GROUP BY turn) ORDER BY serial;

@@ -27,8 +27,9 @@ import msgspec
 import psycopg
 from psycopg import errors as sql
 
-from holdfast.core import blobs, canon, codec, ids, vouch
+from holdfast.core import blobs, canon, chunks, codec, ids, vouch
 from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.chunks import Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
 from holdfast.core.consistency import Problem, record_problem
@@ -60,7 +61,7 @@ from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.postgres import besides, outbox, upkeep
 from holdfast.stores.postgres import limits as bounds
-from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, put_values
+from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, emitting, put_values
 from holdfast.stores.postgres.connection import (
     MIGRATIONS,
     PATIENCE,
@@ -76,6 +77,7 @@ from holdfast.stores.postgres.connection import (
 from holdfast.stores.postgres.news import News
 
 OPEN_PATIENCE = 5.0
+VOUCHED = 2  # the schema from which on records beside the log have vouchers
 MAX_LIST = 10_000
 MAX_PROBLEMS = 100
 _LINEAGES = 100  # pruned in one transaction
@@ -174,7 +176,8 @@ class PostgresStore:
                 return int(meta["incarnation"])  # somebody else was first
             for script in MIGRATIONS[meta["schema"] :]:
                 await db.execute(schema_of(self._place, script))
-            await _vouch_anew(db)
+            if meta["schema"] < VOUCHED:
+                await _vouch_anew(db)
             await db.execute(Q.meta_set, ("schema", len(MIGRATIONS)))
             return await self._void(db, meta["incarnation"])
 
@@ -636,8 +639,9 @@ class PostgresStore:
     async def load(self, run_id: str) -> Loaded | None:
         bucket = ids.bucket_number(run_id)
         by, name = (bucket, run_id), {"b": bucket, "run": run_id, "now": self._clock(), "taken": False}
-        found, tips, wholes, rows, items, stated = await self._ask(
-            (Q.run_get, name), (Q.load_tip, by), (Q.load_whole, by), (Q.load_rows, by), (Q.inbox_of, name), (Q.vouch_untaken, (run_id,))
+        found, tips, wholes, rows, items, stated, emitted = await self._ask(
+            (Q.run_get, name), (Q.load_tip, by), (Q.load_whole, by), (Q.load_rows, by), (Q.inbox_of, name), (Q.vouch_untaken, (run_id,)),
+            (Q.chunks_newest, (run_id,)),
         )
         if not found:
             return None
@@ -648,7 +652,8 @@ class PostgresStore:
         tip = Tip(seq, digest, n, since, size)
         self._remember(run_id, tip)
         whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
-        return Loaded(run, tip, lease, whole, tuple([_row(r) for r in rows]), tuple(besides.items(run_id, items, stated)))
+        newest = tuple([chunks.decode(data) for (data,) in emitted])
+        return Loaded(run, tip, lease, whole, tuple([_row(r) for r in rows]), tuple(besides.items(run_id, items, stated)), newest)
 
     def _remember(self, run_id: str, tip: Tip) -> None:
         """A log that ends before what was committed here has lost its tail (§1.9)."""
@@ -672,6 +677,19 @@ class PostgresStore:
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
         (found,) = await self._ask((Q.rows, {"b": ids.bucket_number(run_id), "run": run_id, "after": after, "limit": limit}))
         return [_row(r) for r in found]
+
+    async def emit(self, emitted: Sequence[Emitted]) -> None:
+        async def work(db: Connection, sent: int) -> None:  # a batch that is written twice is told once: its chunks are numbered
+            runs = sorted({e.run_id for e in emitted})
+            fences = dict(await _all(db, Q.chunk_fences, {"b": [ids.bucket_number(r) for r in runs], "run": runs}))
+            await many(db, [s for e in emitted if fences.get(e.run_id) == e.fence for s in emitting(e, self._clock())])
+
+        await self._do(work)
+        self._news.tell()
+
+    async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
+        (found,) = await self._ask((Q.chunks, (run_id, after, limit)))
+        return [Stored(serial, chunks.decode(data), gone) for serial, data, gone in found]
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
         vouchers = (Q.vouch_of_run, (run_id, "inbox")) if taken else (Q.vouch_untaken, (run_id,))

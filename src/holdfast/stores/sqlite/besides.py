@@ -11,7 +11,8 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from holdfast.core import codec, vouch
+from holdfast.core import chunks, codec, vouch
+from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import DedupClaim, InboxItem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import RecordDamaged
@@ -207,6 +208,20 @@ def unshelve(db: apsw.Connection, shelf: str, prefix: str) -> int:
     gone = db.changes()
     db.execute(Q.vouch_shelf_drop, (shelf, prefix, vouch.shelf_id(shelf, "")))
     return gone
+
+
+# -- chunks -------------------------------------------------------------------------------------------
+
+
+def emit(db: apsw.Connection, key: int, e: Emitted, now: int) -> None:
+    """Keeps chunks of a run; those that were replaced a while ago go on the way. They are provisional, so nothing vouches for them."""
+    db.execute(Q.chunk_sweep, (now - LINGER_US,))
+    for batch in e.batches:
+        db.execute(Q.chunk_put, (key, batch.turn.key, batch.last, chunks.encode(batch)))
+    for turn, first in e.before.items():
+        db.execute(Q.chunk_cut, (key, turn, first))
+    for turn in e.replaced:
+        db.execute(Q.chunk_gone, (now, key, turn))
 
 
 # -- what the checker asks ----------------------------------------------------------------------------

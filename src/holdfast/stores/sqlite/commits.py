@@ -194,7 +194,7 @@ class Committer:
         for wait_id in p.closed:
             besides.revoke_tokens(self.db, run.run_id, key, wait_id, now)
         if not c.plain:
-            self._beside(p, now)
+            self._beside(p, key, now)
         if c.max_queued is not None and limits.waiting_in(self.db, run.queue, run.tenant_id) > c.max_queued:
             raise apply.queue_full(run, c.max_queued)
         return Applied(p.tip(number), key, owner is not None)
@@ -232,7 +232,7 @@ class Committer:
         if blocker := lane_blocker(self.db, (run.tenant_id, run.session_key, run.lane), key, turn, now):
             raise apply.lane_busy(run, blocker)
 
-    def _beside(self, p: Prepared, now: int) -> None:
+    def _beside(self, p: Prepared, key: int, now: int) -> None:
         """What a commit writes beside its log row."""
         c, execute, db = p.commit, self._cursor.execute, self.db
         for claim in c.claims:
@@ -247,6 +247,8 @@ class Committer:
         besides.vouch_for(db, vouchers)
         for blob in c.blobs:
             keep_blob(self.db, c.run.run_id, blob, now)
+        if c.emitted is not None:
+            besides.emit(db, key, c.emitted, now)
         for child in p.creates:
             self._apply(child, now)
         for item in c.puts:

@@ -484,3 +484,22 @@ DELETE FROM vouch WHERE run = '' AND kind = 'shelf' AND under = ?1 AND substr(id
 
 -- name: pruned_all
 SELECT run_id, at, by FROM pruned ORDER BY run_id;
+
+-- Chunks --------------------------------------------------------------------------------------------
+
+-- name: chunk_put
+INSERT INTO chunk (run, turn, last, data) VALUES (?, ?, ?, ?);
+-- name: chunk_cut
+DELETE FROM chunk WHERE run = ? AND turn = ? AND last < ?;
+-- name: chunk_gone
+UPDATE chunk SET gone = ? WHERE run = ? AND turn = ? AND gone IS NULL;
+-- name: chunk_sweep
+DELETE FROM chunk WHERE gone < ?;
+-- name: chunks
+SELECT c.serial, c.data, c.gone IS NOT NULL FROM chunk c JOIN run r ON r.id = c.run WHERE r.run_id = ? AND c.serial > ? ORDER BY c.serial LIMIT ?;
+-- name: chunks_newest
+SELECT data FROM chunk WHERE serial IN (SELECT max(serial) FROM chunk WHERE run = ? AND gone IS NULL GROUP BY turn) ORDER BY serial;
+-- name: run_fence
+SELECT id, fence FROM run WHERE run_id = ?;
+-- name: prune_chunk
+DELETE FROM chunk WHERE run = ?;

@@ -25,8 +25,9 @@ import apsw
 import msgspec
 
 from holdfast import machine
-from holdfast.core import blobs, canon, codec, vouch
+from holdfast.core import blobs, canon, chunks, codec, vouch
 from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.chunks import Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.consistency import problem, record_problem
@@ -591,7 +592,8 @@ class SqliteStore:
             whole = None if newest is None else codec.decode_whole(run_id, newest[2])
             since_then = _back(db, tip, 0 if newest is None else newest[1], 0)
             items = tuple(besides.inbox(db, run_id, key, taken=False))
-            return Loaded(run, Tip(seq, digest, tip, since, size), lease, whole, tuple(since_then), items)
+            emitted = tuple([chunks.decode(data) for (data,) in rows(db, Q.chunks_newest, (key,))])
+            return Loaded(run, Tip(seq, digest, tip, since, size), lease, whole, tuple(since_then), items, emitted)
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         db = self._read()
@@ -804,6 +806,23 @@ class SqliteStore:
         with mapped(self.path):
             found = row(self._read(), Q.blob_get, (bytes.fromhex(digest),))
         return blobs.read_back(digest, None if found is None else found[0])
+
+    # -- chunks -------------------------------------------------------------------------------------
+
+    async def emit(self, emitted: Sequence[Emitted]) -> None:
+        def work(committer: Committer) -> None:
+            with writing(committer.db):
+                for e in emitted:
+                    key, fence = row(committer.db, Q.run_fence, (e.run_id,)) or (0, 0)
+                    if key and fence == e.fence:
+                        besides.emit(committer.db, key, e, self.now())
+
+        await self._write().run(work)
+        self._changes.tell()
+
+    async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
+        with mapped(self.path):
+            return [Stored(serial, chunks.decode(data), bool(gone)) for serial, data, gone in rows(self._read(), Q.chunks, (run_id, after, limit))]
 
     # -- shelves: ports.Shelves ---------------------------------------------------------------------
 

@@ -212,7 +212,7 @@ def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
         key = row(db, Q.run_tip, (run_id,))[0]
         for statement in (Q.prune_tombstone, Q.prune_log):
             db.execute(statement, (key, newest))
-        for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_token, Q.run_delete):
+        for statement in (Q.prune_whole, Q.prune_carry, Q.prune_inbox, Q.prune_chunk, Q.prune_token, Q.run_delete):
             db.execute(statement, (key,))
         gone, large = apply.tombstones(besides.effects_of_run(db, run_id))
         db.executemany(Q.prune_effect, [(effect_id,) for effect_id in gone])

@@ -1,0 +1,119 @@
+"""Chunks of ``ctx.emit``: provisional output, kept in a ring until the durable result that replaces them (§13.6).
+
+An attempt numbers its chunks from 1. What is written at once is a ``Batch``; the newest batches of an attempt are its ring. An attempt that is
+done again from its beginning (after a crash, a failure, another round) is a new ``turn`` of its place, and supersedes the one before; a node
+that is entered again after a wait goes on with its turn, and what it emits once more on the way there is not kept twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from holdfast.core.checkpoint import Result, StepRecord
+
+RING_CHUNKS = 10_000
+RING_BYTES = 4 * 2**20
+RUN_BYTES = 32 * 2**20
+"""Of all attempts of a run that are under way; with many of them each has less than ``RING_BYTES``."""
+LINGER_US = 30_000_000
+"""How long chunks stay after they were replaced, for readers that were already following."""
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where in a run something emits: a task of a step, and the path of a recorded call in it (empty: the node itself)."""
+
+    step: int
+    task: str
+    path: str = ""
+
+
+class Turn(msgspec.Struct, frozen=True, array_like=True):
+    """One attempt of a place from its beginning. ``number`` is the attempt's own; ``turn`` tells beginnings apart, the later ones have higher ones."""
+
+    place: Place
+    turn: int
+    number: int
+    rounds: int
+    step_id: str
+    attempt_id: str
+
+    @property
+    def key(self) -> str:
+        """Its name within the run."""
+        return f"{self.place.step}\n{self.place.task}\n{self.place.path}\n{self.turn}"
+
+
+class Batch(msgspec.Struct, frozen=True, array_like=True):
+    """Chunks of one turn that were written together. ``first`` is the number of the first one; ``after`` is the number of the event after
+    which they were emitted; each chunk is an encoded value."""
+
+    turn: Turn
+    first: int
+    after: int
+    chunks: tuple[bytes, ...]
+
+    @property
+    def last(self) -> int:
+        return self.first + len(self.chunks) - 1
+
+    @property
+    def size(self) -> int:
+        return sum(map(len, self.chunks))
+
+
+class Stored(msgspec.Struct, frozen=True):
+    """A batch as it is kept. ``serial`` grows within a run; ``replaced``: what replaces it is durable."""
+
+    serial: int
+    batch: Batch
+    replaced: bool = False
+
+
+class Emitted(msgspec.Struct, frozen=True):
+    """What one write does to the ring of a run: it adds ``batches``, cuts rings (``before``: the first number that stays, by turn), and marks
+    the turns that are ``replaced``."""
+
+    run_id: str
+    fence: int
+    batches: tuple[Batch, ...] = ()
+    before: Mapping[str, int] = {}
+    replaced: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return bool(self.batches or self.replaced)
+
+
+def replaced_by(results: Iterable[Result], places: Iterable[Place], step: int) -> set[Place]:
+    """The places whose chunks these results of a step replace: a recorded call's own and those beneath it, or all of a task."""
+    tasks: set[str] = set()
+    paths: set[tuple[str, str]] = set()
+    for result in results:
+        if isinstance(result, StepRecord):
+            paths.add((result.task, result.path))
+        else:
+            tasks.add(result.task)
+    return {p for p in places if p.step == step and (p.task in tasks or any(p.task == t and _beneath(p.path, path) for t, path in paths))}
+
+
+def _beneath(path: str, above: str) -> bool:
+    return path == above or path.startswith(f"{above}/")
+
+
+_batch = msgspec.msgpack.Decoder(Batch)
+
+
+def encode(batch: Batch) -> bytes:
+    return msgspec.msgpack.encode(batch)
+
+
+def decode(data: bytes) -> Batch:
+    """
+    Raises:
+        msgspec.DecodeError: it is not what was written.
+    """
+    return _batch.decode(data)
+
+
+__all__ = ["LINGER_US", "RING_BYTES", "RING_CHUNKS", "RUN_BYTES", "Batch", "Emitted", "Place", "Stored", "Turn", "decode", "encode", "replaced_by"]

@@ -1,0 +1,327 @@
+"""Following a run: its events, what its steps emit, its values and updates, from any process and from any point (§13.6).
+
+Theory of operation. The log and the ring are read again and again, the log first: whatever was emitted before an event was written with it
+or before it, so that all chunks of an event that is seen can be seen too. Both are given in one order: a chunk comes after the event after
+which it was emitted, and before the next one. A cursor names the place in both; whoever comes back with it gets each part once. A reader
+without one is told of the chunks that nothing durable has replaced yet, and from there on of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from holdfast.core import canon, describe, ids
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import INPUT_TASK, TaskResult
+from holdfast.core.chunks import Batch, Place, Stored, Turn
+from holdfast.core.codec import Record, Row, open_row
+from holdfast.core.errors import InvalidInput
+from holdfast.core.lease import Lease
+from holdfast.core.progress import Progress
+from holdfast.core.run import Run
+from holdfast.core.status import TERMINAL
+from holdfast.engine.look.looker import Looker
+from holdfast.engine.look.threads import Threads
+from holdfast.handle import EventView, StreamPart
+from holdfast.ports import Store
+
+MODES = ("values", "updates", "custom", "messages", "events")
+POLL_SECONDS = 0.5
+PAGE = 500
+
+
+def modes_of(value: Any, field: str = "modes") -> frozenset[str]:
+    """The modes that are asked for.
+
+    Raises:
+        InvalidInput: there is no such mode.
+    """
+    given = [value] if isinstance(value, str) else list(value)
+    for mode in given:
+        if mode not in MODES:
+            raise InvalidInput(f"{field} has no {mode!r}", hint=f"modes are {', '.join(MODES)}", field=field)
+    return frozenset(given)
+
+
+class Cursor(msgspec.Struct, frozen=True):
+    """A place in a run's log and ring. ``seq``: the last event that was passed; ``parts`` were given of the one after it; of the batch
+    ``serial`` so many ``chunks`` were given; ``number`` is that of the last one. Below zero, ``serial`` says that nothing is known of the ring."""
+
+    seq: int = 0
+    parts: int = 0
+    serial: int = 0
+    chunks: int = 0
+    number: int = 0
+
+    def __str__(self) -> str:
+        return ".".join(map(str, msgspec.structs.astuple(self)))
+
+    @classmethod
+    def read(cls, given: Any, field: str = "after") -> Cursor:
+        """A cursor as it was given out, or the number of an event.
+
+        Raises:
+            InvalidInput: it is no cursor of a stream.
+        """
+        text = given if isinstance(given, str) else str(given) if type(given) is int else ""
+        numbers = text.split(".")
+        if len(text) > 200 or not all(n.isascii() and n.isdigit() for n in numbers) or len(numbers) not in (1, 5):
+            raise InvalidInput(f"{field} is no cursor of a stream: {text[:80]!r}", hint="give the cursor of a part that you had", field=field)
+        return cls(*map(int, numbers)) if len(numbers) > 1 else cls(int(text), serial=-1)
+
+
+class Follower:
+    """Reads one run's log and ring in step. It is made for one reader."""
+
+    run: Run
+    lease: Lease
+
+    def __init__(
+        self, store: Store, looker: Looker, threads: Threads, run_id: str, modes: frozenset[str], after: Cursor | None, tenant_id: str | None = None
+    ) -> None:
+        self._store = store
+        self._looker = looker
+        self._threads = threads
+        self._run_id = run_id
+        self._modes = modes
+        self._tenant_id = tenant_id
+        self._begun = after is not None and after.serial >= 0
+        self._at = Cursor() if after is None else msgspec.structs.replace(after, serial=max(0, after.serial))
+        self._resume = self._at if self._begun else None  # what was given of the batch and of the event where the reader left off
+        self._recalled = False
+        self.over = False
+        self._emits = bool(modes & {"custom", "messages"})
+        self._progress: Progress | None = None
+        self._turns: dict[Place, Turn] = {}  # what emits now, as far as it is not superseded
+        self._next: dict[str, int] = {}  # the number of the next chunk of each turn
+        self._hold: list[Stored] = []  # emitted after an event that has not been read yet
+        self._serial = max(0, self._at.serial - 1)
+
+    async def parts(self) -> AsyncIterator[StreamPart]:
+        """All parts from the cursor on, over waits, until the run has ended."""
+        while True:
+            async for part in self.ready():
+                yield part
+            if self.over:
+                return
+            await self._store.wait_for_change(POLL_SECONDS)
+
+    async def ready(self) -> AsyncIterator[StreamPart]:
+        """The parts that are there now. Afterwards ``run`` and ``lease`` are as they were seen; it is ``over`` once the run has ended and all was given."""
+        if self._begun and not self._recalled:
+            await self._recall()
+        self._recalled = True
+        while True:
+            run, self.lease = await self._looker.found(self._run_id, self._tenant_id)
+            self.run = run
+            rows = await self._store.rows(self._run_id, self._log_from(), PAGE)
+            if self._emits:
+                await self._read_ring()
+            for row in rows:
+                if self._wants_values and self._progress is None:
+                    self._progress = Progress(self._run_id, await self._threads.origin(self._run_id, await self._store.rows(self._run_id)))
+                async for part in self._of_record(run, self._opened(row)):
+                    yield part
+            if len(rows) == PAGE:
+                continue
+            for part in self._emitted(self._at.seq):
+                yield part
+            self.over = run.status in TERMINAL and self._at.seq >= run.version
+            return
+
+    # -- the log ------------------------------------------------------------------------------------
+
+    @property
+    def _wants_values(self) -> bool:
+        return bool(self._modes & {"values", "updates"})
+
+    def _log_from(self) -> int:
+        """Values follow from the whole log; without them only what comes after the cursor is read."""
+        if not self._wants_values:
+            return self._at.seq
+        return 0 if self._progress is None else self._progress.seq
+
+    def _opened(self, row: Row) -> Record:
+        """A row read, and the values moved on by it. Types that nobody registered here are given as their fields (§14.3)."""
+        with canon.looking():
+            record = open_row(row, None if self._progress is None else self._progress.hash)
+            if self._progress is not None:
+                self._progress.step(record)
+            return record
+
+    async def _of_record(self, run: Run, record: Record) -> AsyncIterator[StreamPart]:
+        voucher = ev.voucher(record.events) if record.delta is not None else None
+        for event in record.events:
+            if event.seq <= self._at.seq:
+                continue
+            for part in self._emitted(event.seq - 1):
+                yield part
+            number = 0
+            for part in [*self._superseded(event), *await self._told(run, event), *(self._state(record, voucher.seq) if event is voucher else ())]:
+                number += 1
+                if self._resume is not None and event.seq == self._resume.seq + 1 and number <= self._resume.parts:
+                    continue  # it was given before
+                self._at = msgspec.structs.replace(self._at, parts=number)
+                yield msgspec.structs.replace(part, cursor=str(self._at))
+            self._at = msgspec.structs.replace(self._at, seq=event.seq, parts=0)
+
+    async def _told(self, run: Run, event: ev.Event) -> list[StreamPart]:
+        if "events" not in self._modes:
+            return []
+        hidden = await self._looker.mask(run)
+        view = EventView(**describe.plain(describe.event(run, event), hidden))
+        place = _place(event.fact)
+        step_id = "" if place is None else ids.step_id(self._run_id, place.step, place.task)
+        return [StreamPart("events", view, "", self._run_id, step_id, getattr(event.fact, "attempt", 0) if place is not None else 0)]
+
+    def _state(self, record: Record, seq: int) -> list[StreamPart]:
+        """What the barrier of a record changed, and the values after it."""
+        progress, delta = self._progress, record.delta
+        if progress is None or delta is None:
+            return []
+        out = []
+        checkpoint = progress.checkpoint
+        if "updates" in self._modes and (done := {t: w for t, w in checkpoint.writes.items() if not t.startswith("@")}):
+            results = {r.task: r for r in (*record.results, *delta.done) if isinstance(r, TaskResult)}
+            with canon.looking():
+                told = {t: canon.decode(r.result) if (r := results.get(t)) is not None and r.result is not None else dict(w) for t, w in done.items()}
+            step_id = ids.step_id(self._run_id, checkpoint.step, next(iter(done))) if len(done) == 1 else ""
+            out.append(StreamPart("updates", told, "", self._run_id, step_id))
+        if "values" in self._modes and (checkpoint.writes or INPUT_TASK in delta.done or delta.values is not None):
+            out.append(StreamPart("values", dict(checkpoint.values), "", self._run_id))
+        return out
+
+    # -- the ring -----------------------------------------------------------------------------------
+
+    async def _read_ring(self) -> None:
+        while True:
+            page = await self._store.chunks(self._run_id, self._serial, PAGE)
+            for stored in page:
+                self._serial = stored.serial
+                if self._begun or not stored.replaced:
+                    self._hold.append(stored)
+                else:
+                    self._at = msgspec.structs.replace(self._at, serial=stored.serial, chunks=len(stored.batch.chunks))
+            if len(page) < PAGE:
+                self._begun = True
+                return
+
+    def _emitted(self, seq: int) -> list[StreamPart]:
+        """What was emitted up to this event, with what there is to say of it."""
+        out: list[StreamPart] = []
+        while self._hold and self._hold[0].batch.after <= seq:
+            out += self._of_batch(self._hold.pop(0))
+        return out
+
+    def _of_batch(self, stored: Stored) -> list[StreamPart]:
+        batch, turn = stored.batch, stored.batch.turn
+        given = 0
+        if self._resume is not None and stored.serial == self._resume.serial:
+            given = self._resume.chunks
+        out: list[StreamPart] = []
+        if not given:
+            before = self._turns.get(turn.place)
+            if before is not None and before.turn != turn.turn:
+                out.append(self._mark(before))
+            self._turns[turn.place] = turn
+        expected = self._next.get(turn.key, 1)
+        if batch.first > expected and not given:
+            out.append(StreamPart("missed", batch.first - expected, str(self._at), self._run_id, turn.step_id, turn.number, attempt_id=turn.attempt_id))
+        for number, data in enumerate(batch.chunks[given:], batch.first + given):
+            if number < expected:
+                continue
+            self._at = msgspec.structs.replace(self._at, serial=stored.serial, chunks=number - batch.first + 1, number=number)
+            with canon.looking():
+                value = canon.decode(data)
+            if (mode := self._mode(value)) is not None:
+                out.append(StreamPart(mode, value, str(self._at), self._run_id, turn.step_id, turn.number, attempt_id=turn.attempt_id))
+        self._next[turn.key] = batch.last + 1
+        return out
+
+    def _mode(self, value: Any) -> str | None:
+        """How a chunk is given: a piece of a message as that where it is asked for, everything else as it is; each once."""
+        if "messages" in self._modes and is_message(value):
+            return "messages"
+        return "custom" if "custom" in self._modes else None
+
+    def _mark(self, turn: Turn) -> StreamPart:
+        """What this attempt has emitted counts no more."""
+        self._turns.pop(turn.place, None)
+        return StreamPart("custom", None, str(self._at), self._run_id, turn.step_id, turn.number, superseded=True, attempt_id=turn.attempt_id)
+
+    def _superseded(self, event: ev.Event) -> list[StreamPart]:
+        """The attempts that an event ends without a result, and forgets those that have one."""
+        fact = event.fact
+        if isinstance(fact, ev.AttemptTakenOver | ev.RunInterrupted):
+            return [self._mark(t) for t in list(self._turns.values())]
+        place = _place(fact)
+        if place is None:
+            return []
+        mine = [t for p, t in self._turns.items() if p.step == place.step and p.task == place.task and _within(p.path, place.path)]
+        if isinstance(fact, ev.StepRetryScheduled):
+            return [self._mark(t) for t in mine]
+        if isinstance(fact, ev.StepEnded):
+            for turn in mine:
+                self._turns.pop(turn.place, None)
+        return []
+
+    async def _recall(self) -> None:
+        """What a reader that comes back knew of the attempts that emit."""
+        if not self._emits or not self._at.serial:
+            return
+        batches: list[Batch] = []
+        serial = 0
+        while page := await self._store.chunks(self._run_id, serial, PAGE):
+            for stored in page:
+                serial = stored.serial
+                if serial <= self._at.serial:
+                    batches.append(stored.batch)
+            if serial > self._at.serial:
+                break
+        for batch in batches:
+            self._next[batch.turn.key] = batch.last + 1
+        await self._retold(batches)
+        if batches and self._resume is not None:  # of the last one not all may have been given
+            self._next[batches[-1].turn.key] = min(self._next[batches[-1].turn.key], self._resume.number + 1)
+
+    async def _retold(self, batches: Sequence[Batch]) -> None:
+        """Goes over what was told of these attempts, so that nothing of it is told again."""
+        if not batches:
+            return
+        seq, left = min(b.after for b in batches), list(batches)
+        while rows := await self._store.rows(self._run_id, seq, PAGE):
+            for event in (e for row in rows for e in open_row(row).events if e.seq > seq):
+                if event.seq > self._at.seq:
+                    break
+                self._take(left, event.seq - 1)
+                self._superseded(event)
+            seq = rows[-1].seq
+            if seq >= self._at.seq:
+                break
+        self._take(left, self._at.seq)
+
+    def _take(self, batches: list[Batch], seq: int) -> None:
+        while batches and batches[0].after <= seq:
+            batch = batches.pop(0)
+            self._turns[batch.turn.place] = batch.turn
+
+
+def is_message(value: Any) -> bool:
+    """Whether a chunk is a piece of a message: who says it, and what."""
+    return isinstance(value, Mapping) and isinstance(value.get("role"), str) and "content" in value
+
+
+def _place(fact: ev.Fact | ev.Unknown) -> Place | None:
+    """The place of which an event tells."""
+    step, task = getattr(fact, "step", None), getattr(fact, "task", None)
+    return Place(step, task, getattr(fact, "path", "")) if isinstance(step, int) and isinstance(task, str) else None
+
+
+def _within(path: str, above: str) -> bool:
+    return not above or path == above or path.startswith(f"{above}/")
+
+
+__all__ = ["MODES", "Cursor", "Follower", "is_message", "modes_of"]
