@@ -33,6 +33,7 @@ from holdfast.core.bounds import text
 from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict
 from holdfast.engine.look.following import Cursor, modes_of
 from holdfast.engine.look.looker import Wanted
+from holdfast.protocols import PROTOCOLS
 from holdfast.runtime import Runtime
 from holdfast.ui import Pages
 
@@ -182,14 +183,18 @@ class Api:
                     tenant_id=access.tenant, status=query.status, condition=query.condition, skill_id=query.skill_id, thread_id=query.thread_id, tag=query.tag, limit=500
                 )  # fmt: skip
                 await self.rt.look.find(msgspec.structs.replace(wanted, limit=1))
-                return _streaming(streams.many(self.rt, wanted, self._beat(request)))
+                return _streaming(streams.many(self.rt, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
         await self.rt.look.found(run_id, access.tenant)
         after = query.after or request.headers.get("last-event-id") or None
         if after is not None:
             Cursor.read(after)
         modes = modes_of([m.strip() for m in query.modes.split(",")]) if query.modes else frozenset(("events", "custom"))
-        return _streaming(streams.one(self.rt, run_id, access, after, modes, self._beat(request)))
+        if query.protocol is not None:
+            run, _ = await self.rt.look.found(run_id, access.tenant)
+            encoder = PROTOCOLS[query.protocol](run.run_id, run.thread_id)
+            return _streaming(streams.spoken(self.rt, run_id, access, after, self._beat(request), encoder), encoder.headers)
+        return _streaming(streams.one(self.rt, run_id, access, after, modes, self._beat(request)), {})
 
     def _beat(self, request: Request) -> streams.Beat:
         async def allowed() -> bool:
@@ -226,8 +231,8 @@ async def _body(request: Request) -> bytes:
     return bytes(data)
 
 
-def _streaming(source: AsyncIterator[bytes]) -> Response:
-    return StreamingResponse(source, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no"})
+def _streaming(source: AsyncIterator[bytes], more: Mapping[str, str]) -> Response:
+    return StreamingResponse(source, media_type="text/event-stream", headers={"Cache-Control": "no-store", "X-Accel-Buffering": "no", **more})
 
 
 def failed(error: HoldfastError, run_id: str | None = None) -> Response:

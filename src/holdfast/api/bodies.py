@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -173,6 +173,7 @@ class EventsQuery(Body, frozen=True, kw_only=True):
 class StreamQuery(Body, frozen=True, kw_only=True):
     after: str | None = None
     modes: str | None = None
+    protocol: Literal["agui", "vercel"] | None = None
 
 
 class AtQuery(Body, frozen=True, kw_only=True):

@@ -21,6 +21,7 @@ from holdfast.core import describe
 from holdfast.core.masks import Mask
 from holdfast.engine.look.looker import Wanted
 from holdfast.handle import StreamPart
+from holdfast.protocols import MODES, Encoder
 from holdfast.runtime import Runtime
 
 QUIET_SECONDS = 15.0
@@ -81,6 +82,27 @@ async def one(rt: Runtime, run_id: str, access: Access, after: str | None, modes
             beat.said()
         if feed.over or await beat.over():
             yield RETRY
+            return
+        if beat.quiet():
+            yield b": still here\n\n"
+            beat.said()
+        await rt.store.wait_for_change(POLL_SECONDS)
+
+
+async def spoken(rt: Runtime, run_id: str, access: Access, after: str | None, beat: Beat, encoder: Encoder) -> AsyncIterator[bytes]:
+    """A run's stream in the words of a protocol, to its end."""
+    feed = rt.follower(run_id, after=after, modes=MODES, tenant_id=access.tenant)
+    yield b": open\n\n"
+    while True:
+        mask: Mask | None = None
+        async for part in feed.ready():
+            if mask is None:
+                mask = await rt.look.mask(feed.run)
+            for wire in encoder.encode(part, mask):
+                yield b"data: " + json.dumps(wire, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n\n"
+                beat.said()
+        if feed.over or await beat.over():
+            yield encoder.after if feed.over else RETRY
             return
         if beat.quiet():
             yield b": still here\n\n"
