@@ -11,6 +11,7 @@ import datetime as dt
 import json
 import logging
 import sys
+from collections.abc import Callable
 from typing import Any, TextIO
 
 from holdfast.core import ids
@@ -38,8 +39,14 @@ def listened() -> bool:
     return LOG.isEnabledFor(logging.INFO)
 
 
+LISTENERS: list[Callable[[Commit], None]] = []
+"""Who is told of commits that this process has made durable, of a line of plain steps its last one at the latest; they note it, and no more."""
+
+
 def committed(commit: Commit) -> None:
     """Logs the events of a commit that has become durable."""
+    for listener in LISTENERS:
+        listener(commit)
     if not LOG.isEnabledFor(logging.WARNING):
         return
     run = commit.run

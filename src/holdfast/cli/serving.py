@@ -16,7 +16,7 @@ import click
 from holdfast.access import SHELF, Access, Scope, Tokens, Unauthorized
 from holdfast.cli import output as o
 from holdfast.cli import targets
-from holdfast.cli.session import Call, extra, handling, login, options, over
+from holdfast.cli.session import Call, extra, handling, login, options, over, traced
 from holdfast.cli.times import lasting
 from holdfast.core.errors import InvalidInput, UsageError
 from holdfast.core.views import iso
@@ -47,7 +47,8 @@ def serve(call: Call, target: tuple[str, ...], host: str, port: int, no_auth: bo
     rt = Runtime(call.store, skills=chosen, lease=call.lease)
 
     async def drives(stop: asyncio.Event) -> None:
-        await rt.worker(stop=stop)
+        async with traced(rt):
+            await rt.worker(stop=stop)
 
     made = api.app(rt, tokens=False if no_auth else None, pages=not no_pages, open_metrics=open_metrics, drives=drives if chosen else None, hosts=sorted(HOSTS) if no_auth else None)
 

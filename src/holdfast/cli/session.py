@@ -321,6 +321,17 @@ def extra(module: str, name: str = "serve") -> Any:
         raise UsageError(f"this needs {e.name}", hint=f"pip install 'holdfast[{name}]'", code=f"{name}_missing") from e
 
 
+ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+
+
+def traced(rt: Runtime) -> contextlib.AbstractAsyncContextManager[Any]:
+    """Traces what this process drives, where the standard variables of OpenTelemetry ask for it (§18)."""
+    if not any(os.environ.get(name) for name in ENDPOINTS):
+        return contextlib.nullcontext()
+    telemetry = extra("holdfast.telemetry", "telemetry")
+    return telemetry.traced(rt) if telemetry.wanted() else contextlib.nullcontext()
+
+
 # -- running ----------------------------------------------------------------------------------------
 
 
@@ -372,7 +383,7 @@ def over(
     async def whole() -> T:
         async with Runtime(
             call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy
-        ) as rt, Patience(long):
+        ) as rt, traced(rt) if call.drives else contextlib.nullcontext(), Patience(long):
             return await stoppable(act(rt), call, rt)
 
     try:
