@@ -20,7 +20,9 @@ from hypothesis import strategies as st
 
 from holdfast import Context, Graph, Runtime, State, flow
 from holdfast.core import canon, superstep
-from holdfast.core.errors import InvalidInput
+from holdfast.core.errors import HoldfastError, InvalidInput, TooLarge
+from holdfast.named import CheckpointStore
+from holdfast.stores.memory import MemoryStore
 
 
 class Colour(enum.Enum):
@@ -148,3 +150,26 @@ async def test_it_is_refused_wherever_it_enters(kind: str) -> None:
 
 def test_every_kind_has_a_wrong_value() -> None:
     assert set(WRONG) == set(KINDS)
+
+
+async def test_a_patch_that_cannot_be_kept_is_refused_by_its_field() -> None:
+    """§14.3, §3.6: too large, and of no type that is kept, where this process has not the skill as well."""
+    store = MemoryStore()
+    graph = graph_of(Any)
+    async with Runtime(store, skills=[graph]) as rt:
+        run = await rt.invoke(graph, {"field": 1})
+        assert run.status == "completed"
+        waits = Graph("waits", type(State)("Held", (State,), {"__annotations__": {"field": Any}, "__module__": __name__, "field": 1}))
+
+        @waits.node(start=True)
+        async def ask(state: Any, ctx: Context) -> None:
+            await ctx.approve("Go on?")
+
+        held_run = await rt.invoke(waits, {})
+    async with Runtime(store) as rt:
+        patch = {"run_id": held_run.run_id, "actor": "ada"}
+        for value, error in (("x" * (16 * 1024 * 1024 + 1), TooLarge), (object(), HoldfastError)):
+            with pytest.raises(error) as caught:
+                await CheckpointStore(rt).save_checkpoint(patch, {"field": value})
+            assert str(caught.value).startswith("values") or "values." in str(caught.value) or getattr(caught.value, "field", "") == "values"
+        assert (await rt.check()).ok

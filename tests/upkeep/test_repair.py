@@ -260,6 +260,24 @@ async def test_memory_is_mended_alike() -> None:
     assert await Checker(store).all() == []
 
 
+async def test_memory_keeps_what_was_due_and_whose_it_was() -> None:
+    """§10.6, §12.3: an interrupted run is taken over after its repair, one that has ended never."""
+    store = MemoryStore()
+    await d.interrupted(store)
+    await store.register("v", TTL)
+    store._runs["r1"] = replace(store._runs["r1"], version=99)
+    assert (await Repairer(store).repair("r1", apply=True)).applied
+    (claim,) = await store.claim("v", (), None, limit=1)
+    assert (claim.previous_owner, claim.run_id) == ("w", "r1")
+    ended = MemoryStore()
+    await d.done(ended)
+    await ended.register("v", TTL)
+    ended._runs["r1"] = replace(ended._runs["r1"], version=99)
+    assert (await Repairer(ended).repair("r1", apply=True)).applied
+    found = await ended.get("r1")
+    assert found is not None and (found[1].due, found[1].owner) == (None, None) and await ended.claim("v", (), None, limit=1) == []
+
+
 async def test_the_runtime_repairs(tmp_path: Path) -> None:
     """interfaces.md: ``rt.repair_run_state``; a dry run by default."""
     async with Runtime(f"sqlite:///{tmp_path}/s.db") as rt:
