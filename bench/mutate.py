@@ -445,12 +445,12 @@ def _end(child: int) -> None:
 # -- the command -------------------------------------------------------------------------------------
 
 
-def no_faults() -> dict[tuple[str, str, str], str]:
-    """Survivors that are no fault, by file, function and change, with the reason."""
+def no_faults() -> dict[tuple[str, str, str, str], str]:
+    """Survivors that are no fault, by file, function, change and the text of its line, with the reason."""
     if not NO_FAULT.exists():
         return {}
     listed = tomllib.loads(NO_FAULT.read_text()).get("mutant", [])
-    return {(one["path"], one["within"], one["what"]): one["why"] for one in listed}
+    return {(one["path"], one["within"], one["what"], one["text"]): one["why"] for one in listed}
 
 
 def drawn(only: Sequence[str], count: int, seed: int) -> tuple[list[Mutant], int]:
@@ -537,6 +537,10 @@ def main() -> int:
     return told(chosen, done, options, possible)
 
 
+def text_of(mutant: Mutant) -> str:
+    return (ROOT / mutant.path).read_text().splitlines()[mutant.line - 1].strip() if mutant.line else ""
+
+
 def told(chosen: Sequence[Mutant], done: dict[str, list[Any]], options: argparse.Namespace, possible: int) -> int:
     """Print the summary; 0 if enough of what was shown was killed."""
     reasons = no_faults()
@@ -551,7 +555,7 @@ def told(chosen: Sequence[Mutant], done: dict[str, list[Any]], options: argparse
         row[1] += 1
         if kept[0]:
             row[2] += 1
-        elif (why := reasons.get((mutant.path, mutant.within, mutant.what))) is not None:
+        elif (why := reasons.get((mutant.path, mutant.within, mutant.what, text_of(mutant)))) is not None:
             row[3] += 1
             excused.append({"mutant": str(mutant), "why": why})
         else:
