@@ -96,7 +96,7 @@ def test_a_step_of_the_line_is_its_commit(made: Any) -> None:
 
 def test_what_is_not_plain_is_left_alone() -> None:
     prog = program(
-        node("a", start=True), node("b", after=["a"]), node("asked", after=["b"], when=lambda s: True), node("narrow", after=["asked"], writes=("x",)),
+        node("a", start=True), node("b", after=["a"]), node("asked", after=["b"], when=lambda s: True), node("narrow", after=["asked"], writes=("x",)), node("end", after=["narrow"]),
         channels={"x": last, "y": last, "l": append},
     )  # fmt: skip
     assert prog.plain == {"a": {"x", "y"}, "b": {"x", "y"}, "narrow": {"x"}}
@@ -106,8 +106,12 @@ def test_what_is_not_plain_is_left_alone() -> None:
     ):  # fmt: skip
         cp = msgspec.structs.replace(world.head, pending=pending)
         assert Line(prog, run, tip, FENCE, cp).task is None
-    narrow = msgspec.structs.replace(world.head, pending=(Task("narrow", seen=("done:asked",)),))
-    assert Line(prog, run, tip, FENCE, narrow).decide(narrow.pending[0], {"x": 1}, raw({"x": 1}), AT) is None, "nothing comes after it"
+
+    both = program(node("a", start=True), node("b", after=["a", "c"]), node("c", on=["x"]), channels={"x": last})
+    world, run, tip = begun(both, {})
+    line = Line(both, run, tip, FENCE, world.head)
+    assert line.task is not None
+    assert line.decide(line.task, {}, None, AT) is None, "nothing comes after it, for c has not ended"
 
 
 @pytest.mark.parametrize(("since", "whole", "due"), [(0, 0, False), (WHOLE_FLOOR, 0, True), (WHOLE_FLOOR, WHOLE_FLOOR * 2, False)])
@@ -149,8 +153,7 @@ def test_a_task_that_consumes_nothing_has_seen_nothing() -> None:
     assert step is not None
     line.keep(step.tip(2))
     assert line.checkpoint.seen == {}
-    then = line.task
-    assert then is not None and line.decide(then, {}, None, AT) is None, "nothing follows"
+    assert line.task is None, "b is the last: what ends a run goes the general way"
     assert line.checkpoint.writes == {"a": {}}
 
 

@@ -171,18 +171,21 @@ class Journal:
 
     @property
     def run(self) -> Run:
-        self._look()
+        if self._line is not None:
+            self._look()
         assert self._run is not None, "nothing has been committed yet"
         return self._run
 
     @property
     def tip(self) -> Tip | None:
-        self._look()
+        if self._line is not None:
+            self._look()
         return self._tip
 
     @property
     def progress(self) -> Progress:
-        self._look()
+        if self._line is not None:
+            self._look()
         return self._progress
 
     @property
@@ -252,7 +255,9 @@ class Journal:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        return self.progress.checkpoint
+        if self._line is not None:
+            self._look()
+        return self._progress.checkpoint
 
     def record(self, task: str, path: str, digest: str | None = None) -> StepRecord | None:
         """The record at a place. A replay is answered from its echo, and writes what it is given into its own log.
@@ -425,9 +430,9 @@ class Journal:
             if not event.fact.hot:
                 self._heard(event.fact)
         if commit.checkpoint is not None:
-            stood, self.progress.checkpoint = self.progress.checkpoint.step, commit.checkpoint
+            stood, self._progress.checkpoint = self._progress.checkpoint.step, commit.checkpoint
             if commit.checkpoint.step != stood:
-                self.progress.barrier(first=stood < 0)
+                self._progress.barrier(first=stood < 0)
 
     def _riding(self, commit: Commit, ring: Ring) -> Commit:
         """The commit with what steps have emitted until now, and with what its results replace of that."""
@@ -438,7 +443,7 @@ class Journal:
 
     def _heard(self, fact: ev.Fact | ev.Unknown) -> None:
         """Keeps account of the effects in flight: a cancel lets them come to their end."""
-        self.progress.heard(fact)
+        self._progress.heard(fact)
         if isinstance(fact, ev.EffectFact):
             if isinstance(fact, ev.SideEffectAttempted):
                 self.acting.add(fact.effect_id)
@@ -464,7 +469,7 @@ class Journal:
         follows: ThreadEnd | None = None,
     ) -> Commit:
         """Numbers and folds the facts. A checkpoint gets what only its commit knows, and is named after the fact that vouches for it."""
-        facts, before, parent = draft.facts, self._run, self.progress.checkpoint
+        facts, before, parent = draft.facts, self._run, self._progress.checkpoint
         at = self.store.now()
         seq = 0 if self.tip is None else self.tip.seq
         fence = counter(self.fence)
@@ -510,9 +515,9 @@ class Journal:
     def _note(self, draft: Draft) -> None:
         for result in draft.results:
             if isinstance(result, TaskResult):
-                self.progress.results[result.task] = result
+                self._progress.results[result.task] = result
             else:
-                self.progress.records[result.task, result.path] = result
+                self._progress.records[result.task, result.path] = result
 
 
 def _leave_replay(facts: list[ev.Fact]) -> None:

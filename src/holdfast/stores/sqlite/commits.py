@@ -63,6 +63,7 @@ class Committer:
         self._now = now
         self._log_id = 0
         self._log_hash = b""
+        self._looked: dict[str, int] = {}  # what this transaction has found: owners that are known, and under "" the incarnation
 
     # -- transactions -------------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class Committer:
     def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int]) -> list[Applied]:
         self._cursor.execute(Q.begin)
         try:
-            self._log_id = row(self.db, Q.last_log)[0]
+            self._log_id, self._looked = row(self.db, Q.last_log)[0], {}
             done: list[Applied | None] = [None] * len(batch)
             self._steps(batch, keys, done)
             now = self._now()
@@ -181,7 +182,7 @@ class Committer:
             if self.db.changes() != 1:
                 raise RecordDamaged("inbox", run.run_id, taken)
         if state is not None:
-            unread = owner is None and bool(row(self.db, Q.inbox_unread, (key,))[0])
+            unread = owner is None and bool(row(self.db, Q.inbox_unread, (key,))[0] if c.took else state[8])
             if ruling.ends and unread:
                 raise apply.unread_at_the_end(run.run_id)
             execute(Q.run_update, (*hot, apply.due_after(c, owner, now, unread), *cold, key))
@@ -204,7 +205,7 @@ class Committer:
         state = row(self.db, Q.run_state, (s.run_id,))
         if state is None:
             raise RunNotFound(f"there is no run {s.run_id}")
-        key, tip, fence, owner, holds, turn, status, digest = state
+        key, tip, fence, owner, holds, turn, status, digest, _ = state
         if error := apply.step_refused(s, Found(fence, owner, False, tip, digest, bool(holds), turn, status)):
             raise error
         done: list[Applied | None] = [None]
@@ -215,16 +216,27 @@ class Committer:
     def _ruled(self, p: Prepared, state: tuple[Any, ...] | None) -> Ruling:
         """What becomes of the run's row, of which ``state`` holds tip, fence, owner, holds, turn, status and the tip's hash."""
         lease = p.commit.lease
-        taker = not isinstance(lease, Take) or self._owners.find(self.db, lease.owner) is not None
+        taker = not isinstance(lease, Take) or self._known(lease.owner)
         if state is None:
-            ruling = apply.ruled(p, None, incarnation=row(self.db, Q.meta_get, ("incarnation",))[0], taker=taker)
+            ruling = apply.ruled(p, None, incarnation=self._incarnation(), taker=taker)
         else:
-            tip, fence, owner, holds, turn, status, digest = state
+            tip, fence, owner, holds, turn, status, digest, _ = state
             live = owner is not None and isinstance(lease, Take | Touch) and self._owners.lost(self._owners.find(self.db, owner)) is None
             ruling = apply.ruled(p, Found(fence, owner, live, tip, digest, bool(holds), turn, status), incarnation=0, taker=taker)
         if isinstance(ruling, HoldfastError):
             raise ruling
         return ruling
+
+    def _known(self, owner: str) -> bool:
+        """Whether there is such a worker; looked up once in a transaction."""
+        if owner not in self._looked:
+            self._looked[owner] = self._owners.find(self.db, owner) is not None
+        return bool(self._looked[owner])
+
+    def _incarnation(self) -> int:
+        if "" not in self._looked:
+            self._looked[""] = int(row(self.db, Q.meta_get, ("incarnation",))[0])
+        return self._looked[""]
 
     def _need_lane(self, p: Prepared, key: int, turn: int, now: int) -> None:
         """A run begins to execute only if nobody holds its lane and nobody due is before it (§10.8)."""
@@ -291,7 +303,7 @@ def thread_end(db: apsw.Connection, tenant_id: str, thread_id: str) -> ThreadEnd
 
 def lane_blocker(db: apsw.Connection, lane: tuple[str, str, str], key: int, turn: int, now: int) -> str | None:
     """The run that holds a lane, or is due in it before this turn."""
-    found = row(db, Q.lane_holder, (*lane, key)) or row(db, Q.lane_before, (*lane, turn, now, key))
+    found = row(db, Q.lane_blocker, (*lane, key, turn, now))
     return None if found is None else str(found[0])
 
 

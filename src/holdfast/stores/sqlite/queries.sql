@@ -30,7 +30,8 @@ SELECT ifnull(max(id), 0) FROM log;
 -- Any other commit ----------------------------------------------------------------------------------
 
 -- name: run_state
-SELECT r.id, r.tip, r.fence, r.owner, r.holds, r.turn, r.status, l.hash FROM run r LEFT JOIN log l ON l.id = r.tip WHERE r.run_id = ?;
+SELECT r.id, r.tip, r.fence, r.owner, r.holds, r.turn, r.status, l.hash, EXISTS (SELECT 1 FROM inbox WHERE run = r.id AND taken IS NULL)
+FROM run r LEFT JOIN log l ON l.id = r.tip WHERE r.run_id = ?;
 -- name: thread_end
 -- The newest ended run of a thread, by its turn.
 SELECT run_id, version, fence FROM run INDEXED BY run_thread_turn
@@ -162,9 +163,13 @@ ORDER BY r.priority DESC, r.due LIMIT ?4;
 SELECT r.id, r.fence, r.owner, r.status, r.tenant_id, r.session_key, r.lane, r.holds, r.turn, r.queue FROM run r WHERE r.run_id = ?;
 -- name: lane_holder
 SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND holds = 1 AND id <> ?;
--- name: lane_before
-SELECT run_id FROM run WHERE tenant_id = ? AND session_key = ? AND lane = ? AND turn < ? AND due IS NOT NULL AND due <= ? AND id <> ?
-ORDER BY turn LIMIT 1;
+-- name: lane_blocker
+-- The run that holds a lane, or else the first that is due in it before this turn.
+SELECT run_id FROM (SELECT run_id FROM run WHERE tenant_id = ?1 AND session_key = ?2 AND lane = ?3 AND holds = 1 AND id <> ?4 LIMIT 1)
+UNION ALL
+SELECT run_id FROM (SELECT run_id FROM run WHERE tenant_id = ?1 AND session_key = ?2 AND lane = ?3 AND turn < ?5 AND due IS NOT NULL AND due <= ?6
+                    AND id <> ?4 ORDER BY turn LIMIT 1)
+LIMIT 1;
 -- name: take_due
 -- Due runs at rest are taken a hundred at a time, so no column is set that an index would be written for in vain.
 UPDATE run SET owner = ?, fence = fence + 1, holds = 1 WHERE id = ? AND fence = ?;
