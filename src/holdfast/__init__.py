@@ -15,6 +15,7 @@ HOMES = {
         "Conflict", "HoldfastError", "PermanentError", "Rejected", "RunFailed", "RunWaiting", "StepFailure", "StoreError", "UsageError",
     ),
     "holdfast.core.graph": ("END", "START", "Goto", "Send", "any_of"),
+    "holdfast.core.limits": ("Limit",),
     "holdfast.core.retry": ("Retry",),
     "holdfast.engine.calls.context": ("Context", "current"),
     "holdfast.handle": ("Decided", "Decision", "Run", "Schedule", "Wait"),

@@ -18,6 +18,7 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.graph import END, START, Goto, Send, any_of
+from holdfast.core.limits import Limit
 from holdfast.core.retry import Retry
 from holdfast.engine.calls.context import Context, current
 from holdfast.handle import Decision, Run, Schedule, Wait
@@ -38,6 +39,7 @@ __all__ = [
     "Graph",
     "Happened",
     "HoldfastError",
+    "Limit",
     "PermanentError",
     "Rejected",
     "Retry",

@@ -39,6 +39,7 @@ from holdfast.core.graph import (
     refused,
     unwritten,
 )
+from holdfast.core.limits import own_name
 from holdfast.core.policy import OnFail
 from holdfast.core.retry import Retry, coerce
 
@@ -221,6 +222,7 @@ class _Declared(msgspec.Struct, frozen=True, kw_only=True):
     gate: Callable[[Any], Any] | None = None
     check: Callable[[Any], Any] | None = None
     on_fail: str = "block"
+    limit: str | None = None
 
     def common(self, label: str, timeout_us: int) -> dict[str, Any]:
         """The fields of the node, each held against what it may be.
@@ -245,6 +247,7 @@ class _Declared(msgspec.Struct, frozen=True, kw_only=True):
             "gate": self.gate,
             "check": self.check,
             "on_fail": one_of(self.on_fail, "on_fail", _ON_FAIL),
+            "limit": None if self.limit is None else own_name(self.limit),
         }
 
 
@@ -315,9 +318,10 @@ class Graph(Generic[S]):
         gate: Callable[[Any], Any] | None = None,
         check: Callable[[Any], Any] | None = None,
         on_fail: str = "block",
+        limit: str | None = None,
     ) -> Callable[[F], F]: ...
 
-    @checked(name=as_given, after=as_given, check=function, timeout=TIMEOUT)
+    @checked(name=as_given, after=as_given, check=function, timeout=TIMEOUT, limit=as_given)
     def node(
         self,
         name: Any = None,
@@ -339,11 +343,13 @@ class Graph(Generic[S]):
         gate: Callable[[Any], Any] | None = None,
         check: Callable[[Any], Any] | None = None,
         on_fail: str = "block",
+        limit: str | None = None,
     ) -> Any:
         """Declares a node: bare ``@graph.node``, or with options.
 
         ``gate`` is asked before the step and ``check`` after it, with a request that holds the state and, after it, the step's writes. They
-        answer True, or False or why not; ``on_fail`` says what follows then: block, warn, degrade or require_human (§8.2).
+        answer True, or False or why not; ``on_fail`` says what follows then: block, warn, degrade or require_human (§8.2). ``limit`` names what it
+        uses while it runs: no more of its kind run at once, or begin a second, than ``Runtime(limits=…)`` or ``holdfast limits`` say (§10.11).
 
         Raises:
             UnknownOption, InvalidInput: an option, by its name. InvalidGraph: what cannot be.
@@ -351,6 +357,7 @@ class Graph(Generic[S]):
         made = _Declared(
             start=start, after=after, when=when, on=on, reads=reads, writes=writes, retry=retry, timeout=timeout, side_effects=side_effects,
             idempotent=idempotent, verify=verify, undo=undo, capabilities=capabilities, delivers=delivers, gate=gate, check=check, on_fail=on_fail,
+            limit=limit,
         )  # fmt: skip
         if name is not None and callable(name):
             self._add(name, None, made)
@@ -754,7 +761,7 @@ def _hints(function: Callable[..., Any], frame: Any) -> dict[str, Any]:
         return {}  # annotations of names that come later; they only spare the author a register() call
 
 
-@checked(check=function, timeout=TIMEOUT)
+@checked(check=function, timeout=TIMEOUT, limit=as_given)
 def flow(
     id: str,
     *,
@@ -769,6 +776,7 @@ def flow(
     gate: Callable[[Any], Any] | None = None,
     check: Callable[[Any], Any] | None = None,
     on_fail: str = "block",
+    limit: str | None = None,
     migrates: tuple[str, ...] = (),
 ) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Flow[P, R]]:
     """``@flow("id", version="1")`` makes an ``async def fn(ctx, …)`` a skill. The options are those of a node (§4.12).
@@ -781,7 +789,7 @@ def flow(
     """
     declared = _Declared(
         retry=retry, timeout=timeout, side_effects=side_effects, idempotent=idempotent, verify=verify, undo=undo, capabilities=capabilities,
-        gate=gate, check=check, on_fail=on_fail,
+        gate=gate, check=check, on_fail=on_fail, limit=limit,
     )  # fmt: skip
 
     def declare(function: Callable[Concatenate[Any, P], Awaitable[R]]) -> Flow[P, R]:
@@ -793,14 +801,14 @@ def flow(
 Skill = Graph[Any] | Flow[..., Any]
 
 
-@constructor(timeout=TIMEOUT)
+@constructor(timeout=TIMEOUT, limit=as_given)
 @dataclasses.dataclass(frozen=True)
 class Tool:
     """A declared tool (§6.1): its effect class and idempotency are said once, here.
 
     ``Tool("git", side_effects="read")``. ``command`` defaults to the name; ``timeout`` is in seconds or a timedelta;
     ``env`` names the variables it may see beside the usual ones. ``postconditions`` must hold after each call, and ``artifacts`` are
-    patterns of files that are kept (§11.4); with an ``ExitCode`` among them, no other rule looks at the exit code.
+    patterns of files that are kept (§11.4); ``limit`` names what each call uses (§10.11); with an ``ExitCode`` among them, no other rule looks at the exit code.
     """
 
     name: str
@@ -811,6 +819,7 @@ class Tool:
     env: tuple[str, ...] = ()
     postconditions: tuple[Postcondition, ...] = ()
     artifacts: tuple[str, ...] = ()
+    limit: str | None = None
 
     def __post_init__(self) -> None:
         conditions = tuple(self.postconditions) if isinstance(self.postconditions, list | tuple) else (self.postconditions,)
@@ -818,6 +827,8 @@ class Tool:
             if not isinstance(condition, KINDS):
                 raise wrong("postconditions", "ExitCode, FileExists, FileHash, JsonPathEquals, HttpStatus or Command", condition)
         object.__setattr__(self, "postconditions", conditions)
+        if self.limit is not None:
+            own_name(self.limit)
         object.__setattr__(self, "artifacts", texts(self.artifacts, "artifacts", NOTE_BYTES))
         one_of(self.side_effects, "side_effects", _EFFECTS)
         one_of(self.idempotency, "idempotency", tuple(i.value for i in Idempotency))

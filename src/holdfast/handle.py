@@ -144,7 +144,7 @@ class Run(Generic[S]):
     @property
     def blocked_by(self) -> str | None:
         """The run of its lane that a queued one waits behind now; where that was not looked up, the one it was queued behind."""
-        return self._blocked.run_id if self._blocked is not None else self._record.blocked_by
+        return (self._blocked.run_id or None) if self._blocked is not None else self._record.blocked_by
 
     @property
     def blocked(self) -> Blocked | None:

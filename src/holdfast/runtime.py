@@ -17,13 +17,15 @@ from holdfast import machine, stores
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.clock import SystemClock
 from holdfast.core import arguments
+from holdfast.core import limits as bounding
 from holdfast.core import policy as policies
 from holdfast.core import schedules as sch
 from holdfast.core.arguments import checked, function, lasting, verb
 from holdfast.core.bounds import duration, moment, wrong
+from holdfast.core.bounds import number as bounds_of
 from holdfast.core.bounds import text as text_of
 from holdfast.core.commit import Settlement
-from holdfast.core.describe import AttemptView, LaneView, StepView, WorkerView
+from holdfast.core.describe import AttemptView, LaneView, LimitView, QueueView, StepView, WorkerView
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
@@ -45,6 +47,7 @@ from holdfast.core.errors import (
 from holdfast.core.graph import Program
 from holdfast.core.intents import Intent, IntentState, may_live, redriven, ruled
 from holdfast.core.lease import DEFAULT_TTL_US, Alive
+from holdfast.core.limits import Limit
 from holdfast.core.masks import Mask
 from holdfast.core.selection import where as selected
 from holdfast.core.status import AT_REST, TERMINAL, Status, parse
@@ -88,6 +91,7 @@ log = logging.getLogger("holdfast.runtime")
 CLOSE_SECONDS = 5.0
 MOST_DECISIONS = 100_000
 """How many waits one decision may be about."""
+CHANGE_TRIES = 10
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
 
 
@@ -116,6 +120,9 @@ class Runtime:
             runtime and the skill, such as a wrapper around ``named.KernelExecutor``. By default this package's own.
         transports: what carries an intent of each type (``holdfast.transports``); ``webhook`` is there unless another is given.
         base_url: where the pages are reached, for the links in intents.
+        limits: how much may be under way at once (§10.11): for ``worker``, ``queue:Q``, ``tenant:T`` (``*`` for each), or a name that nodes, tools and
+            transports use; what is stored by ``holdfast limits`` wins.
+        max_queued: how many runs of a tenant may wait in a queue; beyond it ``submit`` raises ``QueueFull``.
     """
 
     @checked(environment=arguments.as_given, lease=lasting(low=1), resolver=function, base_url=arguments.note)
@@ -135,6 +142,8 @@ class Runtime:
         clock: Clock | None = None,
         executor: Executor | Callable[[Any, Any], Executor] | None = None,
         base_url: str | None = None,
+        limits: Mapping[str, Limit] | None = None,
+        max_queued: int | None = None,
     ) -> None:
         if executor is not None and not callable(executor):
             door.has("executor", executor, "invoke", "resume")
@@ -166,6 +175,8 @@ class Runtime:
             policy=policies.coerce(policy),
             tool_runner=tool_runner or LocalRunner(),
             workspace=None if workspace is None else arguments.path(workspace, "workspace"),
+            limits=bounding.admitted({} if limits is None else arguments.mapping(limits, "limits")),
+            max_queued=None if max_queued is None else bounds_of(max_queued, "max_queued", 1),
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
         reader = Reader(self._services)
@@ -286,7 +297,7 @@ class Runtime:
     async def _dispatcher(self) -> Dispatcher:
         await self._own()
         sender = Sender(self._services.owner, lambda: self._services.alive(), self._ttl_us)
-        return Dispatcher(self._store, self._clock, sender, self._routes, self._links)
+        return Dispatcher(self._store, self._clock, sender, self._routes, self._links, limits=self._services.limits)
 
     async def _end_work(self) -> None:
         """Ends the workers of this runtime and what it drives otherwise; what a thread does can be waited for, and no more."""
@@ -315,6 +326,11 @@ class Runtime:
     def transports(self) -> tuple[str, ...]:
         """The types of intents that are sent from here."""
         return tuple(self._routes)
+
+    @property
+    def declared(self) -> Mapping[str, Limit]:
+        """The limits that this process declares."""
+        return self._services.limits
 
     @property
     def opened(self) -> bool:
@@ -1157,6 +1173,54 @@ class Runtime:
     async def lanes(self) -> list[LaneView]:
         """The lanes that a run holds, and who waits behind it (§10.8)."""
         return await self._looker.lanes()
+
+    @verb
+    async def queues(self) -> list[QueueView]:
+        """The queues in which something is due or driven, or that are paused: how much, and what stands in the way (§10.11)."""
+        return await self._looker.queues(self._services.limits)
+
+    @verb
+    async def limits(self) -> list[LimitView]:
+        """The limits in force: those that are stored, and those that this process and the workers that are up declare (§10.11)."""
+        return await self._looker.limits(self._services.limits)
+
+    @checked(limit=arguments.as_given)
+    async def set_limit(self, name: str, limit: Limit, *, actor: str, reason: str = "") -> LimitView:
+        """Stores a limit, which from then on wins over what any process declares.
+
+        Raises:
+            InvalidInput: no name of a limit, or no limit.
+        """
+        ((found, given),) = bounding.admitted({name: limit}).items()
+        return await self._changed(found, "set", given, actor, reason)
+
+    @verb
+    async def unset_limit(self, name: str, *, actor: str, reason: str = "") -> LimitView:
+        """Stores no limit under this name any more; what processes declare holds again."""
+        return await self._changed(bounding.name(name), "unset", None, actor, reason)
+
+    @verb
+    async def pause_queue(self, queue: str, *, actor: str, reason: str = "") -> QueueView:
+        """Has no run of a queue begin any more; what is driven goes on to its next rest."""
+        await self._changed(bounding.QUEUE + queue, "paused", None, actor, reason)
+        return await self._queue(queue)
+
+    @verb
+    async def unpause_queue(self, queue: str, *, actor: str, reason: str = "") -> QueueView:
+        """Goes on with a queue."""
+        await self._changed(bounding.QUEUE + queue, "unpaused", None, actor, reason)
+        return await self._queue(queue)
+
+    async def _queue(self, queue: str) -> QueueView:
+        return next((q for q in await self.queues() if q.queue == queue), QueueView(queue=queue, depth=0, oldest_at=None, in_flight=0, paused=False, blocked={}))
+
+    async def _changed(self, name: str, action: str, limit: Limit | None, actor: str, reason: str) -> LimitView:
+        change = bounding.Change(self._store.now(), actor, action, limit, reason)
+        for _ in range(CHANGE_TRIES):
+            before = next((r for r in await self._store.rules() if r.name == name), None)
+            if await self._store.put_rule((before or bounding.Rule(name)).changed(change), before):
+                return await self._looker.limit(name, self._services.limits)
+        raise Conflict(f"others keep changing {name}", hint="try again")
 
     # -- upkeep -------------------------------------------------------------------------------------
 

@@ -21,7 +21,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast
-from holdfast import Context, Graph, Retry, Runtime, State, Tool, flow, named, tools, transports
+from holdfast import Context, Graph, Limit, Retry, Runtime, State, Tool, flow, named, tools, transports
 from holdfast import policy as policies
 from holdfast.core.environments import Environment
 from holdfast.core.errors import HoldfastError, InvalidInput, RestrictedOption, TooLarge, UnknownOption
@@ -163,7 +163,7 @@ DECLARATIONS = [
 ]  # fmt: skip
 
 NO_VERBS = {  # of __all__: values, classes of values that the package gives out, and errors
-    "Absent", "Context", "Decision", "END", "Flow", "Goto", "Happened", "Run", "START", "Schedule", "Send", "State", "Unknown", "Wait", "any_of", "append",
+    "Absent", "Context", "Decision", "END", "Flow", "Goto", "Happened", "Limit", "Run", "START", "Schedule", "Send", "State", "Unknown", "Wait", "any_of", "append",
     "current", "last", "merge", "override", "register", "secret", "thread", "topic",
 }  # fmt: skip
 
@@ -175,7 +175,7 @@ SOUND: dict[str, Any] = {
     "prompt": "Go on?", "fn": act, "items": [1], "duration": 0.001, "type": "letter", "topic": "t", "data": 1, "signal": "go", "tool": "git", "verdict": "no",
     "source": "body", "target": "body", "node": "body", "router": act, "child": note(), "id": "g", "argv": ["true"], "n": 3, "code": 0, "sha256": "0" * 64,
     "url": "http://localhost/", "pointer": "/a", "gate": None, "store_url": "memory:", "until_idle": True, "note": "n",
-    "cron": None, "every": 3600, "wait_id": "", "a": "", "b": "", "checkpoint_id": "",
+    "queue": "q", "limit": Limit(in_flight=1), "cron": None, "every": 3600, "wait_id": "", "a": "", "b": "", "checkpoint_id": "",
 }  # fmt: skip
 """What a sound call gives each required parameter, and each that a call could not do without."""
 

@@ -194,5 +194,5 @@ async def test_tenants_are_apart() -> None:
         assert (await http.get(f"/v1/runs/{run.run_id}", headers=bearer(mine))).status_code == 200
         made = await http.post("/v1/runs", json={"skill_id": "notes", "input": {}}, headers=bearer(theirs))
         assert made.json()["tenant_id"] == "theirs"
-        for path in ("/v1/runs", "/v1/waits", "/v1/lanes"):
+        for path in ("/v1/runs", "/v1/waits", "/v1/lanes", "/v1/queues", "/v1/limits"):
             assert run.run_id not in (await http.get(path, headers=bearer(theirs))).text

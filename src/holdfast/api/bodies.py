@@ -319,6 +319,16 @@ class Lanes(msgspec.Struct, frozen=True, kw_only=True):
     next_cursor: str | None = None
 
 
+class Queues(msgspec.Struct, frozen=True, kw_only=True):
+    queues: list[describe.QueueView]
+    next_cursor: str | None = None
+
+
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    limits: list[describe.LimitView]
+    next_cursor: str | None = None
+
+
 class Schedules(msgspec.Struct, frozen=True, kw_only=True):
     schedules: list[describe.ScheduleView]
     next_cursor: str | None = None

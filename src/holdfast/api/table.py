@@ -283,6 +283,14 @@ async def list_lanes(c: Call) -> Answer:
     return Answer(value=b.Lanes(lanes=await c.rt.look.lanes(c.tenant, session_key=c.query.session_key)))
 
 
+async def list_queues(c: Call) -> Answer:
+    return Answer(value=b.Queues(queues=await c.rt.look.queues(c.rt.declared, c.tenant)))
+
+
+async def list_limits(c: Call) -> Answer:
+    return Answer(value=b.Limits(limits=await c.rt.look.limits(c.rt.declared, c.tenant)))
+
+
 async def list_schedules(c: Call) -> Answer:
     return Answer(value=b.Schedules(schedules=await c.rt.look.schedules(c.tenant)))
 
@@ -535,6 +543,8 @@ ROUTES: tuple[Route, ...] = (
     _get("/v1/skills", "List the skills registered here", list_skills, b.Skills),
     _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers),
     _get("/v1/lanes", "List the lanes that a run holds", list_lanes, b.Lanes, b.LanesQuery),
+    _get("/v1/queues", "List the queues, and what stands in the way", list_queues, b.Queues),
+    _get("/v1/limits", "List the limits in force", list_limits, b.Limits),
     _get("/v1/schedules", "List schedules", list_schedules, b.Schedules),
     _post("/v1/schedules/{schedule_id}/pause", Scope.ADMIN, "Fire a schedule no more until it is unpaused", pause_schedule, b.Empty, describe.ScheduleView, 200),
     _post("/v1/schedules/{schedule_id}/unpause", Scope.ADMIN, "Go on with a schedule", unpause_schedule, b.Empty, describe.ScheduleView, 200),

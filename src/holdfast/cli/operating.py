@@ -13,8 +13,9 @@ from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
 from holdfast.cli.session import MOST, Call, actor_option, handling, options, over, page, paged, run_argument
 from holdfast.core import describe
-from holdfast.core.describe import EffectView, LaneView, WorkerView
+from holdfast.core.describe import EffectView, LaneView, LimitView, QueueView, WorkerView
 from holdfast.core.intents import RULINGS
+from holdfast.core.limits import Limit
 from holdfast.handle import IntentView, when
 from holdfast.runtime import Runtime
 
@@ -224,4 +225,131 @@ def lanes(call: Call, session_key: str | None) -> int:
     return 0
 
 
-COMMANDS = (effects, outbox, dispatch, redrive, settle, ledger, leases, workers, lanes)
+@click.group(invoke_without_command=True)
+@options()
+def queues(call: Call) -> int:
+    """List the queues: what is due, what is driven, and what stands in the way. Pause one, or go on with it."""
+    if click.get_current_context().invoked_subcommand is not None:
+        return 0
+
+    async def act(rt: Runtime) -> tuple[list[QueueView], int]:
+        return await rt.queues(), rt.store.now()
+
+    found, now = over(call, act)
+    if call.as_json:
+        o.emit({"queues": [describe.plain(q) for q in found], "next_cursor": None})
+        return 0
+    if not found:
+        click.echo("nothing is due, driven or paused in any queue")
+        return 0
+    o.table(
+        ["queue", "due", "oldest", "driven", "paused", "in the way"],
+        [
+            [
+                o.inline(q.queue, 40), str(q.depth), o.ago(q.oldest_at, when(now)), str(q.in_flight), "paused" if q.paused else "",
+                ", ".join(f"{reason}: {count}" for reason, count in q.blocked.items()),
+            ]
+            for q in found
+        ],
+    )  # fmt: skip
+    return 0
+
+
+def _turned(call: Call, act: Callable[[Runtime], Awaitable[QueueView]]) -> int:
+    found = over(call, act)
+    if call.as_json:
+        o.emit(describe.plain(found))
+    else:
+        click.echo(f"{o.inline(found.queue)}  {'paused' if found.paused else 'goes on'}, {found.depth} due, {found.in_flight} driven")
+    return 0
+
+
+@queues.command("pause")
+@click.argument("queue", metavar="Q")
+@click.option("--reason", default="", metavar="R", help="Why; kept with the change.")
+@actor_option
+@options()
+def pause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
+    """Have no run of a queue begin; what is driven goes on to its next rest."""
+    return _turned(call, lambda rt: rt.pause_queue(queue, actor=actor, reason=reason))
+
+
+@queues.command("unpause")
+@click.argument("queue", metavar="Q")
+@click.option("--reason", default="", metavar="R", help="Why; kept with the change.")
+@actor_option
+@options()
+def unpause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
+    """Go on with a queue."""
+    return _turned(call, lambda rt: rt.unpause_queue(queue, actor=actor, reason=reason))
+
+
+@click.group(invoke_without_command=True)
+@options()
+def limits(call: Call) -> int:
+    """List the limits in force, and how much of each is in use. Set one, which wins over what is declared, or unset it."""
+    if click.get_current_context().invoked_subcommand is not None:
+        return 0
+
+    async def act(rt: Runtime) -> list[LimitView]:
+        return await rt.limits()
+
+    found = over(call, act)
+    if call.as_json:
+        o.emit({"limits": [describe.plain(x) for x in found], "next_cursor": None})
+        return 0
+    if not found:
+        click.echo("no limit is set or declared")
+        return 0
+    o.table(
+        ["limit", "in flight", "in use", "per second", "burst", "from", "changed by"],
+        [
+            [
+                o.inline(x.name, 40), _or_none(x.in_flight), str(x.in_use), _or_none(x.per_second), _or_none(x.burst), "stored" if x.stored else "" if x.in_flight is x.per_second is None else "declared",
+                o.inline(x.changes[-1].actor, 24) if x.changes else "",
+            ]
+            for x in found
+        ],
+    )  # fmt: skip
+    return 0
+
+
+def _or_none(value: float | None) -> str:
+    return "" if value is None else f"{value:g}"
+
+
+@limits.command("set")
+@click.argument("name", metavar="NAME")
+@click.option("--in-flight", type=click.IntRange(1), metavar="N", help="How many at once.")
+@click.option("--per-second", type=float, metavar="R", help="How many may begin in a second.")
+@click.option("--burst", type=click.IntRange(1), metavar="B", help="How many may begin at once, of those. [default: a second's worth]")
+@click.option("--reason", default="", metavar="R", help="Why; kept with the change.")
+@actor_option
+@options()
+def set_limit(call: Call, name: str, in_flight: int | None, per_second: float | None, burst: int | None, reason: str, actor: str) -> int:
+    """Store a limit: of worker, queue:Q, tenant:T (* for each), or of a name that nodes, tools and transports use."""
+    limit = Limit(in_flight=in_flight, per_second=per_second, burst=burst)
+    return _bounded(call, lambda rt: rt.set_limit(name, limit, actor=actor, reason=reason))
+
+
+@limits.command("unset")
+@click.argument("name", metavar="NAME")
+@click.option("--reason", default="", metavar="R", help="Why; kept with the change.")
+@actor_option
+@options()
+def unset_limit(call: Call, name: str, reason: str, actor: str) -> int:
+    """Store a limit no more; what is declared holds again."""
+    return _bounded(call, lambda rt: rt.unset_limit(name, actor=actor, reason=reason))
+
+
+def _bounded(call: Call, act: Callable[[Runtime], Awaitable[LimitView]]) -> int:
+    found = over(call, act, make=True)
+    if call.as_json:
+        o.emit(describe.plain(found))
+    else:
+        said = [f"{_or_none(found.in_flight)} in flight" if found.in_flight else "", f"{_or_none(found.per_second)} per second" if found.per_second else ""]
+        click.echo(f"{o.inline(found.name)}  {', '.join(filter(None, said)) or 'no limit'}")
+    return 0
+
+
+COMMANDS = (effects, outbox, dispatch, redrive, settle, ledger, leases, workers, lanes, queues, limits)

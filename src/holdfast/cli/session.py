@@ -30,6 +30,7 @@ from holdfast.cli import output as o
 from holdfast.cli.targets import setting
 from holdfast.core import canon
 from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
+from holdfast.core.limits import Limit
 from holdfast.core.status import LIVE
 from holdfast.engine.keep.check import keeper
 from holdfast.engine.look.looker import Wanted
@@ -83,15 +84,16 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """What this project gives to whatever drives: ``[tool.holdfast] transports|tools|policy`` in pyproject.toml."""
+    """What this project gives to whatever drives: ``[tool.holdfast] transports|tools|policy|limits`` in pyproject.toml."""
 
     transports: Mapping[str, Any] | None = None
     tools: tuple[Tool, ...] = ()
     policy: Any = None
+    limits: Mapping[str, Limit] | None = None
 
     @classmethod
     def of(cls, transports: str | None = None) -> Project:
-        return cls(setting("transports", transports), tuple(setting("tools") or ()), setting("policy"))
+        return cls(setting("transports", transports), tuple(setting("tools") or ()), setting("policy"), setting("limits"))
 
 
 def program() -> list[str]:
@@ -371,7 +373,7 @@ def over(
     """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made; an error
     that comes of that says so, and else a line on stderr does.
 
-    What drives has the project's transports, tools and policy; ``transports`` is a TARGET that stands in place of the first. ``long`` says
+    What drives has the project's transports, tools, policy and limits; ``transports`` is a TARGET that stands in place of the first. ``long`` says
     what is under way, where it may take more than a second.
 
     SIGINT and SIGTERM end the act: what it drives is handed back at its next safe boundary (§10.13).
@@ -382,7 +384,8 @@ def over(
 
     async def whole() -> T:
         async with Runtime(
-            call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy
+            call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy,
+            limits=project.limits,
         ) as rt, traced(rt) if call.drives else contextlib.nullcontext(), Patience(long):
             return await stoppable(act(rt), call, rt)
 

@@ -299,7 +299,7 @@ def _record(of: Run, lease: Lease | None, now: int, channels: Mapping[str, JSON]
         "skill_version": of.skill_version,
         "queue": of.queue,
         "not_before": iso(of.not_before),
-        "blocked_by": blocked.run_id if blocked is not None else of.blocked_by,
+        "blocked_by": (blocked.run_id or None) if blocked is not None else of.blocked_by,
         "wake_at": iso(of.wake_at),
         "status": str(of.status),
         "condition": word.value,
@@ -785,6 +785,42 @@ class LaneView(Shape, frozen=True, kw_only=True):
     since: str | None
     expires_at: str | None
     queued: list[str]
+
+
+class QueueView(Shape, frozen=True, kw_only=True):
+    """A queue: how many due runs nobody has taken, since when the oldest is due, how many are driven, and what stands in the way of how many:
+    ``paused``, ``no_worker_for``, ``lane``, ``limit``."""
+
+    queue: str
+    depth: int
+    oldest_at: str | None
+    in_flight: int
+    paused: bool
+    blocked: dict[str, int]
+
+
+class LimitChangeView(Shape, frozen=True, kw_only=True):
+    """What somebody changed about a limit or a queue: set, unset, paused or unpaused."""
+
+    at: str | None
+    actor: str
+    action: str
+    in_flight: int | None
+    per_second: float | None
+    burst: int | None
+    reason: str
+
+
+class LimitView(Shape, frozen=True, kw_only=True):
+    """A limit in force: ``stored`` by somebody, or declared by a process that is up; how much of it is in use; who changed it, newest last."""
+
+    name: str
+    in_flight: int | None
+    per_second: float | None
+    burst: int | None
+    stored: bool
+    in_use: int
+    changes: list[LimitChangeView]
 
 
 class NodeView(Shape, frozen=True, kw_only=True):

@@ -202,6 +202,7 @@ class RunPatched(Fact, frozen=True, tag=17):
 class RunHandedBack(Fact, frozen=True, tag=18):
     wire: ClassVar[str] = "run.handed_back"
     owner: str
+    why: str = ""
 
 
 # -- steps and attempts -----------------------------------------------------------------------------

@@ -72,7 +72,7 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     ``gate`` is asked before the step and ``check`` after it, ``on_fail`` says what follows if one does not pass (§8.2).
     ``child`` is a sub-graph's Program; ``routes`` is False where the code plainly never returns Goto or Send;
     ``sends`` are the nodes that run for its ``Send``s alone: for an empty list of them they are done at once.
-    ``timed``: its timeout is its own and counts from its start, else from its last progress (§10.10).
+    ``limit`` names what it uses while it runs (§10.11). ``timed``: its timeout is its own and counts from its start, else from its last progress (§10.10).
     """
 
     name: str
@@ -101,12 +101,13 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     pass_out: tuple[str, ...] | None = None
     routes: bool = True
     sends: tuple[str, ...] = ()
+    limit: str | None = None
 
     @property
     def plain(self) -> bool:
         """Whether it is given the state alone, in this loop, and nobody decides or looks before or after it."""
         asked = self.when is not None or self.gate is not None or self.check is not None or bool(self.routers) or bool(self.capabilities)
-        return self.shape == "state" and self.asynchronous and not asked and self.side_effects is EffectClass.NONE
+        return self.shape == "state" and self.limit is None and self.asynchronous and not asked and self.side_effects is EffectClass.NONE
 
 
 class Straight(msgspec.Struct, frozen=True):

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.core.lease import Lease
+from holdfast.core.limits import Limit
 from holdfast.core.run import Run
 
 
@@ -20,14 +21,19 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker works on. No ``queues``: all of them. ``upgrade``: it takes any shape of the skills it has."""
+    """What a worker works on. No ``queues``: all of them. ``upgrade``: it takes any shape of the skills it has;
+    ``limits``: those that it declares."""
 
     queues: tuple[str, ...]
     shapes: tuple[Shape, ...]
     upgrade: bool = False
+    limits: dict[str, Limit] = {}
 
     def takes(self, run: Run) -> bool:
-        return any(s.skill_id == run.skill_id and (self.upgrade or s.fingerprint == run.fingerprint) for s in self.shapes)
+        return self.has(run.skill_id, run.fingerprint)
+
+    def has(self, skill_id: str, fingerprint: str) -> bool:
+        return any(s.skill_id == skill_id and (self.upgrade or s.fingerprint == fingerprint) for s in self.shapes)
 
 
 class NoWorker(msgspec.Struct, frozen=True):

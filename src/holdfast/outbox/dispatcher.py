@@ -29,9 +29,10 @@ from holdfast.core.commit import InboxItem, LedgerRow, Settlement
 from holdfast.core.errors import ErrorValue, HoldfastError, MaybeSent, PermanentError, RetryAfter, StoreError, UsageError
 from holdfast.core.intents import Ask, Doubtful, Failed, Intent, Late, LookUp, Outcome, Refused, Sent
 from holdfast.core.lease import SAFE_PART
+from holdfast.core.limits import SOON_US, Later, Limit
 from holdfast.handle import IntentView
 from holdfast.outbox.transports import Further, Given, Route, Row, Signal, called, given
-from holdfast.ports import Clock, Store
+from holdfast.ports import NO_LIMITS, Clock, Store
 
 POLL_SECONDS = 0.5
 CONCURRENCY = 256
@@ -58,6 +59,8 @@ class Shut(Exception):
         self.why = why
         self.after_us = after_us
 
+LOOK_US = 50_000
+
 
 class Sender(msgspec.Struct):
     """Whoever a dispatcher sends for: the owner of its leases, and ``safe``, whether something may begin under them."""
@@ -83,6 +86,7 @@ class Dispatcher:
         *,
         concurrency: int = CONCURRENCY,
         each: int = EACH,
+        limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> None:
         self._store = store
         self._clock = clock
@@ -91,6 +95,7 @@ class Dispatcher:
         self._link = link
         self._concurrency = concurrency
         self._each = each
+        self._limits = limits
         self._tasks: dict[asyncio.Task[None], Intent] = {}
         self._done: list[Settlement] = []
         self._pace: dict[Lane, int] = {}
@@ -253,7 +258,7 @@ class Dispatcher:
         except Exception as e:  # whatever is wrong with one intent is told on it, and concerns no other
             outcome, answer = Failed(ErrorValue.of(e)), None
         self._judge(intent.lane, outcome)
-        if isinstance(outcome, Late) and outcome.after_us:
+        if isinstance(outcome, Late) and outcome.after_us and route.limit is None:
             self.put_off = self._clock.monotonic() + outcome.after_us / 1_000_000
         after = intents.after(intent, outcome, route.how, self._store.now())
         beside = await self._hooked(intent, after, route, answer) if isinstance(outcome, Sent) and route.on_response is not None else None
@@ -296,7 +301,15 @@ class Dispatcher:
             if intents.WAIT_LINK.encode() in intent.payload:
                 intent, link = await self._link(intent)
                 payload = _filled(payload, link)
-            answer = await self._act(route, payload, intent.key, began)
+            if route.limit is None:
+                answer = await self._act(route, payload, intent.key, began)
+            elif (later := await self._entered(intent, route.limit)) is not None:
+                return intent, Late(later.why, max(0, later.at - self._store.now())), None
+            else:
+                try:
+                    answer = await self._act(route, payload, intent.key, began)
+                finally:
+                    await asyncio.shield(self._store.leave(self._sender.owner, [intent.intent_id]))
         except NotBegun as e:
             return intent, Late(str(e)), None
         except Shut as e:
@@ -319,6 +332,16 @@ class Dispatcher:
         except (Exception, SystemExit) as e:  # a transport is the author's code and may raise anything
             return intent, Failed(ErrorValue.of(e)), None
         return intent, Sent(_packed(answer)), answer
+
+    async def _entered(self, intent: Intent, limit: str) -> Later | None:
+        """Holds a limit for one sending, or says when to come back; what has room within a second is waited for (§10.11)."""
+        until = self._clock.now() + SOON_US
+        while (later := await self._store.enter(self._sender.owner, intent.run_id, intent.intent_id, {limit: self._limits.get(limit)})) is not None:
+            now = self._clock.now()
+            if now >= until or (later.at > until and later.at - now > SOON_US):
+                return later
+            await self._clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
+        return None
 
     async def _act(self, route: Route, payload: Any, key: str, began: float) -> Any:
         def gate() -> None:

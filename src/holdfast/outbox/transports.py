@@ -1,7 +1,7 @@
 """Transports: what carries one type of intent to its receiver, and what it says of itself (§9.1, §9.4).
 
 A transport is a function ``(payload, key)``, or an object with ``send(payload, key)`` and, where it can, ``dedupes``,
-``verify(payload, key)``, ``on_response(intent, answer)``, ``retry`` and ``timeout``. What it raises says what happened: ``PermanentError``
+``verify(payload, key)``, ``on_response(intent, answer)``, ``retry``, ``timeout`` and ``limit``, the name of a limit that each sending uses. What it raises says what happened: ``PermanentError``
 is refused for good, ``RetryAfter`` is later, ``MaybeSent`` may have happened, anything else has not.
 """
 
@@ -20,6 +20,7 @@ from holdfast.core.arguments import checked
 from holdfast.core.bounds import amount, texts
 from holdfast.core.errors import InvalidInput, MaybeSent, PermanentError, UsageError
 from holdfast.core.intents import Sending
+from holdfast.core.limits import own_name
 from holdfast.core.retry import Retry, coerce
 
 TIMEOUT_SECONDS = 60.0
@@ -76,6 +77,7 @@ class Route(msgspec.Struct, frozen=True):
     threaded: bool
     verify: Callable[[Any, str], Any] | None = None
     on_response: Callable[[Any, Any], Any] | None = None
+    limit: str | None = None
 
 
 def route(type: str, transport: Any) -> Route:
@@ -97,10 +99,11 @@ def route(type: str, transport: Any) -> Route:
         raise UsageError(f"the transport of {type!r} does not take (payload, key)", hint="def send(payload, key): …") from None
     retry = coerce(getattr(transport, "retry", None) or RETRY)
     verify = getattr(transport, "verify", None)
-    timeout = getattr(transport, "timeout", None)
+    timeout, limit = getattr(transport, "timeout", None), getattr(transport, "limit", None)
     how = Sending(bool(getattr(transport, "dedupes", False)), verify is not None, retry.max_attempts, retry.base_us)
     return Route(
-        type, send, how, TIMEOUT_SECONDS if timeout is None else float(timeout), not _asynchronous(send), verify, getattr(transport, "on_response", None)
+        type, send, how, TIMEOUT_SECONDS if timeout is None else float(timeout), not _asynchronous(send), verify, getattr(transport, "on_response", None),
+        None if limit is None else own_name(limit, f"the limit of the transport of {type!r}"),
     )
 
 

@@ -192,7 +192,7 @@ class Worker:
         more = await self._sweeper.sweep() if self._sweeper is not None else False
         room = await self._room()
         skills = services.skills
-        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=None if self._upgrade else skills.shapes) if room > 0 else []
+        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=None if self._upgrade else skills.shapes, limits=services.limits) if room > 0 else []
         claims += await self._reclaimed(room - len(claims)) if room > 0 else []
         for claim in claims:
             services.driving.add(claim.run_id)
@@ -242,7 +242,7 @@ class Worker:
         if self._offered != services.skills.shapes:
             self._offered = services.skills.shapes
             shapes = [Shape(p.id, p.version, f, services.workspace) for p in services.skills for f in (p.fingerprint, *p.migrates)]
-            await services.store.offer(services.owner, Offer(self._queues, tuple(shapes), self._upgrade))
+            await services.store.offer(services.owner, Offer(self._queues, tuple(shapes), self._upgrade, dict(services.limits)))
 
     async def _pass_over(self) -> None:
         """Says once of each due run that no living worker of its queue can take it (§10.11)."""

@@ -58,6 +58,7 @@ class Draft(msgspec.Struct):
     intents: list[Intent] = []
     ledger: list[LedgerRow] = []
     blobs: list[Blob] = []
+    max_queued: int | None = None
 
     def merge(self, other: Draft) -> None:
         self.facts += other.facts
@@ -70,6 +71,7 @@ class Draft(msgspec.Struct):
         self.intents += other.intents
         self.ledger += other.ledger
         self.blobs += other.blobs
+        self.max_queued = self.max_queued if other.max_queued is None else other.max_queued
 
     def joined(self, later: Draft) -> Draft:
         """Both in one, and neither changed."""
@@ -510,6 +512,7 @@ class Journal:
             claims=tuple(draft.claims),
             intents=tuple(draft.intents),
             ledger=tuple(draft.ledger),
+            max_queued=draft.max_queued,
         )
 
     def _note(self, draft: Draft) -> None:

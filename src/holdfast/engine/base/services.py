@@ -14,6 +14,7 @@ from holdfast.core.checkpoint import Ended, StepRecord
 from holdfast.core.environments import DEVELOPMENT, Environment
 from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, StoreError
 from holdfast.core.graph import Program
+from holdfast.core.limits import Limit, Rules, in_force
 from holdfast.core.policy import Policy
 from holdfast.core.run import Run
 from holdfast.engine.base.driven import Attendant
@@ -21,6 +22,8 @@ from holdfast.engine.base.pool import Pool
 from holdfast.engine.base.streams import Streams
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Clock, Resolver, Store
+
+BOUNDS_SECONDS = 1.0
 
 
 class Skills:
@@ -134,7 +137,8 @@ class Services:
     ``alive()`` is False once the lease may have been lost (§10.3), ``renew`` confirms it now, out of turn, ``confirm`` has that done
     for a thread, and ``failed()`` is the error of a renewal that does not succeed. ``driving``: the runs that some task of this process has claimed and drives;
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
-    which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told.
+    which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told. ``limits`` are those declared here,
+    ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back.
     """
 
     store: Store
@@ -163,14 +167,26 @@ class Services:
     sendings: Sendings | None = None
     pool: Pool = dataclasses.field(default_factory=Pool)
     undos: dict[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    limits: Mapping[str, Limit] = dataclasses.field(default_factory=dict)
+    max_queued: int | None = None
+    leaving: set[str] = dataclasses.field(default_factory=set)
     streams: Streams = dataclasses.field(init=False)
     attendant: Attendant = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
+    _bounds: tuple[float, Rules] | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.streams = Streams(self.store, self.clock)
         self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
         self.threads = Threads(self.store)
+        self._bounds: tuple[float, Rules] | None = None
+
+    async def bounds(self, *, fresh: bool = False) -> Rules:
+        """The limits in force, as they were at most a second ago unless ``fresh`` ones are asked for; a claim goes by what they are then."""
+        now = self.clock.monotonic()
+        if fresh or self._bounds is None or now - self._bounds[0] >= BOUNDS_SECONDS:
+            self._bounds = (now, in_force(self.limits, await self.store.rules()))
+        return self._bounds[1]
 
     def begin_anew(self, owner: str) -> None:
         """The runtime was closed and is entered again, as another owner."""
@@ -179,6 +195,7 @@ class Services:
         self.acting.clear()
         self.driving.clear()
         self.stalled.clear()
+        self.leaving.clear()
         self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
 
     async def holds(self) -> bool:

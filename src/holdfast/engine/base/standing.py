@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import msgspec
+
 from holdfast.core import lanes, offers, views
 from holdfast.core.errors import FingerprintMismatch, SkillUnknown
 from holdfast.core.lanes import Blocked, Head, May
 from holdfast.core.lease import Alive, Lease
+from holdfast.core.limits import Use
 from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
@@ -81,7 +84,32 @@ async def blocked(services: Services, run: Run, lease: Lease) -> Blocked | None:
     if run.status is not Status.PENDING or lease.owner is not None:
         return None
     ahead = await before(services.store, run, lease)
-    return said(judged(services, *ahead[0]), *ahead[0]) if ahead else None
+    if ahead:
+        return said(judged(services, *ahead[0]), *ahead[0])
+    if not in_the_way(run, services.store.now()) or (held := await limited(services, run)) is None:
+        return None
+    return Blocked("", held.why)
+
+
+class Held(msgspec.Struct, frozen=True):
+    """A limit or a pause that holds a run back: until when, if that is known; ``mine``: whether this process drives others that it counts."""
+
+    why: str
+    until: int | None
+    mine: bool
+
+
+async def limited(services: Services, run: Run) -> Held | None:
+    """What of the limits in force holds a run back that may otherwise be driven (§10.11)."""
+    rules = await services.bounds(fresh=True)
+    if not rules.touches(run.queue, run.tenant_id):
+        return None
+    usage = await services.store.usage()
+    found = Use(rules, services.owner, usage.held, usage.buckets, services.store.now()).in_the_way(run.queue, run.tenant_id)
+    if found is None:
+        return None
+    others = any(h.owner == services.owner and (h.queue == run.queue or h.tenant == run.tenant_id) for h in usage.held)
+    return Held(*found, mine=others and run.queue not in rules.paused)
 
 
 async def lacking(store: Store, run: Run, lease: Lease) -> NoWorker | None:
@@ -98,4 +126,4 @@ async def living(store: Store) -> list[Offer]:
     return [w.offer for w in await store.workers() if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
 
 
-__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "lacking", "living", "said"]
+__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "lacking", "limited", "living", "said"]

@@ -26,6 +26,7 @@ from holdfast.core.checkpoint import IntentWrite, LedgerWrite
 from holdfast.core.effects import EffectClass, ReplayPolicy
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
 from holdfast.core.lease import counter
+from holdfast.core.limits import own_name
 from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.retry import Retry, coerce
 from holdfast.core.run import Run
@@ -386,7 +387,7 @@ class Context:
 
     # -- effects, intents, ledger -------------------------------------------------------------------
 
-    @checked(fn=function, timeout=BOUNDED, side_effects=word(*EffectClass), replay=word(*ReplayPolicy))
+    @checked(fn=function, timeout=BOUNDED, side_effects=word(*EffectClass), replay=word(*ReplayPolicy), limit=own_name)
     def effect(
         self,
         fn: Callable[..., Any],
@@ -402,6 +403,7 @@ class Context:
         timeout: Duration = None,
         name: str | None = None,
         show: Any = None,
+        limit: str | None = None,
     ) -> Coroutine[Any, Any, Any]:
         """Acts on the outside world, once: attempt on record before, result after (§6).
 
@@ -415,12 +417,13 @@ class Context:
             retry: attempts in all. Only an idempotent effect is tried again by itself; for another a person is asked.
             name: under which it is on record, if not that of ``fn``.
             show: what a wait about it shows, if not its arguments.
+            limit: names what it uses while it is done (§10.11).
         """
         steps.waits(self._attempt, "effect")
         options = performing.Options(
             key=key, side_effects=side_effects, idempotent=idempotent, replay=replay, verify=verify, undo=undo,
             timeout_us=microseconds(timeout, DEFAULT_TIMEOUT_US), retry=coerce(retry), timed=timeout is not None,
-            name="" if name is None else bounds.text(name, "name"), show=show,
+            name="" if name is None else bounds.text(name, "name"), show=show, limit=limit,
         )  # fmt: skip
         return performing.perform(self._attempt, fn, args, options)
 

@@ -45,7 +45,7 @@ from holdfast.engine.base import cancels
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls import retries, steps, undos
+from holdfast.engine.calls import retries, slots, steps, undos
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.functions import Patience, accepts_key, asynchronous, call, name_of
 from holdfast.engine.calls.places import Call, Restart, Suspend, attempting
@@ -86,6 +86,7 @@ class Options(msgspec.Struct, frozen=True):
     cooperative: bool = True
     undoes: Effect | None = None
     show: Any = None
+    limit: str | None = None
 
 
 class NotBegun(Exception):
@@ -107,7 +108,8 @@ async def perform(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...
     name = options.name or name_of(fn)
     if EffectClass(options.side_effects) not in LEDGERED:
         return await steps.step(
-            attempt, fn, args, key=options.key, retry=options.retry, patience=Patience(options.timeout_us, own=options.timed), name=options.name or None
+            attempt, fn, args, key=options.key, retry=options.retry, patience=Patience(options.timeout_us, own=options.timed), name=options.name or None,
+            limit=options.limit,
         )
     with attempt.places.open(name, options.key) as path:
         return await Performance(attempt, fn, args, options, name, path).run()
@@ -417,7 +419,8 @@ class Performance:
         self._stands()
         await self.attempt.begin()
         try:
-            return await self._attempted(over, same)
+            async with slots.held(self.services, self.journal.run.run_id, f"{self.attempt.attempt_id}/{self.path}", self.options.limit):
+                return await self._attempted(over, same)
         finally:
             self.attempt.finish()
 

@@ -17,7 +17,7 @@ from holdfast.core.retry import Retry
 from holdfast.core.waits import WaitKind
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.calls import retries
+from holdfast.engine.calls import retries, slots
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.functions import Patience, asynchronous, call, name_of
 from holdfast.engine.calls.places import Call, Scope, attempting, current
@@ -41,13 +41,21 @@ def waits(attempt: Attempt, what: str) -> None:
 
 
 async def step(
-    attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], *, key: str | None, retry: Retry, patience: Patience, name: str | None = None
+    attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], *, key: str | None, retry: Retry, patience: Patience, name: str | None = None,
+    limit: str | None = None,
 ) -> Any:
     """Runs ``fn(*args)`` once in the life of the run and records what it returns."""
     name = bounds.text(name, "name") if name is not None else name_of(fn)
     digest = digest_of(args) if args and key is None else ""
     with attempt.places.open(name, key) as path:
-        return await _once(attempt, Call(path, name, "step", digest, args), retry, lambda: _patiently(attempt, fn, args, patience, name))
+        if limit is None:
+            return await _once(attempt, Call(path, name, "step", digest, args), retry, lambda: _patiently(attempt, fn, args, patience, name))
+
+        async def act() -> Any:
+            async with slots.held(attempt.services, attempt.run.run_id, f"{attempt.attempt_id}/{path}", limit):
+                return await _patiently(attempt, fn, args, patience, name)
+
+        return await _once(attempt, Call(path, name, "step", digest, args), retry, act)
 
 
 async def _patiently(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], patience: Patience, name: str) -> Any:

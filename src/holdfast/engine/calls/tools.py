@@ -118,6 +118,7 @@ def call_tool(
         # The runner ends the process itself; this bound is for a runner that does not come back.
         timeout_us=timeout_us + SLACK_US,
         retry=coerce(options.pop("retry", None)),
+        limit=tool.limit,
         **options,
     )
     call = performing.perform(attempt, act, (argv, cwd or "", input), chosen)

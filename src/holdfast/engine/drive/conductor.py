@@ -26,7 +26,10 @@ from holdfast.core.errors import (
     FingerprintMismatch,
     LaneBlocked,
     LaneBusy,
+    LimitReached,
     NodeMissing,
+    QueueFull,
+    Rejected,
     RequestConflict,
     RestrictedOption,
     RunIsLive,
@@ -37,6 +40,7 @@ from holdfast.core.errors import (
 from holdfast.core.graph import Program
 from holdfast.core.lanes import Blocked, May
 from holdfast.core.lease import COUNTER_BITS, TOUCH, Alive, Lease
+from holdfast.core.limits import SOON_US, come_back
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
@@ -75,7 +79,10 @@ class Conductor:
 
     async def submit(self, born: Birth) -> Run[Any]:
         """Makes a new run durable, for a worker to drive; the one already there if its request key is known (§3.5)."""
-        return await self._enqueue(born, "submitted")
+        try:
+            return await self._enqueue(born, "submitted", self._services.max_queued)
+        except QueueFull as e:
+            raise QueueFull(e.message, retry_after=come_back(await self._services.bounds(), born.fact.queue, born.fact.tenant_id)) from None
 
     async def invoke(self, program: Program, born: Birth, *, shared: bool, step_limit: int | None, detach: bool = False) -> Run[Any]:
         """Creates, claims and starts a run in one commit and drives it; ``shared``: its thread was named, so that others may be on it.
@@ -85,6 +92,8 @@ class Conductor:
         await self._own()
         if shared and born.on_busy is not OnBusy.QUEUE:  # busy is a lane that this process cannot drive to its rest
             await self._way_cleared(records.fold_all(None, [ev.Event(1, self._store.now(), born.fact)]), Lease(0))
+        if (await self._services.bounds()).touches(born.fact.queue, born.fact.tenant_id):
+            return await self._queued(born, "a limit", step_limit, detach)
         lent = None
         if shared and carries(program):
             # What it begins with is read before the lane is its own: its first commit is held against it, or a turn that ends meanwhile
@@ -116,13 +125,14 @@ class Conductor:
             return self._reader.ended(record, journal.checkpoint.values, journal.fence)
         return await self.drive_on(born.run_id, step_limit=step_limit, detach=detach)
 
-    async def _enqueue(self, born: Birth, reason: str) -> Run[Any]:
+    async def _enqueue(self, born: Birth, reason: str, max_queued: int | None = None) -> Run[Any]:
         """The first commit of a run that waits its turn, or whatever it wants where its lane is busy (§5.13)."""
         journal = cast(Journal, born.journal)
         journal.fence = self._first_fence()
         before = await lanes.ahead(self._store, born.fact)
         try:
             draft = lanes.admit(born, before, reason, self._store.now())
+            draft.max_queued = max_queued
             if any(isinstance(f, ev.RunCanceled) for f in draft.facts):
                 await journal.rest(draft, Source.CANCEL, lease=TOUCH)
             else:
@@ -205,7 +215,7 @@ class Conductor:
         got: list[Claim] = []
         self._services.driving.add(run_id)
         try:
-            got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id)
+            got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id, limits=self._services.limits)
         finally:
             if not got:
                 self._services.driving.discard(run_id)
@@ -260,8 +270,23 @@ class Conductor:
             elif (claim := await self._claim(run_id)) is not None:
                 await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged, forced=forced)
                 judged, forced = None, False
-            elif (blocked := await self._way_cleared(run, lease)) is not None:
+            elif (blocked := await self._way_cleared(run, lease) or await self._limited(run)) is not None:
                 return blocked
+
+    async def _limited(self, run: records.Run) -> Blocked | None:
+        """Waits a moment where a limit will soon let the run go, or what this process drives itself is in the way; else says what is (§10.11)."""
+        held = await standing.limited(self._services, run)
+        if held is None:
+            await asyncio.sleep(0)
+            return None
+        left = None if held.until is None else held.until - self._store.now()
+        if left is not None and left <= SOON_US:
+            await self._services.clock.sleep(max(left, 1_000) / 1_000_000)
+            return None
+        if not held.mine:
+            return Blocked("", held.why)
+        await self._store.wait_for_change(POLL_SECONDS)
+        return None
 
     async def _way_cleared(self, run: records.Run, lease: Lease) -> Blocked | None:
         """Drives whatever of its lane goes before a run and nobody alive drives; gives what it cannot drive, None once nothing is in the way."""
@@ -459,7 +484,9 @@ class Conductor:
                 return
 
 
-def _lane_blocked(run_id: str, blocked: Blocked) -> LaneBlocked:
+def _lane_blocked(run_id: str, blocked: Blocked) -> Rejected:
+    if not blocked.run_id:
+        return LimitReached(f"{run_id} may not begin now: {blocked.why}", hint="a worker takes it when there is room; holdfast queues shows what is in the way")
     return LaneBlocked(
         f"{run_id} waits behind {blocked.run_id}: {blocked.why}", blocked_by=blocked.run_id, blocked_why=blocked.why, hint=f"holdfast show {blocked.run_id}"
     )

@@ -35,6 +35,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import Program
 from holdfast.core.lease import KEEP, RELEASE, Take
+from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
@@ -48,6 +49,7 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
 from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.places import Restart, Suspend
+from holdfast.engine.calls.slots import Crowded
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation, ending
@@ -254,6 +256,15 @@ class Driver:
             self._over = True
             await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
             self._services.attendant.left.append(self._journal.run.run_id)
+        return True
+
+    async def _put_off(self, later: Later) -> bool:
+        """Rests until a limit has room: nothing is held meanwhile, and whoever makes room makes the run due (§10.11)."""
+        async with self._lock:
+            if self._end is not None:
+                return False
+            self._over = True
+            await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner, later.why)]), due=later.at)
         return True
 
     # -- entering -----------------------------------------------------------------------------------
@@ -505,6 +516,8 @@ class Driver:
                 if any(answered(self._journal, w) for w in s.waits):
                     continue
                 return Outcome(waits=s.waits)
+            except Crowded as c:
+                return Outcome(later=c.later)
             except (Halted, Unattended) as h:
                 return Outcome(stopped=h)
             except Restart as r:
@@ -529,6 +542,8 @@ class Driver:
             return await self._stop(o.left or Draft(), o.stopped)
         if o.restart is not None:
             return await self._restart(*o.restart)
+        if o.later is not None:
+            return await self._put_off(o.later)
         if not o.whole:
             return await self._hand_back()
         checkpoint = self._journal.checkpoint

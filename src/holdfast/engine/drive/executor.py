@@ -25,7 +25,7 @@ from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.leaving import contained
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
-from holdfast.engine.calls import gates, retries, steps
+from holdfast.engine.calls import gates, retries, slots, steps
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.context import Context, face
 from holdfast.engine.calls.functions import Patience, bounded, call
@@ -151,7 +151,7 @@ async def _attempt(
             services, journal, node, task, number=attempt, key=place.key, inner=place.path, program=program, state=snapshot, patience=patience, loop=loop
         )
 
-    if node.shape == "state" and node.check is None and not gated(node) and not journal.run.budgets:
+    if node.shape == "state" and node.check is None and node.limit is None and not gated(node) and not journal.run.budgets:
         return await _bare(program, node, task, values, attempt, snapshot, patience, made)
     while True:
         at = made()
@@ -232,7 +232,14 @@ async def _go_on(program: Program, node: Node, task: Task, values: Mapping[str, 
 async def _run(
     services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, snapshot: State, at: Attempt
 ) -> Finished:
-    """The step itself, as what it is: a sub-flow, an effect, or plain code."""
+    """The step itself, as what it is: a sub-flow, an effect, or plain code; within its limit."""
+    async with slots.held(services, journal.run.run_id, at.attempt_id, node.limit):
+        return await _ran(services, journal, program, node, task, values, place, snapshot, at)
+
+
+async def _ran(
+    services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, snapshot: State, at: Attempt
+) -> Finished:
     if node.shape == "subgraph":
         return await _subflow(services, journal, program, node, task, values, place, at)
     if node.side_effects in LEDGERED:

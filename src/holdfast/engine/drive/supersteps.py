@@ -16,12 +16,14 @@ from holdfast.core import decisions
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Task, TaskResult
 from holdfast.core.graph import Program
+from holdfast.core.limits import Later
 from holdfast.core.waits import Wait
 from holdfast.engine.base import cancels
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.places import Restart, Suspend
+from holdfast.engine.calls.slots import Crowded
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.drive.executor import Finished, StepError, execute
 
@@ -30,7 +32,7 @@ class Outcome(msgspec.Struct):
     """How the tasks of a super-step stand when none of them runs: all finished, or some failed or wait.
 
     ``inline`` names the results that are not durable yet and go into the barrier's commit; ``left`` is what else is not: it
-    goes into the commit that ends the run. Not ``whole``: some were not entered, because the run is to stop.
+    goes into the commit that ends the run. ``later``: one of them waits for a limit. Not ``whole``: some were not entered, because the run is to stop.
     """
 
     results: dict[str, TaskResult] = {}
@@ -42,6 +44,7 @@ class Outcome(msgspec.Struct):
     stopped: Halted | Unattended | None = None
     restart: tuple[Task, Restart] | None = None
     left: Draft | None = None
+    later: Later | None = None
 
 
 def answered(journal: Journal, wait: Wait) -> bool:
@@ -185,6 +188,9 @@ class Round:
                 open_now = {w.wait_id for w in self._journal.run.waits}
                 batch.facts += [ev.WaitRequested(w) for w in error.waits if w.wait_id not in open_now and not answered(self._journal, w)]
                 self._waiting[task.key] = error.waits
+            case Crowded():
+                soonest = self._outcome.later
+                self._outcome.later = error.later if soonest is None or error.later.at < soonest.at else soonest
             case Halted() | Unattended():
                 self._outcome.stopped = self._outcome.stopped or error
             case StepError():

@@ -17,13 +17,15 @@ from msgspec.structs import replace
 
 from holdfast.calendar import CALENDAR
 from holdfast.core import describe, views
+from holdfast.core import limits as bounding
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound, ScheduleNotFound, TokenRefused, UnknownStatus
 from holdfast.core.graph import Program
 from holdfast.core.lanes import Blocked
-from holdfast.core.lease import Lease
+from holdfast.core.lease import Alive, Lease
+from holdfast.core.limits import Limit
 from holdfast.core.masks import HIDDEN, NOTHING, Mask
-from holdfast.core.offers import NoWorker
+from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -34,7 +36,7 @@ from holdfast.core.waits import Wait
 from holdfast.engine.look.snapshot import Check, Snapshot, found, snapshot
 from holdfast.engine.look.threads import Threads
 from holdfast.handle import when
-from holdfast.ports import RunFilter, Store
+from holdfast.ports import RunFilter, Store, Usage
 
 PAGE = 500
 MOST = 10_000
@@ -337,6 +339,39 @@ class Looker:
             )
         return out
 
+    async def queues(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.QueueView]:
+        """The queues in which something is due or driven, or that are paused, and what stands in the way (§10.11); of one tenant what is its own."""
+        offers = await self._living()
+        rules, usage = bounding.in_force(_declared(offers, declared), await self._store.rules()), await self._store.usage()
+
+        def takers(b: bounding.Backlog) -> bool:
+            mine = [o for o in offers if not o.queues or b.queue in o.queues]
+            return not mine or any(o.has(b.skill_id, b.fingerprint) for o in mine)
+
+        backlog = [b for b in await self._store.backlog() if tenant_id in (None, b.tenant)]
+        found = bounding.queues(backlog, usage.held, rules, usage.buckets, self._store.now(), takers)
+        held = [h for h in usage.held if tenant_id in (None, h.tenant)]
+        mine = {h.queue for h in held} | {b.queue for b in backlog} | rules.paused
+        return [
+            describe.QueueView(queue=q.queue, depth=q.depth, oldest_at=views.iso(q.oldest_at), in_flight=sum(h.runs for h in held if h.queue == q.queue), paused=q.paused, blocked=q.blocked)
+            for q in found
+            if q.queue in mine
+        ]
+
+    async def limits(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.LimitView]:
+        """The limits in force, by name, and what was said about those that are in force no more; without those of other tenants than this one."""
+        stored = {r.name: r for r in await self._store.rules()}
+        rules, usage = bounding.in_force(_declared(await self._living(), declared), stored.values()), await self._store.usage()
+        return [_limit(name, rules.limits.get(name), stored.get(name), usage) for name in sorted({*rules.limits, *stored}) if _of_tenant(name, tenant_id)]
+
+    async def limit(self, name: str, declared: Mapping[str, Limit]) -> describe.LimitView:
+        return next(found for found in await self.limits(declared) if found.name == name)
+
+    async def _living(self) -> list[Offer]:
+        """What the workers offer that are up."""
+        now = self._store.now()
+        return [w.offer for w in await self._store.workers() if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
+
     async def schedules(self, tenant_id: str | None = None) -> list[describe.ScheduleView]:
         """All schedules, the soonest first."""
         return [self._schedule(s) for s in await self._store.schedules() if tenant_id in (None, s.tenant_id)]
@@ -443,6 +478,38 @@ def _local(at: int | None, zone: str) -> str | None:
         return moment.astimezone(CALENDAR.zone(zone)).isoformat()
     except InvalidInput:
         return moment.isoformat()
+
+
+def _declared(offers: Iterable[Offer], mine: Mapping[str, Limit]) -> dict[str, Limit]:
+    return {**{name: limit for offer in offers for name, limit in offer.limits.items()}, **mine}
+
+
+def _of_tenant(name: str, tenant_id: str | None) -> bool:
+    return tenant_id is None or not name.startswith(bounding.TENANT) or name in (bounding.TENANT + tenant_id, bounding.TENANT + bounding.ANY)
+
+
+def _figures(limit: Limit | None) -> tuple[int | None, float | None, int | None]:
+    return (None, None, None) if limit is None else (limit.in_flight, limit.per_second, limit.burst)
+
+
+def _limit(name: str, limit: Limit | None, rule: bounding.Rule | None, usage: Usage) -> describe.LimitView:
+    kind, colon, rest = name.partition(":")
+    if colon:
+        at = [h.queue if kind == "queue" else h.tenant for h in usage.held for _ in range(h.runs)]
+        in_use = len(at) if rest == bounding.ANY else at.count(rest)
+    else:
+        in_use = sum(h.runs for h in usage.held) if name == bounding.WORKER else usage.calls.get(name, 0)
+    changes = [
+        describe.LimitChangeView(
+            at=views.iso(c.at), actor=c.actor, action=c.action, in_flight=_figures(c.limit)[0], per_second=_figures(c.limit)[1], burst=_figures(c.limit)[2],
+            reason=c.reason,
+        )
+        for c in (() if rule is None else rule.changes)
+    ]  # fmt: skip
+    return describe.LimitView(
+        name=name, in_flight=_figures(limit)[0], per_second=_figures(limit)[1], burst=_figures(limit)[2],
+        stored=rule is not None and rule.limit is not None, in_use=in_use, changes=changes,
+    )  # fmt: skip
 
 
 __all__ = ["Ledger", "Look", "Looker", "Wanted", "skills"]

@@ -326,8 +326,11 @@ class SqliteStore:
             tuple(queues), None if skills is None else json.dumps(list(skills)), None if shapes is None else json.dumps(list(shapes)), limits
         )
         with mapped(self.path):
-            if run_id is None:
-                db = self._read()
+            db = self._read()
+            if run_id is not None:
+                if not self._candidate(db, owner, run_id, limits, self._now())[0]:
+                    return []
+            else:
                 workers = self._owners.all(db)
                 if not self._candidates(db, workers, owner, wanted, min(limit, 1))[0] and not self._litter(db, workers, owner):
                     if self._owners.find(db, owner) is None:
