@@ -266,6 +266,12 @@ class FingerprintMismatch(Rejected):
     code = "fingerprint_mismatch"
 
 
+class WorkspaceElsewhere(FingerprintMismatch):
+    """The tools of a run have worked in a folder that is not the one here (§11.2)."""
+
+    code = "workspace_elsewhere"
+
+
 class Denied(Rejected):
     """A policy or a resolver said no; it is never retried (§8.1)."""
 

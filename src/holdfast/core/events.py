@@ -197,6 +197,7 @@ class RunPatched(Fact, frozen=True, tag=17):
     tags: tuple[str, ...] | None = None
     priority: int | None = None
     trace_id: str | None = None
+    workspace: str | None = None
 
 
 class RunHandedBack(Fact, frozen=True, tag=18):

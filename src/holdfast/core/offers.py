@@ -30,10 +30,12 @@ class Offer(msgspec.Struct, frozen=True, array_like=True):
     limits: dict[str, Limit] = {}
 
     def takes(self, run: Run) -> bool:
-        return self.has(run.skill_id, run.fingerprint)
+        return self.has(run.skill_id, run.shape)
 
-    def has(self, skill_id: str, fingerprint: str) -> bool:
-        return any(s.skill_id == skill_id and (self.upgrade or s.fingerprint == fingerprint) for s in self.shapes)
+    def has(self, skill_id: str, shape: str) -> bool:
+        """Whether it takes runs of this skill and shape, which names the folder where a run is bound to one."""
+        fingerprint, _, workspace = shape.partition("@")
+        return any(s.skill_id == skill_id and (self.upgrade or s.fingerprint == fingerprint) and workspace in ("", s.workspace) for s in self.shapes)
 
 
 class NoWorker(msgspec.Struct, frozen=True):
@@ -48,9 +50,12 @@ class NoWorker(msgspec.Struct, frozen=True):
     @property
     def said(self) -> str:
         have = f"they offer {', '.join(self.offered)}" if self.offered else "none has that skill"
-        return f"no living worker of its queue can take it: it wants {self.skill_id} v{self.version} ({self.wanted}), and {have}"
+        where = "" if self.workspace is None else f" in the workspace {self.workspace}"
+        return f"no living worker of its queue can take it: it wants {self.skill_id} v{self.version} ({self.wanted}){where}, and {have}"
 
     def way_out(self, run_id: str) -> str:
+        if self.workspace is not None and self.wanted in self.offered:
+            return "its tools have worked in one folder: start a worker there (Runtime(workspace=…))"
         return f'declare migrates=("{self.wanted}",), start holdfast worker --upgrade, or: holdfast resume {run_id} --upgrade'
 
 
@@ -62,7 +67,7 @@ def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWork
     if not mine or any(o.takes(run) for o in mine):
         return None
     offered = dict.fromkeys(s.fingerprint for o in mine for s in o.shapes if s.skill_id == run.skill_id)
-    return NoWorker(run.skill_id, run.skill_version, run.fingerprint, tuple(offered))
+    return NoWorker(run.skill_id, run.skill_version, run.fingerprint, tuple(offered), run.workspace)
 
 
 __all__ = ["NoWorker", "Offer", "Shape", "lacking"]

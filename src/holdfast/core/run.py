@@ -41,6 +41,11 @@ class Buffered(msgspec.Struct, frozen=True, array_like=True, gc=False):
 UNATTENDED = "unattended_handoff"
 
 
+def shaped(fingerprint: str, workspace: str | None) -> str:
+    """A program's shape, in one folder if a run is bound to it."""
+    return fingerprint if workspace is None else f"{fingerprint}@{workspace}"
+
+
 class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The folded record of a run. Times are microseconds since 1970, UTC; ``result`` is encoded.
 
@@ -112,10 +117,16 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     inherits: bool = False
     secrets: tuple[str, ...] = ()
     waived: tuple[str, ...] = ()
+    workspace: str | None = None
 
     @property
     def terminal(self) -> bool:
         return self.status in TERMINAL
+
+    @property
+    def shape(self) -> str:
+        """What a worker must have to claim it: the program's shape, and the folder in which the run's tools have worked (§11.2)."""
+        return shaped(self.fingerprint, self.workspace)
 
     @property
     def wake_at(self) -> int | None:
@@ -282,6 +293,7 @@ def _patched(run: Run, e: ev.Event, f: ev.RunPatched) -> Run:
         tags=run.tags if f.tags is None else f.tags,
         priority=run.priority if f.priority is None else f.priority,
         trace_id=run.trace_id if f.trace_id is None else f.trace_id,
+        workspace=run.workspace if f.workspace is None else f.workspace,
     )
 
 

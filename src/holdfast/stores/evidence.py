@@ -16,6 +16,11 @@ from holdfast.stores import apply
 COPIED = ("tenant_id", "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
 
 
+def copied(run: Run, column: str) -> Any:
+    """What stands in a column that repeats a part of the run."""
+    return run.shape if column == "fingerprint" else getattr(run, column)
+
+
 def plain(value: Any) -> Any:
     """A column's value, writable as JSON."""
     return {"base64": base64.b64encode(value).decode()} if isinstance(value, bytes) else value
@@ -45,7 +50,7 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
     run_id = raw["run_id"]
     found = []
     if isinstance(run, Run):
-        differ = [n for n in COPIED if raw[n] != getattr(run, n)] + (["run_id"] if run.run_id != run_id else [])
+        differ = [n for n in COPIED if raw[n] != copied(run, n)] + (["run_id"] if run.run_id != run_id else [])
         if differ:
             hint = "holdfast repair-state --apply writes the fold of the events"
             found.append(problem("snapshot_field_drift", f"the columns {', '.join(differ)} differ from the row they index", hint, run_id))

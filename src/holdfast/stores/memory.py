@@ -396,7 +396,7 @@ class MemoryStore:
         found: dict[tuple[str, str, str, str], Backlog] = {}
         for r in self._runs.values():
             if r.owner is None and r.due is not None and r.due <= now:
-                place = (r.run.queue, r.run.tenant_id, r.run.skill_id, r.run.fingerprint)
+                place = (r.run.queue, r.run.tenant_id, r.run.skill_id, r.run.shape)
                 laned = int(not r.holds and self._blocker(r.run.run_id, r.lane, now, r.turn) is not None)
                 b = found.get(place, Backlog(*place, 0, 0, r.due))
                 found[place] = b._replace(due=b.due + 1, laned=b.laned + laned, oldest=min(b.oldest, r.due))
@@ -445,7 +445,7 @@ class MemoryStore:
         else:
             due = row.owner is not None or (row.due is not None and row.due <= now)
             wanted = due and (not queues or row.run.queue in queues) and (skills is None or row.run.skill_id in skills)
-            wanted = wanted and (shapes is None or row.run.fingerprint in shapes)
+            wanted = wanted and (shapes is None or row.run.shape in shapes)
         return wanted and (row.holds or self._blocker(row.run.run_id, row.lane, now, row.turn) is None)
 
     def _take(self, row: _Row, owner: str, now: int) -> Claim:

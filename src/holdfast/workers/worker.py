@@ -192,7 +192,7 @@ class Worker:
         more = await self._sweeper.sweep() if self._sweeper is not None else False
         room = await self._room()
         skills = services.skills
-        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=None if self._upgrade else skills.shapes, limits=services.limits) if room > 0 else []
+        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=None if self._upgrade else services.shapes, limits=services.limits) if room > 0 else []
         claims += await self._reclaimed(room - len(claims)) if room > 0 else []
         for claim in claims:
             services.driving.add(claim.run_id)
@@ -239,9 +239,9 @@ class Worker:
     async def _offer(self) -> None:
         """Tells the store what this worker works on, again where skills have been added."""
         services = self._services
-        if self._offered != services.skills.shapes:
-            self._offered = services.skills.shapes
-            shapes = [Shape(p.id, p.version, f, services.workspace) for p in services.skills for f in (p.fingerprint, *p.migrates)]
+        if self._offered != services.shapes:
+            self._offered = services.shapes
+            shapes = [Shape(p.id, p.version, f, services.folder) for p in services.skills for f in (p.fingerprint, *p.migrates)]
             await services.store.offer(services.owner, Offer(self._queues, tuple(shapes), self._upgrade, dict(services.limits)))
 
     async def _pass_over(self) -> None:

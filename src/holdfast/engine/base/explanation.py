@@ -13,6 +13,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.masks import Mask
 from holdfast.core.run import Run
 from holdfast.core.views import condition
+from holdfast.engine.base import standing
 from holdfast.ports import Store
 
 PAGE = 1000
@@ -27,7 +28,8 @@ async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[
             events += open_row(row, previous).events
             previous = row.hash
     lane = f"the run {run.blocked_by} is before it in its lane" if run.blocked_by else ""
-    told = explain(run, condition(run, lease, store.now()), events, Blocked(lane=lane))
+    found = await standing.lacking(store, run, lease)
+    told = explain(run, condition(run, lease, store.now()), events, Blocked("" if found is None else found.said, lane))
     shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(told)))
     return shown
 

@@ -9,14 +9,15 @@ from typing import Any, Protocol
 
 import msgspec
 
+from holdfast import workspaces
 from holdfast.core import canon
 from holdfast.core.checkpoint import Ended, StepRecord
 from holdfast.core.environments import DEVELOPMENT, Environment
-from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, StoreError
+from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, StoreError, WorkspaceElsewhere
 from holdfast.core.graph import Program
 from holdfast.core.limits import Limit, Rules, in_force
 from holdfast.core.policy import Policy
-from holdfast.core.run import Run
+from holdfast.core.run import Run, shaped
 from holdfast.engine.base.driven import Attendant
 from holdfast.engine.base.pool import Pool
 from holdfast.engine.base.streams import Streams
@@ -187,6 +188,28 @@ class Services:
         if fresh or self._bounds is None or now - self._bounds[0] >= BOUNDS_SECONDS:
             self._bounds = (now, in_force(self.limits, await self.store.rules()))
         return self._bounds[1]
+
+    @property
+    def folder(self) -> str | None:
+        """The id of the workspace here; None where no tool has worked yet, or there is none."""
+        return workspaces.known(self.workspace)
+
+    @property
+    def shapes(self) -> tuple[str, ...]:
+        """What runs that can be gone on with here look like to a store: those that are bound to no folder, and those bound to this one."""
+        shapes, folder = self.skills.shapes, self.folder
+        return shapes if folder is None else (*shapes, *(shaped(f, folder) for f in shapes))
+
+    def here(self, run: Run) -> None:
+        """Refuses a run whose tools have worked in another folder.
+
+        Raises:
+            WorkspaceElsewhere: naming that workspace.
+        """
+        if run.workspace is not None and run.workspace != self.folder:
+            raise WorkspaceElsewhere(
+                f"the tools of {run.run_id} have worked in the workspace {run.workspace}, which is not here", hint="go on with it where that folder is: Runtime(workspace=…)"
+            )
 
     def begin_anew(self, owner: str) -> None:
         """The runtime was closed and is entered again, as another owner."""

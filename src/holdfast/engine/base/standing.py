@@ -60,6 +60,7 @@ def judged(services: Services, run: Run, lease: Lease) -> May:
 def _known(services: Services, run: Run) -> bool:
     try:
         services.skills.for_run(run)
+        services.here(run)
     except (SkillUnknown, FingerprintMismatch):
         return False
     return True

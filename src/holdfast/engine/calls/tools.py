@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
 
+from holdfast import workspaces
 from holdfast.authoring import Tool, microseconds
 from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
-from holdfast.core.effects import Idempotency
+from holdfast.core.effects import LEDGERED, EffectClass, Idempotency
 from holdfast.core.errors import ToolFailed, UsageError
 from holdfast.core.evidence import ExitCode, missing
 from holdfast.core.retry import coerce
@@ -122,7 +123,24 @@ def call_tool(
         **options,
     )
     call = performing.perform(attempt, act, (argv, cwd or "", input), chosen)
-    return accepted(attempt, tool, call) if tool.postconditions else call
+    call = accepted(attempt, tool, call) if tool.postconditions else call
+    return call if attempt.services.workspace is None else at_its_place(attempt, tool, call)
+
+
+async def at_its_place(attempt: Attempt, tool: Tool, call: Coroutine[Any, Any, ToolOutcome]) -> ToolOutcome:
+    """The outcome of a call in the workspace: which folder that is goes on record with the run's first one, before it acts, and whoever writes there
+    is alone (§11.3)."""
+    services, journal = attempt.services, attempt.journal
+    try:
+        folder = workspaces.named(services.workspace) if services.workspace is not None else None
+        services.here(journal.run)
+    except BaseException:
+        call.close()
+        raise
+    if folder is not None and journal.run.workspace is None and not any(isinstance(f, ev.RunPatched) and f.workspace for f in journal.held.facts):
+        journal.hold(Draft(facts=[ev.RunPatched(workspace=folder)]))
+    async with workspaces.locked(services.workspace, writes=EffectClass(tool.side_effects) in LEDGERED):
+        return await call
 
 
 __all__ = ["ToolCall", "call_tool"]

@@ -319,6 +319,7 @@ class Conductor:
             NodeMissing: the program has changed and lacks a node the run is to go on with; what people answered stays.
         """
         program = self._skills.for_run(run, upgrade=upgrade)
+        self._services.here(run)
         if program.fingerprint != run.fingerprint:
             loaded = await self._reader.loaded(run.run_id)
             superstep.expect(program, Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint.pending)

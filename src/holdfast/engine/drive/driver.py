@@ -804,6 +804,7 @@ def loaded_driver(services: Services, loaded: Loaded, claim: Claim, *, upgrade: 
         StoreCorrupt: its log does not hold together.
     """
     program = services.skills.for_run(loaded.run, upgrade=upgrade)
+    services.here(loaded.run)
     return Driver(services, program, Journal.load(services.store, loaded, claim.fence), step_limit=step_limit, forced=forced)
 
 

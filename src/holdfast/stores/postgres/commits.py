@@ -418,12 +418,12 @@ class Committer:
         end = (log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data)
         ended = run.finished_at if run.terminal else None
         if key is None:
-            found_by = (run.tenant_id, run.skill_id, run.fingerprint, run.thread_id, run.session_key, run.lane, run.queue)
+            found_by = (run.tenant_id, run.skill_id, run.shape, run.thread_id, run.session_key, run.lane, run.queue)
             doc = p.sealed.doc or codec.encode_run(run)
             place = (ids.bucket_number(run.run_id), run.run_id, c.fence, ruling.owner, due, ruling.holds, run.status.value)
             yield Q.run_insert, (*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, doc, *end)
         else:
-            stands = (c.fence, ruling.owner, due, ruling.holds, ruling.turn or None, run.status.value, run.priority, run.fingerprint, ended, p.sealed.doc)
+            stands = (c.fence, ruling.owner, due, ruling.holds, ruling.turn or None, run.status.value, run.priority, run.shape, ended, p.sealed.doc)
             yield Q.run_update, (*stands, key.bucket, key.id, _number(c), *end)
             if c.took:
                 yield Q.inbox_take, {"seq": log.seq, "b": key.bucket, "run": key.id, "keys": list(c.took), "count": len(c.took), "name": run.run_id}

@@ -19,7 +19,7 @@ from holdfast.core.vouch import Voucher
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
-from holdfast.stores.evidence import COPIED, as_loaded, plain, row_problems
+from holdfast.stores.evidence import COPIED, as_loaded, copied, plain, row_problems
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.commits import Key, Statement, keep_blob
 from holdfast.stores.postgres.connection import Connection, Q, many
@@ -124,8 +124,8 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
 
 def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, holds: bool, turn: int | None) -> Statement:
     bucket, ended = ids.bucket_number(run.run_id), run.finished_at if run.terminal else None
-    copied = [getattr(run, name) for name in COPIED]
-    return Q.run_put, (bucket, id, run.run_id, fence, owner, due, holds, turn, run.status.value, *copied, ended, codec.encode_run(run))
+    columns = [copied(run, name) for name in COPIED]
+    return Q.run_put, (bucket, id, run.run_id, fence, owner, due, holds, turn, run.status.value, *columns, ended, codec.encode_run(run))
 
 
 # -- carrying over ----------------------------------------------------------------------------------

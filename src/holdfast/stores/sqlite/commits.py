@@ -168,7 +168,7 @@ class Committer:
             raise apply.thread_moved(run)
         owner = ruling.owner
         hot = (log.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, c.fence, owner)
-        cold = (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.fingerprint, p.sealed.doc)
+        cold = (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.shape, p.sealed.doc)
         if state is None:
             found_by = (run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root)
             execute(Q.run_insert, (*hot, apply.due_after(c, owner, now, False), *cold, *found_by))

@@ -24,7 +24,7 @@ from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
-from holdfast.stores.evidence import COPIED, as_loaded, plain, row_problems
+from holdfast.stores.evidence import COPIED, as_loaded, copied, plain, row_problems
 from holdfast.stores.files import on_disk
 from holdfast.stores.sqlite import besides, outbox
 from holdfast.stores.sqlite.commits import keep_blob
@@ -140,7 +140,7 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
 def _insert(db: apsw.Connection, run: Run, key: int | None, **columns: Any) -> int:
     values = {
         "id": key, "version": run.version, "step": run.current_step_id, "head": run.checkpoint_head, "run_id": run.run_id,
-        "status": run.status.value, "doc": codec.encode_run(run), **columns, **{n: getattr(run, n) for n in COPIED},
+        "status": run.status.value, "doc": codec.encode_run(run), **columns, **{n: copied(run, n) for n in COPIED},
     }  # fmt: skip
     db.execute(Q.run_adopt, [values[n] for n in COLUMNS])
     return db.last_insert_rowid() if key is None else key

@@ -1,0 +1,88 @@
+"""Workspaces: which folder is which (§11.2). A random id lies in each, so that a run goes on where its tools have worked, and nowhere else."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import re
+import secrets
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from holdfast.core.errors import UsageError
+
+FOLDER, NAME = ".holdfast", "workspace"
+LOOK_SECONDS = 0.02
+
+
+def known(folder: str | None) -> str | None:
+    """The id that lies in a folder; None where there is none yet.
+
+    Raises:
+        UsageError: what lies there is no id.
+    """
+    if folder is None:
+        return None
+    try:
+        found = Path(folder, FOLDER, NAME).read_text("ascii").strip()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, UnicodeDecodeError) as e:
+        raise UsageError(f"the id of the workspace {folder} cannot be read: {e}", hint=f"remove {FOLDER}/{NAME} there: a new one is made") from e
+    if re.fullmatch(r"[0-9a-f]{16}", found) is None:
+        raise UsageError(f"{FOLDER}/{NAME} in {folder} is not the id of a workspace", hint="remove it: a new one is made")
+    return found
+
+
+def named(folder: str) -> str | None:
+    """The id that lies in a folder, made if there is none; None where nothing can be written.
+
+    Raises:
+        UsageError: what lies there is no id.
+    """
+    if (found := known(folder)) is not None:
+        return found
+    place = Path(folder, FOLDER)
+    try:
+        if not place.is_dir():
+            place.mkdir(exist_ok=True)
+            Path(place, ".gitignore").write_text("*\n", "ascii")
+        temporary = Path(place, f"{NAME}.{os.getpid()}.{secrets.token_hex(4)}")
+        temporary.write_text(f"{secrets.token_hex(8)}\n", "ascii")
+        try:
+            os.link(temporary, Path(place, NAME))  # whoever comes first has named it
+        except FileExistsError:
+            pass
+        finally:
+            temporary.unlink()
+    except OSError:
+        return None  # no tool writes there either
+    return known(folder)
+
+
+@asynccontextmanager
+async def locked(folder: str | None, *, writes: bool) -> AsyncIterator[None]:
+    """One writer at a time works in a folder, readers together. The lock ends with its process."""
+    if folder is None or known(folder) is None:
+        yield
+        return
+    fd = os.open(Path(folder, FOLDER, NAME), os.O_RDONLY)
+    try:
+        while not _lock(fd, writes):  # noqa: ASYNC110 (no other process tells when it lets go)
+            await asyncio.sleep(LOOK_SECONDS)
+        yield
+    finally:
+        os.close(fd)
+
+
+def _lock(fd: int, writes: bool) -> bool:
+    try:
+        fcntl.flock(fd, (fcntl.LOCK_EX if writes else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+__all__ = ["known", "locked", "named"]
