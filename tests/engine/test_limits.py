@@ -148,9 +148,12 @@ async def test_calls_of_one_limit_are_not_under_way_at_once(url: str, where: str
             return {"n": await ctx.effect(act, 1, limit="model", **effects)}
 
     async with Runtime(url, skills=[graph], limits={"model": Limit(in_flight=2)}) as rt:
-        for _ in range(8):
-            await rt.submit(graph, {})
-        await rt.worker(until_idle=True)
+        runs, stop = [await rt.submit(graph, {}) for _ in range(8)], asyncio.Event()
+        working = asyncio.ensure_future(rt.worker(stop=stop))
+        for run in runs:  # one that waited for a second rests, and is due again
+            await rt.result(run.run_id, timeout=30)
+        stop.set()
+        await working
         assert (await rt.store.usage()).calls == {}
     assert meter.most == 2 and meter.done == 8
 
