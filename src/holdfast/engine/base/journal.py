@@ -27,6 +27,7 @@ from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRo
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StoreError
 from holdfast.core.graph import Program
+from holdfast.core.growth import Weights
 from holdfast.core.intents import Intent
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.line import Line
@@ -139,6 +140,7 @@ class Journal:
         self.quiet = asyncio.Event()
         self.quiet.set()
         self._held = Draft()
+        self.weights = Weights()
         self.echo: Echo | None = None
         self._ring: Ring | None = None
         self._lock = asyncio.Lock()
@@ -278,6 +280,11 @@ class Journal:
     async def whole(self, record: StepRecord) -> StepRecord:
         """The record with its value, also where that is kept apart. One that cannot be read stops the run where it stands (§1.12)."""
         return await self.asking(whole(self.store, record))
+
+    @property
+    def stored(self) -> int:
+        """How many bytes are stored of the run since its last whole checkpoint, and that one: no channel is heavier than this."""
+        return 0 if self.tip is None else self.tip.since + self.tip.whole
 
     def stop(self, error: HoldfastError) -> None:
         """The house is in trouble: from here on nothing of this driving is written, and nothing that its nodes make of it is an outcome

@@ -34,6 +34,7 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.graph import Program
+from holdfast.core.growth import ROOM
 from holdfast.core.lease import KEEP, RELEASE, Take
 from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
@@ -587,6 +588,9 @@ class Driver:
         parent = journal.checkpoint
         try:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals(), taken=taken)
+            tip = journal.tip
+            if tip is not None and (len(inline) > 1 or tip.since + tip.whole > ROOM):
+                self._weigh(parent, moved, results, inline)
         except BaseException as raised:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
             e = contained(raised, "a reducer")
             done_now = [results[k] for k in inline]
@@ -620,6 +624,15 @@ class Driver:
             return await self._barrier(results, inline, decoded, taken)
         journal.hold(kept)
         return await self._ended()
+
+    def _weigh(self, parent: Checkpoint, moved: Checkpoint, results: Mapping[str, TaskResult], inline: set[str]) -> None:
+        """Holds what channels become by a barrier against their bound (§14.3), where so much is stored that one may have passed it.
+
+        Raises:
+            TooLarge: naming the channel.
+        """
+        if self._journal.stored + sum([len(results[k].writes or b"") for k in inline]) > ROOM:
+            self._journal.weights.hold(self._program, parent.values, moved.writes.values(), moved.values)
 
     def _posted(self, draft: Draft) -> None:
         """What is to be sent is durable: whoever sends for this run may begin (§1.7)."""

@@ -16,6 +16,7 @@ from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, writ
 from holdfast.core.effects import LEDGERED
 from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, StepTimeout
 from holdfast.core.graph import END, Goto, Node, Program, Send
+from holdfast.core.growth import ROOM
 from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.policy import gated
 from holdfast.core.retry import backoff
@@ -111,9 +112,14 @@ async def execute(
         cause: BaseException
         try:
             if ahead is None:
-                return await _attempt(services, journal, program, node, task, values, place, attempt)
-            begun, ahead = ahead, None
-            return await _go_on(program, node, task, values, attempt, begun)
+                finished = await _attempt(services, journal, program, node, task, values, place, attempt)
+            else:
+                begun, ahead = ahead, None
+                finished = await _go_on(program, node, task, values, attempt, begun)
+            tip = journal.tip
+            if tip is not None and tip.since + tip.whole > ROOM and not place.path:
+                journal.weights.hold(program, journal.checkpoint.values, [finished.writes])
+            return finished
         except StepError as e:
             if node.shape != "subgraph":
                 raise  # it reported an outcome of its own
@@ -341,7 +347,8 @@ def _finish(
         if program.writes and (typed := fitted(program, node, writes)) is not writes:
             writes, packed = canon.pack(typed, node.name)
         if len(packed) > HEAVY:
-            _weigh(program, writes, values)
+            for name, value in writes.items():
+                bounds.sized(canon.encode(value), name)
     chosen: tuple[str, ...] = ()
     empty = isinstance(value, list | tuple) and not value
     if node.routers:
@@ -363,18 +370,6 @@ def _finish(
         unsent=tuple([n for n in node.sends if n not in chosen and all(s.node != n for s in sends)]) if empty else (),
     )
     return Finished(result, writes)
-
-
-def _weigh(program: Program, writes: Mapping[str, Any], values: Mapping[str, Any]) -> None:
-    """Holds heavy writes, and what their channels have grown to, against their bounds (§14.3).
-
-    Raises:
-        TooLarge: naming the channel.
-    """
-    for name, value in writes.items():
-        size = len(bounds.sized(canon.encode(value), name))
-        if size > HEAVY and name not in program.lasting and name in values:
-            bounds.sized(canon.encode(values[name]), f"{name}, grown", bounds.GROWN_BYTES - size)
 
 
 def _expect(program: Program, node: Node, targets: list[str]) -> None:
