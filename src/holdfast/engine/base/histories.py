@@ -8,16 +8,19 @@ from holdfast.core import canon
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
 from holdfast.core.views import iso
 from holdfast.engine.base.reader import Reader
+from holdfast.engine.look.threads import Ends
 from holdfast.handle import CheckpointView
 from holdfast.ports import RunFilter, Store
 
 LIMIT = 10_000
+IN_HAND = 8
+"""Of how many runs the ends are kept while a thread is gone through: a run begins with the newest that had what it carries."""
 
 
 async def history(store: Store, reader: Reader, thread_id: str, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
     """The checkpoints of a thread's runs, run after run in the order of their turns: no clock decides (§3.4).
 
-    Each run is walked once. ``after`` is a checkpoint's id: what came later.
+    Each run is walked once, from where the one before it ended. ``after`` is a checkpoint's id: what came later.
 
     Raises:
         InvalidInput: a limit below 1.
@@ -28,8 +31,11 @@ async def history(store: Store, reader: Reader, thread_id: str, *, limit: int | 
     runs = [run.run_id for run, _ in reversed(await store.runs(RunFilter(thread_id=thread_id, limit=LIMIT, by_turn=True)))]
     out: list[dict[str, Any]] = []
     begun = after is None
+    ends: Ends = {}
     for run_id in runs if begun else runs[runs.index(_run_of(after, runs)) :]:
-        for c in await reader.checkpoints(run_id):
+        while len(ends) > IN_HAND:
+            del ends[next(iter(ends))]
+        async for c in reader.walk(run_id, ends):
             if begun:
                 out.append(snapshot(c))
             elif c.checkpoint_id == after:

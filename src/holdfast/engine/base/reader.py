@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Mapping
 from typing import Any, cast
 
 from holdfast.authoring import State, Values
-from holdfast.core import canon, describe
+from holdfast.core import canon, describe, ids
 from holdfast.core import checkpoint as cps
 from holdfast.core import run as records
 from holdfast.core.codec import open_row
@@ -22,6 +22,7 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.engine.base import standing
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.looker import Looker, Wanted
+from holdfast.engine.look.threads import Ends
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Loaded, RunFilter
 
@@ -133,23 +134,41 @@ class Reader:
     async def checkpoints(self, run_id: str) -> list[CheckpointView]:
         """All checkpoints of a run, oldest first (§4.5)."""
         await self.found(run_id)
+        return [view async for view in self.walk(run_id)]
+
+    async def walk(self, run_id: str, ends: Ends | None = None) -> AsyncIterator[CheckpointView]:
+        """The checkpoints of a run, oldest first. ``ends``: how runs gone through before have ended, which a thread's next one begins with;
+        this one's end is added."""
         rows = await self._store.rows(run_id)
-        progress = Progress(run_id, await self._services.threads.origin(run_id, rows))
-        out: list[CheckpointView] = []
+        progress = Progress(run_id, await self._services.threads.origin(run_id, rows, ends or {}))
         for row in rows:
             record = open_row(row, progress.hash)
-            pending = dict(progress.results)
             progress.step(record)
             if record.delta is not None:
-                out.append(_checkpoint_view(progress, pending))
-        return out
+                yield _checkpoint_view(progress)
+        if ends is not None:
+            ends[run_id, progress.seq, progress.hash] = progress.checkpoint.values
 
     async def checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> CheckpointView:
-        """One checkpoint; the head by default."""
-        found = await self.checkpoints(run_id)
-        for view in reversed(found):
-            if checkpoint_id is None or view.checkpoint_id == checkpoint_id:
+        """One checkpoint; the head by default. What is newer than the run's newest whole one is found from there."""
+        loaded = await self.loaded(run_id)
+        seq = None if checkpoint_id is None else ids.checkpoint_seq(run_id, checkpoint_id)
+        if loaded.whole is not None and loaded.whole[0].seq and (checkpoint_id is None or (seq is not None and seq > loaded.whole[0].seq)):
+            progress, found = Progress(run_id, loaded.whole), None
+            for row in loaded.rows:
+                record = open_row(row, progress.hash)
+                progress.step(record)
+                if record.delta is not None and (checkpoint_id is None or progress.checkpoint.checkpoint_id == checkpoint_id):
+                    found = _checkpoint_view(progress)
+            if found is not None:
+                return found
+        last = None
+        async for view in self.walk(run_id):
+            if view.checkpoint_id == checkpoint_id:
                 return view
+            last = view
+        if checkpoint_id is None and last is not None:
+            return last
         raise CheckpointNotFound(f"{run_id} has no checkpoint {checkpoint_id}", hint=f"holdfast checkpoints {run_id} lists them")
 
     async def masked(self, run_id: str) -> Mask:
@@ -174,7 +193,7 @@ class Reader:
         return list(await self._store.effects(run_id))
 
 
-def _checkpoint_view(progress: Progress, pending: Mapping[str, cps.TaskResult]) -> CheckpointView:
+def _checkpoint_view(progress: Progress) -> CheckpointView:
     from_now = progress.checkpoint
     left = {k: cps.written(r) for k, r in (progress.results or {}).items() if k != cps.INPUT_TASK}
     return CheckpointView(

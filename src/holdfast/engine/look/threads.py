@@ -32,11 +32,14 @@ from holdfast.core.status import TERMINAL
 from holdfast.ports import Loaded, Pruned, RunFilter, Store, Upkeep, offers_threads, offers_upkeep
 
 LOOKED_AT = 1000
+NONE_KNOWN: Mapping[tuple[str, int, bytes], Mapping[str, Any]] = {}
 LIGHT = 256  # bytes: what a run carries that is no heavier than this is stored, for naming where it is would not be much shorter
 KEPT_BYTES = 4 * 2**20  # of logs and whole checkpoints, whose values are kept in hand
 KEPT_THREADS = 256
 
 Origin = tuple[Checkpoint, bytes]
+Ends = dict[tuple[str, int, bytes], Mapping[str, Any]]
+"""Values by the run and the place in its log at which another may carry on from them."""
 
 
 class Lent(msgspec.Struct, frozen=True):
@@ -176,8 +179,9 @@ class Threads:
             return loaded
         return msgspec.structs.replace(loaded, whole=origin)
 
-    async def origin(self, run_id: str, rows: Iterable[Row]) -> Origin | None:
-        """What comes before a run's first checkpoint; None if it carries nothing. ``rows``: its log from the beginning.
+    async def origin(self, run_id: str, rows: Iterable[Row], known: Mapping[tuple[str, int, bytes], Mapping[str, Any]] = NONE_KNOWN) -> Origin | None:
+        """What comes before a run's first checkpoint; None if it carries nothing. ``rows``: its log from the beginning; ``known``: what is
+        in hand of the runs before.
 
         Raises:
             StoreCorrupt: it carries from a run that is not there, or not as it was.
@@ -185,7 +189,7 @@ class Threads:
         carries = codec.carried(rows)
         if not carries:
             return None
-        values = {(e.run_id, e.tip.seq, e.tip.hash): e.checkpoint.values for ends in self._ends.values() for e in ends}
+        values = {(e.run_id, e.tip.seq, e.tip.hash): e.checkpoint.values for ends in self._ends.values() for e in ends} | dict(known)
         if any(_place(c) not in values for c in carries):
             if (kept := await self._kept(run_id)) is not None:
                 return kept
