@@ -71,4 +71,5 @@ def test_beyond_the_bound_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch)
         weights.hold(PROG, canon.admit({"list": ["x" * 60]}), [canon.admit({"list": "y" * 60})])
     with pytest.raises(TooLarge, match="own, grown"):
         weights.hold(PROG, {}, [canon.admit({"own": "y" * 60})], canon.admit({"own": "y" * 200}))
+    weights.hold(PROG, {}, [canon.admit({"own": "y" * 60})])
     weights.hold(PROG, canon.admit({"few": ["x" * 10] * 7}), [canon.admit({"few": ["y" * 10] * 20})])
