@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.core import canon, codec
 from holdfast.core import checkpoint as cps
 from holdfast.core import superstep as ss
-from holdfast.core.channels import append, last, merge, topic
+from holdfast.core.channels import Channel, append, last, merge, topic
 from holdfast.core.checkpoint import WAITING_TASK, Checkpoint, Delta, SendTo, Task, TaskResult
 from holdfast.core.errors import EventUnreadable, TwoWriters, UnsupportedFormat
 from holdfast.core.graph import Goto, Program, Send
@@ -330,3 +330,34 @@ def test_a_whole_checkpoint_keeps_what_is_on_record_of_those_that_wait() -> None
     assert found.results == {"b": world.results["b"]} and found.records == {("a", "0"): live.records["a", "0"]}, "h began with this checkpoint"
     assert (found.attempts, found.asked) == ({("a", ""): (2, 77)}, {("a", "0"): 3})
     assert found.checkpoint.step_of("a") == 1 and found.checkpoint.step_of("h") == 2
+
+
+def test_what_a_replay_has_to_know_of_a_barrier() -> None:
+    """Nothing of a plain one; of any other the tasks it took and what came for others."""
+    world = Waiting(PROGS[0])
+    assert cps.ended(codec.decode_delta(world.deltas[0])) is None
+    world.signal("in", "x")
+    world.settle()
+    came = cps.ended(codec.decode_delta(world.deltas[-1]))
+    assert came is not None and came.tasks == () and [cps.written(s) for s in came.signals] == [{"in": "x"}]
+    world.finish("h")
+    world.settle()
+    assert cps.ended(codec.decode_delta(world.deltas[-1])) == cps.Ended(("h",), ())
+
+
+def test_a_barrier_forgets_what_it_took_and_keeps_what_waits() -> None:
+    world = Waiting(PROGS[0])
+    world.signal("in", "x")
+    world.settle()
+    progress = Progress(RUN)
+    progress.checkpoint = world.head
+    progress.records["a", "0"], progress.records["h", "0"] = cps.StepRecord("a", "0", "look", raw(1)), cps.StepRecord("h", "0", "mine", raw(2))
+    progress.barrier()
+    assert list(progress.records) == [("a", "0")]
+
+
+def test_a_signal_that_does_not_fit_is_no_write() -> None:
+    """§3.7: whoever sent it had not this code."""
+    typed = program(node("a", start=True), channels={"n": Channel("n", last, type=int)})
+    assert ss.signalled(typed, [("n", raw("seven")), ("nobody", raw(1))]) == ()
+    assert [cps.written(s) for s in ss.signalled(typed, [("n", raw("seven")), ("n", raw(7))])] == [{"n": 7}]
