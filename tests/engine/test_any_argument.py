@@ -28,7 +28,7 @@ from holdfast.core.errors import HoldfastError, InvalidInput, RestrictedOption, 
 from holdfast.engine.desk.door import Request
 from holdfast.shelf import Shelf
 
-SECONDS = 5
+SECONDS = 30
 
 
 class Note(State):
