@@ -80,7 +80,7 @@ def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
     found = tables(path)["vouch"]
     beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "worker"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
-    return {**before, "blob_use": [], "bucket": [], "call": [], "carry": [], "offer": [], "pruned": [], "rule": [], "shelf": [], "vouch": found}
+    return {**before, **{name: [] for name in NEW}, "vouch": found}
 
 
 def tables(path: Path, skip: tuple[str, ...] = ()) -> dict[str, list[Any]]:
