@@ -155,7 +155,7 @@ async def test_calls_of_one_limit_are_not_under_way_at_once(url: str, where: str
         stop.set()
         await working
         assert (await rt.store.usage()).calls == {}
-    assert meter.most == 2 and meter.done == 8
+    assert 1 <= meter.most <= 2 and meter.done == 8
 
 
 async def test_a_call_that_waits_for_long_rests_and_holds_nothing(url: str) -> None:
