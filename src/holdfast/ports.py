@@ -506,6 +506,18 @@ class Steps(Protocol):
         """What ``Store.commit`` does with the commit that this step stands for, and what it raises."""
 
 
+@runtime_checkable
+class Sealing(Protocol):
+    """A store that keeps payloads encrypted (§14.5)."""
+
+    @property
+    def as_kept(self) -> Store:
+        """The store beneath it, whose payloads are as they are kept: what is carried from store to store."""
+
+    async def sealed_origin(self, run_id: str, origin: bytes) -> bytes:
+        """What a run carries from its thread, as a whole checkpoint, as it may be kept."""
+
+
 class Rested(Protocol):
     """What an executor gives back: a thread's run as it rests. ``status`` is one of the words of §2.1, or equals it."""
 
@@ -575,6 +587,16 @@ def offers_copies(store: object) -> TypeGuard[Copies]:
 def offers_shelves(store: object) -> TypeGuard[Shelves]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Shelves)
+
+
+def offers_sealing(store: object) -> TypeGuard[Sealing]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Sealing)
+
+
+def as_kept(store: Store) -> Store:
+    """The store whose payloads are as they are kept, encrypted or not."""
+    return store.as_kept if offers_sealing(store) else store
 
 
 def _offers(store: object, port: object) -> bool:
@@ -664,7 +686,7 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Served",
-    "Shelves", "Steps", "Store", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "offers_copies", "offers_health", "offers_shelves", "offers_steps",
-    "offers_threads", "offers_upkeep",
+    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Sealing", "Served",
+    "Shelves", "Steps", "Store", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_sealing", "offers_shelves",
+    "offers_steps", "offers_threads", "offers_upkeep",
 ]  # fmt: skip

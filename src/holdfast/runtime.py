@@ -52,6 +52,8 @@ from holdfast.core.masks import Mask
 from holdfast.core.selection import where as selected
 from holdfast.core.status import AT_REST, TERMINAL, Status, parse
 from holdfast.core.waits import known_action
+from holdfast.encryption import Encryption, KeyProvider
+from holdfast.encryption import coerced as encrypted
 from holdfast.engine.base import histories
 from holdfast.engine.base.explanation import explained
 from holdfast.engine.base.failures import traced
@@ -79,7 +81,7 @@ from holdfast.outbox.transports import routes
 from holdfast.outbox.webhook import Webhook
 from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Rested, Store, offers_copies
 from holdfast.shelf import Shelf
-from holdfast.stores import open_url
+from holdfast.stores import open_url, sealed
 from holdfast.tools import LocalRunner
 from holdfast.workers.worker import Report, Worker
 
@@ -123,6 +125,8 @@ class Runtime:
         limits: how much may be under way at once (§10.11): for ``worker``, ``queue:Q``, ``tenant:T`` (``*`` for each), or a name that nodes, tools and
             transports use; what is stored by ``holdfast limits`` wins.
         max_queued: how many runs of a tenant may wait in a queue; beyond it ``submit`` raises ``QueueFull``.
+        encryption: how payloads are kept (``holdfast.encryption``): an ``Encryption``, or a provider of keys. By default the keys of the
+            file that ``$HOLDFAST_KEYS`` names, else payloads are kept as they are.
     """
 
     @checked(environment=arguments.as_given, lease=lasting(low=1), resolver=function, base_url=arguments.note)
@@ -144,6 +148,7 @@ class Runtime:
         base_url: str | None = None,
         limits: Mapping[str, Limit] | None = None,
         max_queued: int | None = None,
+        encryption: Encryption | KeyProvider | Mapping[str, bytes] | None = None,
     ) -> None:
         if executor is not None and not callable(executor):
             door.has("executor", executor, "invoke", "resume")
@@ -155,7 +160,8 @@ class Runtime:
         now = None if clock is None else clock.now
         if store_url is not None and not isinstance(store_url, str):
             door.has("store_url", store_url, "commit", "load", "claim")
-        self._store: Store = open_url(chosen_store(store_url), now=now) if store_url is None or isinstance(store_url, str) else store_url
+        kept = open_url(chosen_store(store_url), now=now) if store_url is None or isinstance(store_url, str) else store_url
+        self._store: Store = sealed(kept, encrypted(encryption))
         self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
         self._skills = Skills()
         for skill in door.several("skills", skills, (Graph, Flow)):
@@ -1244,7 +1250,11 @@ class Runtime:
         target = stores.WorkspaceStore(folder, now=self._clock.now)
         await target.open()
         try:
-            await archive.copy(self._store, target, run_id)
+            found = await archive.dossier(self._store, run_id)
+            await target.adopt(found)
+            if keys := archive.keys_in(found):
+                told = {"keys": keys, "encrypted": "what programs and people said", "in clear": "ids, names, keys, tags, actors, times, statuses and digests"}
+                target.note(run_id, "encrypted.json", told)
             return target.place(run_id)
         finally:
             await target.close()

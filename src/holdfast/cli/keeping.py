@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import pathlib
+
 import click
 
 from holdfast.cli import output as o
@@ -73,10 +76,13 @@ def export(call: Call, run_id: str, folder: str) -> int:
     DIR is a workspace: every command takes it with --workspace DIR.
     """
     written = over(call, lambda rt: rt.export(run_id, folder), long="exporting")
+    told = pathlib.Path(written, "encrypted.json")
+    keys = json.loads(told.read_text("utf-8"))["keys"] if told.is_file() else []
     if call.as_json:
-        o.emit({"run_id": run_id, "directory": written})
+        o.emit({"run_id": run_id, "directory": written, "encrypted_under": keys})
     else:
-        click.echo(f"{o.mark('ok')} {written}")
+        under = f"; payloads are encrypted under {', '.join(keys)}" if keys else ""
+        click.echo(f"{o.mark('ok')} {written}{under}")
     return 0
 
 

@@ -29,8 +29,9 @@ from typing import Any, NoReturn
 
 import msgspec
 
+from holdfast.core import envelopes
 from holdfast.core.bounds import GROWN_BYTES
-from holdfast.core.errors import EventUnreadable, TooLarge, Unserializable, UsageError
+from holdfast.core.errors import EventUnreadable, KeyUnavailable, TooLarge, Unserializable, UsageError
 
 MAX_DEPTH = 100
 MAX_VALUE_BYTES = GROWN_BYTES
@@ -486,6 +487,8 @@ def looking() -> Iterator[None]:
 def _ext_hook(code: int, data: memoryview) -> Any:
     if code == REFERENCE:
         raise EventUnreadable(f"a reference to {bytes(data[:32]).hex()} stands where its value was wanted")
+    if code == envelopes.CODE:
+        raise envelopes.unavailable(envelopes.opened(bytes(data)).header)
     if code != _EXT:
         raise EventUnreadable(f"extension {code} is not known")
     tag, fields = _decoder.decode(data)
@@ -519,7 +522,7 @@ def decode(data: bytes | memoryview) -> Any:
     """
     try:
         return freeze(_decoder.decode(data))
-    except EventUnreadable:
+    except (EventUnreadable, KeyUnavailable):
         raise
     except Exception as e:  # whatever a hostile payload provokes is one typed error
         raise EventUnreadable(f"stored bytes cannot be decoded: {e}") from e
@@ -561,6 +564,8 @@ def _plain_ext(ext: msgspec.msgpack.Ext) -> Any:
     data = bytes(ext.data)
     if ext.code == REFERENCE and len(data) == 40:
         return {"blob": data[:32].hex(), "size": int.from_bytes(data[32:], "big")}
+    if ext.code == envelopes.CODE:
+        return envelopes.shown(envelopes.opened(data).header)
     if ext.code != _EXT:
         raise EventUnreadable(f"extension {ext.code} is not known")
     tag, fields = _untyped.decode(data)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 
@@ -44,12 +44,21 @@ class Record(msgspec.Struct, frozen=True):
     size: int
 
 
+class Opener(Protocol):
+    """Opens what is encrypted in the records of one run (§14.5)."""
+
+    def record(self, record: Record) -> Record:
+        """The record with its payloads in clear, as far as their keys are at hand."""
+
+
 class Row(msgspec.Struct, frozen=True, gc=False):
-    """A log row as a store keeps it: the last event's number, the bytes and their place in the chain."""
+    """A log row as a store keeps it: the last event's number, the bytes and their place in the chain. ``opener``: where payloads in it
+    are encrypted, what opens them once the row has been held against the chain, which needs no key."""
 
     seq: int
     data: bytes
     hash: bytes
+    opener: Opener | None = None
 
 
 class _Outgoing(msgspec.Struct, frozen=True, array_like=True, gc=False):
@@ -147,7 +156,8 @@ def open_row(row: Row, previous: bytes | None = None) -> Record:
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise EventUnreadable(f"the checkpoint of event {row.seq} cannot be decoded: {e}") from e
     delta_bytes = b"" if raw.delta is None else bytes(raw.delta)
-    return Record(row.seq, raw.at, raw.fence, raw.actor, events, delta, delta_bytes, results, row.hash, len(row.data))
+    record = Record(row.seq, raw.at, raw.fence, raw.actor, events, delta, delta_bytes, results, row.hash, len(row.data))
+    return record if row.opener is None else row.opener.record(record)
 
 
 def opened(rows: Iterable[Row]) -> Iterator[Record]:

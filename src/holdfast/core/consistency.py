@@ -13,7 +13,7 @@ from enum import StrEnum
 
 import msgspec
 
-from holdfast.core import blobs, canon, codec, ids
+from holdfast.core import blobs, canon, codec, envelopes, ids, payloads
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Carry, Checkpoint
 from holdfast.core.effects import Effect, EffectStatus
@@ -71,6 +71,7 @@ SEVERITIES: dict[str, Severity] = {
     "blob_orphaned": Severity.WARNING,
     "index_damaged": Severity.ERROR,
     "record_unreadable": Severity.ERROR,
+    "payload_sealed": Severity.WARNING,
     **{f"{kind}_record_{what}": Severity.ERROR for kind in KINDS for what in ("missing", "altered")},
 }
 """Every code of §12.1 and §12.2. The codes are API."""
@@ -130,6 +131,7 @@ class Diagnosis:
         self.blobs: dict[str, str] = {}
         self._found: list[Problem] = []
         self._counts: dict[str, int] = {}
+        self._keys: set[str] = set()
 
     # -- feeding ------------------------------------------------------------------------------------
 
@@ -146,6 +148,7 @@ class Diagnosis:
             self._head = None
             self._seq = max(self._seq, row.seq)
             return
+        shut = self._sealed(row, record)
         first = row.seq - len(record.events) + 1
         if first > self._seq + 1:
             self._note("event_seq_gap", f"the events {self._seq + 1} to {first - 1} are missing", _LOOK)
@@ -156,7 +159,19 @@ class Diagnosis:
         for event in record.events:
             self._event(event)
         self._refers(blobs.named(record.results))
-        self._checkpoint(record)
+        self._checkpoint(record, shut)
+
+    def _sealed(self, row: codec.Row, record: codec.Record) -> bool:
+        """Whether the record's delta cannot be read without a key that is not at hand; notes which keys those are."""
+        if envelopes.MARK not in row.data:
+            return False
+        for event in record.events:
+            if not isinstance(event.fact, ev.Unknown):
+                self._keys.update(payloads.keys_of(event.fact))
+        self._keys.update(payloads.keys_of(record.results))
+        lacking = () if record.delta is None else payloads.keys_of(record.delta)
+        self._keys.update(lacking)
+        return bool(lacking)
 
     def feed_whole(self, whole: Checkpoint) -> None:
         """A whole checkpoint that the store keeps beside the log; right after the row it was saved with."""
@@ -225,7 +240,7 @@ class Diagnosis:
             return decision.action == HALT
         return any(w.wait_id == decision.wait_id and w.on_deny == "halt" for w in self.folded.waits)
 
-    def _checkpoint(self, record: codec.Record) -> None:
+    def _checkpoint(self, record: codec.Record, shut: bool) -> None:
         vouched = ev.voucher(record.events)
         if vouched is None:
             if record.delta is not None:
@@ -241,7 +256,7 @@ class Diagnosis:
                 self._met_head = True
         else:
             self._met_head = self._met_head or vouched.seq == self._wanted
-            if self._head is not None and canon.chain(self._head, record.delta_bytes) != stated:
+            if self._head is not None and not shut and canon.chain(self._head, record.delta_bytes) != stated:
                 name = ids.checkpoint_id(self.run_id, vouched.seq)
                 self._note("checkpoint_hash_mismatch", f"{name} does not hash to what event {vouched.seq} states", _LOOK)
         self._head = stated
@@ -264,7 +279,14 @@ class Diagnosis:
             for code, count in self._counts.items()
             if count > PER_CODE
         ]
-        return [*self._found, *more, *self._against_row()]
+        return [*self._found, *more, *self._against_row(), *self._unread()]
+
+    def _unread(self) -> list[Problem]:
+        """What could not be looked into (§14.5): the chain, the numbers and the statuses were held against each other all the same."""
+        if not self._keys:
+            return []
+        keys = ", ".join(sorted(self._keys))
+        return [self._say("payload_sealed", f"payloads under the key {keys} could not be read; all else was checked", "give that key too, and check again")]
 
     def _against_row(self) -> list[Problem]:
         row = self.row
@@ -342,7 +364,11 @@ class Diagnosis:
 
 def drift(row: Run, folded: Run) -> list[str]:
     """The fields in which a run row is not the fold of its events."""
-    return [n for n in Run.__struct_fields__ if getattr(row, n) != getattr(folded, n)]
+    names = [n for n in Run.__struct_fields__ if getattr(row, n) != getattr(folded, n)]
+    if names and (payloads.sealed_in(row) or payloads.sealed_in(folded)):  # the same payload is never sealed alike twice
+        row, folded = payloads.blank(row), payloads.blank(folded)
+        names = [n for n in names if getattr(row, n) != getattr(folded, n)]
+    return names
 
 
 def asleep(run: Run, lease: Lease | None) -> bool:

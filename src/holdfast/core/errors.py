@@ -658,6 +658,33 @@ class EventUnreadable(StoreCorrupt):
     code = "event_unreadable"
 
 
+class KeyUnavailable(StoreCorrupt):
+    """A payload is encrypted under a key that is not at hand, or that is another one of that name (§14.5): ``key_id``, ``run_id`` and
+    ``place`` say which. ``run_id`` is empty for what belongs to no run."""
+
+    code = "key_unavailable"
+
+    def __init__(self, key_id: str, run_id: str = "", place: str = "") -> None:
+        whose = f" of {run_id}" if run_id else ""
+        way_out = "give that key too: Runtime(encryption=…), or a line of the file that $HOLDFAST_KEYS names; without it this cannot be read by anybody"
+        super().__init__(f"{place or 'a payload'}{whose} is encrypted under the key {key_id!r}, which is not at hand, or is another key of that name", hint=way_out)
+        self.key_id = key_id
+        self.run_id = run_id
+        self.place = place
+
+
+class PlaintextRefused(StoreCorrupt):
+    """A payload is not encrypted, and the encryption given is strict (§14.5)."""
+
+    code = "plaintext_refused"
+
+
+class PayloadAltered(StoreCorrupt):
+    """An encrypted payload is not what was written there: it was changed, or belongs to another place (§14.5)."""
+
+    code = "payload_altered"
+
+
 class ChainBroken(StoreCorrupt):
     """The hashes of the log do not follow each other: an event is missing, altered or out of place."""
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from holdfast.core import canon, compensation, views
+from holdfast.core import canon, compensation, payloads, views
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Result, StepRecord, TaskResult, Tried, Unfinished
@@ -170,6 +170,7 @@ class Progress:
 
         Raises:
             ChainBroken: the checkpoint's hash is not the one its event vouches for (§1.8).
+            KeyUnavailable: what it says is encrypted under a key that is not at hand (§14.5).
         """
         for result in record.results:
             self._record(result)
@@ -179,6 +180,7 @@ class Progress:
             hash = canon.chain(self.checkpoint.hash, record.delta_bytes)
             voucher = ev.voucher(record.events)
             if voucher is None or getattr(voucher.fact, "hash", b"") != hash:
+                payloads.hold_open(record.delta)
                 raise ChainBroken(f"no event up to {record.seq} vouches for the checkpoint saved with it", hint="holdfast check names what is damaged")
             if record.delta.carries:
                 self.results[cps.CARRY_TASK] = TaskResult(cps.CARRY_TASK)

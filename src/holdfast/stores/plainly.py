@@ -10,8 +10,8 @@ from typing import Any
 import msgspec
 
 from holdfast.core import views
-from holdfast.core.errors import ErrorValue, EventUnreadable, UnknownStatus
-from holdfast.core.run import Run, Versions
+from holdfast.core.errors import ErrorValue, EventUnreadable, Frame, UnknownStatus
+from holdfast.core.run import Buffered, Run, Versions
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
@@ -22,7 +22,12 @@ _TIMES = frozenset(
         "decided_at",
     }
 )  # fmt: skip
-_INNER: dict[str, type[msgspec.Struct]] = {"versions": Versions, "error": ErrorValue, "waits": Wait, "decisions": Decision, "waivers": Decision}
+_INNER: dict[type[msgspec.Struct], dict[str, type[msgspec.Struct]]] = {
+    Run: {
+        "versions": Versions, "error": ErrorValue, "waits": Wait, "decisions": Decision, "waivers": Decision, "rearm": Wait, "signals": Buffered,
+    },
+    ErrorValue: {"frames": Frame},
+}  # fmt: skip
 _schedules = msgspec.json.Decoder(list[Schedule])
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
@@ -66,7 +71,7 @@ def _positions(kind: type[msgspec.Struct], fields: Any) -> list[Any]:
             out.append(msgspec.to_builtins(field.default if field.default is not msgspec.NODEFAULT else field.default_factory()))
             continue
         value = fields[name]
-        inner = _INNER.get(name) if kind is Run else None
+        inner = _INNER.get(kind, {}).get(name)
         if inner is not None and value is not None:
             value = [_positions(inner, v) for v in value] if isinstance(value, list) else _positions(inner, value)
         elif name in _TIMES and isinstance(value, str):

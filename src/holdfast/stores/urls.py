@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 from collections.abc import Callable
+from typing import cast
 from urllib.parse import unquote
 
 from holdfast import stores
 from holdfast.core.errors import UsageError
+from holdfast.encryption import Encryption
 from holdfast.ports import Store
 
 SUPPORTED = "sqlite:///relative.db, sqlite:////absolute.db, postgresql://user@host/database, workspace:DIR, memory:"
@@ -39,10 +41,23 @@ def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
     raise UsageError(f"{url!r} names no store", hint=f"supported: {SUPPORTED}")
 
 
+def sealed(store: Store, encryption: Encryption | None) -> Store:
+    """The store with its payloads encrypted (§14.5); itself without encryption, so that nothing is paid for what is not asked for.
+
+    Raises:
+        UsageError: the package that does it is not installed.
+    """
+    if encryption is None:
+        return store
+    if importlib.util.find_spec("cryptography") is None:
+        raise UsageError("encryption needs the cryptography package", hint="pip install 'holdfast[crypto]'")
+    return cast(Store, stores.SealedStore(store, encryption))
+
+
 def schema_version(url: str) -> int | None:
     """The schema of the store a URL names, as it stands, without changing it; None if there is no store yet, or none with a schema."""
     path = unquote(url.removeprefix("sqlite:///"))
     return stores.schema_number(path) if url.startswith("sqlite:///") and os.path.isfile(path) else None
 
 
-__all__ = ["SUPPORTED", "open_url", "schema_version"]
+__all__ = ["SUPPORTED", "open_url", "schema_version", "sealed"]

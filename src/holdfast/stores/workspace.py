@@ -171,6 +171,10 @@ class WorkspaceStore(MemoryStore):
         """The directory of a run."""
         return self._at(run_id)
 
+    def note(self, run_id: str, name: str, fields: Mapping[str, Any]) -> None:
+        """Writes a file for people into a run's directory; no store reads it."""
+        self._replace(self._at(run_id, name), _json(dict(fields)))
+
     def _at(self, run_id: str, *names: str) -> str:
         name = quote(run_id, safe="~@+=, ")
         return os.path.join(self.folder, f"%2E{name[1:]}" if name.startswith(".") else name, *names)

@@ -139,7 +139,7 @@ async def assert_replays(skill: Skill, recorded: str | os.PathLike[str] | Store,
 async def _taken(recorded: str | os.PathLike[str] | Store, run_id: str | None) -> Dossier:
     """All there is of the recorded run."""
     if not isinstance(recorded, str | os.PathLike):
-        return await dossier(recorded, await _only(recorded, run_id))
+        return await dossier(recorded, await _only(recorded, run_id), opened=True)
     text = os.fspath(recorded)
     store: Store
     if text.startswith(SCHEMES):

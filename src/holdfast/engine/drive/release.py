@@ -18,7 +18,10 @@ from holdfast.core.errors import (
     EventUnreadable,
     FingerprintMismatch,
     HoldfastError,
+    KeyUnavailable,
     LeaseLost,
+    PayloadAltered,
+    PlaintextRefused,
     RecordDamaged,
     SkillUnknown,
     StoreCorrupt,
@@ -39,7 +42,7 @@ from holdfast.engine.drive.driver import Driver
 from holdfast.ports import Claim, Store, offers_upkeep
 
 # What is wrong with one run; any other error of the store concerns all of them.
-DAMAGED = (EventUnreadable, ChainBroken, UnsupportedFormat, UnknownStatus, RecordDamaged)
+DAMAGED = (EventUnreadable, ChainBroken, UnsupportedFormat, UnknownStatus, RecordDamaged, KeyUnavailable, PayloadAltered, PlaintextRefused)
 DAMAGED_CODES = frozenset({"checkpoint_head_missing", "checkpoint_hash_mismatch", "blob_unreadable"})
 # What somebody else, or this process a moment later, may well go on with.
 PASSING = (asyncio.CancelledError, KeyboardInterrupt, SkillUnknown, FingerprintMismatch)

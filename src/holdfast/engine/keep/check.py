@@ -14,7 +14,7 @@ from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_pr
 from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, RunNotFound, StoreCorrupt, UsageError
 from holdfast.core.run import Run
 from holdfast.engine.base import standing
-from holdfast.ports import Evidence, RunFilter, Store, Upkeep, offers_upkeep
+from holdfast.ports import Evidence, RunFilter, Store, Upkeep, as_kept, offers_upkeep
 
 PAGE = 500
 MOST = 10_000
@@ -177,7 +177,7 @@ class Checker:
             diagnosis.add(problem("record_unreadable", e.message, "restore a backup", diagnosis.run_id))
         for digest, what in diagnosis.blobs.items():
             try:
-                await self._store.blob(digest)
+                await as_kept(self._store).blob(digest)  # whole or not, it is told without its key
             except StoreCorrupt as e:
                 diagnosis.add(problem("blob_unreadable", f"{what}: {e.message}", "restore a backup", diagnosis.run_id))
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from holdfast.core import blobs, ids
+from holdfast.core import blobs, envelopes, ids, payloads
 from holdfast.core import events as ev
 from holdfast.core.codec import Row, encode_whole, open_row
 from holdfast.core.commit import Commit
@@ -13,13 +13,14 @@ from holdfast.core.lease import TOUCH, counter
 from holdfast.core.run import Run, fold, fold_all
 from holdfast.engine.keep.check import keeper
 from holdfast.engine.look.threads import Threads
-from holdfast.ports import Dossier, Store
+from holdfast.ports import Dossier, Store, as_kept, offers_sealing
 
 MOST = 1_000_000
 
 
-async def dossier(store: Store, run_id: str) -> Dossier:
-    """All there is of a run. Its record is the fold of its events, whatever the row says.
+async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossier:
+    """All there is of a run. Its record is the fold of its events, whatever the row says. What is encrypted stays so, unless it is to be
+    ``opened``: then it is good for looking at, and no store takes it.
 
     Raises:
         InvalidInput, RunNotFound: there is no such run.
@@ -27,6 +28,7 @@ async def dossier(store: Store, run_id: str) -> Dossier:
     """
     if not run_id:
         raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+    store = source if opened else as_kept(source)
     evidence = await keeper(store).evidence(run_id)
     if evidence is None or evidence.tip is None:
         raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
@@ -48,18 +50,35 @@ async def dossier(store: Store, run_id: str) -> Dossier:
     if run is None:
         raise RunNotFound(f"{run_id} has no events")
     effects = await store.effects(run_id)
-    origin = await Threads(store).origin(run_id, rows)
+    found = await Threads(source).origin(run_id, rows)
+    origin = None if found is None else encode_whole(*found)
+    if origin is not None and not opened and offers_sealing(source):
+        origin = await source.sealed_origin(run_id, origin)
+    named = large | blobs.named((), effects)
     return Dossier(
         run=run,
         rows=tuple(rows),
-        origin=None if origin is None else encode_whole(*origin),
+        origin=origin,
         inbox=tuple(await store.inbox(run_id, taken=True)),
         claims=tuple(await keeper(store).claims_of(run_id)),
         effects=tuple(effects),
         intents=tuple(await store.intents(run_id, limit=MOST)),
         ledger=tuple(await store.ledger(run_id)),
-        blobs=tuple([blobs.blob_of(await store.blob(digest)) for digest in large | blobs.named((), effects)]),
+        blobs=tuple([blobs.Blob(digest, len(data), data) for digest in named for data in [await store.blob(digest)]]),
     )
+
+
+def keys_in(d: Dossier) -> tuple[str, ...]:
+    """The keys under which payloads of a run are encrypted as it is carried; none where it travels in clear (§14.5)."""
+    found = set(payloads.keys_of(d.run))
+    for row in d.rows:
+        if envelopes.MARK in row.data:
+            record = open_row(row)
+            parts = (*(e.fact for e in record.events if not isinstance(e.fact, ev.Unknown)), record.results, record.delta)
+            found.update(*(payloads.keys_of(part) for part in parts if part is not None))
+    for beside in (d.inbox, d.effects, d.intents, d.ledger):
+        found.update(payloads.keys_of(beside))
+    return tuple(sorted(found))
 
 
 async def copy(source: Store, target: Store, run_id: str) -> bool:
@@ -124,7 +143,7 @@ async def _unused(target: Store, d: Dossier) -> None:
     if await target.get(d.run.run_id) is not None:
         return  # the same run, or another: ``adopt`` tells
     for effect in d.effects:
-        for there in await target.effects(key=effect.key):
+        for there in await as_kept(target).effects(key=effect.key):
             if there.effect_id == effect.effect_id and there != effect:
                 raise VersionConflict(f"the effect {effect.effect_id} is here already, with another content", hint="look at both; nothing was changed")
     for intent in d.intents:
@@ -142,4 +161,4 @@ async def _hold(target: Store, run_id: str) -> None:
     await target.commit(Commit(run=run, events=(event,), after=loaded.tip, fence=fence, at=at, actor="import", lease=TOUCH))
 
 
-__all__ = ["copy", "dossier", "foreign", "take_in"]
+__all__ = ["copy", "dossier", "foreign", "keys_in", "take_in"]

@@ -1,0 +1,195 @@
+"""What of a record is payload (§14.5): the one table of the fields that hold what programs and people say, and the walk over them.
+
+Whatever is not in the table is written as it is: ids, names, keys, tags, actors, times, statuses, counts, sizes and digests. A test
+holds every field of every stored record to be in one of the two.
+
+Each payload has a place, in words that are the same wherever a fold carries it: what an event says of a run's end is at ``end`` in the
+event and in the run's row alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+from typing import Any
+
+import msgspec
+
+from holdfast.core import blobs, commands, envelopes
+from holdfast.core import events as ev
+from holdfast.core.canon import FrozenDict, decode
+from holdfast.core.checkpoint import Delta, IntentWrite, LedgerWrite, SendTo, StepRecord, Task, TaskResult
+from holdfast.core.commit import InboxItem, LedgerRow
+from holdfast.core.effects import Effect
+from holdfast.core.errors import ErrorValue, Frame, HoldfastError
+from holdfast.core.intents import SENDER_LOST, Delivery, Intent, Ruling
+from holdfast.core.run import Buffered, Run
+from holdfast.core.schedules import Schedule
+from holdfast.core.waits import Decision, Wait, WaitKind
+
+Change = Callable[[Any, str], Any]
+"""What becomes of one payload: its bytes or text, and its place."""
+
+PAYLOAD: dict[type, tuple[str, ...]] = {
+    ErrorValue: ("message", "hint"),
+    Frame: ("source",),
+    Wait: ("prompt", "show", "schema", "default", "reads"),
+    Decision: ("feedback", "note", "payload", "asked"),
+    Buffered: ("payload",),
+    Run: ("result",),
+    # what waits in an inbox
+    commands.Decide: ("feedback", "note", "payload"),
+    commands.Signal: ("payload",),
+    commands.Cancel: ("reason",),
+    commands.ChildEnded: ("result",),
+    commands.LateResult: ("summary",),
+    commands.Refused: ("reason",),
+    # what the log tells
+    ev.RunSubmitted: ("input",),
+    ev.RunCompleted: ("result",),
+    ev.RunCancelRequested: ("reason",),
+    ev.RunForked: ("reason",),
+    ev.RunInterrupted: ("cause",),
+    ev.PolicyEvaluated: ("reason",),
+    ev.WaitDenied: ("reason",),
+    ev.WaitClosed: ("reason",),
+    ev.SignalReceived: ("payload",),
+    ev.SideEffectAttempted: ("detail",),
+    ev.SideEffectRecorded: ("detail",),
+    ev.SideEffectReused: ("detail",),
+    ev.SideEffectBlocked: ("detail",),
+    ev.SideEffectFailed: ("detail",),
+    ev.SideEffectUnknown: ("detail",),
+    ev.SideEffectAbandoned: ("detail",),
+    ev.IntentEnqueued: ("detail",),
+    ev.PostconditionEvaluated: ("detail",),
+    ev.StateRepaired: ("detail",),
+    ev.StatePatched: ("reason",),
+    ev.NoteAdded: ("text",),
+    # checkpoints
+    Delta: ("values",),
+    Task: ("payload", "feedback"),
+    TaskResult: ("writes", "result", "feedback"),
+    SendTo: ("payload",),
+    IntentWrite: ("payload",),
+    LedgerWrite: ("data",),
+    StepRecord: ("value", "name"),
+    # beside the log
+    Effect: ("result", "args", "detail"),
+    Intent: ("payload", "detail", "answer"),
+    Delivery: (),
+    Ruling: ("reason",),
+    LedgerRow: ("data",),
+    Schedule: ("input", "error"),
+}
+
+
+def mapped(value: Any, place: str, change: Change) -> Any:
+    """The record with each of its payloads changed; the same object where none is."""
+    if isinstance(value, tuple):
+        new = tuple([mapped(v, f"{place}/{n}", change) if isinstance(v, msgspec.Struct) else v for n, v in enumerate(value)])
+        return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
+    kind = type(value)
+    wanted, base = PAYLOAD.get(kind, ()), _anchor(value) or place
+    found = {}
+    for name in kind.__struct_fields__:
+        old = getattr(value, name)
+        if name in wanted:
+            new = change(old, f"{base}.{name}") if old and _covered(value, name) else old
+        elif isinstance(old, msgspec.Struct | tuple):
+            new = mapped(old, f"{base}.{name}", change)
+        else:
+            continue
+        if new is not old:
+            found[name] = new
+    return msgspec.structs.replace(value, **found) if found else value
+
+
+def _anchor(value: Any) -> str:
+    """Where a record's payloads are, whatever carries it; empty where that is a matter of its place."""
+    match value:
+        case Wait():
+            return f"wait:{value.wait_id}"
+        case Decision() | commands.Decide():
+            return f"decision:{value.wait_id}"
+        case Buffered() | ev.SignalReceived():
+            return f"signal:{value.name}:{value.key}"
+        case Run() | ev.RunCompleted() | ev.RunFailed():
+            return "end"
+        case Effect():
+            return f"effect:{value.effect_id}"
+        case Intent():
+            return f"intent:{value.intent_id}"
+        case InboxItem():
+            return f"inbox:{value.key}"
+        case LedgerRow():
+            return f"ledger:{value.topic}:{value.key}:{value.at}"
+        case Schedule():
+            return f"schedule:{value.schedule_id}"
+    return ""
+
+
+def _covered(value: Any, name: str) -> bool:
+    """Whether a field is payload here: what a fold or a store must read is not, nor is a reference to what is kept elsewhere."""
+    match value:
+        case Wait():
+            return name != "default" or value.kind is not WaitKind.BUDGET
+        case Decision():
+            return name != "asked" or not value.key
+        case StepRecord():
+            return value.kind.startswith("wait") if name == "name" else blobs.referred(value.value) is None
+        case Effect():
+            return name != "result" or blobs.referred(value.result) is None
+    return True
+
+
+def may_be_plain(value: bytes | str, place: str) -> bool:
+    """What stands unencrypted also under strict encryption: the words of a store's own, and the amounts by which budgets are extended."""
+    if isinstance(value, str):
+        return value == SENDER_LOST and place.startswith("intent:")
+    if not (place.startswith("decision:") and place.endswith(".payload")):
+        return False
+    try:
+        said = decode(value)
+    except HoldfastError:
+        return False
+    return isinstance(said, int | float) or (isinstance(said, FrozenDict) and set(said) == {"extend"} and isinstance(said["extend"], int | float))
+
+
+def sealed_in(value: Any) -> bool:
+    """Whether a record holds a payload that is still sealed."""
+    return bool(keys_of(value))
+
+
+def keys_of(value: Any) -> Collection[str]:
+    """The keys under which payloads of a record are sealed."""
+    return {h.key_id for h in _headers(value)}
+
+
+def hold_open(value: Any) -> None:
+    """Refuses a record with a payload that could not be opened.
+
+    Raises:
+        KeyUnavailable: for the first of them.
+    """
+    for header in _headers(value):
+        raise envelopes.unavailable(header)
+
+
+def _headers(value: Any) -> list[envelopes.Header]:
+    found: list[envelopes.Header] = []
+
+    def note(data: Any, place: str) -> Any:
+        if envelopes.is_sealed(data) and (header := envelopes.header_of(data)) is not None:
+            found.append(header)
+        return data
+
+    mapped(value, "", note)
+    return found
+
+
+def blank(value: Any) -> Any:
+    """The record with all sealed payloads alike, so that the rest can be compared without their keys."""
+    return mapped(value, "", lambda data, place: (b"" if isinstance(data, bytes) else "") if envelopes.is_sealed(data) else data)
+
+
+__all__ = ["PAYLOAD", "Change", "blank", "hold_open", "keys_of", "mapped", "may_be_plain", "sealed_in"]

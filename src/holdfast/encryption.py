@@ -1,0 +1,160 @@
+"""Encryption of payloads at rest (§14.5): the keys, and who gives them. Needs ``pip install 'holdfast[crypto]'``.
+
+``Runtime(url, encryption=Encryption(KeyFile("keys.txt")))``, or the same for every command by ``$HOLDFAST_KEYS``. New payloads are
+written under the newest key; a key that is given stays good for reading what was written under it. ``docs/encryption.md`` says what is
+encrypted and what is not.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import re
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from holdfast.core.errors import UsageError
+
+KEY_BYTES = 32
+KEYS, STRICT = "HOLDFAST_KEYS", "HOLDFAST_KEYS_STRICT"
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+
+
+@runtime_checkable
+class KeyProvider(Protocol):
+    """Gives keys of 32 bytes by their ids. It is asked often, so it should remember."""
+
+    def newest(self) -> str:
+        """The id of the key that new payloads are written under."""
+
+    def key(self, key_id: str) -> bytes | None:
+        """The key of that id; None if it is not at hand."""
+
+
+class Keys:
+    """Keys by their ids; the last one is the newest unless ``newest`` names another.
+
+    Raises:
+        UsageError: there is no key, one has not 32 bytes, or an id is none.
+    """
+
+    def __init__(self, keys: Mapping[str, bytes], *, newest: str | None = None) -> None:
+        if not keys:
+            raise UsageError("encryption needs a key", hint="holdfast.encryption.new_key() makes one")
+        for key_id, key in keys.items():
+            if not isinstance(key_id, str) or _ID.fullmatch(key_id) is None:
+                raise UsageError(f"{key_id!r} is no id of a key", hint="letters, digits, dot, dash and underscore, at most 64")
+            if not isinstance(key, bytes) or len(key) != KEY_BYTES:
+                raise UsageError(f"the key {key_id!r} is not 32 bytes", hint="holdfast.encryption.new_key() makes one")
+        self._keys = dict(keys)
+        self._newest = list(self._keys)[-1] if newest is None else newest
+        if self._newest not in self._keys:
+            raise UsageError(f"the newest key {self._newest!r} is not among those given", hint=f"given: {', '.join(self._keys)}")
+
+    def newest(self) -> str:
+        return self._newest
+
+    def key(self, key_id: str) -> bytes | None:
+        return self._keys.get(key_id)
+
+    def __repr__(self) -> str:
+        return f"Keys({', '.join(self._keys)}; newest {self._newest})"
+
+
+class KeyFile:
+    """Keys in a file, one a line: the id, a space, and the key in base64; the last line is the newest key. A line that begins with ``#`` is
+    a remark. The file is read again when it has changed, so that a key is added without a restart.
+
+    Raises:
+        UsageError: the file cannot be read, or holds no keys.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = os.fspath(path)
+        self._stamp: tuple[int, int, int] | None = None
+        self._keys = self._read()
+
+    def newest(self) -> str:
+        return self._fresh().newest()
+
+    def key(self, key_id: str) -> bytes | None:
+        return self._keys.key(key_id) or self._fresh().key(key_id)
+
+    def _fresh(self) -> Keys:
+        try:
+            if self._now() != self._stamp:
+                self._keys = self._read()
+        except OSError:
+            pass  # the keys read before stay good while the file is being replaced
+        return self._keys
+
+    def _now(self) -> tuple[int, int, int]:
+        found = os.stat(self._path)
+        return found.st_ino, found.st_mtime_ns, found.st_size
+
+    def _read(self) -> Keys:
+        try:
+            stamp = self._now()
+            with open(self._path, encoding="utf-8") as f:
+                lines = f.read().splitlines()
+        except (OSError, UnicodeError) as e:
+            raise UsageError(f"the file of keys {self._path} cannot be read: {e}", hint="one line a key: its id, a space, 32 bytes in base64") from e
+        keys: dict[str, bytes] = {}
+        for number, text in enumerate(lines, 1):
+            if not text.strip() or text.startswith("#"):
+                continue
+            key_id, _, data = text.strip().partition(" ")
+            try:
+                keys[key_id] = base64.b64decode(data.strip(), validate=True)
+            except (binascii.Error, ValueError):
+                raise UsageError(f"line {number} of {self._path} holds no key", hint="its id, a space, 32 bytes in base64") from None
+        self._stamp = stamp
+        return Keys(keys)
+
+    def __repr__(self) -> str:
+        return f"KeyFile({self._path!r})"
+
+
+@dataclass(frozen=True)
+class Encryption:
+    """How payloads are kept. ``strict``: what is not encrypted is refused when it is read; else what was written before is read as it is."""
+
+    keys: KeyProvider
+    strict: bool = False
+
+
+def new_key() -> bytes:
+    """A new random key."""
+    return secrets.token_bytes(KEY_BYTES)
+
+
+def as_line(key_id: str, key: bytes) -> str:
+    """A line for a file of keys."""
+    return f"{key_id} {base64.b64encode(key).decode()}\n"
+
+
+def coerced(given: object) -> Encryption | None:
+    """What ``Runtime(encryption=…)`` is given; None means the file that ``$HOLDFAST_KEYS`` names, or no encryption.
+
+    Raises:
+        UsageError: it is neither.
+    """
+    if given is None:
+        path = os.environ.get(KEYS)
+        return Encryption(KeyFile(path), strict=os.environ.get(STRICT, "") in ("1", "true", "yes")) if path else None
+    if isinstance(given, Encryption):
+        given_keys: object = given.keys
+        if not isinstance(given_keys, KeyProvider):
+            raise UsageError("Encryption(keys) needs a provider of keys", hint="Keys({…}), KeyFile(path), or an object with newest() and key(id)")
+        return given
+    if isinstance(given, KeyProvider):
+        return Encryption(given)
+    if isinstance(given, Mapping):
+        return Encryption(Keys(given))
+    raise UsageError(f"encryption is {type(given).__name__}", hint="Encryption(KeyFile(path)), or a provider of keys")
+
+
+__all__ = ["KEYS", "KEY_BYTES", "STRICT", "Encryption", "KeyFile", "KeyProvider", "Keys", "as_line", "coerced", "new_key"]
