@@ -7,6 +7,7 @@ wherever a text that stands in such a channel appears (a prompt, an error, a pay
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
@@ -19,21 +20,47 @@ HIDDEN = "•••"
 SHORTEST = 4
 """A shorter text is hidden by its name only: in the midst of others it would be found everywhere."""
 
+LONGEST = 4096
+"""A longer text is looked for in the forms that are known alone."""
+CUT = 200
+"""Texts of this length and more may be cut ones."""
+
 _UUID = re.compile(r"[0-9a-fA-F]{32}")
+_HEX = re.compile(r"[0-9a-f]{8,}")
+_RUNS = re.compile(r"[A-Za-z0-9]+")
+_PLAIN = re.compile(r"[A-Za-z0-9]*")
+_NAMED = {
+    "\n": r"\\+n", "\r": r"\\+r", "\t": r"\\+t", "\b": r"\\+b", "\f": r"\\+f", "\x0b": r"\\+v", "\a": r"\\+a", "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;", "'": "&apos;",
+    " ": r"\+",
+}  # fmt: skip
 
 VALUES = frozenset({"input", "payload", "result", "value", "values", "show", "default", "writes", "pending_writes"})
 """Fields of what is shown that hold values of the program's, not our own."""
 
 
 class Mask(msgspec.Struct, frozen=True):
-    """``names`` are secret channels, ``texts`` what stands in them, the longest first."""
+    """``names`` are secret channels, ``texts`` what stands in them, the longest first; ``quoted`` are expressions that find those whose
+    signs are quoted when they are printed, however often, each with a part that no quoting changes."""
 
     names: frozenset[str] = frozenset()
     texts: tuple[str, ...] = ()
+    quoted: tuple[tuple[str, str], ...] = ()
 
     def text(self, shown: str) -> str:
+        for part, pattern in self.quoted:
+            if part in shown:
+                shown = _compiled(pattern).sub(HIDDEN, shown)
         for text in self.texts:
             shown = shown.replace(text, HIDDEN)
+        return shown if len(shown) < CUT else self._whole(shown)
+
+    def _whole(self, shown: str) -> str:
+        """A long text may have been cut in the midst of what is secret: then its end is the beginning of that."""
+        for text in self.texts:
+            first, at = text[:SHORTEST], len(shown)
+            while (at := shown.rfind(first, max(0, len(shown) - len(text)), at)) >= 0:
+                if text.startswith(shown[at:]):
+                    return shown[:at] + HIDDEN
         return shown
 
     def value(self, shown: Any) -> Any:
@@ -75,8 +102,36 @@ def mask(names: Iterable[str], states: Iterable[Mapping[str, Any]]) -> Mask:
     """The mask of a run: its secret channels, and every text that ever stood in them, in every form that it may be printed in."""
     secret = frozenset(names)
     found = {text for state in states for name in secret if name in state for text in _texts(state[name])}
+    found |= {form for text in found if _HEX.fullmatch(text) and len(text) % 2 == 0 for form in _of_bytes(bytes.fromhex(text))}
     forms = {form for text in found for form in _forms(text) if len(form) >= SHORTEST}
-    return Mask(secret, tuple(sorted(forms, key=lambda t: (-len(t), t))))
+    odd = sorted((t for t in found if len(t) >= SHORTEST and not _PLAIN.fullmatch(t)), key=lambda t: (-len(t), t))
+    return Mask(secret, tuple(sorted(forms, key=lambda t: (-len(t), t))), tuple([(max(_RUNS.findall(t), key=len, default=""), _pattern(t)) for t in odd if len(t) <= LONGEST]))
+
+
+def _pattern(text: str) -> str:
+    """What finds a text however its signs are quoted, as Python, JSON, URLs or HTML do it, once or many times over."""
+    return "".join([c if c.isascii() and c.isalnum() else _sign(c) for c in text])
+
+
+@functools.lru_cache(maxsize=4096)
+def _sign(c: str) -> str:
+    if c == "\\":
+        return r"(?:\\+|%(?:25)*5[Cc])"
+    code = ord(c)
+    forms = [re.escape(c), rf"\\+x{code:02x}", rf"\\+u{code:04x}", rf"\\+U{code:08x}", f"&#{code};", f"&#[xX]0*{code:x};"]
+    forms += [_NAMED[c]] if c in _NAMED else []
+    if code > 0xFFFF:
+        high, low = 0xD800 + (code - 0x10000 >> 10), 0xDC00 + (code - 0x10000 & 0x3FF)
+        forms.append(rf"\\+u{high:04x}\\+u{low:04x}")
+    if not 0xD800 <= code < 0xE000:
+        raw = c.encode()
+        forms += ["".join(rf"\\+x{b:02x}" for b in raw), "".join(f"%(?:25)*{b:02x}" for b in raw)]
+    return rf"\\*(?i:{'|'.join(forms)})"
+
+
+@functools.lru_cache(maxsize=512)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    return re.compile(pattern)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -124,7 +179,9 @@ def _forms(text: str) -> Iterator[str]:
         yield from (repr(raw)[2:-1], raw.hex(), base64.b64encode(raw).decode(), quote(text), quote_plus(text))
     compact = text.replace("-", "")
     if _UUID.fullmatch(compact) is not None:  # printed with its dashes, without them, or as a number
-        yield from (compact.lower(), compact.upper(), text.lower(), text.upper(), str(int(compact, 16)))
+        dashed = "-".join(compact[a:b] for a, b in ((0, 8), (8, 12), (12, 16), (16, 20), (20, 32)))
+        yield from (form for each in (compact, dashed, text) for form in (each.lower(), each.upper()))
+        yield str(int(compact, 16))
 
 
 __all__ = ["HIDDEN", "NOTHING", "Mask", "mask"]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+from msgspec.structs import replace
 
 from holdfast.core import events as ev
 from holdfast.core.codec import open_row
 from holdfast.core.explain import Blocked, explain
 from holdfast.core.lease import Lease
 from holdfast.core.masks import Mask
+from holdfast.core.payloads import mapped
 from holdfast.core.run import Run
 from holdfast.core.views import condition
 from holdfast.engine.base import standing
 from holdfast.ports import Store
 
 PAGE = 1000
+T = TypeVar("T")
 
 
 async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[str, Any]:
@@ -29,9 +32,18 @@ async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[
             previous = row.hash
     lane = f"the run {run.blocked_by} is before it in its lane" if run.blocked_by else ""
     found = await standing.lacking(store, run, lease)
+    if hidden.names:  # before anything is cut: a part of a secret is not found again
+        run = _hiding(hidden, run)
+        events = [e if isinstance(e.fact, ev.Unknown) else replace(e, fact=_hiding(hidden, e.fact)) for e in events]
     told = explain(run, condition(run, lease, store.now()), events, Blocked("" if found is None else found.said, lane))
     shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(told)))
     return shown
+
+
+def _hiding(hidden: Mask, value: T) -> T:
+    """The record without what is secret in its texts."""
+    made: T = mapped(value, "", lambda said, place: hidden.text(said) if isinstance(said, str) else said)
+    return made
 
 
 __all__ = ["explained"]
