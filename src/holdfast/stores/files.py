@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import functools
+import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any, TypeVar
 
 from holdfast.core.errors import StoreError, StoreFull, StoreReadOnly
 
@@ -35,6 +38,32 @@ def on_disk(path: str) -> Iterator[None]:
         raise told(e, path) from e
 
 
+C = TypeVar("C")
+
+
+def disk_told(place: Callable[[Any], str]) -> Callable[[type[C]], type[C]]:
+    """A store whose verbs raise Holdfast's errors for the operating system's, every verb that it declares: none is forgotten. ``place``
+    says of a store where its files are."""
+
+    def verb(function: Callable[..., Awaitable[Any]]) -> Callable[..., Awaitable[Any]]:
+        @functools.wraps(function)
+        async def asked(self: Any, *args: Any, **options: Any) -> Any:
+            try:
+                return await function(self, *args, **options)
+            except OSError as e:
+                raise told(e, place(self)) from e
+
+        return asked
+
+    def mark(cls: type[C]) -> type[C]:
+        for name, found in list(vars(cls).items()):
+            if inspect.iscoroutinefunction(found) and not name.startswith("_"):
+                setattr(cls, name, verb(found))
+        return cls
+
+    return mark
+
+
 class Identity:
     """Which file a path led to when it was opened: a file that is removed, moved or replaced under a process is no longer there."""
 
@@ -61,4 +90,4 @@ class Identity:
         return "was removed or moved" if there is None else "was replaced by another file"
 
 
-__all__ = ["Identity", "on_disk", "told"]
+__all__ = ["Identity", "disk_told", "on_disk", "told"]

@@ -7,15 +7,17 @@ machine was started anew, or there is no such process. A file stays for as long 
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
 import weakref
 from urllib.parse import quote
 
-from holdfast.core.errors import Conflict, StoreReadOnly
+from holdfast.core.errors import Conflict
 from holdfast.core.lease import Alive
 from holdfast.machine import alive_by_name, may_prove
+from holdfast.stores.files import on_disk, told
 
 # Locks of owners that were retired while a thread of theirs still ran: held until this process ends.
 _kept: dict[str, int] = {}
@@ -60,12 +62,15 @@ class Liveness:
             os.makedirs(self._folder, exist_ok=True)
             fd = os.open(self._path(owner), os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:
-            raise StoreReadOnly(f"{self._folder} cannot be written: {e.strerror}", hint="check the permissions of the folder") from e
+            raise told(e, self._folder) from e
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(fd)
             raise Conflict(f"the worker {owner} is registered already", hint="an owner id is unique per process start", code="owner_taken") from None
+        except OSError as e:
+            os.close(fd)
+            raise told(e, self._folder) from e
         self._held[owner] = fd
 
     def holds(self, owner: str) -> bool:
@@ -92,10 +97,8 @@ class Liveness:
             os.close(fd)
 
     def forget(self, owner: str) -> None:
-        try:
+        with on_disk(self._folder), contextlib.suppress(FileNotFoundError):
             os.unlink(self._path(owner))
-        except FileNotFoundError:
-            return
 
     def alive(self, owner: str) -> Alive:
         """By proof only, from the owner's file; where there is none, from its name."""

@@ -44,7 +44,6 @@ from holdfast.core.errors import (
     StoreBusy,
     StoreCorrupt,
     StoreError,
-    StoreFull,
     StoreReadOnly,
     VersionConflict,
 )
@@ -57,6 +56,7 @@ from holdfast.core.status import TERMINAL
 from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Pruned, RunFilter
 from holdfast.stores import apply, rings
 from holdfast.stores.apply import Prepared
+from holdfast.stores.files import disk_told, told
 from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, numbered, read_beside, read_log, unline
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.plainly import agenda, plainly, revived, scheduled
@@ -92,6 +92,7 @@ class _Commits:
         return there
 
 
+@disk_told(lambda store: store.folder)
 class WorkspaceStore(MemoryStore):
     """Runs as directories below ``folder``. Nothing is created before the first write, not even the folder."""
 
@@ -159,8 +160,8 @@ class WorkspaceStore(MemoryStore):
             return
         try:
             os.makedirs(self.folder, exist_ok=True)
-        except OSError as e:
-            raise StoreReadOnly(f"{self.folder} cannot be made: {e.strerror}", hint="check the permissions of its parent") from e
+        except FileExistsError as e:
+            raise StoreReadOnly(f"{self.folder} cannot be made: {e.strerror}", hint="a file is in its way") from e
         if not self._take_lock():
             raise StoreBusy(f"another process writes {self.folder}", hint="a workspace has one writer: let that one end")
         self._catch_up(None, held=False)
@@ -282,7 +283,7 @@ class WorkspaceStore(MemoryStore):
 
     def _folders(self) -> list[str]:
         """The runs that have a directory here, also one of which the log is gone."""
-        names = [n for n in _listed(self.folder) if not n.startswith(".") and any(os.path.isfile(os.path.join(self.folder, n, f)) for f in (EVENTS, META))]
+        names = [n for n in _listed(self.folder) if not n.startswith(".") and any(_filled(os.path.join(self.folder, n, f)) for f in (EVENTS, META))]
         return sorted(unquote(n) for n in names)
 
     def _kept(self, run_id: str) -> Kept:
@@ -529,11 +530,7 @@ class WorkspaceStore(MemoryStore):
             yield
         except OSError as e:
             self._looked.clear()
-            if e.errno in (28, 122):  # no space, over quota
-                raise StoreFull(f"{self.folder}: the disk is full; nothing of this commit counts", hint="free some space and go on") from e
-            if e.errno in (13, 30):
-                raise StoreReadOnly(f"{self.folder} cannot be written: {e.strerror}", hint="check the permissions") from e
-            raise StoreError(f"{self.folder}: input or output failed: {e.strerror}", hint="look at the disk", code="store_io") from e
+            raise told(e, self.folder) from e
 
     def _replace(self, path: str, data: bytes, *, sync: bool = False) -> None:
         """A file is there whole or not at all."""
@@ -1049,6 +1046,11 @@ def _read(path: str) -> bytes | None:
             return f.read()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return None
+
+
+def _filled(path: str) -> bool:
+    """Whether a file is there and holds something: a first commit that failed leaves an empty log, which was never a run."""
+    return os.path.isfile(path) and os.path.getsize(path) > 0
 
 
 def _listed(path: str) -> list[str]:

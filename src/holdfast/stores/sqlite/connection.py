@@ -125,9 +125,25 @@ def connect(path: str, *, patience: float = PATIENCE, create: bool = False, read
             db.pragma("journal_size_limit", LOG_LIMIT)
             db.pragma("trusted_schema", "OFF")
         except BaseException:
-            db.close()
+            shut(db)
             raise
     return db
+
+
+def shut(db: apsw.Connection) -> None:
+    """Closes a connection. What was acknowledged is on the disk by then; what closing tries beside, such as moving the log into the file, the
+    next opener does."""
+    with contextlib.suppress(apsw.IOError, apsw.FullError, apsw.CantOpenError):
+        db.close()
+
+
+@contextlib.contextmanager
+def shutting(db: apsw.Connection) -> Iterator[apsw.Connection]:
+    """A connection for a while."""
+    try:
+        yield db
+    finally:
+        shut(db)
 
 
 def _waiter(patience: float) -> Any:
@@ -204,7 +220,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
             db.pragma("user_version", len(MIGRATIONS))
             db.execute(Q.commit)
         except BaseException:
-            db.execute(Q.rollback)
+            abort(db)
             raise
 
 

@@ -62,7 +62,7 @@ from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, limits, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, lane_blocker, thread_end
-from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, writing
+from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, shut, shutting, writing
 from holdfast.stores.sqlite.owners import Owners, WorkerRow
 from holdfast.stores.sqlite.writer import Writer
 
@@ -148,13 +148,14 @@ class SqliteStore:
                     db.pragma("wal_checkpoint(TRUNCATE)")
                 known = _one(db, Q.meta_get, ("incarnation",))
                 self.incarnation = known if isinstance(known, int) and 0 <= known < 2**31 else 0
-                self.suspect = self._suspicion(db)
+                with on_disk(self._anchor.path):
+                    self.suspect = self._suspicion(db)
                 self._file = Identity(self.path)
         except BaseException:
             self._anchor.close()
-            db.close()
+            shut(db)
             raise
-        db.close()
+        shut(db)
         self._db = connect(self.path, patience=LOOP_BUSY)
         self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
         self._forks = machine.forks()
@@ -241,12 +242,12 @@ class SqliteStore:
             self._writer = None
         with self._renewal:
             if self._renewing is not None:
-                self._renewing.close()
+                shut(self._renewing)
                 self._renewing = None
         self._liveness.close()
         self._anchor.close()
         if self._db is not None:
-            self._db.close()
+            shut(self._db)
             self._db = None
 
     def now(self) -> int:
@@ -1062,17 +1063,17 @@ class SqliteStore:
         """The copy has its name once it is whole and on the disk; one that fails leaves nothing behind."""
         building = f"{target}.{os.getpid()}.tmp"
         try:
-            with mapped(target), contextlib.closing(connect(source)) as here, contextlib.closing(apsw.Connection(building)) as there:
-                with there.backup("main", here, "main") as copying:
-                    copying.step(-1)
+            with mapped(target), shutting(connect(source)) as here, shutting(apsw.Connection(building)) as there:
+                _poured(there.backup("main", here, "main"))
             with on_disk(target):
                 with open(building, "rb") as f:
                     os.fsync(f.fileno())
                 os.rename(building, target)
-        finally:
+        except BaseException:
             for left in (building, f"{building}-journal", f"{building}-wal"):
-                with contextlib.suppress(FileNotFoundError):
+                with contextlib.suppress(OSError):
                     os.unlink(left)
+            raise
 
     async def restore(self, path: str | os.PathLike[str]) -> None:
         """Puts a backup in the place of what is there, under a new incarnation: old workers are refused (X-02).
@@ -1090,12 +1091,19 @@ class SqliteStore:
             self._renew_incarnation(db)
 
     def _pour(self, source: str) -> None:
-        with mapped(source), contextlib.closing(connect(source, readonly=True)) as there:
+        with mapped(source), shutting(connect(source, readonly=True)) as there:
             check_backup(there, source)
-            with mapped(self.path), contextlib.closing(connect(self.path)) as here:
-                with here.backup("main", there, "main") as copying:
-                    copying.step(-1)
+            with mapped(self.path), shutting(connect(self.path)) as here:
+                _poured(here.backup("main", there, "main"))
                 schema(here, self.path, 0)
+
+
+def _poured(copying: apsw.Backup) -> None:
+    try:
+        copying.step(-1)
+        copying.finish()
+    finally:
+        copying.close(True)
 
 
 def _integrity(path: str, word: str) -> Problem:

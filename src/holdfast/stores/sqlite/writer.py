@@ -25,7 +25,7 @@ from holdfast.core.errors import HoldfastError, StoreClosed
 from holdfast.core.lease import Take
 from holdfast.stores.apply import Prepared
 from holdfast.stores.sqlite.commits import Applied, Committer, Write, step_of
-from holdfast.stores.sqlite.connection import translate
+from holdfast.stores.sqlite.connection import shut, translate
 
 SLOW = 0.002
 QUICK_AGAIN = 0.001
@@ -277,7 +277,7 @@ class Writer:
             except RuntimeError:
                 self._away -= 1  # the loop has been closed: nobody waits any more
         if committer is not None:
-            committer.db.close()
+            shut(committer.db)
 
     def _back(self, future: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
         self._away -= 1
