@@ -428,7 +428,7 @@ async def test_shelves_and_stores_by_hand(tmp_path: Path) -> None:
 
 def test_every_verb_of_a_store_is_sealed_or_carries_nothing() -> None:
     """A verb that is new passes nothing by: ``step`` is not offered, so that what is fused comes as a commit."""
-    verbs = {n for port in (ports.Store, ports.Upkeep, ports.Copies, ports.Served, ports.Shelves, ports.Steps) for n in dir(port) if not n.startswith("_")}
+    verbs = {n for port in (ports.Store, ports.Upkeep, ports.Copies, ports.Served, ports.Shelves, ports.Steps, ports.Threads) for n in dir(port) if not n.startswith("_")}
     assert verbs - PLAIN - vars(SealedStore).keys() == {"step"}
     assert not PLAIN & vars(SealedStore).keys()
     assert not ports.offers_steps(SealedStore(SqliteStore("x.db"), Encryption(FIRST)))

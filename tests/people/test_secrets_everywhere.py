@@ -27,7 +27,7 @@ from holdfast.cli.main import cli
 from tests.http.support import served
 
 ODD = ["'", '"', "\\", "\n", "\r\n", "\t", "%", "&", "<", ">", "\u00fc", "\u2028", "\U0001f511", " ", "$", "{", "}", "\x1b[31m", "\u202e", "/", "+", "="]
-SEEDS = range(3)
+SEEDS = [pytest.param(n, marks=pytest.mark.heavy) if n else n for n in range(5)]
 
 
 @dataclasses.dataclass

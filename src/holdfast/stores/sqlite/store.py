@@ -62,7 +62,21 @@ from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, limits, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, lane_blocker, thread_end
-from holdfast.stores.sqlite.connection import LOOP_BUSY, PATIENCE, Q, connect, mapped, readable, reading, row, rows, schema, shut, shutting, writing
+from holdfast.stores.sqlite.connection import (
+    LOOP_BUSY,
+    PATIENCE,
+    Q,
+    connect,
+    mapped,
+    readable,
+    reading,
+    row,
+    rows,
+    schema,
+    shut,
+    shutting,
+    writing,
+)
 from holdfast.stores.sqlite.owners import Owners, WorkerRow
 from holdfast.stores.sqlite.writer import Writer
 

@@ -1,0 +1,127 @@
+"""What is sound stays so (point 14 of «Harden»): an export of a sound run is sound, and a check beside a prune tells of nothing that is not there."""
+
+from __future__ import annotations
+
+import asyncio
+import datetime as dt
+import tempfile
+from pathlib import Path
+from typing import Annotated, Any
+
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from holdfast import Context, Graph, Runtime, State, append
+from holdfast.core.errors import HoldfastError
+from holdfast.testing import VirtualClock
+
+ACTS = ("effect", "step", "large", "send", "record", "ask", "wait", "fail")
+
+
+class Plan(State):
+    acts: list[list[str]] = []  # noqa: RUF012
+    said: Annotated[list[str], append] = []  # noqa: RUF012
+
+
+def skill() -> Graph[Plan]:
+    made = Graph("plan", Plan, version="1")
+
+    @made.node(start=True)
+    async def first(state: Plan, ctx: Context) -> dict[str, Any]:
+        return {"said": [await act(ctx, name) for name in state.acts[0]]}
+
+    @made.node(after="first")
+    async def second(state: Plan, ctx: Context) -> dict[str, Any]:
+        return {"said": [await act(ctx, name) for name in state.acts[1]]}
+
+    return made
+
+
+async def act(ctx: Context, name: str) -> str:
+    match name:
+        case "effect":
+            await ctx.effect(said, "mail", key=f"mail-{ctx.run_id}")
+        case "step":
+            await ctx.step(said, "step")
+        case "large":
+            await ctx.step(said, "x" * 70_000, name="large")
+        case "send":
+            ctx.send("mail", {"to": "ada"})
+        case "record":
+            ctx.record("topic", "key", {"n": 1})
+        case "ask":
+            await ctx.approve("go on?", show={"n": 1})
+        case "wait":
+            await ctx.wait("news")
+        case _:
+            raise ValueError("it broke")
+    return name
+
+
+async def said(text: str) -> str:
+    return text
+
+
+PLANS = st.lists(st.lists(st.sampled_from(ACTS), max_size=4, unique=True), min_size=2, max_size=2)
+DOINGS = st.lists(st.sampled_from(["approve", "deny", "signal", "resume", "fork", "replay", "cancel"]), max_size=5)
+
+
+async def lived(rt: Runtime, plan: list[list[str]], doings: list[str]) -> None:
+    run = await rt.invoke("plan", {"acts": plan}, thread_id="t")
+    for n, doing in enumerate(doings):
+        try:
+            match doing:
+                case "approve":
+                    await rt.approve(run.run_id, actor="ada")
+                case "deny":
+                    await rt.deny(run.run_id, reason="no", actor="ada")
+                case "signal":
+                    await rt.signal(run.run_id, "news", n)
+                case "resume":
+                    await rt.resume(run.run_id, acknowledge="step_failed")
+                case "fork":
+                    await rt.fork(run.run_id, from_step="first")
+                case "replay":
+                    await rt.replay(run.run_id)
+                case _:
+                    await rt.cancel(run.run_id)
+        except HoldfastError:
+            pass  # refused, as it may be
+
+
+@given(plan=PLANS, doings=DOINGS)
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_an_export_of_a_sound_run_is_sound(plan: list[list[str]], doings: list[str]) -> None:
+    async def run() -> None:
+        with tempfile.TemporaryDirectory() as place:
+            async with Runtime("memory:", skills=[skill()]) as rt:
+                await lived(rt, plan, doings)
+                assert [p for p in await rt.check() if p.severity == "error"] == []
+                told = {r.run_id: await rt.state(r.run_id) for r in await rt.runs()}
+                for run_id in told:
+                    await rt.export(run_id, place)
+            async with Runtime(f"workspace:{place}", skills=[skill()]) as away:
+                assert [p for p in await away.check() if p.severity == "error"] == []
+                assert {r.run_id: await away.state(r.run_id) for r in await away.runs()} == told
+            async with Runtime("memory:", skills=[skill()]) as back:
+                assert set((await back.import_runs(place))[0]) == told.keys()
+                assert [p for p in await back.check() if p.severity == "error"] == []
+
+    asyncio.run(run())
+
+
+async def test_a_check_beside_a_prune_tells_of_nothing_that_is_not_there(tmp_path: Path) -> None:
+    """Runs vanish while they are looked at: each is whole, or not there."""
+    clock = VirtualClock()
+    async with Runtime(f"sqlite:///{tmp_path}/runs.db", skills=[skill()], clock=clock) as rt:
+        for n in range(40):
+            await rt.invoke("plan", {"acts": [["effect", "record"], ["large"]]}, thread_id=f"t{n}")
+        for n in range(10):
+            await rt.invoke("plan", {"acts": [["ask"], []]}, thread_id=f"w{n}")
+        clock.advance(60)
+        checks = [asyncio.ensure_future(rt.check()) for _ in range(3)]
+        await asyncio.sleep(0)
+        gone = await rt.prune(dt.timedelta(seconds=1))
+        found = [await c for c in checks] + [await rt.check()]
+        assert len(gone.run_ids) == 40
+        assert [p for problems in found for p in problems if p.severity in ("error", "warning")] == []
