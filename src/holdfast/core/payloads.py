@@ -17,7 +17,7 @@ import msgspec
 from holdfast.core import blobs, commands, envelopes
 from holdfast.core import events as ev
 from holdfast.core.canon import FrozenDict, decode
-from holdfast.core.checkpoint import Delta, IntentWrite, LedgerWrite, SendTo, StepRecord, Task, TaskResult
+from holdfast.core.checkpoint import Delta, Held, IntentWrite, LedgerWrite, SendTo, StepRecord, Task, TaskResult
 from holdfast.core.commit import InboxItem, LedgerRow
 from holdfast.core.effects import Effect
 from holdfast.core.errors import ErrorValue, Frame, HoldfastError
@@ -67,7 +67,8 @@ PAYLOAD: dict[type, tuple[str, ...]] = {
     ev.NoteAdded: ("text",),
     # checkpoints
     Delta: ("values",),
-    Task: ("payload", "feedback"),
+    Held: ("values",),
+    Task: ("payload", "feedback", "owed"),
     TaskResult: ("writes", "result", "feedback"),
     SendTo: ("payload",),
     IntentWrite: ("payload",),
@@ -86,17 +87,20 @@ PAYLOAD: dict[type, tuple[str, ...]] = {
 def mapped(value: Any, place: str, change: Change) -> Any:
     """The record with each of its payloads changed; the same object where none is."""
     if isinstance(value, tuple):
-        new = tuple([mapped(v, f"{place}/{n}", change) if isinstance(v, msgspec.Struct) else v for n, v in enumerate(value)])
-        return new if any(a is not b for a, b in zip(new, value, strict=True)) else value
+        each = tuple([mapped(v, f"{place}/{n}", change) if isinstance(v, msgspec.Struct) else v for n, v in enumerate(value)])
+        return each if any(a is not b for a, b in zip(each, value, strict=True)) else value
     kind = type(value)
     wanted, base = PAYLOAD.get(kind, ()), _anchor(value) or place
-    found = {}
+    found: dict[str, Any] = {}
+    new: Any
     for name in kind.__struct_fields__:
         old = getattr(value, name)
         if name in wanted:
             new = change(old, f"{base}.{name}") if old and _covered(value, name) else old
         elif isinstance(old, msgspec.Struct | tuple):
             new = mapped(old, f"{base}.{name}", change)
+        elif isinstance(old, dict) and any(isinstance(v, msgspec.Struct) for v in old.values()):
+            new = {k: mapped(v, f"{base}.{name}:{k}", change) for k, v in old.items()}
         else:
             continue
         if new is not old:

@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from holdfast.core import blobs, canon, codec, envelopes
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
+from holdfast.core.chunks import Batch, Emitted, Stored
 from holdfast.core.codec import Record, Row
 from holdfast.core.commit import Commit, InboxItem, LedgerRow, Settlement, Tip
 from holdfast.core.effects import Effect
@@ -107,7 +108,11 @@ class Payloads:
         """The checkpoint as a store may keep it whole."""
         place = f"checkpoint:{cp.seq}"
         values = _Later(lambda: self.data(canon.encode(canon.FrozenDict(cp.values)), f"{place}.values"))
-        return replace(cp, values=values, pending=self.seal(cp.pending, place), waits=self.seal(cp.waits, place), writes={})
+        held = {step: {VALUES: self.data(canon.encode(canon.FrozenDict(seen)), f"{place}.held:{step}")} for step, seen in cp.held.items()}
+        unfinished = None if cp.unfinished is None else self.seal(cp.unfinished, f"{place}.unfinished")
+        return replace(
+            cp, values=values, pending=self.seal(cp.pending, place), waits=self.seal(cp.waits, place), writes={}, held=held, unfinished=unfinished
+        )
 
     # -- out ----------------------------------------------------------------------------------------
 
@@ -149,7 +154,23 @@ class Payloads:
             values = cp.values
         else:
             values = canon.decode(self.vault.open(kept, self.tenant_id, self.run_id, f"{place}.values"))
-        return replace(cp, values=values, pending=self.open(cp.pending, place), waits=self.open(cp.waits, place))
+        held = {
+            step: canon.decode(self.vault.open(seen[VALUES], self.tenant_id, self.run_id, f"{place}.held:{step}")) if VALUES in seen else seen
+            for step, seen in cp.held.items()
+        }
+        unfinished = None if cp.unfinished is None else self.open(cp.unfinished, f"{place}.unfinished")
+        return replace(cp, values=values, pending=self.open(cp.pending, place), waits=self.open(cp.waits, place), held=held, unfinished=unfinished)
+
+    def batch(self, batch: Batch, change: Callable[[Any, str], Any]) -> Batch:
+        """Chunks sealed or opened, each by its number in its turn."""
+        changed = tuple([change(c, f"chunk:{batch.turn.key}:{n}") for n, c in enumerate(batch.chunks, batch.first)])
+        return replace(batch, chunks=changed)
+
+    def sealed_batch(self, batch: Batch) -> Batch:
+        return self.batch(batch, self._seal)
+
+    def opened_batch(self, batch: Batch) -> Batch:
+        return self.batch(batch, self._open)
 
     def record(self, record: Record) -> Record:
         place = f"log:{record.seq}"
@@ -240,7 +261,10 @@ class SealedStore:
         run = self._run(found.run, must=True)
         of = self._of(run_id, run.tenant_id, must=True)
         whole = None if found.whole is None else (of.whole(found.whole[0]), found.whole[1])
-        return replace(found, run=run, whole=whole, rows=tuple([of.row(r) for r in found.rows]), inbox=tuple([of.open(i) for i in found.inbox]))
+        return replace(
+            found, run=run, whole=whole, rows=tuple([of.row(r) for r in found.rows]), inbox=tuple([of.open(i) for i in found.inbox]),
+            emitted=tuple([of.opened_batch(b) for b in found.emitted]),
+        )  # fmt: skip
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
         found = await self.as_kept.get(run_id)
@@ -258,6 +282,17 @@ class SealedStore:
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
         await self._tenant(run_id)
         return [self._of(run_id).row(r) for r in await self.as_kept.rows(run_id, after, limit)]
+
+    async def emit(self, emitted: Sequence[Emitted]) -> None:
+        out = []
+        for e in emitted:
+            tenant = await self._tenant(e.run_id)
+            out.append(e if tenant is None else replace(e, batches=tuple([self._of(e.run_id, tenant).sealed_batch(b) for b in e.batches])))
+        await self.as_kept.emit(out)
+
+    async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
+        await self._tenant(run_id)
+        return [replace(s, batch=self._of(run_id).opened_batch(s.batch)) for s in await self.as_kept.chunks(run_id, after, limit)]
 
     # -- commands -----------------------------------------------------------------------------------
 
