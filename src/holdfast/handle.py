@@ -432,7 +432,7 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
             attempts=tuple(DeliveryView.of(t) for t in raw.tries),
             rulings=tuple(RulingView(when(r.at), r.actor, r.action, r.reason, r.forced) for r in raw.rulings),
             created_at=when(raw.created_at),
-            due=when(raw.due) if queued else None,
+            due=when(raw.due_at) if queued else None,
             settled_at=optional_when(raw.settled_at),
             detail=raw.detail,
             no_transport_for=raw.type if queued and types is not None and raw.type not in types else None,

@@ -59,7 +59,7 @@ def test_too_late_counts_as_nothing() -> None:
     intent = FRESH
     for _ in range(30):
         intent = intents.after(claim(intent), Late("the lease may have been lost"), Sending(max_attempts=1), 7)
-    assert (intent.state, intent.due, intent.settled_at) == ("queued", 7, None)
+    assert (intent.state, intent.due_at, intent.settled_at) == ("queued", 7, None)
 
 
 @pytest.mark.parametrize("how, move", [(PLAIN, Ask), (DEDUPES, Send), (VERIFIES, LookUp)])
@@ -101,7 +101,7 @@ def test_a_person_has_it_sent_again() -> None:
     assert intents.may_live(unknown, {}) is not None
     assert intents.may_live(unknown, {"d": Alive.NO}) is None
     again = intents.redriven(unknown, actor="ada", reason="looked", forced=True, now=9)
-    assert (again.state, again.due, again.rulings[0].actor, again.rulings[0].forced) == ("queued", 9, "ada", True)
+    assert (again.state, again.due_at, again.rulings[0].actor, again.rulings[0].forced) == ("queued", 9, "ada", True)
     assert intents.next_move(claim(again), PLAIN) == Send(), "what was said about an attempt settles the doubt"
     fresh = intents.after(claim(again), Failed(ERROR), Sending(max_attempts=2), 9)
     assert fresh.state == "queued", "its attempts are counted anew"

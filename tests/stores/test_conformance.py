@@ -10,6 +10,7 @@ from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, WorkspaceSt
 from holdfast.testing import (
     conformance_blobs,
     conformance_chunks,
+    conformance_clocks,
     conformance_limits,
     conformance_outbox,
     conformance_people,
@@ -18,7 +19,7 @@ from holdfast.testing import (
 )
 from holdfast.testing.conformance import CASES, Clock
 
-for part in (conformance_blobs, conformance_chunks, conformance_limits, conformance_outbox, conformance_people, conformance_shelves, conformance_threads):
+for part in (conformance_blobs, conformance_chunks, conformance_clocks, conformance_limits, conformance_outbox, conformance_people, conformance_shelves, conformance_threads):
     assert part.__doc__, "imported for its cases"
 
 

@@ -132,6 +132,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was
     decided; with ``Take`` and ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``.
+    ``due``: when the run next needs a worker, or ``AT_ONCE``; None: as the run itself says.
     ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born. ``follows``: how its thread must still
     end, for what it begins with was read before (§4.15).
     """

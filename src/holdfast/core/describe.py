@@ -706,7 +706,7 @@ def intent(of: Intent, *, no_transport: bool = False) -> IntentView:
             for t in of.tries
         ],
         created_at=iso(of.created_at),
-        due=iso(of.due),
+        due=iso(of.due_at),
         settled_at=iso(of.settled_at),
         detail=of.detail,
         no_transport_for=of.type if no_transport and of.open else None,

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 
 from holdfast.core import canon
 from holdfast.core.errors import ErrorValue, IntentInFlight, IntentSettled, InvalidInput
-from holdfast.core.lease import Alive
+from holdfast.core.lease import Alive, at_once, due_time
 from holdfast.core.retry import SECOND, backoff
 
 SENDER_LOST = "sender_lost"
@@ -110,6 +110,11 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
     rulings: tuple[Ruling, ...] = ()
     answer: bytes = b""
     wait_id: str = ""
+
+    @property
+    def due_at(self) -> int:
+        """When it is sent, or since when it has been due."""
+        return due_time(self.due)
 
     @property
     def open(self) -> bool:
@@ -283,7 +288,7 @@ def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
         case Doubtful(error):
             return _rest(intent, IntentState.UNKNOWN, Ended.UNKNOWN, now, detail=error.message, error=error)
         case Late(why, after_us):
-            return replace(_rest(intent, IntentState.QUEUED, Ended.LATE, now, detail=why), due=now + after_us)
+            return replace(_rest(intent, IntentState.QUEUED, Ended.LATE, now, detail=why), due=now + after_us if after_us else at_once(now))
     error, failures = outcome.error, 1 + sum(t.outcome is Ended.FAILED for t in intent.current)
     if failures >= how.max_attempts:
         return _rest(intent, IntentState.DEAD, Ended.FAILED, now, detail=error.message, error=error)
@@ -337,7 +342,7 @@ def redriven(intent: Intent, *, actor: str, reason: str, forced: bool, now: int)
     if not intent.payload:
         raise InvalidInput(f"the payload of {intent.intent_id} has been dropped")
     ruling = Ruling(now, actor, reason, REDRIVE, intent.attempts, forced)
-    return replace(intent, state=IntentState.QUEUED, due=now, detail="", settled_at=None, rulings=(*intent.rulings, ruling))
+    return replace(intent, state=IntentState.QUEUED, due=at_once(now), detail="", settled_at=None, rulings=(*intent.rulings, ruling))
 
 
 def ruled(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) -> Intent:

@@ -13,6 +13,7 @@ import msgspec
 COUNTER_BITS = 32
 DEFAULT_TTL_US = 30_000_000
 SAFE_PART = 0.6
+AT_ONCE = -(2**62)
 
 
 class Alive(StrEnum):
@@ -46,7 +47,7 @@ class OwnerId(msgspec.Struct, frozen=True):
 
 
 class Lease(msgspec.Struct, frozen=True):
-    """The operational columns of a run: no part of the fold (§1.4)."""
+    """The operational columns of a run: no part of the fold (§1.4). ``due``: when it next needs a worker, below zero for at once."""
 
     fence: int
     owner: str | None = None
@@ -86,6 +87,24 @@ TOUCH = Touch()
 def counter(fence: int) -> int:
     """The part of a fence that people see beside an event."""
     return fence & ((1 << COUNTER_BITS) - 1)
+
+
+def at_once(now: int) -> int:
+    """What says that something is due at once, since ``now``.
+
+    It lies below zero, so that it is due under any clock: one that was ahead when this was written delays nothing once it is right (§10.3).
+    """
+    return AT_ONCE + now
+
+
+def due_time(due: int) -> int:
+    """The time that people are shown for it: when it falls due, or since when it has been."""
+    return due - AT_ONCE if due < 0 else due
+
+
+def due_since(due: int, now: int) -> int:
+    """Since when something has been due: whoever waits longest goes first. What a clock ahead has stamped goes before all others."""
+    return 0 if due < 0 and due_time(due) > now else due_time(due)
 
 
 def safe_until(renewed_at: int, ttl_us: int) -> int:

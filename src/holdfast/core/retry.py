@@ -87,5 +87,14 @@ def backoff(attempt_id: str, attempt: int, base_us: int = SECOND, retry_after_us
     """
     word = int.from_bytes(hashlib.sha256(attempt_id.encode()).digest()[:8], "big")
     u = word / 2**64
-    pause = int(min(CEILING, base_us * 2 ** min(attempt - 1, 40)) * (0.5 + u))
-    return max(pause, retry_after_us or 0)
+    return max(int(_middle(attempt, base_us) * (0.5 + u)), retry_after_us or 0)
+
+
+def left(due: int, now: int, attempt: int, base_us: int = SECOND) -> int:
+    """Microseconds that are left of the pause after failure number ``attempt``: never more than such a pause may last, whatever the
+    wall clock was set to since it began (§10.3)."""
+    return max(0, min(due - now, int(_middle(attempt, base_us) * 1.5)))
+
+
+def _middle(attempt: int, base_us: int) -> int:
+    return int(min(CEILING, base_us * 2 ** min(attempt - 1, 40)))

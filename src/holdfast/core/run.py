@@ -129,6 +129,11 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
         return shaped(self.fingerprint, self.workspace)
 
     @property
+    def begins_at(self) -> int | None:
+        """The time that it was asked to begin at; None where that had come when it was submitted: then it begins at once, under any clock."""
+        return None if self.not_before is None or self.not_before <= self.created_at else self.not_before
+
+    @property
     def wake_at(self) -> int | None:
         return wake_at(self.waits)
 

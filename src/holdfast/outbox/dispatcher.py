@@ -28,7 +28,7 @@ from holdfast.core.commands import Signal as SignalCommand
 from holdfast.core.commit import InboxItem, LedgerRow, Settlement
 from holdfast.core.errors import ErrorValue, HoldfastError, MaybeSent, PermanentError, RetryAfter, StoreError, UsageError
 from holdfast.core.intents import Ask, Doubtful, Failed, Intent, Late, LookUp, Outcome, Refused, Sent
-from holdfast.core.lease import SAFE_PART
+from holdfast.core.lease import SAFE_PART, at_once
 from holdfast.core.limits import SOON_US, Later, Limit
 from holdfast.handle import IntentView
 from holdfast.outbox.transports import Further, Given, Route, Row, Signal, called, given
@@ -407,7 +407,7 @@ class Dispatcher:
                     more.append(
                         Intent(
                             intent_id=f"{intent.intent_id}:{n}", run_id=intent.run_id, type=type_, payload=data, key=key, order_key=order, created_at=now,
-                            due=now, tenant_id=intent.tenant_id, target=intents.target(payload), digest=intents.digest(type_, data),
+                            due=at_once(now), tenant_id=intent.tenant_id, target=intents.target(payload), digest=intents.digest(type_, data),
                         )
                     )  # fmt: skip
         return Settlement(intent, after, tuple(ledger), tuple(puts), tuple(more))

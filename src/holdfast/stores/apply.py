@@ -18,7 +18,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, HoldfastError, InboxUnread, LeaseLost, QueueFull, RunNotFound, TokenRefused, VersionConflict
 from holdfast.core.events import WaitClosed
 from holdfast.core.intents import Intent
-from holdfast.core.lease import COUNTER_BITS, Alive, Keep, Release, Take, Touch, counter
+from holdfast.core.lease import AT_ONCE, COUNTER_BITS, Alive, Keep, Release, Take, Touch, at_once, counter
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
@@ -198,15 +198,18 @@ def holds_after(commit: Commit, held: bool) -> bool:
 
 
 def due_after(commit: Commit, owner: str | None, now: int, unread: bool) -> int | None:
-    """When the run next needs a worker. ``unread``: its inbox holds what nobody has taken; a resting run must look at it."""
+    """When the run next needs a worker. ``unread``: its inbox holds what nobody has taken; a resting run must look at it.
+
+    Only a time that somebody asked for, or a timer's, is a time; everything else is due at once under any clock (§10.3, X-20).
+    """
     run = commit.run
     if run.terminal:
         return None
     if commit.due is not None:
-        return commit.due
+        return at_once(now) if commit.due == AT_ONCE else commit.due
     if run.interrupted_at is not None and owner is None:
         return None  # held until a named actor resumes it (§10.6)
-    return now if owner is not None else due_at_rest(run, now, unread)
+    return at_once(now) if owner is not None else due_at_rest(run, now, unread)
 
 
 def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
@@ -214,17 +217,23 @@ def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
     if run.terminal:
         return None
     if run.status is Status.PENDING:
-        return run.not_before if run.not_before is not None else run.created_at
+        return at_once(now) if run.begins_at is None else run.begins_at
     if run.status in WAITING and not unread:
         return run.wake_at
-    return now
+    return at_once(now)
+
+
+def due_ranges(now: int) -> tuple[tuple[int, int], ...]:
+    """Where to look for what is due, each range after its first value and up to its second: due at once and stamped by a clock ahead,
+    due at once, and due since a time. Each is one range of an index; ``due_since`` puts their rows into one order."""
+    return (at_once(now), -1), (2 * AT_ONCE, at_once(now)), (-1, now)
 
 
 def woken(found: Found, due: int | None, now: int) -> int | None:
     """When a run needs a worker once a command was put into its inbox: at rest now, or earlier (§10.16); else as before."""
     if found.owner is not None or found.status in TERMINAL:
         return due
-    return now if due is None else min(now, due)
+    return at_once(now) if due is None else min(at_once(now), due)
 
 
 def takeable(found: Found, claimer: str) -> bool:
@@ -265,7 +274,7 @@ def due_rebuilt(commit: Commit, owner: str | None, due: int | None, moved: bool,
     forgotten = due is None and owner is None and run.status in WAITING
     if not moved and not forgotten:
         return due
-    return now if forgotten and (run.signals or any(d.resume for d in run.decisions)) else due_after(commit, owner, now, unread)
+    return at_once(now) if forgotten and (run.signals or any(d.resume for d in run.decisions)) else due_after(commit, owner, now, unread)
 
 
 def mendable(evidence: Evidence, there: Evidence | None, now: int) -> HoldfastError | None:

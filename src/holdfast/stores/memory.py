@@ -32,7 +32,7 @@ from holdfast.core.errors import (
     StoreError,
 )
 from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
-from holdfast.core.lease import Alive, Lease, Take
+from holdfast.core.lease import Alive, Lease, Take, at_once, due_since, due_time
 from holdfast.core.limits import Backlog, Due, Held, Later, Limit, Rule, Use, chosen, in_force, may_enter
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
@@ -363,7 +363,7 @@ class MemoryStore:
             if run_id is not None and found and found[0].owner == owner:
                 return [self._take(found[0], owner, now)]
             use = Use(in_force(limits, self._rules.values()), owner, self._holders(now), self._buckets, now)
-            got = chosen([Due(r, r.run.queue, r.run.tenant_id, r.run.priority, r.due or 0, r.turn) for r in found], use, limit)
+            got = chosen([Due(r, r.run.queue, r.run.tenant_id, r.run.priority, due_since(r.due or 0, now), r.turn) for r in found], use, limit)
             for name, full_at in got.buckets.items():
                 self._set(self._buckets, name, full_at)
             return [self._take(r, owner, now) for r in got.keys]
@@ -398,8 +398,9 @@ class MemoryStore:
             if r.owner is None and r.due is not None and r.due <= now:
                 place = (r.run.queue, r.run.tenant_id, r.run.skill_id, r.run.shape)
                 laned = int(not r.holds and self._blocker(r.run.run_id, r.lane, now, r.turn) is not None)
-                b = found.get(place, Backlog(*place, 0, 0, r.due))
-                found[place] = b._replace(due=b.due + 1, laned=b.laned + laned, oldest=min(b.oldest, r.due))
+                since = due_time(r.due)
+                b = found.get(place, Backlog(*place, 0, 0, since))
+                found[place] = b._replace(due=b.due + 1, laned=b.laned + laned, oldest=min(b.oldest, since))
         return [found[place] for place in sorted(found)]
 
     async def enter(self, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool = False) -> Later | None:
@@ -433,7 +434,7 @@ class MemoryStore:
             row = self._runs.get(call.run_id)
             if wake[call.names[0]] > 0 and row is not None and row.owner is None and row.due is not None and row.due > now:
                 wake[call.names[0]] -= 1
-                self._set(self._runs, call.run_id, msgspec.structs.replace(row, due=now))
+                self._set(self._runs, call.run_id, msgspec.structs.replace(row, due=at_once(now)))
 
     def _claimable(
         self, row: _Row, owner: str, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None, shapes: Sequence[str] | None
@@ -450,7 +451,7 @@ class MemoryStore:
 
     def _take(self, row: _Row, owner: str, now: int) -> Claim:
         lost = None if row.owner is None else self._lost(row.owner, now)
-        due = now if row.due is None else min(now, row.due)
+        due = at_once(now) if row.due is None else min(at_once(now), row.due)
         self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=row.fence + 1, holds=True, due=due))
         return apply.taken(row.run.run_id, row.fence, row.owner, owner, lost)
 
@@ -472,7 +473,7 @@ class MemoryStore:
         now = self.now()
         with self._atomic():
             for row in [r for r in self._runs.values() if r.owner == owner]:
-                self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=None, fence=row.fence + 1, due=now))
+                self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=None, fence=row.fence + 1, due=at_once(now)))
             self._free([self._calls.pop(p) for p in [p for p, c in self._calls.items() if c.owner == owner]])
             self._workers.pop(owner, None)
             if owner not in self._acting:
@@ -847,7 +848,7 @@ class MemoryStore:
             _Row(
                 number=number, doc=codec.encode_run(run), run=run, status=run.status.value, version=run.version, step=run.current_step_id,
                 head=run.checkpoint_head, tip=tip, fence=stands.fence, turn=number, owner=owner,
-                due=now if owner is not None else stands.due, holds=owner is not None,
+                due=at_once(now) if owner is not None else stands.due, holds=owner is not None,
             ),
         )  # fmt: skip
 

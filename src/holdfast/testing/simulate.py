@@ -165,8 +165,7 @@ class Simulation:
                 host.process.freeze()
                 self.tasks.append(asyncio.ensure_future(self._thaw(host, seconds)))
             elif fate > 1 - self.odds.jumps:
-                # Set back, the clock makes what is due at once due later: a queue would not keep its order then.
-                seconds = self.draw.choice([30, 3600] if self.odds.same_lane else [-20, -5, 30, 3600])
+                seconds = self.draw.choice([-20, -5, 30, 3600])
                 self.say("jumped", f"the wall clock jumps by {seconds} s")
                 self.world.clock.jump(seconds)
         self.calm = True

@@ -23,7 +23,7 @@ def in_the_way(run: Run, now: int) -> bool:
     """Not one that lets go of its lane while it waits, nor one whose time has not come."""
     if run.status in WAITING:
         return run.paused_lane != "release" or bool(run.decisions)
-    return run.status is not Status.PENDING or run.not_before is None or run.not_before <= now
+    return run.status is not Status.PENDING or run.begins_at is None or run.begins_at <= now
 
 
 async def before(store: Store, run: Run, lease: Lease) -> list[tuple[Run, Lease]]:

@@ -18,6 +18,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import ConcurrentScope, SuspensionSwallowed
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import OK
+from holdfast.core.retry import left
 from holdfast.core.run import Run
 from holdfast.core.waits import Wait
 from holdfast.engine.base.failures import revived
@@ -153,11 +154,10 @@ class Attempt:
             raise ConcurrentScope(f"a ctx call of {self.node.name} ended after the node had", hint="await every ctx call, or use ctx.gather")
         await self.journal.save(draft)
 
-    async def pause(self, due: int) -> None:
-        """Until another attempt at a call may begin."""
-        left = due - self.services.clock.now()
-        if left > 0:
-            await self.services.clock.sleep(left / 1_000_000)
+    async def pause(self, due: int, failed: int, base_us: int) -> None:
+        """Until another attempt at a call that has failed so often may begin."""
+        if pause := left(due, self.services.clock.now(), failed, base_us):
+            await self.services.clock.sleep(pause / 1_000_000)
 
     # -- its time -----------------------------------------------------------------------------------
 

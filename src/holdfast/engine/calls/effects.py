@@ -390,9 +390,9 @@ class Performance:
         tries = self._tries()
         if not tries or self.options.retry.max_attempts <= tries:
             return
-        _, due = self.journal.progress.attempts.get((self.attempt.key, self.path), (0, 0))
+        failed, due = self.journal.progress.attempts.get((self.attempt.key, self.path), (0, 0))
         if due:
-            await self.attempt.pause(due)
+            await self.attempt.pause(due, failed, self.options.retry.base_us)
         else:
             await self._again(tries)
 

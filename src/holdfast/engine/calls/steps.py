@@ -103,7 +103,7 @@ async def _tried(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[
     number, due = progress.attempts.get((attempt.key, made.path), retries.FRESH)
     while True:
         if due:
-            await attempt.pause(due)
+            await attempt.pause(due, number, retry.base_us)
         number += 1
         if number > 1:  # the first one is told by the step's own end (§10.9)
             attempt.journal.hold(Draft(facts=[ev.AttemptStarted(attempt.step, attempt.key, number, attempt.services.owner, made.path)]))

@@ -39,7 +39,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import Program
 from holdfast.core.lanes import Blocked, May
-from holdfast.core.lease import COUNTER_BITS, TOUCH, Alive, Lease
+from holdfast.core.lease import AT_ONCE, COUNTER_BITS, TOUCH, Alive, Lease
 from holdfast.core.limits import SOON_US, come_back
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
@@ -467,7 +467,7 @@ class Conductor:
             judged = []
             upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
-            if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=now):
+            if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=AT_ONCE):
                 raise Conflict(f"somebody else went on with {run_id} meanwhile")
         if (blocked := await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force)) is not None:
             raise _lane_blocked(run_id, blocked)

@@ -31,7 +31,7 @@ from holdfast.core.errors import (
     TokenRefused,
     UsageError,
 )
-from holdfast.core.lease import TOUCH, Alive
+from holdfast.core.lease import AT_ONCE, TOUCH, Alive
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, WaitKind, answering, decidable
@@ -180,7 +180,7 @@ class Desk:
             return False
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
         if due is None and source is None and (any(d.resume for d in loaded.run.decisions) or self.woken(loaded.run, journal, draft)):
-            due = self._store.now()  # an answer on record has queued a resume, which nothing written meanwhile may unqueue
+            due = AT_ONCE  # an answer on record has queued a resume, which nothing written meanwhile may unqueue
         try:
             if source is None:
                 await journal.leave(draft, lease=TOUCH, due=due, actor=actor)
@@ -234,7 +234,7 @@ class Desk:
                 continue
             goes_on = any(isinstance(f, ev.WaitDecided | ev.WaitTimedOut) and f.decision.resume for f in found.facts)
             draft = Draft(facts=list(found.facts), took=list(found.keys))
-            due = self._store.now() if goes_on and not found.ends else None
+            due = AT_ONCE if goes_on and not found.ends else None
             source = cps.Source.CANCEL if found.ends else None
             if await self.at_rest(loaded, draft, actor=getattr(first.command, "actor", ev.SYSTEM), source=source, due=due):
                 taken |= {key: found.refused.get(key) for key in found.keys}
@@ -260,7 +260,7 @@ class Desk:
         if draft is None:
             return None
         by = actor if item is None else getattr(item.command, "actor", ev.SYSTEM)
-        return await self.at_rest(loaded, draft.joined(lost or Draft()), actor=by, due=self._store.now())
+        return await self.at_rest(loaded, draft.joined(lost or Draft()), actor=by, due=AT_ONCE)
 
     async def note(self, run_id: str, text: str, actor: str) -> None:
         """Puts an operator's doing on record, if the run rests."""

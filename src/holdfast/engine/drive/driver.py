@@ -35,7 +35,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import Program
 from holdfast.core.growth import ROOM
-from holdfast.core.lease import KEEP, RELEASE, Take
+from holdfast.core.lease import KEEP, RELEASE, Take, at_once
 from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
@@ -306,7 +306,7 @@ class Driver:
         if self._end is not None:
             await self._ended()
             return journal.run
-        early = journal.run.not_before
+        early = journal.run.begins_at
         if journal.run.status is Status.PENDING and not named and early is not None and early > self._services.store.now():
             await journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=early)  # something was put, but its time has not come
             return journal.run
@@ -679,7 +679,7 @@ class Driver:
                 draft.intents.append(
                     intents.Intent(
                         intent_id=intent_id, run_id=run.run_id, type=write.type, payload=write.payload, key=key, order_key=write.order_key,
-                        created_at=now, due=now, tenant_id=run.tenant_id, target=intents.target(canon.decode(write.payload)),
+                        created_at=now, due=at_once(now), tenant_id=run.tenant_id, target=intents.target(canon.decode(write.payload)),
                         digest=intents.digest(write.type, write.payload),
                     )
                 )

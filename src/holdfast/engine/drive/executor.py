@@ -19,7 +19,7 @@ from holdfast.core.graph import END, Goto, Node, Program, Send
 from holdfast.core.growth import ROOM
 from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.policy import gated
-from holdfast.core.retry import backoff
+from holdfast.core.retry import backoff, left
 from holdfast.core.superstep import INTENTS, check_writes, fitted, reduced
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
@@ -104,7 +104,7 @@ async def execute(
         if attempt:
             await retries.consented(Attempt(services, journal, node, task, number=attempt, key=place.key, inner=place.path, program=program))
         if due:
-            await services.clock.sleep(max(0, due - services.clock.now()) / 1_000_000)
+            await services.clock.sleep(left(due, services.clock.now(), attempt, node.retry.base_us) / 1_000_000)
         attempt += 1
         if attempt > 1:  # the first one is told by the step's own start and end (§10.9)
             began = ev.AttemptStarted(journal.checkpoint.step_of(place.key), place.key, attempt, services.owner, place.path)

@@ -34,6 +34,7 @@ from holdfast.core.errors import (
     UsageError,
     VersionConflict,
 )
+from holdfast.core.lease import AT_ONCE
 from holdfast.stores.statements import named, numbered
 
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
@@ -46,6 +47,7 @@ T = TypeVar("T")
 
 # The store's clock is the database's: the wall clock at the statement. A clock that a test moves stands in for it.
 _NOW = "coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
+_AT_ONCE = f"({AT_ONCE} + {_NOW})"
 # No lease runs out before one TTL after the database came back, so that an outage is no wave of takeovers.
 _EXPIRY = (
     "greatest(w.expires_at, CASE WHEN %(now)s::bigint IS NULL THEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint + w.ttl ELSE 0 END)"
@@ -56,6 +58,7 @@ _HERE = Path(__file__).parent
 # Records beside the log are read with what vouches for them.
 _VOUCHED = "LEFT JOIN holdfast.vouch v ON v.run = {0}.run_id AND v.kind = '{1}' AND v.id = {2}"
 _FILLED = {
+    "{at_once}": _AT_ONCE,
     "{now}": _NOW,
     "{expiry}": _EXPIRY,
     "{effect}": "e.effect_id, e.run_id, e.lineage_root, e.key, e.status, e.data, v.seal",

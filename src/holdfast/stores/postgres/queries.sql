@@ -250,7 +250,7 @@ WITH put AS (
 ), vouched AS (
   INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT %(run)s, 'inbox', %(key)s, %(seal)b, '', NULL FROM put ON CONFLICT DO NOTHING RETURNING 1
 ), woken AS (
-  UPDATE holdfast.run r SET due = least(coalesce(r.due, {now}), {now}) FROM put
+  UPDATE holdfast.run r SET due = least(coalesce(r.due, {at_once}), {at_once}) FROM put
   WHERE r.bucket = put.bucket AND r.id = put.run AND r.owner IS NULL AND r.status NOT IN ('completed', 'failed', 'canceled') RETURNING 1
 )
 SELECT i.key, i.command, i.put_at, i.taken, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
@@ -273,8 +273,8 @@ SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
 
 -- name: claim
 -- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
--- that what is due within each is one range of the index. A run whose lane is held, or has somebody due before it, is left; one that is
--- being claimed by another is passed over.
+-- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
+-- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over.
 WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner = %(owner)s FOR KEY SHARE), gone AS MATERIALIZED (
   SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
@@ -299,12 +299,16 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
     AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
     AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
   ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
+), kind AS MATERIALIZED (
+  SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
+    (once + at, -1::bigint, once, true), (2 * once, once + at, once, false), (-1, at, 0, false)) k (after, until, origin, ahead)
 ), due AS MATERIALIZED (
   SELECT c.* FROM (SELECT queue, priority, tenant_id FROM level WHERE EXISTS (SELECT 1 FROM simple)
     AND (%(queues)s::text[] IS NULL OR queue = ANY(%(queues)s::text[])) ORDER BY priority DESC) l
-  CROSS JOIN LATERAL (
-    SELECT r.bucket, r.id FROM holdfast.run r
-    WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL
+  CROSS JOIN LATERAL (SELECT d.bucket, d.id FROM kind k CROSS JOIN LATERAL (
+    SELECT r.bucket, r.id, r.due, r.turn FROM holdfast.run r
+    WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > k.after AND r.due <= k.until
+      AND r.owner IS NULL
       AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
       AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
       AND (r.holds OR (NOT EXISTS (
@@ -312,10 +316,11 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
         ) AND NOT EXISTS (
           SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
             AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now})))
-    ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
+    ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) d
+    ORDER BY CASE WHEN k.ahead THEN 0 ELSE d.due - k.origin END, d.turn LIMIT %(limit)s::bigint
   ) c LIMIT greatest(%(limit)s::bigint - (SELECT count(*) FROM orphans), 0)
 ), taken_over AS (
-  UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(coalesce(r.due, {now}), {now}),
+  UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(coalesce(r.due, {at_once}), {at_once}),
     previous = o.owner, cause = o.cause FROM orphans o WHERE r.bucket = o.bucket AND r.id = o.id
   RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
 ), taken AS (
@@ -355,10 +360,15 @@ WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {
 ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED;
 -- name: due_in
 -- The oldest due runs of each of these lines.
-SELECT c.* FROM unnest(%(in_queues)s::text[], %(in_priorities)s::integer[], %(in_tenants)s::text[]) l (queue, priority, tenant_id) CROSS JOIN LATERAL (
+WITH kind AS MATERIALIZED (
+  SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
+    (once + at, -1::bigint, once, true), (2 * once, once + at, once, false), (-1, at, 0, false)) k (after, until, origin, ahead)
+)
+SELECT c.* FROM unnest(%(in_queues)s::text[], %(in_priorities)s::integer[], %(in_tenants)s::text[]) l (queue, priority, tenant_id)
+CROSS JOIN kind k CROSS JOIN LATERAL (
   SELECT r.bucket, r.id, r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn, NULL::text, NULL::text FROM holdfast.run r
-  WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due <= {now} AND r.owner IS NULL
-    AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
+  WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > k.after AND r.due <= k.until
+    AND r.owner IS NULL AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
     AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
     AND (r.holds OR (NOT EXISTS (
         SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
@@ -367,7 +377,7 @@ SELECT c.* FROM unnest(%(in_queues)s::text[], %(in_priorities)s::integer[], %(in
           AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now})))
   ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) c;
 -- name: take_chosen
-UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(coalesce(r.due, {now}), {now}), previous = c.previous, cause = c.cause
+UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(coalesce(r.due, {at_once}), {at_once}), previous = c.previous, cause = c.cause
 FROM unnest(%(b)s::smallint[], %(id)s::bigint[], %(previous)s::text[], %(cause)s::text[]) c (bucket, id, previous, cause)
 WHERE r.bucket = c.bucket AND r.id = c.id
 RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn;
@@ -379,7 +389,7 @@ WHERE r.bucket = %s AND r.run_id = %s FOR NO KEY UPDATE;
 -- name: see_owner
 SELECT w.boot, {expiry} - {now} FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 -- name: take
-UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, due = least(coalesce(due, {now}), {now}), previous = %(previous)s, cause = %(cause)s
+UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, due = least(coalesce(due, {at_once}), {at_once}), previous = %(previous)s, cause = %(cause)s
 WHERE bucket = %(b)s AND id = %(id)s;
 -- name: held
 -- What an owner holds: a claim whose answer was lost is found again.
@@ -436,7 +446,7 @@ ORDER BY w.started_at, w.owner LIMIT 10000;
 SELECT id FROM holdfast.run WHERE owner = %s ORDER BY bucket, id FOR NO KEY UPDATE;
 -- name: hand_back
 -- The fence moves too: nothing its old owner still has in hand can be written.
-UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = {now} WHERE owner = %(owner)s;
+UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = {at_once} WHERE owner = %(owner)s;
 
 -- Limits --------------------------------------------------------------------------------------------
 
@@ -473,7 +483,7 @@ DELETE FROM holdfast.call c WHERE c.owner = ANY(%(lost)s::text[]);
 DELETE FROM holdfast.call WHERE owner = %(owner)s AND (%(places)s::text[] IS NULL OR place = ANY(%(places)s::text[])) RETURNING name;
 -- name: wake_line
 -- Who has waited longest for a limit is due at once.
-UPDATE holdfast.run SET due = {now} WHERE (bucket, id) IN (
+UPDATE holdfast.run SET due = {at_once} WHERE (bucket, id) IN (
   SELECT r.bucket, r.id FROM holdfast.call c JOIN holdfast.run r ON r.run_id = c.run_id
   WHERE c.name = %(name)s AND c.owner IS NULL AND r.owner IS NULL AND r.due > {now} ORDER BY c.since LIMIT %(n)s FOR NO KEY UPDATE OF r SKIP LOCKED);
 -- name: queue_lock
@@ -485,7 +495,8 @@ SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), count(*) FILTE
     SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
   ) OR EXISTS (
     SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-      AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now}))), min(r.due)
+      AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now}))),
+  min(CASE WHEN r.due < 0 THEN r.due + 4611686018427387904 ELSE r.due END)
 FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.due <= {now} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 
 -- Reads ---------------------------------------------------------------------------------------------
@@ -630,7 +641,7 @@ SELECT (SELECT system_identifier FROM pg_control_system()), (SELECT timeline_id 
 SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 -- name: move_fences
 -- A new incarnation: every fence given out before is refused from now on, every run is at rest.
-UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE {now} END, owner = NULL;
+UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE {at_once} END, owner = NULL;
 -- name: forget_workers
 WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'worker')
 DELETE FROM holdfast.worker;

@@ -46,7 +46,7 @@ from holdfast.core.errors import (
     UnsupportedFormat,
 )
 from holdfast.core.intents import Intent
-from holdfast.core.lease import Alive, Lease, OwnerId
+from holdfast.core.lease import Alive, Lease, OwnerId, due_since
 from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, Use, chosen, in_force
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
@@ -395,7 +395,8 @@ class PostgresStore:
             await self._tidy(db, owner)
         if bounded:
             found = await self._chosen(db, {**values, "dead": list(dead)}, declared)
-        found.sort(key=lambda r: (-r[6], r[7], r[8]))
+        at = self.now()
+        found.sort(key=lambda r: (-r[6], due_since(r[7], at), r[8]))
         return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in found]
 
     async def _chosen(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> list[tuple[Any, ...]]:
@@ -408,7 +409,7 @@ class PostgresStore:
         may = [line for line in lines if use.in_the_way(line[0], line[2]) is None]
         asked = {**values, "in_queues": [q for q, _, _ in may], "in_priorities": [p for _, p, _ in may], "in_tenants": [t for _, _, t in may]}
         orphans, due = await many(db, [(Q.due_orphans, values), (Q.due_in, asked)])
-        waiting = {(b, id): (Due((b, id), queue, tenant, priority, due_at, turn), previous, cause)
+        waiting = {(b, id): (Due((b, id), queue, tenant, priority, due_since(due_at, now), turn), previous, cause)
                    for b, id, _, queue, tenant, priority, due_at, turn, previous, cause in (*orphans, *due)}  # fmt: skip
         got = chosen([d for d, _, _ in waiting.values()], use, room)
         if not got.keys:

@@ -19,7 +19,7 @@ from holdfast.core import blobs, codec, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.commit import InboxItem, Step, ThreadEnd, Tip
 from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound
-from holdfast.core.lease import Take, Touch
+from holdfast.core.lease import Take, Touch, at_once
 from holdfast.core.schedules import Schedule
 from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
@@ -291,7 +291,7 @@ class Committer:
         execute(Q.vouch_new, vouch.of_inbox(item.run_id, item.key, item.put_at, command, None))
         if self.db.changes() != 1:
             raise RecordDamaged("inbox", item.run_id, item.key, missing=True)
-        execute(Q.inbox_wake, (now, state[0]))
+        execute(Q.inbox_wake, (at_once(now), state[0]))
         return msgspec.structs.replace(item, taken_seq=None)
 
 

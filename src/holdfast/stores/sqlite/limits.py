@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import apsw
 
 from holdfast.core import codec
+from holdfast.core.lease import at_once
 from holdfast.core.limits import Backlog, Held, Later, Limit, Rule, Rules, Use, in_force, may_enter
 from holdfast.ports import Usage
 from holdfast.stores.sqlite.connection import Q, row, rows
@@ -117,7 +118,7 @@ def leave(db: apsw.Connection, owner: str, places: Sequence[str] | None, now: in
         freed.update(name for (name,) in rows(db, Q.call_left, (place, owner)))
     for name, n in freed.items():
         for (key,) in rows(db, Q.line, (name, now, n)):
-            db.execute(Q.wake, (now, key))
+            db.execute(Q.wake, (at_once(now), key))
 
 
 __all__ = ["backlog", "buckets", "enter", "held", "keep_buckets", "leave", "may", "put_rule", "rules", "usage", "use", "waiting_in"]

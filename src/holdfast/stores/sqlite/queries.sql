@@ -139,9 +139,10 @@ SELECT max(priority) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue 
 -- name: next_tenant
 SELECT min(tenant_id) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority = ? AND tenant_id > ?;
 -- name: claim_due
+-- One range of what is due (timers, or what is due at once and therefore stored below zero); within one, whoever waits longest goes first.
 SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due, r.holds, r.turn, r.queue, r.tenant_id
 FROM run r
-WHERE r.queue = ?1 AND r.priority = ?2 AND r.tenant_id = ?7 AND r.due <= ?3 AND r.due IS NOT NULL AND r.owner IS NULL
+WHERE r.queue = ?1 AND r.priority = ?2 AND r.tenant_id = ?7 AND r.due > ?8 AND r.due <= ?9 AND r.due IS NOT NULL AND r.owner IS NULL
   AND (?4 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?4)))
   AND (?6 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?6)))
   AND (r.holds = 1 OR NOT EXISTS (
@@ -248,7 +249,8 @@ SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), sum(r.holds = 
     SELECT 1 FROM run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
   ) OR EXISTS (
     SELECT 1 FROM run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-      AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= ?1))), min(r.due)
+      AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= ?1))),
+  min(CASE WHEN r.due < 0 THEN r.due + 4611686018427387904 ELSE r.due END)
 FROM run r INDEXED BY run_due WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.due <= ?1 GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 
 -- Reads ---------------------------------------------------------------------------------------------

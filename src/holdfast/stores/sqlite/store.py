@@ -46,7 +46,7 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.intents import Intent
-from holdfast.core.lease import Alive, Lease
+from holdfast.core.lease import Alive, Lease, at_once, due_since
 from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, chosen, in_force
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
@@ -378,7 +378,7 @@ class SqliteStore:
 
     def _take(self, db: apsw.Connection, c: _Candidate, owner: str, now: int) -> Claim:
         """Takes a run that was asked for by name, or that a lost owner had."""
-        db.execute(Q.take, (owner, now, c.key, c.fence))
+        db.execute(Q.take, (owner, at_once(now), c.key, c.fence))
         lost = None if c.previous is None else self._owners.lost(self._owners.find(db, c.previous))
         return apply.taken(c.run_id, c.fence, c.previous, owner, lost)
 
@@ -410,15 +410,16 @@ class SqliteStore:
                 tenant = ""
                 while (tenant := _one(db, Q.next_tenant, (queue, priority, tenant))) is not None:
                     if use is None or use.in_the_way(queue, tenant) is None:
-                        here += rows(db, Q.claim_due, (queue, priority, now, wanted.skills, limit, wanted.shapes, tenant))
+                        for after, until in apply.due_ranges(now):
+                            here += rows(db, Q.claim_due, (queue, priority, now, wanted.skills, limit, wanted.shapes, tenant, after, until))
             found += here
         candidates = {r[0]: _Candidate(r[0], r[1], r[2], r[3], r[6]) for r in found}
         if use is None and len({r[9] for r in found}) > 1:
             use = limits.use(db, self._owners, rules, owner, now)
         if use is None:
-            found.sort(key=lambda r: (-r[4], r[5]))
+            found.sort(key=lambda r: (-r[4], due_since(r[5], now), r[7]))
             return [candidates[r[0]] for r in found[:limit]], {}
-        got = chosen([Due(r[0], r[8], r[9], r[4], r[5], r[7]) for r in found], use, limit)
+        got = chosen([Due(r[0], r[8], r[9], r[4], due_since(r[5], now), r[7]) for r in found], use, limit)
         return [candidates[key] for key in got.keys], got.buckets
 
     def _queues(self, db: apsw.Connection) -> Iterator[str]:
@@ -475,7 +476,7 @@ class SqliteStore:
     async def retire(self, owner: str) -> None:
         def work(committer: Committer) -> None:
             with committer.writing():
-                committer.db.execute(Q.hand_back, (self._now(), owner))
+                committer.db.execute(Q.hand_back, (at_once(self._now()), owner))
                 limits.leave(committer.db, owner, None, self._now())
                 self._owners.drop(committer.db, Q.worker_delete, owner)
 
@@ -1049,7 +1050,7 @@ class SqliteStore:
             incarnation = secrets.randbits(31)
         with writing(db):
             db.execute(Q.meta_set, ("incarnation", incarnation))
-            db.execute(Q.move_fences, (incarnation, self._now()))
+            db.execute(Q.move_fences, (incarnation, at_once(self._now())))
             db.execute(Q.forget_workers)
             db.execute(Q.vouch_forget_workers)
             db.execute(Q.meta_wrote)

@@ -1,0 +1,170 @@
+"""The part of the store suite that is about a wall clock that was wrong (§10.3, X-20): what is due at once is due under any clock. Its cases
+are in ``conformance.CASES`` once this is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from holdfast.core import events as ev
+from holdfast.core.intents import Intent
+from holdfast.core.lease import AT_ONCE, RELEASE, at_once
+from holdfast.ports import Dossier, Upkeep
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, signal
+
+HOUR = 3600 * SECOND
+LONG = 100 * HOUR
+
+
+async def _submitted(h: Harness, name: str) -> None:
+    await Script(h.store, name).submit()
+
+
+async def _answered(h: Harness, name: str) -> None:
+    """At rest, then something is put into its inbox."""
+    await (await Script(h.store, name).begin("other")).wait()
+    await h.store.put(signal(name, "k", h.store.now()))
+
+
+async def _answered_early(h: Harness, name: str) -> None:
+    """As before, of a run that has a deadline far away."""
+    await (await Script(h.store, name).begin("other")).wait(deadline=h.store.now() + 10 * HOUR)
+    await h.store.put(signal(name, "k", h.store.now()))
+
+
+async def _told_by_a_child(h: Harness, name: str) -> None:
+    """The item rides in another run's commit."""
+    await (await Script(h.store, name).begin("other")).wait()
+    child = await Script(h.store, f"{name}-child", queue="children").begin("other")
+    await child.complete(puts=(signal(name, "k", h.store.now()),))
+
+
+async def _born_by_a_parent(h: Harness, name: str) -> None:
+    parent = await Script(h.store, f"{name}-parent", queue="parents").begin("other")
+    await parent.complete(creates=(Script(h.store, name).first(),))
+
+
+async def _handed_back(h: Harness, name: str) -> None:
+    script = await Script(h.store, name).begin("other")
+    await script.write(script.commit(ev.RunHandedBack("other"), lease=RELEASE))
+
+
+async def _resumed_at_rest(h: Harness, name: str) -> None:
+    """Decided by whoever came, and due by that."""
+    script = await (await Script(h.store, name).begin("other")).wait()
+    await script.write(script.touching(ev.NoteAdded("go on"), due=AT_ONCE))
+
+
+async def _resumed_after_its_end(h: Harness, name: str) -> None:
+    script = await Script(h.store, name).begin("other")
+    await script.write(script.commit(ev.RunCanceled("asked"), lease=RELEASE))
+    await script.write(script.touching(ev.RunResumed(cause="operator")))
+
+
+async def _retired(h: Harness, name: str) -> None:
+    """Its worker hands back whatever it holds as it ends."""
+    await h.store.register(f"{name}-worker", LONG)
+    await Script(h.store, name).begin(f"{name}-worker")
+    await h.store.retire(f"{name}-worker")
+
+
+WAYS: tuple[Callable[[Harness, str], Awaitable[None]], ...] = (
+    _submitted, _answered, _answered_early, _told_by_a_child, _born_by_a_parent, _handed_back, _resumed_at_rest, _resumed_after_its_end, _retired,
+)  # fmt: skip
+
+
+@case
+async def case_due_at_once_under_any_clock(h: Harness) -> None:
+    """X-20, §10.3: whatever makes a run due at once, under a clock an hour ahead or an hour behind, it is claimed when the clock is right again."""
+    for worker in ("w", "other"):
+        await h.store.register(worker, LONG)
+    for wrong in (HOUR, -HOUR, 26 * HOUR):
+        for number, way in enumerate(WAYS):
+            h.clock.forward(wrong)
+            name = f"r{wrong // HOUR}.{number}"
+            await way(h, name)
+            h.clock.forward(-wrong)
+            assert [c.run_id for c in await h.store.claim("w", ("default",), None, limit=5)] == [name], way.__name__
+    assert await h.store.verify() == []
+
+
+@case
+async def case_due_at_once_in_a_lane(h: Harness) -> None:
+    """X-20, §10.8: those of one lane go in the order in which they came, whatever the clock showed; by name too."""
+    for worker in ("w", "other"):
+        await h.store.register(worker, LONG)
+    for number, jump in enumerate((HOUR, -2 * HOUR, HOUR, 0)):
+        h.clock.forward(jump)
+        await Script(h.store, f"r{number}", session_key="lane").submit()
+    for number in range(4):
+        for later in range(number + 1, 4):
+            assert await h.store.claim("w", (), None, limit=1, run_id=f"r{later}") == []
+        (claim,) = await h.store.claim("w", (), None, limit=5)
+        assert claim.run_id == f"r{number}"
+        loaded = await h.store.load(claim.run_id)
+        assert loaded is not None
+        script = Script.of(h.store, loaded, claim.fence)
+        await script.write(script.commit(ev.RunClaimed("w", 2), ev.RunStarted(), ev.RunCompleted(), lease=RELEASE))
+
+
+@case
+async def case_whoever_waits_longest_goes_first(h: Harness) -> None:
+    """§10.11: timers and what is due at once take their turns by how long they have been due, so that neither starves; what was made
+    due under a clock ahead goes before both, and urgency before everything."""
+    await h.store.register("w", LONG)
+    await h.store.register("other", LONG)
+    for name in ("timer1", "timer3"):
+        await (await Script(h.store, name).begin("other")).wait(deadline=h.store.now() + int(name[-1]) * SECOND)
+    await Script(h.store, "at0").submit()
+    h.clock.forward(2 * SECOND)
+    await Script(h.store, "at2").submit()
+    h.clock.forward(2 * SECOND)
+    await Script(h.store, "at4").submit()
+    h.clock.forward(HOUR)
+    await Script(h.store, "ahead").submit()
+    await Script(h.store, "urgent", priority=1).submit()
+    h.clock.forward(-HOUR)
+    h.clock.forward(SECOND)
+    order = [c.run_id for _ in range(8) for c in await h.store.claim("w", (), None, limit=1)]
+    assert order == ["urgent", "ahead", "at0", "timer1", "at2", "timer3", "at4"]
+
+
+@case
+async def case_a_time_that_was_asked_for(h: Harness) -> None:
+    """§10.15: what is to begin at a time begins then, and no earlier."""
+    await h.store.register("w", LONG)
+    await Script(h.store, "later", not_before=h.store.now() + HOUR).submit()
+    assert await h.store.claim("w", (), None, limit=1) == []
+    h.clock.forward(HOUR)
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=1)] == ["later"]
+
+
+@case
+async def case_due_at_once_after_an_import(h: Harness) -> None:
+    """X-20, §12.5: a run that is taken over from elsewhere."""
+    await h.store.register("w", LONG)
+    elsewhere = MemoryStore(now=h.clock)
+    script = await Script(elsewhere, "r1").submit()
+    assert script.run is not None and isinstance(h.store, Upkeep)
+    h.clock.forward(HOUR)
+    assert await h.store.adopt(Dossier(run=script.run, rows=tuple(await elsewhere.rows("r1"))))
+    h.clock.forward(-HOUR)
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=1)] == ["r1"]
+
+
+@case
+async def case_intents_under_any_clock(h: Harness) -> None:
+    """X-20, §9.1: what is to be sent is to be sent now, whatever the clock showed when its step committed."""
+    await h.store.register("w", LONG)
+    for number, wrong in enumerate((HOUR, -HOUR)):
+        h.clock.forward(wrong)
+        script = await Script(h.store, f"r{number}").begin("w")
+        made = Intent(
+            intent_id=f"i{number}", run_id=f"r{number}", type="mail", payload=b"1", key=f"i{number}", created_at=h.store.now(), due=at_once(h.store.now())
+        )
+        await script.write(script.commit(ev.NoteAdded("sends"), intents=(made,)))
+        h.clock.forward(-wrong)
+        assert [i.intent_id for i in await h.store.claim_intents("w", ("mail",), limit=5, ttl_us=TTL)] == [f"i{number}"]
+
+
+__all__ = ["WAYS"]
