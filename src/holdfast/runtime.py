@@ -218,6 +218,7 @@ class Runtime:
         self._services.alive = self._heartbeat.safe
         self._services.renew = self._heartbeat.beat
         self._services.confirm = self._heartbeat.confirm
+        self._services.lengthen = self._heartbeat.lengthen
         self._services.failed = lambda: self._heartbeat.failed
         return self
 

@@ -280,9 +280,12 @@ class AttemptLeaseExpired(Fact, frozen=True, tag=27):
 
 
 class AttemptTakenOver(Fact, frozen=True, tag=28):
+    """``takeovers``: how many owners have died without any progress in between; ``late``: how many lived, and were late with their lease."""
+
     wire: ClassVar[str] = "attempt.taken_over"
     owner: str
     takeovers: int
+    late: int = 0
 
 
 class CheckpointSaved(Fact, frozen=True, tag=29):

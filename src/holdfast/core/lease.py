@@ -14,6 +14,8 @@ COUNTER_BITS = 32
 DEFAULT_TTL_US = 30_000_000
 SAFE_PART = 0.6
 AT_ONCE = -(2**62)
+# Why a run may be claimed that another had: it was one's own, its owner's lease has run out, its owner is proven dead.
+RECLAIMED, EXPIRED, OWNER_DEAD = "reclaimed", "expired", "owner_dead"
 
 
 class Alive(StrEnum):

@@ -32,21 +32,22 @@ class Progress:
     """Mutable while a log is walked; one instance belongs to one driver or reader.
 
     ``results``: finished tasks by key. ``records``: recorded calls by (task, path). ``attempts``: the number of
-    failed attempts by (task, path), with when the next may begin. ``takeovers``: how often the run
-    changed hands since a step last completed (§10.6). ``asked``: how often each place has opened a wait,
+    failed attempts by (task, path), with when the next may begin. ``takeovers``: how many owners have died since the run last got on,
+    and ``late`` how many were late with their lease though they lived (§10.6). ``asked``: how often each place has opened a wait,
     and ``questions`` the newest one there;
     ``news``: signals not yet written to channels of their names. ``hash`` is the chain hash of the last row.
 
     ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with what the run carries from its thread (§4.15).
     """
 
-    __slots__ = ("asked", "attempts", "checkpoint", "failed", "hash", "news", "questions", "records", "results", "seq", "takeovers", "waits")
+    __slots__ = ("asked", "attempts", "checkpoint", "failed", "hash", "late", "news", "questions", "records", "results", "seq", "takeovers", "waits")
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
         self.checkpoint: Checkpoint = cps.empty(run_id)
         self.hash = b""
         self.seq = 0
         self.takeovers = 0
+        self.late = 0
         self.waits: tuple[Wait, ...] = ()
         self.results: dict[str, TaskResult] = {}
         self.records: dict[tuple[str, str], StepRecord] = {}
@@ -129,7 +130,7 @@ class Progress:
     def forgive(self) -> None:
         """An operator goes on with a failed run: its failures no longer count, its finished work does, but for what was taken back."""
         self.attempts.clear()
-        self.takeovers = 0
+        self.takeovers = self.late = 0
         self._take_back()
         for task in {task for task, _ in self.records}:
             self._forget(task, "", self.failed.get(task))
@@ -212,13 +213,16 @@ class Progress:
                     self.failed[task] = error
             case ev.RunResumed(cause="operator"):
                 self.forgive()
+            case ev.AttemptTakenOver(late=late) if late > self.late:
+                self.late = late
             case ev.AttemptTakenOver():
                 self.takeovers += 1
-            case ev.StepEnded():
-                self.takeovers = 0
+            case ev.StepEnded() | ev.SideEffectRecorded():
+                self.takeovers = self.late = 0
             case ev.WaitRequested(wait=wait):
                 self.waits = (*(w for w in self.waits if w.wait_id != wait.wait_id), wait)
             case ev.WaitDecided(decision=decision) | ev.WaitTimedOut(decision=decision):
+                self.takeovers = self.late = 0
                 self.waits = tuple(w for w in self.waits if w.wait_id != decision.wait_id)
             case ev.WaitClosed(wait_id=wait_id):
                 self.waits = tuple(w for w in self.waits if w.wait_id != wait_id)

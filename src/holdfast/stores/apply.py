@@ -18,7 +18,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, HoldfastError, InboxUnread, LeaseLost, QueueFull, RunNotFound, TokenRefused, VersionConflict
 from holdfast.core.events import WaitClosed
 from holdfast.core.intents import Intent
-from holdfast.core.lease import AT_ONCE, COUNTER_BITS, Alive, Keep, Release, Take, Touch, at_once, counter
+from holdfast.core.lease import AT_ONCE, COUNTER_BITS, EXPIRED, OWNER_DEAD, RECLAIMED, Alive, Keep, Release, Take, Touch, at_once, counter
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
@@ -26,9 +26,6 @@ from holdfast.ports import Claim, Dossier, Evidence, Pruned
 
 LAST_TURN = 2**62
 _NOWHERE = Tip(0, b"", 0)
-RECLAIMED = "reclaimed"
-EXPIRED = "expired"
-OWNER_DEAD = "owner_dead"
 
 _delta = msgspec.msgpack.Decoder(Delta)
 

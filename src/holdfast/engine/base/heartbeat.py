@@ -21,7 +21,8 @@ class Heartbeat:
         self._store = store
         self._clock = clock
         self._owner = owner
-        self._ttl_us = ttl_us
+        self._usual_us = ttl_us
+        self._times: dict[str, int] = {}
         self._stop = threading.Event()
         self._turn = threading.Condition()
         self._hurried = False
@@ -53,18 +54,31 @@ class Heartbeat:
         with self._turn:
             before, self._hurried = self._beats, True
             self._turn.notify_all()
-            self._turn.wait_for(lambda: self._beats > before or self._stop.is_set(), self._ttl_us / 3_000_000)
+            self._turn.wait_for(lambda: self._beats > before or self._stop.is_set(), self._usual_us / 3_000_000)
         return self.safe()
+
+    def lengthen(self, run_id: str, times: int) -> bool:
+        """Makes the lease so many times as long from the next renewal on, while that run is driven; 1 ends that. Whether anything changed.
+
+        A run whose code keeps the interpreter for longer than a lease would go from one late owner to the next for ever (§10.6).
+        """
+        before = self._ttl_us
+        self._times = {r: t for r, t in self._times.items() if r != run_id} | ({run_id: times} if times > 1 else {})
+        return self._ttl_us != before
+
+    @property
+    def _ttl_us(self) -> int:
+        return self._usual_us * max(self._times.values(), default=1)
 
     def _since(self, confirmed: float) -> float:
         """Until when something may begin after a renewal that was confirmed then (§10.3)."""
-        return confirmed + self._ttl_us * SAFE_PART / 1_000_000
+        return confirmed + self._usual_us * SAFE_PART / 1_000_000
 
     async def beat(self) -> bool:
         """One renewal; False once the owner is no longer known, so that renewing is pointless."""
-        asked = self._clock.monotonic()
+        asked, ttl_us = self._clock.monotonic(), self._ttl_us
         try:
-            known = await self._store.renew(self._owner, self._ttl_us)
+            known = await self._store.renew(self._owner, ttl_us)
         except Exception as e:  # a renewal that fails is tried again; `safe` runs out by itself if none succeeds
             self.failed = e
             return True
@@ -72,7 +86,7 @@ class Heartbeat:
             self.failed = LeaseLost(f"{self._owner} is no longer known as a worker", hint="its runs go on elsewhere; open the store again")
             return False
         self.failed = None
-        self._safe_until = self._since(asked)
+        self._safe_until = asked + ttl_us * SAFE_PART / 1_000_000
         return True
 
     def _work(self) -> None:
@@ -80,7 +94,7 @@ class Heartbeat:
         try:
             while True:
                 with self._turn:
-                    self._turn.wait_for(lambda: self._hurried or self._stop.is_set(), self._ttl_us / 3_000_000)
+                    self._turn.wait_for(lambda: self._hurried or self._stop.is_set(), self._usual_us / 3_000_000)
                     self._hurried = False
                 if self._stop.is_set() or not loop.run_until_complete(self.beat()):
                     return

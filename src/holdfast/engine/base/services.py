@@ -136,7 +136,8 @@ class Services:
     its end (§10.12).
 
     ``alive()`` is False once the lease may have been lost (§10.3), ``renew`` confirms it now, out of turn, ``confirm`` has that done
-    for a thread, and ``failed()`` is the error of a renewal that does not succeed. ``driving``: the runs that some task of this process has claimed and drives;
+    for a thread, and ``failed()`` is the error of a renewal that does not succeed. ``lengthen`` makes leases so many times as long
+    while a run is driven whose earlier owners were late; 1 ends that. ``driving``: the runs that some task of this process has claimed and drives;
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
     which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told. ``limits`` are those declared here,
     ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back.
@@ -161,6 +162,7 @@ class Services:
     stalled: dict[str, float] = dataclasses.field(default_factory=dict)
     renew: Callable[[], Awaitable[bool]] | None = None
     confirm: Callable[[], bool] = lambda: True
+    lengthen: Callable[[str, int], bool] = lambda run_id, times: False
     failed: Callable[[], BaseException | None] = lambda: None
     entropy: Callable[[], int] = lambda: int.from_bytes(os.urandom(16))
     grace: float = 10.0

@@ -35,7 +35,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import Program
 from holdfast.core.growth import ROOM
-from holdfast.core.lease import KEEP, RELEASE, Take, at_once
+from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take, at_once
 from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
@@ -61,6 +61,7 @@ from holdfast.engine.look.threads import Lent, carries
 from holdfast.ports import Claim, Loaded
 
 PATIENCE = 100
+MOST_DOUBLED = 3  # how often the lease is doubled for a run whose owners were late
 
 
 class Driver:
@@ -81,7 +82,7 @@ class Driver:
         self._closing: asyncio.Task[None] | None = None
         self._end: Callable[[], Draft] | None = None
         self._broken: BaseException | None = None
-        self._again = self._cut = self._going = self._over = self._repeats = False
+        self._again = self._cut = self._going = self._over = self._repeats = self._late = False
         journal.boundaries = Boundaries(self._at_boundary)
         journal.expects = lambda due: services.attendant.expect(journal.run.run_id, due)
         self._fused = Fused(services, journal, program, self)
@@ -283,6 +284,7 @@ class Driver:
             return run
         finally:
             self._over = True
+            self._services.lengthen(self._journal.progress.checkpoint.run_id, 1)
             for task in (self._attending, self._closing):
                 if task is not None and not task.done():
                     task.cancel()
@@ -293,6 +295,7 @@ class Driver:
         if claim is None and journal.run.terminal:
             return journal.run  # it ended with its birth
         if claim is not None:
+            self._late = claim.cause == EXPIRED and await self._services.store.owner_alive(claim.previous_owner or "") is Alive.YES
             journal.hold(Draft(facts=self._entry(claim, named)))
             if claim.previous_owner is not None:
                 journal.supersede()
@@ -337,11 +340,12 @@ class Driver:
             return [ev.RunHandedBack(self._services.owner), *facts]
         if claim.previous_owner is not None and run.status in LIVE:
             expired = ev.AttemptLeaseExpired(claim.previous_owner, claim.cause)
-            if (run.recovery == "hold" and not named) or self._journal.progress.takeovers >= self._services.max_takeovers:
+            progress = self._journal.progress
+            if (run.recovery == "hold" and not named) or self._spent() is not None:
                 return [expired, *facts]
             facts = [
                 expired,
-                ev.AttemptTakenOver(self._services.owner, self._journal.progress.takeovers + 1),
+                ev.AttemptTakenOver(self._services.owner, progress.takeovers + (not self._late), progress.late + 1 if self._late else 0),
                 ev.RunRecovered(claim.previous_owner, claim.cause),
                 *facts,
             ]
@@ -357,15 +361,26 @@ class Driver:
         if run.recovery == "hold" and not named:
             await self._journal.leave(Draft(facts=[ev.RunInterrupted("recovery is on hold until a person resumes it")]))
             return True
-        if self._journal.progress.takeovers >= self._services.max_takeovers:
-            spent = StepFailure(
-                f"its owners died {self._journal.progress.takeovers} times without any progress in between", code="takeover_limit", hint="find out what kills them, then resume"
-            )
+        if (spent := self._spent()) is not None:
             await self._fail(Draft(), spent, recorded(spent))
             return True
         # A step that kills its owners before their first commit must be counted all the same.
         await self._journal.save(Draft())
+        late = self._journal.progress.late + self._late
+        if late and self._services.lengthen(run.run_id, 2 ** min(late, MOST_DOUBLED)) and self._services.renew is not None:
+            await self._services.renew()
         return False
+
+    def _spent(self) -> StepFailure | None:
+        """Why a run that has used up one of its two budgets of owners does not go on: those that died, or those that lived and were late."""
+        progress, most = self._journal.progress, self._services.max_takeovers
+        if self._late and progress.late >= most:
+            said = f"{progress.late} owners in a row were late with their lease, without any progress in between"
+            return StepFailure(said, code="lease_too_short", hint="find out what keeps the interpreter so long, or give Runtime(lease=) more; then resume")
+        if not self._late and progress.takeovers >= most:
+            said = f"its owners died {progress.takeovers} times without any progress in between"
+            return StepFailure(said, code="takeover_limit", hint="find out what kills them, then resume")
+        return None
 
     async def begin(self, born: Draft | None = None, lent: Lent | None = None) -> None:
         """The first checkpoint: the input through the reducers. With ``born`` the run is created in the same commit; ``lent`` is what its
