@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from holdfast.testing.chaos import Report, chaos
@@ -14,10 +16,11 @@ def sound(report: Report) -> None:
     assert sum(report.ended.values()) == report.runs_done
 
 
-@pytest.mark.heavy  # in some rounds a run still gives up (takeover_limit); docs/faults.md names the command
 async def test_a_little_chaos() -> None:
-    """Every run ends, every accepted command is in its log, no act is done twice; the command itself does 100 runs and 50 faults."""
-    report = await chaos(runs=30, faults=15, seed=11, budget=0.25)
+    """Every run ends, every accepted command is in its log, no act is done twice, no owner that lives is said to have died. What a busy
+    machine does not get to in its time is counted as skipped."""
+    report = await chaos(runs=100, faults=50, seed=11, budget=0.4)
+    sys.stdout.write(report.text())
     sound(report)
     assert report.runs_done >= 10
 
