@@ -154,6 +154,7 @@ async def work(url: str, folder: Path) -> None:
 
     time.time_ns = now
     async with Runtime(url, skills=skills(Outside(folder)), lease=LEASE) as rt:  # type: ignore[arg-type]
+        (folder / f"up-{os.getpid()}").touch()
         await rt.worker(concurrency=8)
 
 
@@ -185,6 +186,16 @@ class Chaos:
         self.workers = [w for w in self.workers if w.poll() is None]
         while len(self.workers) < WORKERS:
             self.workers.append(subprocess.Popen([sys.executable, "-m", "holdfast.testing.chaos", "--work", self.url, str(self.folder)]))
+
+    def _up(self, worker: subprocess.Popen[bytes]) -> bool:
+        return (self.folder / f"up-{worker.pid}").exists()
+
+    async def _victim(self, rt: Runtime) -> subprocess.Popen[bytes]:
+        """A worker that works: one that is killed before it has begun holds nothing that could be lost."""
+        while not (up := [w for w in self.workers if w.poll() is None and self._up(w)]):
+            self._staff()
+            await rt.store.wait_for_change(0.05)
+        return self.dice.choice(up)
 
     async def go(self) -> Report:
         began = time.monotonic()
@@ -240,7 +251,7 @@ class Chaos:
         return all(o is not None and o.pid in self.struck for o in lost)
 
     async def _befall(self, rt: Runtime, fault: str) -> None:
-        worker = self.dice.choice(self.workers)
+        worker = await self._victim(rt)
         run_id = self.dice.choice(self.runs[-20:]) if self.runs else ""
         match fault:
             case "kill":
@@ -251,8 +262,8 @@ class Chaos:
                 worker.kill()
                 worker.wait()
                 self._staff()
-                heir = self.workers[-1]
-                await asyncio.sleep(0.4 + self.dice.random() * 0.4)
+                heir = await self._victim(rt)
+                await asyncio.sleep(self.dice.random() * 0.4)
                 self.struck.add(heir.pid)
                 heir.kill()
             case "stop_and_kill" | "stop_and_thaw":
