@@ -616,7 +616,7 @@ class Runtime:
         worker = Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle, upgrade=upgrade)
         stopping = asyncio.Event()
         dispatcher = await self._dispatcher() if dispatch else None
-        sending = asyncio.ensure_future(dispatcher.run(stop=stopping)) if dispatcher is not None and not until_idle else None
+        sending = asyncio.ensure_future(worker.beside(lambda: dispatcher.run(stop=stopping))) if dispatcher is not None and not until_idle else None
 
         async def drain() -> None:
             waits = [asyncio.ensure_future(stop.wait())] if stop is not None else []
@@ -625,7 +625,7 @@ class Runtime:
             finally:
                 for wait in waits:
                     wait.cancel()
-            worker.drain()  # told to stop; or the dispatcher has met an error, and nothing goes on half-dead
+            worker.drain()  # told to stop; or the dispatcher has met an error that does not pass, and nothing goes on half-dead
 
         watcher = asyncio.ensure_future(drain()) if stop is not None or sending is not None else None
         self._working.add(worker)

@@ -8,11 +8,15 @@ from typing import Any
 import pytest
 from tests.crash.worlds import line, stage
 
-from holdfast import Context, Runtime, flow
+from holdfast import Context, Graph, Runtime, State, flow
 from holdfast.core.errors import StoreClosed, StoreError
 from holdfast.stores import MemoryStore
 from holdfast.testing import Fault, World
 from holdfast.workers.worker import Report
+
+
+class Letter(State):
+    text: str = ""
 
 
 def test_an_idle_worker_sleeps(holdfast_world: World) -> None:
@@ -68,6 +72,46 @@ def test_a_store_in_trouble_is_backed_off_from(holdfast_world: World, fault: Fau
     assert 5 <= asked <= 20
     assert [(r.run_id, type(r.error)) for r in told[:asked]] == [("", StoreError)] * asked
     assert run.status == "completed"
+
+
+@pytest.mark.parametrize("verb", ["claim_intents", "settle_intents"])
+@pytest.mark.parametrize("fault", [Fault.LOST, Fault.APPLIED])
+def test_a_sender_in_trouble_is_backed_off_from(holdfast_world: World, fault: Fault, verb: str) -> None:
+    """X-14, §9.1: a store that fails the sender for a while ends neither it nor the worker beside it: runs go on, the trouble is told ever
+    more seldom, and then all is sent, once."""
+    well, sent = False, []
+    graph: Graph[Letter] = Graph("letters", Letter)
+
+    @graph.node(start=True)
+    async def write(state: Letter, ctx: Context) -> None:
+        ctx.send("mail", {"to": "Ada"})
+
+    async def mail(payload: Any, key: str) -> None:
+        sent.append(payload)
+
+    async def story() -> tuple[list[Report], int, list[str], str]:
+        nonlocal well
+        told: list[Report] = []
+        host = await holdfast_world.host(graph, plan=lambda n, v: fault if not well and v == verb else None, transports={"mail": mail})
+        host.start(host.rt.worker(on_report=told.append))
+        runs = [await host.do(host.rt.submit(graph))]
+        await holdfast_world.clock.sleep(200)
+        runs.append(await host.do(host.rt.submit(graph)))
+        await holdfast_world.clock.sleep(100)
+        ended = [(await host.do(host.rt.get(r.run_id))).status.value for r in runs]
+        asked, well = host.connection.writes.count(verb), True
+        await holdfast_world.clock.sleep(90)
+        (state,) = {i.state for i in await host.do(host.rt.intents())}
+        return told, asked, ended, state
+
+    told, asked, ended, state = holdfast_world.run(story())
+    assert ended == ["completed", "completed"], "the runs go on meanwhile"
+    assert 5 <= asked <= 40
+    assert [r for r in told if r.run is None and isinstance(r.error, StoreError)]
+    if (fault, verb) == (Fault.APPLIED, "claim_intents"):  # claimed, and nobody was told: nothing was sent, and a person is asked (§9.4)
+        assert state == "unknown" and not sent
+    else:
+        assert state == "sent" and len(sent) == 2
 
 
 @pytest.mark.parametrize("fault", [Fault.LOST, Fault.APPLIED])

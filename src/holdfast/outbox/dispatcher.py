@@ -220,6 +220,7 @@ class Dispatcher:
         try:
             kept = await self._store.settle_intents(done)
         except StoreError:
+            self._done = [*done, *self._done]  # what has been found out is kept once the store is well again
             raise
         except HoldfastError:
             kept = [await self._alone(s) for s in done]

@@ -182,7 +182,7 @@ class MemoryStore:
             raise error
         with self._atomic():
             tip = step.tip(self._next())
-            moved = msgspec.structs.replace(row, version=step.version, step=step.step, head=step.head, tip=tip, due=now)
+            moved = msgspec.structs.replace(row, version=step.version, step=step.step, head=step.head, tip=tip, due=at_once(now))
             self._set(self._runs, run_id, moved)
             self._set(self._log, (run_id, step.seq), Row(step.seq, step.data, step.hash))
             self._set(self._order, run_id, (*self._order.get(run_id, ()), step.seq))

@@ -27,6 +27,7 @@ MANY = 500
 STALL_SECONDS = 1.0
 BACK_OFF_SECONDS = 0.5  # after the first failure of the store; doubled after each more, up to the most
 MOST_SECONDS = 30.0
+SOUND_SECONDS = 5.0  # what has gone on for so long is well again
 REFUSED_US = 60_000_000  # a run whose code is not here is left to others for so long before it is looked at again
 
 
@@ -112,17 +113,42 @@ class Worker:
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
         self._trouble = Trouble(services.entropy)
+        self._beside = Trouble(services.entropy)
         self._doubt = True  # a claim whose answer was lost may have given this owner runs that nobody drives
 
     @property
     def degraded(self) -> StoreError | None:
-        """What this worker backs off from now; None while all is well."""
-        return self._trouble.error
+        """What this worker, or what goes on beside it, backs off from now; None while all is well."""
+        return self._trouble.error or self._beside.error
 
     def drain(self) -> None:
         """Stops claiming; what runs is finished to its next rest (§10.13)."""
         self._draining.set()
         self._news.set()
+
+    async def beside(self, work: Callable[[], Awaitable[object]]) -> None:
+        """Keeps something going beside the runs (it sends intents), with the worker's own patience: where a store that fails for a while ends
+        it, it is begun anew after a pause, visibly.
+
+        Raises:
+            StoreError: the store is broken for good, or was closed.
+        """
+        while not self._draining.is_set():
+            going = asyncio.ensure_future(work())
+            try:
+                await asyncio.wait({going}, timeout=SOUND_SECONDS)
+                if not going.done():
+                    self._beside.worked(driving=True)
+                await going
+                return
+            except StoreError as e:
+                if not e.passing:
+                    raise
+                self._beside.failed(e, driving=False)
+            finally:
+                going.cancel()
+                await asyncio.wait({going})
+            await self._back_off(self._beside)
 
     async def close(self) -> None:
         """Ends it now: what runs is handed back, as its last commit left it."""
@@ -164,7 +190,7 @@ class Worker:
                 if watch.done():
                     watch.result()  # the store fails for good: it says so here, and the worker ends (X-14)
                 if self._trouble.error is not None:
-                    await self._back_off()
+                    await self._back_off(self._trouble)
             while self._running and not self._closing.is_set():
                 await self._pause(False)
         except asyncio.CancelledError:
@@ -221,9 +247,9 @@ class Worker:
                 services.stalled.setdefault(run.run_id, services.clock.monotonic())
         self._doubt = False
 
-    async def _back_off(self) -> None:
+    async def _back_off(self, trouble: Trouble) -> None:
         """Stays away from the store for a while, and says so; what runs goes on meanwhile. A drain ends it."""
-        error, seconds = self._trouble.error, self._trouble.seconds()
+        error, seconds = trouble.error, trouble.seconds()
         assert error is not None
         log.warning("the store is in trouble, backing off for %.1f s: %s", seconds, error.line())
         await self._tell(Report("", None, error))
