@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import threading
 
-from holdfast.core.errors import LeaseLost
+from holdfast.core.errors import LeaseLost, StoreClosed
 from holdfast.core.lease import SAFE_PART
 from holdfast.ports import Clock, Store
 
@@ -79,6 +79,9 @@ class Heartbeat:
         asked, ttl_us = self._clock.monotonic(), self._ttl_us
         try:
             known = await self._store.renew(self._owner, ttl_us)
+        except StoreClosed as e:  # nobody will renew anything there
+            self.failed = e
+            return False
         except Exception as e:  # a renewal that fails is tried again; `safe` runs out by itself if none succeeds
             self.failed = e
             return True

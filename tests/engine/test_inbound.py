@@ -1,0 +1,90 @@
+"""§9.8, §3.5: what comes in twice under one key happens once. §9.2, T-68: what is to be sent keeps its key through crash and recovery."""
+
+from __future__ import annotations
+
+import datetime as dt
+from typing import Any
+
+import pytest
+
+from holdfast import Context, Graph, Runtime, State, flow
+from holdfast.core.errors import RequestConflict
+from holdfast.testing import VirtualClock, World
+from holdfast.testing.crash import Fault, at_write
+
+WEEK = dt.timedelta(days=7).total_seconds()
+
+
+@flow("hears")
+async def hears(ctx: Context, n: int = 0) -> Any:
+    return await ctx.wait("go")
+
+
+async def test_a_message_that_comes_twice_advances_nothing() -> None:
+    """§9.8: the same key again, before the answer and after the end: the same run, no event more."""
+    async with Runtime("memory:", skills=[hears]) as rt:
+        run = await rt.submit("hears", {"n": 1}, key="m1")
+        before = await rt.events(run.run_id)
+        again = await rt.submit("hears", {"n": 1}, key="m1")
+        assert (again.run_id, again.deduplicated) == (run.run_id, True)
+        assert await rt.events(run.run_id) == before
+        with pytest.raises(RequestConflict):
+            await rt.submit("hears", {"n": 2}, key="m1")
+        await rt.invoke("hears", {"n": 1}, key="m1")
+        for _ in range(3):
+            await rt.signal(run.run_id, "go", "once", key="s1")
+        run = await rt.resume(run.run_id)
+        assert run.result == "once"
+        after = await rt.events(run.run_id)
+        assert [e.type for e in after].count("signal.received") <= 1
+        assert (await rt.submit("hears", {"n": 1}, key="m1")).run_id == run.run_id
+        assert await rt.events(run.run_id) == after and len(await rt.runs()) == 1
+
+
+async def test_a_key_is_kept_for_a_week_and_until_its_run_has_ended() -> None:
+    """§9.8, §3.5: seven days after the run was created, and as long as it has not ended."""
+    clock = VirtualClock()
+    async with Runtime("memory:", skills=[hears], clock=clock) as rt:
+        ended = await rt.submit("hears", key="ended")
+        await rt.cancel(ended.run_id)
+        open_ = await rt.submit("hears", key="open")
+        clock.advance(WEEK - 1)
+        assert (await rt.submit("hears", key="ended")).run_id == ended.run_id
+        clock.advance(2)
+        assert (await rt.submit("hears", key="ended")).run_id != ended.run_id
+        assert (await rt.submit("hears", key="open")).run_id == open_.run_id
+
+
+class Letter(State):
+    text: str = ""
+
+
+@pytest.mark.parametrize("crash", range(1, 8))
+@pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
+def test_the_key_of_what_is_sent_survives_a_crash(holdfast_world: World, fault: Fault, crash: int) -> None:
+    """§9.2, T-68: crashed at any write and recovered, a step sends under the same keys: lineage, super-step, task and index."""
+    graph: Graph[Letter] = Graph("letters", Letter)
+
+    @graph.node(start=True)
+    async def first(state: Letter, ctx: Context) -> dict[str, str]:
+        ctx.send("mail", {"n": 1})
+        ctx.send("mail", {"n": 2})
+        return {"text": "x"}
+
+    @graph.node(after="first")
+    async def second(state: Letter, ctx: Context) -> None:
+        ctx.send("mail", {"n": 3})
+
+    async def story() -> list[str]:
+        one = await holdfast_world.host(graph, plan=at_write(crash, fault))
+        two = await holdfast_world.host(graph)
+        run = await two.do(two.rt.submit(graph, key="k"))
+        one.start(one.rt.worker(dispatch=False))
+        await holdfast_world.clock.sleep(120)
+        two.start(two.rt.worker(dispatch=False))
+        await holdfast_world.clock.sleep(300)
+        assert (await two.do(two.rt.get(run.run_id))).condition == "done"
+        return [i.key.removeprefix(run.run_id) for i in await two.do(two.rt.intents(run.run_id))]
+
+    keys = holdfast_world.run(story())
+    assert keys == [".1.first!0", ".1.first!1", ".2.second!0"], keys
