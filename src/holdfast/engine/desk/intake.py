@@ -23,7 +23,7 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.desk.door import OnBusy, Request
 from holdfast.ports import Store
 
-KEY_RETENTION_US = 24 * 3600 * 1_000_000
+KEY_RETENTION_US = 7 * 24 * 3600 * 1_000_000  # §3.5
 
 
 class Birth(msgspec.Struct, frozen=True):
