@@ -21,6 +21,7 @@ from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.limits import Backlog, Held, Later, Limit, Rule
 from holdfast.core.offers import Offer
+from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
@@ -433,6 +434,7 @@ class Upkeep(Protocol):
 
         Raises:
             VersionConflict: there is another run of that id.
+            RunPruned: one of that id was pruned here.
         """
 
     async def loans(self) -> list[tuple[str, str]]:
@@ -441,9 +443,12 @@ class Upkeep(Protocol):
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
         """Keeps what a run carries from its thread with the run itself, which ends its loan (§4.15)."""
 
-    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+    async def pruned(self, run_id: str) -> Tombstone | None:
+        """What is left of a run that was pruned here; None if none was."""
+
+    async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
         """Deletes whole lineages that ended before that time (§6.10). Effects under shared keys stay, as tombstones; large
-        results that nothing left names go too.
+        results that nothing left names go too. Of each run a ``Tombstone`` stays: every verb that is late for it says ``RunPruned``.
 
         A lineage that a loan of a run that stays is on, stays too; a dry run takes it that there are none.
         """

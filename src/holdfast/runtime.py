@@ -1279,9 +1279,10 @@ class Runtime:
         return taken, there
 
     @verb
-    async def prune(self, older_than: dt.timedelta, *, dry: bool = False) -> Pruned:
-        """Deletes whole lineages of runs, all ended longer ago than this (§6.10)."""
-        return await threads.prune(self._store, keeper(self._store), self._store.now() - duration(older_than, "older_than"), dry=dry)
+    async def prune(self, older_than: dt.timedelta, *, dry: bool = False, actor: str = "operator") -> Pruned:
+        """Deletes whole lineages of runs, all ended longer ago than this (§6.10). Whoever is late for one is told when it went, and by whom."""
+        before = self._store.now() - duration(older_than, "older_than")
+        return await threads.prune(self._store, keeper(self._store), before, dry=dry, actor=text_of(actor, "actor"))
 
     @verb
     async def backup(self, path: str | os.PathLike[str]) -> None:

@@ -54,5 +54,5 @@ async def test_a_workspace_loses_the_directory(tmp_path: Path) -> None:
     await store.open()
     await d.done(store)
     assert (await store.prune(store.now() + 1)).run_ids == ("r1",)
-    assert [p.name for p in (tmp_path / "ws").iterdir()] == ["workspace.json"]
+    assert sorted(p.name for p in (tmp_path / "ws").iterdir()) == ["pruned.jsonl", "workspace.json"]
     await store.close()

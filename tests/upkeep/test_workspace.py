@@ -291,7 +291,7 @@ async def test_a_tombstone_keeps_its_large_result_in_the_folder(tmp_path: Path) 
     await script.complete()
     assert (await store.prune(store.now() + 1)).run_ids == ("r1",)
     await store.close()
-    assert sorted(p.name for p in (tmp_path / "ws").iterdir()) == ["blobs", "tombstones.jsonl", "workspace.json"]
+    assert sorted(p.name for p in (tmp_path / "ws").iterdir()) == ["blobs", "pruned.jsonl", "tombstones.jsonl", "workspace.json"]
     store = await opened(tmp_path / "ws")
     (kept,) = await store.effects(key="all")
     assert await store.blob(kept.blob) == bulk().data

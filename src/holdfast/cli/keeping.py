@@ -9,7 +9,7 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
-from holdfast.cli.session import Call, options, over, run_argument
+from holdfast.cli.session import Call, actor_option, options, over, run_argument
 from holdfast.cli.times import lasting
 from holdfast.core import describe
 from holdfast.ports import Pruned
@@ -110,16 +110,18 @@ def import_(call: Call, folder: str) -> int:
 @click.command()
 @click.option("--older-than", "age", metavar="T", required=True, help="How long ago they ended: 90s, 15m, 12h, 30d, 4w.")
 @click.option("--dry-run", is_flag=True, help="Only say which.")
+@actor_option
 @options()
-def prune(call: Call, age: str, dry_run: bool) -> int:
+def prune(call: Call, age: str, dry_run: bool, actor: str) -> int:
     """Delete lineages of runs that ended long ago.
 
     All runs of it must have ended that long ago; everything that hangs on them goes too.
 
     A lineage is a run with its replays, forks and children. Effects under keys that other runs share stay on record.
+    Who asks for a run that is gone is told when it went, and by whom.
     """
     length = lasting(age)
-    done: Pruned = over(call, lambda rt: rt.prune(length, dry=dry_run), long="pruning")
+    done: Pruned = over(call, lambda rt: rt.prune(length, dry=dry_run, actor=actor), long="pruning")
     if call.as_json:
         o.emit({"dry_run": dry_run, "pruned": list(done.run_ids), "kept": done.kept})
         return 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -12,8 +13,8 @@ from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, actor_option, options, over, run_argument
 from holdfast.core import describe
-from holdfast.core.errors import Conflict, UsageError
-from holdfast.engine.keep.check import Checker
+from holdfast.core.errors import Conflict, StoreCorrupt, UsageError
+from holdfast.engine.keep.check import Checker, Findings
 from holdfast.engine.keep.repair import Repair
 from holdfast.ports import Store, offers_health
 from holdfast.runtime import Runtime
@@ -83,6 +84,31 @@ def _tell(report: Repair) -> None:
         click.echo(f"  the row as it was: {o.inline(report.backup)}")
 
 
+_OF_INDEXES = ("index_damaged", StoreCorrupt.code)
+
+
+async def mended(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = False, actor: str = "operator") -> tuple[list[Repair], Findings, int]:
+    """What ``doctor`` does: the repairs, what is wrong in the end, and how many runs are due while no worker is up."""
+    if acknowledge:
+        await _file(rt.store, "acknowledge").acknowledge()
+    done = []
+    if rebuild:
+        found = await rt.check()
+        if any(p.code in _OF_INDEXES for p in found) and hasattr(rt.store, "reindex"):
+            with contextlib.suppress(StoreCorrupt):  # a table's own pages: what is wrong is told below
+                await _file(rt.store, "reindex").reindex()
+            found = await rt.check()
+        if acknowledge and any("_record_" in p.code for p in found):
+            await _file(rt.store, "vouch_anew").vouch_anew()
+            found = await rt.check()
+        for run_id in dict.fromkeys(p.run_id for p in found if p.run_id is not None):
+            done.append(await rt.repair_run_state(run_id, True, actor=actor, rebuild=True))
+    left = await rt.check()
+    if offers_health(rt.store):
+        left.note(await rt.store.health())
+    return done, left, await Checker(rt.store).idle()
+
+
 @click.command()
 @click.option("--acknowledge", is_flag=True, help="Accept the log as it is: a new incarnation, and every fence given out before is void.")
 @click.option("--rebuild", is_flag=True, help="Rebuild every run's row from its events, where they differ, and damaged indexes from their tables.")
@@ -96,26 +122,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     Exit code 0 if nothing is wrong in the end, else 1.
     """
 
-    async def act(rt: Runtime) -> tuple[list[Repair], Any, int]:
-        if acknowledge:
-            await _file(rt.store, "acknowledge").acknowledge()
-        done = []
-        if rebuild:
-            found = await rt.check()
-            if any(p.code == "index_damaged" for p in found):
-                await _file(rt.store, "reindex").reindex()
-                found = await rt.check()
-            if acknowledge and any("_record_" in p.code for p in found):
-                await _file(rt.store, "vouch_anew").vouch_anew()
-                found = await rt.check()
-            for run_id in dict.fromkeys(p.run_id for p in found if p.run_id is not None):
-                done.append(await rt.repair_run_state(run_id, True, actor=actor, rebuild=True))
-        left = await rt.check()
-        if offers_health(rt.store):
-            left.note(await rt.store.health())
-        return done, left, await Checker(rt.store).idle()
-
-    done, left, idle = over(call, act, long="examining")
+    done, left, idle = over(call, lambda rt: mended(rt, acknowledge=acknowledge, rebuild=rebuild, actor=actor), long="examining")
     shown = [describe.plain(describe.problem(p)) for p in left]
     if call.as_json:
         o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle})

@@ -149,6 +149,18 @@ class RunNotFound(NotFound):
     code = "run_not_found"
 
 
+class RunPruned(RunNotFound):
+    """The run was here and has been pruned: ``at`` is when (microseconds since 1970), ``by`` who did it."""
+
+    code = "pruned"
+
+    def __init__(self, run_id: str, at: int, by: str, when: str) -> None:
+        super().__init__(f"{run_id} was pruned at {when} by {by}", hint="an export of it, or a backup, can be looked at in a store of its own")
+        self.run_id = run_id
+        self.at = at
+        self.by = by
+
+
 class CheckpointNotFound(NotFound):
     """The run has no checkpoint of this name."""
 
@@ -712,7 +724,7 @@ class RecordDamaged(StoreCorrupt):
     code = "record_unreadable"
 
     def __init__(self, kind: str, run_id: str, record: str, *, missing: bool = False) -> None:
-        shown = record.replace("\x1f", " ")
+        shown = str(record).replace("\x1f", " ")
         whose = f"the {kind} record {shown!r}" + (f" of {run_id}" if run_id else "")
         said = "is missing, though it was written" if missing else "is not what was written"
         way_out = "do not act on it again before you have looked; restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"

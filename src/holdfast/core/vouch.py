@@ -25,8 +25,8 @@ from holdfast.core.intents import Intent
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 
-Kind = Literal["effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned"]
-KINDS: tuple[Kind, ...] = ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned")
+Kind = Literal["effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned", "meta"]
+KINDS: tuple[Kind, ...] = ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned", "meta")
 OWN = ""
 """The run of a record that belongs to the store itself."""
 
@@ -145,19 +145,24 @@ def of_pruned(run_id: str, at: int, by: str) -> Voucher:
     return Voucher(OWN, "pruned", run_id, seal("pruned", OWN, run_id, at, by))
 
 
+def of_meta(values: Mapping[str, int]) -> Voucher:
+    """What a store knows of itself."""
+    return Voucher(OWN, "meta", "store", seal("meta", OWN, "store", *(part for name in sorted(values) for part in (name, values[name]))))
+
+
 # -- holding records and vouchers against each other --------------------------------------------------
 
 
 def damage(found: Mapping[str, Voucher], stated: Mapping[str, Voucher]) -> Iterator[RecordDamaged]:
     """What differs between the records as they are and what was vouched for, both by id: in the order of their ids."""
-    for id in sorted(found.keys() | stated.keys()):
+    for id in sorted(found.keys() | stated.keys(), key=str):  # what a damaged page gives may be anything
         record, voucher = found.get(id), stated.get(id)
         known = voucher or record
         assert known is not None
         run_id = known.under if known.kind == "claim" else known.run_id
         if record is None:
             yield RecordDamaged(known.kind, run_id, id, missing=True)
-        elif voucher is None or record.seal != voucher.seal or record.mark != voucher.mark:
+        elif record != voucher:
             yield RecordDamaged(known.kind, run_id, id)
 
 
@@ -177,5 +182,5 @@ def hold(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
 
 __all__ = [
     "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "claim_id", "damage", "hold", "ledger_id", "of_claim", "of_effect", "of_effect_row", "of_inbox", "of_intent",
-    "of_intent_row", "of_ledger", "of_offer", "of_pruned", "of_schedule", "of_schedule_row", "of_shelf", "of_token", "of_worker", "seal", "shelf_id",
+    "of_intent_row", "of_ledger", "of_meta", "of_offer", "of_pruned", "of_schedule", "of_schedule_row", "of_shelf", "of_token", "of_worker", "seal", "shelf_id",
 ]  # fmt: skip

@@ -60,7 +60,7 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
     if last_seq is None:
         found.append(problem("event_seq_gap", "the newest commit that the row names is not in the log", "restore a backup", run_id))
     elif last_seq != raw["seq"]:
-        found.append(problem("snapshot_field_drift", f"the row counts {raw['seq']} events, its log ends with {last_seq}", "", run_id))
+        found.append(problem("snapshot_field_drift", f"the row counts {raw['seq']} events, its log ends with {last_seq}", "look at the log first; restore a backup if it matters", run_id))
     return found
 
 

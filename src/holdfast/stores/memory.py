@@ -35,6 +35,7 @@ from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
 from holdfast.core.lease import Alive, Lease, Take, at_once, due_since, due_time
 from holdfast.core.limits import Backlog, Due, Held, Later, Limit, Rule, Use, chosen, in_force, may_enter
 from holdfast.core.offers import Offer
+from holdfast.core.pruned import Tombstone, missing
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
@@ -115,6 +116,7 @@ class MemoryStore:
         self._schedules: dict[str, Schedule] = {}
         self._shelves: dict[tuple[str, str], bytes] = {}
         self._rings: dict[str, rings.Ring] = {}
+        self._pruned: dict[str, Tombstone] = {}
         self._workers: dict[str, _Worker] = {}
         self._dead: set[str] = set()
         self._offers: dict[str, Offer] = {}
@@ -194,6 +196,8 @@ class MemoryStore:
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self._workers
         ruling = apply.ruled(p, None if old is None else self._found(old, now), incarnation=self.incarnation, taker=taker)
+        if isinstance(ruling, RunNotFound):
+            raise self._missing(run_id)
         if isinstance(ruling, HoldfastError):
             raise ruling
         lane = (c.run.tenant_id, c.run.session_key, c.run.lane)
@@ -294,7 +298,7 @@ class MemoryStore:
     def _put(self, item: InboxItem, now: int) -> InboxItem:
         row = self._runs.get(item.run_id)
         if row is None:
-            raise RunNotFound(f"there is no run {item.run_id}")
+            raise self._missing(item.run_id)
         there = self._inbox.get((item.run_id, item.key))
         if there is not None:
             return _item(there)
@@ -357,7 +361,7 @@ class MemoryStore:
             if owner not in self._workers:
                 raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
             if run_id is not None and run_id not in self._runs:
-                raise RunNotFound(f"there is no run {run_id}")
+                raise self._missing(run_id)
             rows = self._runs.values() if run_id is None else [self._runs[run_id]]
             found = [r for r in rows if self._claimable(r, owner, now, queues, skills, run_id, shapes)]
             if run_id is not None and found and found[0].owner == owner:
@@ -553,7 +557,7 @@ class MemoryStore:
 
     async def issue_token(self, token: Token) -> None:
         if token.run_id not in self._runs:
-            raise RunNotFound(f"there is no run {token.run_id}")
+            raise self._missing(token.run_id)
         self._tokens[token.hash] = token
 
     async def token(self, hash: bytes) -> Token | None:
@@ -810,6 +814,8 @@ class MemoryStore:
         run_id = dossier.run.run_id
         if run_id in self._runs:
             return not apply.same(dossier, await self.rows(run_id))
+        if run_id in self._pruned:
+            raise self._missing(run_id)
         with self._atomic():
             self._take_over(dossier, None)
         self._changes.tell()
@@ -858,11 +864,18 @@ class MemoryStore:
     async def keep_origin(self, run_id: str, origin: bytes) -> None:
         self._origins.setdefault(run_id, origin)
 
-    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+    def _missing(self, run_id: str) -> RunNotFound:
+        return missing(run_id, self._pruned.get(run_id))
+
+    async def pruned(self, run_id: str) -> Tombstone | None:
+        return self._pruned.get(run_id)
+
+    async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
         found = self._prunable(before, () if dry else await self.loans())
         if not dry:
             with self._atomic():
                 self._forget(set(found.run_ids))
+                self._pruned |= {run_id: Tombstone(run_id, self.now(), actor) for run_id in found.run_ids}
             self._changes.tell()
         return found
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 import base64
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 import shutil
@@ -50,6 +51,7 @@ from holdfast.core.errors import (
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
 from holdfast.core.limits import Backlog, Limit, Rule
+from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run, fold
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
@@ -63,6 +65,7 @@ from holdfast.stores.plainly import agenda, plainly, revived, scheduled
 
 FORMAT = 1
 META, HOUSE, TOMBSTONES, SCHEDULES, SHELVES, LIMITS, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "shelves.json", "limits.json", "blobs"
+PRUNED = "pruned.jsonl"
 ORIGIN, RECORDS, CHUNKS = "origin.json", "records.json", "chunks.log"
 LOOSE = 4 * 2**20
 TOP = ""
@@ -107,7 +110,9 @@ class WorkspaceStore(MemoryStore):
         self._stamps: dict[str, Stamp] = {}
         self._harmed: dict[str, tuple[RecordDamaged, ...]] = {}  # what is wrong beside the logs, by run
         self._house: tuple[Problem, ...] = ()
-        self._unscheduled: EventUnreadable | None = None
+        self._unscheduled: StoreError | None = None
+        self._unshelved: StoreError | None = None
+        self._files: dict[str, list[str]] = {}
         self._ends: dict[str, dict[str, End]] = {}  # where the files beside a run's log end
         self._unnoted: dict[str, rings.Ring] = {}  # rings as their files have them, where memory is ahead
         self._ring_sizes: dict[str, int] = {}  # of the files that hold what runs emit
@@ -166,7 +171,7 @@ class WorkspaceStore(MemoryStore):
             raise StoreBusy(f"another process writes {self.folder}", hint="a workspace has one writer: let that one end")
         self._catch_up(None, held=False)
         if not os.path.exists(os.path.join(self.folder, HOUSE)):
-            self._replace(os.path.join(self.folder, HOUSE), _json({"format": FORMAT, "incarnation": self.incarnation}))
+            self._write_house({})
 
     def place(self, run_id: str) -> str:
         """The directory of a run."""
@@ -203,7 +208,7 @@ class WorkspaceStore(MemoryStore):
     def _stamp(self, run_id: str) -> Stamp:
         """What tells whether a run's files have changed, or those of the house; taken before they are read. Empty if there is no run."""
         try:
-            files = [e for e in os.scandir(self._at(run_id)) if e.name.endswith(".jsonl") or e.name in (META, ORIGIN, HOUSE, SCHEDULES, LIMITS, RECORDS)]
+            files = [e for e in os.scandir(self._at(run_id)) if e.name.endswith(".jsonl") or e.name in (META, ORIGIN, HOUSE, SCHEDULES, SHELVES, LIMITS, RECORDS)]
             found = [(e.name, (s := e.stat()).st_size, s.st_mtime_ns, s.st_ino) for e in files]
         except (FileNotFoundError, NotADirectoryError):
             return ()
@@ -237,14 +242,24 @@ class WorkspaceStore(MemoryStore):
                     continue
                 self._effects.setdefault(effect.effect_id, (effect, codec.encode_effect(effect)))
                 self._named(TOP, blobs.named((), [effect]))
-        self._unscheduled = None
+            left = read_beside(_read(os.path.join(self.folder, PRUNED)) or b"", None)
+            house += [problem("pruned_record_altered", f"{where} of {PRUNED} is not what was written", _LOOK) for where in left.altered]
+            self._pruned = {f["run_id"]: Tombstone(f["run_id"], f["at"], f["by"]) for f in left.lines if _is_tombstone(f)}
+        damaged = {name: error for name in _OF_HOUSE if (error := self._differs(name)) is not None}
+        house += [record_problem(error) for error in damaged.values()]
+        self._unscheduled = damaged.get(SCHEDULES)
         try:
-            self._schedules = scheduled(_read(os.path.join(self.folder, SCHEDULES)) or b"[]")
+            self._schedules = scheduled(_read(os.path.join(self.folder, SCHEDULES)) or b"[]") if self._unscheduled is None else {}
         except EventUnreadable as e:
             self._schedules, self._unscheduled = {}, e
             house.append(problem("schedule_record_altered", e.message, e.hint))
-        kept_rows = (_read_json(os.path.join(self.folder, SHELVES)) or {}).get("rows", [])
-        self._shelves = {(name, key): base64.b64decode(data) for name, key, data in kept_rows}
+        self._unshelved = damaged.get(SHELVES)
+        try:
+            kept_rows = (_read_json(os.path.join(self.folder, SHELVES)) or {}).get("rows", []) if self._unshelved is None else []
+            self._shelves = {(name, key): base64.b64decode(data) for name, key, data in kept_rows}
+        except _MALFORMED as e:
+            self._shelves, self._unshelved = {}, EventUnreadable(f"{SHELVES} cannot be read: {e}", hint="restore it from a backup")
+            house.append(problem("shelf_record_altered", self._unshelved.message, self._unshelved.hint))
         self._rules = {}
         for n, kept_rule in enumerate((_read_json(os.path.join(self.folder, LIMITS)) or {}).get("limits", [])):
             try:
@@ -255,6 +270,28 @@ class WorkspaceStore(MemoryStore):
             self._rules[rule.name] = rule
         self._house = tuple(house)
 
+    def _differs(self, name: str) -> RecordDamaged | None:
+        """What is wrong with a file of the house, by what the house states of it."""
+        stated = self._files.get(name)
+        data = _read(os.path.join(self.folder, name))
+        return None if stated is None or _digest(data) in stated else RecordDamaged(_OF_HOUSE[name], "", name, missing=data is None)
+
+    def _write_house(self, files: dict[str, list[str]]) -> None:
+        """The workspace's own file: it states what the files beside the runs hold."""
+        fields = {"format": FORMAT, "incarnation": self.incarnation, "files": files}
+        self._replace(os.path.join(self.folder, HOUSE), _json({**fields, "sum": _digest(json.dumps(fields, sort_keys=True).encode())}), sync=True)
+        self._files = files
+
+    def _put_file(self, name: str, data: bytes) -> None:
+        """Replaces a file of the house. What is stated of it allows for both contents until it is there."""
+        digest = _digest(data)
+        self._write_house({**self._files, name: [*self._files.get(name, [_digest(_read(os.path.join(self.folder, name)))])[-1:], digest]})
+        self._replace(os.path.join(self.folder, name), data, sync=True)
+        self._write_house({**self._files, name: [digest]})
+
+    def _add_to_file(self, name: str, data: bytes) -> None:
+        self._put_file(name, (_read(os.path.join(self.folder, name)) or b"") + data)
+
     def _read_house(self, problems: list[Problem]) -> None:
         """The workspace's own file. One that cannot be read is named; the runs, which do not need it, go on."""
         path = os.path.join(self.folder, HOUSE)
@@ -263,11 +300,13 @@ class WorkspaceStore(MemoryStore):
             return
         house = _read_json(path) or {}
         form, incarnation = house.get("format"), house.get("incarnation")
-        if not isinstance(form, int) or not isinstance(incarnation, int) or not 0 <= incarnation < 2**31:
+        stated = house.pop("sum", None)
+        whole = stated is None or stated == _digest(json.dumps(house, sort_keys=True).encode())
+        if not whole or not isinstance(form, int) or not isinstance(incarnation, int) or not 0 <= incarnation < 2**31:
             problems.append(problem("record_unreadable", f"{HOUSE} cannot be read", "restore it from a backup, or remove it: it is made anew"))
             return
         codec.check_format(form * 100)
-        self.incarnation = incarnation
+        self.incarnation, self._files = incarnation, house.get("files", {})
 
     def _named(self, run_id: str, digests: Iterable[str]) -> None:
         """Notes whose directory holds a large result; ``TOP`` is the folder itself, for what outlives its run."""
@@ -597,7 +636,7 @@ class WorkspaceStore(MemoryStore):
         if self._unscheduled is not None:
             raise self._unscheduled  # what is there would be overwritten
         with self._disk():
-            self._replace(os.path.join(self.folder, SCHEDULES), agenda(schedules.values()), sync=True)
+            self._put_file(SCHEDULES, agenda(schedules.values()))
         self._schedules = schedules
 
     async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
@@ -620,6 +659,19 @@ class WorkspaceStore(MemoryStore):
         self._writable()
         self._shelved({**self._shelves, **{(shelf, key): data for key, data in rows.items()}})
 
+    async def shelved(self, shelf: str, key: str) -> bytes | None:
+        self._readable()
+        return await super().shelved(shelf, key)
+
+    async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
+        self._readable()
+        return await super().shelf_scan(shelf, prefix, after, limit)
+
+    def _readable(self) -> None:
+        self._look()
+        if self._unshelved is not None:
+            raise self._unshelved  # what is there is not what was written
+
     async def unshelve(self, shelf: str, prefix: str) -> int:
         self._writable()
         kept = {place: data for place, data in self._shelves.items() if place[0] != shelf or not place[1].startswith(prefix)}
@@ -629,8 +681,10 @@ class WorkspaceStore(MemoryStore):
 
     def _shelved(self, shelves: dict[tuple[str, str], bytes]) -> None:
         rows = [[name, key, base64.b64encode(data).decode()] for (name, key), data in sorted(shelves.items())]
+        if self._unshelved is not None:
+            raise self._unshelved  # what is there would be overwritten
         with self._disk():
-            self._replace(os.path.join(self.folder, SHELVES), _json({"rows": rows}), sync=True)
+            self._put_file(SHELVES, _json({"rows": rows}))
         self._shelves = shelves
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
@@ -967,7 +1021,7 @@ class WorkspaceStore(MemoryStore):
             self._replace(os.path.join(folder, BLOBS, blob.digest), blobs.read_back(blob.digest, blob.data))
         _add(os.path.join(folder, EVENTS), b"".join(text))
 
-    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+    async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
         self._look()
         found = self._prunable(before, () if dry else await self.loans())
         if dry or not found.run_ids:
@@ -981,15 +1035,30 @@ class WorkspaceStore(MemoryStore):
             for digest in left:
                 self._place_blob(TOP, Blob(digest, 0))
             if shared:
-                _add(os.path.join(self.folder, TOMBSTONES), b"".join(line(_dump_effect(e)) for e in shared))
+                self._add_to_file(TOMBSTONES, b"".join(line(_dump_effect(e)) for e in shared))
+            graves = [Tombstone(run_id, self.now(), actor) for run_id in found.run_ids]
+            self._add_to_file(PRUNED, b"".join(line({**msgspec.structs.asdict(t), "when": views.iso(t.at)}) for t in graves))
             for run_id in found.run_ids:
                 away = self._at(f".{run_id}.gone")
                 os.rename(self._at(run_id), away)
                 shutil.rmtree(away)
         self._named(TOP, left)
         self._forget(gone)
+        self._pruned |= {t.run_id: t for t in graves}
         self._changes.tell()
         return found
+
+
+_OF_HOUSE = {SCHEDULES: "schedule", SHELVES: "shelf", TOMBSTONES: "effect", PRUNED: "pruned"}
+"""The files beside the runs, and of what kind their records are."""
+
+
+def _digest(data: bytes | None) -> str:
+    return "" if data is None else hashlib.sha256(data).hexdigest()[:32]
+
+
+def _is_tombstone(fields: dict[str, Any]) -> bool:
+    return isinstance(fields.get("run_id"), str) and isinstance(fields.get("at"), int) and isinstance(fields.get("by"), str)
 
 
 # -- what is kept beside the log --------------------------------------------------------------------

@@ -26,10 +26,12 @@ from holdfast.core.errors import (
     HoldfastError,
     LeaseLost,
     RunNotFound,
+    RunPruned,
     TokenRefused,
     VersionConflict,
 )
 from holdfast.core.lease import COUNTER_BITS, KEEP, RELEASE, TOUCH, Alive, Keep, LeaseAction, Take, Touch, counter
+from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run, fold
 from holdfast.core.tokens import Token
 from holdfast.core.waits import Wait, WaitKind
@@ -995,6 +997,29 @@ async def case_prune(h: Harness) -> None:
     assert [e.key for e in await h.store.effects(key="all")] == ["all"]
     assert await h.store.effects(key="mine") == []
     await (await _scripted(h, "c1")).steps(1)
+    assert await h.store.verify() == []
+
+
+@case
+async def case_whoever_is_late_for_a_pruned_run_is_told(h: Harness) -> None:
+    """§6.10: a commit, a command, a link, a claim by name, a copy from elsewhere; a run that never was is not pruned."""
+    await h.store.register("w", 100 * TTL)
+    script = await Script(h.store, "r1").begin("w")
+    late = script.commit(ev.NoteAdded("late"))
+    await script.complete()
+    keeper = _keeper(h)
+    loaded = await h.store.load("r1")
+    assert loaded is not None and await keeper.pruned("r1") is None
+    copy = Dossier(run=loaded.run, rows=tuple(await h.store.rows("r1")))
+    h.clock.forward(SECOND)
+    await keeper.prune(h.store.now(), dry=True, actor="eve")
+    assert await keeper.pruned("r1") is None
+    await keeper.prune(h.store.now(), actor="eve")
+    assert await keeper.pruned("r1") == Tombstone("r1", h.store.now(), "eve") and await keeper.pruned("r2") is None
+    for asked in (h.store.commit(late), h.store.put(signal("r1", "k", 0)), keeper.adopt(copy), h.store.claim("w", (), None, limit=1, run_id="r1")):
+        error = await refused(RunPruned, asked, "pruned")
+        assert isinstance(error, RunPruned) and (error.run_id, error.by) == ("r1", "eve")
+    await refused(RunNotFound, h.store.put(signal("r2", "k", 0)), "run_not_found")
     assert await h.store.verify() == []
 
 

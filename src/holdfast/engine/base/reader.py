@@ -12,7 +12,7 @@ from holdfast.core import checkpoint as cps
 from holdfast.core import run as records
 from holdfast.core.codec import open_row
 from holdfast.core.effects import Effect
-from holdfast.core.errors import CheckpointNotFound, InvalidInput, RunNotFound
+from holdfast.core.errors import CheckpointNotFound, InvalidInput
 from holdfast.core.lanes import Blocked
 from holdfast.core.lease import Lease
 from holdfast.core.masks import Mask
@@ -22,6 +22,7 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.engine.base import standing
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.looker import Looker, Wanted
+from holdfast.engine.look.missing import missing
 from holdfast.engine.look.threads import Ends
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Loaded, RunFilter
@@ -52,7 +53,7 @@ class Reader:
             raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
         loaded = await self._services.threads.load(run_id)
         if loaded is None:
-            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+            raise await missing(self._store, run_id)
         return loaded
 
     async def get(self, run_id: str) -> Run[Any]:

@@ -11,9 +11,10 @@ from collections.abc import AsyncIterator
 
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_problem
-from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, RunNotFound, StoreCorrupt, UsageError
+from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, StoreCorrupt, UsageError
 from holdfast.core.run import Run
 from holdfast.engine.base import standing
+from holdfast.engine.look.missing import missing
 from holdfast.ports import Evidence, RunFilter, Store, Upkeep, as_kept, offers_upkeep
 
 PAGE = 500
@@ -97,7 +98,7 @@ class Checker:
             raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
         found = Findings()
         if not await self._one(run_id, found):
-            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+            raise await missing(self._store, run_id)
         return found
 
     async def _nobody(self, evidence: Evidence) -> list[Problem]:

@@ -17,7 +17,7 @@ from holdfast.core.checkpoint import Checkpoint, Delta, Source
 from holdfast.core.codec import open_row
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.consistency import Diagnosis, Problem, asleep, drift
-from holdfast.core.errors import InvalidInput, RepairRefused, RunNotFound
+from holdfast.core.errors import InvalidInput, RepairRefused
 from holdfast.core.lease import COUNTER_BITS, TOUCH, counter
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold, fold_all
@@ -25,6 +25,7 @@ from holdfast.core.status import LIVE, Condition
 from holdfast.core.views import boundaries, condition
 from holdfast.core.waits import DENY, HALTING, Decision
 from holdfast.engine.keep.check import PAGE, Checker, keeper, merged
+from holdfast.engine.look.missing import missing
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Evidence, Store
 
@@ -100,7 +101,7 @@ class Repairer:
             raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
         evidence = await self._keeper.evidence(run_id)
         if evidence is None:
-            raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+            raise await missing(self._store, run_id)
         diagnosis = await self._checker.examine(evidence)
         problems = tuple(merged(evidence, diagnosis))
         before = evidence.run.status.value if isinstance(evidence.run, Run) else None

@@ -12,6 +12,7 @@ from holdfast.core.errors import InvalidInput, RunNotFound, VersionConflict
 from holdfast.core.lease import TOUCH, counter
 from holdfast.core.run import Run, fold, fold_all
 from holdfast.engine.keep.check import keeper
+from holdfast.engine.look.missing import missing
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Dossier, Store, as_kept, offers_sealing
 
@@ -31,7 +32,7 @@ async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossie
     store = source if opened else as_kept(source)
     evidence = await keeper(store).evidence(run_id)
     if evidence is None or evidence.tip is None:
-        raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+        raise await missing(store, run_id)
     rows: list[Row] = []
     large: dict[str, str] = {}
     run: Run | None = None

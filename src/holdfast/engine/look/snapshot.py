@@ -32,6 +32,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
 from holdfast.core.turns import Place, Turns
 from holdfast.core.views import Moment, timeline
+from holdfast.engine.look.missing import missing
 from holdfast.engine.look.threads import Origin, Threads
 from holdfast.ports import Store
 
@@ -200,6 +201,8 @@ async def found(store: Store, run_id: str, tenant_id: str | None = None) -> tupl
     if not run_id:
         raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
     row = await store.get(run_id)
+    if row is None and tenant_id is None:
+        raise await missing(store, run_id)
     if row is None or (tenant_id is not None and row[0].tenant_id != tenant_id):
         raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
     return row

@@ -270,7 +270,7 @@ def _origin(run_id: str, carries: tuple[Carry, ...], values: Mapping[tuple[str, 
     return empty(run_id, {n: values[_place(c)][n] for c in carries for n in c.channels}), b""
 
 
-async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False) -> Pruned:
+async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
     """Deletes what ended before that time. Runs that stay and carry on from one that goes get their origin kept with them first.
 
     A crash in between leaves an origin too many and nothing undone; and who begins to carry on in between keeps
@@ -286,7 +286,7 @@ async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False)
                 continue  # what it carries cannot be found: its lender stays, and prune says why
             if origin is not None:
                 await keeper.keep_origin(borrower, codec.encode_whole(*origin))
-    return await keeper.prune(before, dry=dry)
+    return await keeper.prune(before, dry=dry, actor=actor)
 
 
 __all__ = ["Lent", "Origin", "Threads", "carries", "prune"]

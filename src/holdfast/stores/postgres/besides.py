@@ -14,7 +14,8 @@ import msgspec
 from holdfast.core import canon, codec, vouch
 from holdfast.core.commit import DedupClaim, InboxItem, LedgerRow
 from holdfast.core.effects import Effect
-from holdfast.core.errors import RecordDamaged
+from holdfast.core.errors import HoldfastError, RecordDamaged
+from holdfast.core.pruned import Tombstone
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
@@ -153,6 +154,14 @@ def as_json(data: bytes) -> str:
     return msgspec.json.encode(canon.reveal(data)).decode()
 
 
+def shows(json: str | None, data: bytes) -> bool:
+    """Whether what people read is what was written; not where that cannot be read."""
+    try:
+        return json == as_json(data)
+    except HoldfastError:
+        return False
+
+
 def put_ledger(rows: Iterable[LedgerRow], numbers: Iterator[int]) -> Iterator[Statement]:
     """``numbers``: what the sequence has given for them."""
     numbered = [msgspec.structs.replace(r, number=next(numbers)) for r in rows]
@@ -171,6 +180,26 @@ def put_shelf(shelf: str, rows: Sequence[tuple[str, bytes]]) -> Iterator[Stateme
     if rows:
         yield Q.shelf_put, (shelf, [key for key, _ in rows], [data for _, data in rows])
         yield from keep(vouch.of_shelf(shelf, key, data) for key, data in rows)
+
+
+# -- runs that were pruned ----------------------------------------------------------------------------
+
+
+def pruned_of(run_ids: Sequence[str]) -> tuple[Statement, Statement]:
+    """What reads what is left of runs."""
+    return (Q.pruned_get, (list(run_ids),)), (Q.vouch_some, (OWN, "pruned", list(run_ids)))
+
+
+def pruned(rows: Found, stated: Found) -> Tombstone | None:
+    """What is left of the first of them that was pruned."""
+    hold((vouch.of_pruned(*row) for row in rows), stated)
+    return Tombstone(*rows[0]) if rows else None
+
+
+def bury(run_ids: Sequence[str], at: int, by: str) -> Iterator[Statement]:
+    """Notes that runs were pruned."""
+    yield Q.pruned_put, (at, by, list(run_ids))
+    yield from keep(vouch.of_pruned(run_id, at, by) for run_id in run_ids)
 
 
 # -- what the checker asks ----------------------------------------------------------------------------
@@ -205,28 +234,29 @@ def damage_of_run(run_id: str, answers: Sequence[Found]) -> list[RecordDamaged]:
         out += vouch.damage(vouch.by_id(records), vouch.by_id(v for v in stated if v.kind == kind))
     told = {e.record for e in out}
     for entry, row in zip(entries, ledger, strict=True):
-        if (id := vouch.ledger_id(entry.number)) not in told and row[7] != as_json(entry.data):
+        if (id := vouch.ledger_id(entry.number)) not in told and not shows(row[7], entry.data):
             out.append(RecordDamaged("ledger", run_id, id))
     return out
 
 
 def kept_by_store(now: int | None) -> list[Statement]:
     """What is read for ``damage_of_store``."""
-    own = [(Q.vouch_of_run, (OWN, kind)) for kind in ("schedule", "shelf", "worker", "offer", "pruned")]
-    rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None)]
+    own = [(Q.vouch_of_run, (OWN, kind)) for kind in ("schedule", "shelf", "worker", "offer", "pruned", "meta")]
+    rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None), (Q.meta, None)]
     return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None)]
 
 
 def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
     """Every record of the store itself, its claims apart, or of a run that is not here, that is gone or is not what was written."""
-    schedules, shelves, workers, offers, pruned, *stated = answers[:10]
-    effects, runless, claims = answers[10:]
+    schedules, shelves, workers, offers, pruned, meta, *stated = answers[:12]
+    effects, runless, claims = answers[12:]
     found: list[Iterable[Voucher]] = [
         map(vouch.of_schedule_row, schedules),
         map(shelf_row, shelves),
         (vouch.of_worker(*row[:6]) for row in workers),
         (vouch.of_offer(*row) for row in offers),
         (vouch.of_pruned(*row) for row in pruned),
+        [vouch.of_meta({row[0]: row[1] for row in meta})] if stated[-1] else [],  # a store that was emptied by hand has none
     ]
     out: list[RecordDamaged] = []
     for records, vouchers in zip(found, stated, strict=True):
@@ -260,12 +290,13 @@ KEPT: tuple[Statement, ...] = (
     (Q.workers_all, {"now": None}),
     (Q.offers_all, None),
     (Q.pruned_all, None),
+    (Q.meta, None),
 )
 
 
 def vouch_for_all(answers: Sequence[Found]) -> Iterator[Statement]:
     """What vouches for every record as it was read by the statements ``KEPT``."""
-    effects, intents, ledger, inbox, tokens, claims, schedules, shelves, workers, offers, pruned = answers
+    effects, intents, ledger, inbox, tokens, claims, schedules, shelves, workers, offers, pruned, meta = answers
     yield from keep(
         [
             *map(vouch.of_effect_row, effects),
@@ -279,5 +310,6 @@ def vouch_for_all(answers: Sequence[Found]) -> Iterator[Statement]:
             *(vouch.of_worker(*row[:6]) for row in workers),
             *(vouch.of_offer(*row) for row in offers),
             *(vouch.of_pruned(*row) for row in pruned),
+            vouch.of_meta({row[0]: row[1] for row in meta}),
         ]
     )

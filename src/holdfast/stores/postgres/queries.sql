@@ -200,6 +200,10 @@ SELECT name, key, data FROM holdfast.shelf;
 SELECT owner, started_at, ttl, boot, host, pid, expires_at - {now} FROM holdfast.worker;
 -- name: offers_all
 SELECT owner, data FROM holdfast.offer;
+-- name: pruned_get
+SELECT run_id, at, by FROM holdfast.pruned WHERE run_id = ANY(%s::text[]) ORDER BY run_id;
+-- name: pruned_put
+INSERT INTO holdfast.pruned (run_id, at, by) SELECT x, %s, %s FROM unnest(%s::text[]) AS x ON CONFLICT (run_id) DO UPDATE SET at = excluded.at, by = excluded.by;
 -- name: pruned_all
 SELECT run_id, at, by FROM holdfast.pruned;
 -- name: tokens_of_run
@@ -650,7 +654,10 @@ SELECT current_setting('synchronous_commit'), current_setting('fsync'), current_
   (SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'async'), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint,
   (SELECT coalesce(max(extract(epoch FROM clock_timestamp() - xact_start)), 0)::float8 FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()),
   (SELECT coalesce(sum(n_dead_tup), 0)::bigint FROM pg_stat_user_tables WHERE schemaname = 'holdfast' AND n_dead_tup > 100000 AND n_dead_tup > n_live_tup),
-  current_setting('autovacuum');
+  current_setting('autovacuum'),
+  (SELECT format('the session %s of %s (%s, from %s, since %s)', pid, usename, coalesce(nullif(application_name, ''), 'no name'),
+     coalesce(client_addr::text, 'this machine'), to_char(xact_start AT TIME ZONE 'UTC', 'YYYY-MM-DD"T"HH24:MI:SS"Z"'))
+   FROM pg_stat_activity WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 1);
 -- name: chain_page
 SELECT l.bucket, l.run, l.n, l.seq, l.hash, l.data FROM holdfast.log l
 WHERE (l.bucket, l.run, l.n) > (%s, %s, %s) ORDER BY l.bucket, l.run, l.n LIMIT 500;

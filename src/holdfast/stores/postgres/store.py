@@ -49,6 +49,7 @@ from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease, OwnerId, due_since
 from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, Use, chosen, in_force
 from holdfast.core.offers import Offer
+from holdfast.core.pruned import Tombstone, missing
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
@@ -157,6 +158,7 @@ class PostgresStore:
                 system, timeline = self._history
                 for name, value in (("schema", len(MIGRATIONS)), ("incarnation", incarnation), ("store", store), ("system", system), ("timeline", timeline)):
                     await db.execute(Q.meta_set, (name, value))
+                await _vouch_for_meta(db)
         meta = dict(await _all(db, Q.meta))
         if meta["schema"] > len(MIGRATIONS):
             raise UnsupportedFormat(f"{self.url} has the schema {meta['schema']}, this release reads {len(MIGRATIONS)}", hint="use the release that wrote it")
@@ -176,10 +178,10 @@ class PostgresStore:
                 return int(meta["incarnation"])  # somebody else was first
             for script in MIGRATIONS[meta["schema"] :]:
                 await db.execute(schema_of(self._place, script))
-            if meta["schema"] < VOUCHED:
-                await _vouch_anew(db)
             await db.execute(Q.meta_set, ("schema", len(MIGRATIONS)))
-            return await self._void(db, meta["incarnation"])
+            incarnation = await self._void(db, meta["incarnation"])
+            await (_vouch_anew(db) if meta["schema"] < VOUCHED else _vouch_for_meta(db))
+            return incarnation
 
     async def _same_server(self, db: Connection) -> None:
         """Looks at a new connection: a server in recovery is left, and one on another history is a new incarnation (§1.9)."""
@@ -197,9 +199,12 @@ class PostgresStore:
         async with db.transaction():
             meta = dict(await _all(db, Q.meta_lock))
             if (meta["system"], meta["timeline"]) != self._history:
+                sound = [list(row) for row in await _all(db, Q.vouch_some, (OWN, "meta", ["store"]))] == [list(vouch.of_meta(meta))]
                 meta["incarnation"] = await self._void(db, meta["incarnation"])
                 await db.execute(Q.meta_set, ("system", self._history[0]))
                 await db.execute(Q.meta_set, ("timeline", self._history[1]))
+                if sound:  # else the checker names it until somebody has looked
+                    await _vouch_for_meta(db)
             for values in self._mine.values():  # the row of a living worker may be among what was lost
                 await db.execute(Q.worker_keep, values)
         self.incarnation = meta["incarnation"]
@@ -300,7 +305,10 @@ class PostgresStore:
         prepared = apply.prepare(commit)
         if __debug__ and not prepared.step:
             commit.check()
-        tip = await committer.commit(prepared)
+        try:
+            tip = await committer.commit(prepared)
+        except RunNotFound as e:
+            raise await self._missing(e, commit.run.run_id, *(i.run_id for i in commit.puts)) from None
         run_id = commit.run.run_id
         if apply.owner_after(commit, "") is not None:
             self._tips[run_id] = tip
@@ -316,11 +324,20 @@ class PostgresStore:
         self._news.tell()
         return kept
 
+    async def _missing(self, error: RunNotFound, *run_ids: str) -> RunNotFound:
+        """What is said of runs of which one is not here: whether it was pruned."""
+        left = besides.pruned(*await self._ask(*besides.pruned_of(run_ids)))
+        return error if left is None else missing(left.run_id, left)
+
+    async def _left(self, db: Connection, run_id: str) -> RunNotFound:
+        """Inside a transaction: what is said of a run that is not here."""
+        return missing(run_id, besides.pruned(*await many(db, besides.pruned_of([run_id]))))
+
     async def _put(self, db: Connection, item: InboxItem) -> InboxItem:
         bucket = ids.bucket_number(item.run_id)
         locked, there = await many(db, [(Q.lock_run, (bucket, item.run_id)), (Q.put, put_values(item, self._clock()))])
         if not locked:
-            raise RunNotFound(f"there is no run {item.run_id}")
+            raise await self._left(db, item.run_id)
         if there and there[0][0] is None:
             raise RecordDamaged("inbox", item.run_id, item.key, missing=True)
         return besides.item(item.run_id, there[0]) if there else msgspec.structs.replace(item, taken_seq=None)
@@ -440,7 +457,7 @@ class PostgresStore:
         if not known:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         if not found:
-            raise RunNotFound(f"there is no run {run_id}")
+            raise await self._left(db, run_id)
         bucket, id, fence, previous, holds, turn, status, tenant, session, lane, queue = found[0]
         its, left = see[0]
         lost = None if previous is None else self._lost(previous, its, left)
@@ -758,7 +775,7 @@ class PostgresStore:
             "b": ids.bucket_number(t.run_id), "run": t.run_id, "id": voucher.id, "seal": voucher.seal,
         }  # fmt: skip
         if not await self._change(Q.token_insert, values):
-            raise RunNotFound(f"there is no run {t.run_id}")
+            raise await self._missing(RunNotFound(f"there is no run {t.run_id}"), t.run_id)
 
     async def token(self, hash: bytes) -> Token | None:
         found, stated = await self._ask((Q.token_get, (hash,)), (Q.vouch_under, ([hash.hex()], "token")))
@@ -1049,7 +1066,10 @@ class PostgresStore:
 
         await self._do(work)
 
-    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+    async def pruned(self, run_id: str) -> Tombstone | None:
+        return besides.pruned(*await self._ask(*besides.pruned_of([run_id])))
+
+    async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
         """In batches of lineages, each a transaction of its own: what is found is locked, and looked at again, before it goes."""
         gone: list[str] = []
         kept: dict[str, str] = {}
@@ -1058,7 +1078,7 @@ class PostgresStore:
             after = roots[-1]
 
             async def work(db: Connection, sent: int, roots: list[str] = roots) -> Pruned:
-                return await upkeep.prune(db, roots, before, dry=dry)
+                return await upkeep.prune(db, roots, before, dry=dry, at=self.now(), by=actor)
 
             found = await self._do(work)
             gone += [r for r in found.run_ids if r not in gone] if dry else found.run_ids
@@ -1073,7 +1093,9 @@ class PostgresStore:
         async def work(db: Connection, sent: int) -> int:
             meta = dict(await _all(db, Q.meta_lock))
             await db.execute(Q.forget_workers)
-            return await self._void(db, meta["incarnation"])
+            incarnation = await self._void(db, meta["incarnation"])
+            await _vouch_for_meta(db)
+            return incarnation
 
         self.incarnation = await self._do(work)
         self._rolled, self._tips = {}, {}
@@ -1109,6 +1131,10 @@ def _shelved(answers: Sequence[Sequence[tuple[Any, ...]]]) -> bytes | None:
     found, stated = answers
     besides.hold(map(besides.shelf_row, found), stated)
     return bytes(found[0][2]) if found else None
+
+
+async def _vouch_for_meta(db: Connection) -> None:
+    await many(db, [*besides.keep([vouch.of_meta(dict(await _all(db, Q.meta)))])])
 
 
 async def _vouch_anew(db: Connection) -> None:

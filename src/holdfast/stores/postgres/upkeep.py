@@ -14,6 +14,7 @@ from holdfast.core.commit import Commit, Tip
 from holdfast.core.consistency import Problem
 from holdfast.core.errors import LeaseLost, StoreError, VersionConflict
 from holdfast.core.lease import Lease
+from holdfast.core.pruned import missing
 from holdfast.core.run import Run
 from holdfast.core.vouch import Voucher
 from holdfast.ports import Dossier, Evidence, Pruned
@@ -62,7 +63,7 @@ def evidence_of(run_id: str, key: Key, row: Sequence[Any] | None, end: Sequence[
 
 def health(found: Sequence[Any], here: int) -> list[Problem]:
     """What of a server's settings and state endangers what is kept, or slows it. ``here``: this machine's time."""
-    synchronous, fsync, pages, asynchronous, there, snapshot, dead, autovacuum = found
+    synchronous, fsync, pages, asynchronous, there, snapshot, dead, autovacuum, reader = found
     out = []
 
     def warn(code: str, message: str, hint: str) -> None:
@@ -79,7 +80,7 @@ def health(found: Sequence[Any], here: int) -> list[Problem]:
     if abs(here - there) > APART_US:
         warn("clock_apart", f"this machine's clock and the server's are {abs(here - there) / 1e6:.1f} s apart", "the server's counts; set both by NTP")
     if snapshot > OLD_SNAPSHOT_SECONDS:
-        warn("snapshot_old", f"a transaction has held a snapshot for {snapshot:.0f} s: dead rows cannot be taken away", "end it: pg_stat_activity")
+        warn("snapshot_old", f"{reader} has held a snapshot for {snapshot:.0f} s: dead rows cannot be taken away", "end it: pg_terminate_backend")
     if dead or autovacuum != "on":
         warn("vacuum_behind", "autovacuum is off" if autovacuum != "on" else f"{dead} dead rows wait for autovacuum", "let autovacuum run, or VACUUM")
     return out
@@ -134,6 +135,8 @@ def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, h
 async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
     """Inside a transaction: writes a run that is not here yet."""
     run, stands = d.run, apply.adopted(d, incarnation, now)
+    if (left := besides.pruned(*await many(db, besides.pruned_of([run.run_id])))) is not None:
+        raise missing(run.run_id, left)
     ((id,),), drawn = await many(db, [(Q.next_number, None), (Q.see_numbers, {"count": len(d.ledger)})])
     bucket = ids.bucket_number(run.run_id)
     writes: list[Statement] = [_row(run, id, fence=stands.fence, owner=None, due=stands.due, holds=False, turn=id)]
@@ -162,7 +165,7 @@ async def adopt(db: Connection, d: Dossier, incarnation: int, now: int) -> None:
 # -- pruning ----------------------------------------------------------------------------------------
 
 
-async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool) -> Pruned:
+async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool, at: int, by: str) -> Pruned:
     """Inside a transaction: lets lineages go, with those of their families, or says why they stay.
 
     What is decided on is locked first, and read after that: a commit that carries a thread on from a run, or creates a child of it,
@@ -187,6 +190,7 @@ async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool)
     found = apply.prunable(members, links, root_of, before, {r for (r,) in unsettled}, lent)
     if found.run_ids and not dry:
         await _forget(db, list(found.run_ids))
+        await many(db, [*besides.bury(found.run_ids, at, by)])
     return found
 
 

@@ -15,7 +15,9 @@ from holdfast.core import chunks, codec, vouch
 from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import DedupClaim, InboxItem
 from holdfast.core.effects import Effect
-from holdfast.core.errors import RecordDamaged
+from holdfast.core.errors import RecordDamaged, RunNotFound
+from holdfast.core.pruned import Tombstone
+from holdfast.core.pruned import missing as said
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
@@ -222,6 +224,26 @@ def emit(db: apsw.Connection, key: int, e: Emitted, now: int) -> None:
         db.execute(Q.chunk_cut, (key, turn, first))
     for turn in e.replaced:
         db.execute(Q.chunk_gone, (now, key, turn))
+
+
+# -- runs that were pruned ----------------------------------------------------------------------------
+
+
+def pruned(db: apsw.Connection, run_id: str) -> Tombstone | None:
+    there = row(db, Q.pruned_get, (run_id,))
+    vouch.hold([] if there is None else [vouch.of_pruned(*there)], one(db, OWN, "pruned", run_id))
+    return None if there is None else Tombstone(*there)
+
+
+def missing(db: apsw.Connection, run_id: str) -> RunNotFound:
+    """What is said of a run that is not here."""
+    return said(run_id, pruned(db, run_id))
+
+
+def bury(db: apsw.Connection, run_ids: Sequence[str], at: int, by: str) -> None:
+    """Notes that runs were pruned."""
+    db.executemany(Q.pruned_put, [(run_id, at, by) for run_id in run_ids])
+    vouch_for(db, [vouch.of_pruned(run_id, at, by) for run_id in run_ids])
 
 
 # -- what the checker asks ----------------------------------------------------------------------------

@@ -223,6 +223,8 @@ class Committer:
             tip, fence, owner, holds, turn, status, digest, _ = state
             live = owner is not None and isinstance(lease, Take | Touch) and self._owners.lost(self._owners.find(self.db, owner)) is None
             ruling = apply.ruled(p, Found(fence, owner, live, tip, digest, bool(holds), turn, status), incarnation=0, taker=taker)
+        if isinstance(ruling, RunNotFound):
+            raise besides.missing(self.db, p.commit.run.run_id)
         if isinstance(ruling, HoldfastError):
             raise ruling
         return ruling
@@ -283,7 +285,7 @@ class Committer:
         execute = self._cursor.execute
         state = row(self.db, Q.run_tip, (item.run_id,))
         if state is None:
-            raise RunNotFound(f"there is no run {item.run_id}")
+            raise besides.missing(self.db, item.run_id)
         command = codec.encode_command(item.command)
         execute(Q.inbox_insert, (state[0], item.key, item.put_at, command))
         if self.db.changes() != 1:

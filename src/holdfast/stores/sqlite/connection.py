@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import apsw
 import msgspec
 
-from holdfast.core import canon, vouch
+from holdfast.core import canon, views, vouch
 from holdfast.core.errors import (
     Conflict,
     EffectInProgress,
@@ -33,6 +34,7 @@ LOOP_BUSY = 0.002
 PATIENCE = 5.0
 LOG_LIMIT = 64 * 1024 * 1024  # a write-ahead log that a long reader has made longer is cut to this when it starts anew
 _WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
+_READ_MARKS = range(124, 128)  # those that readers lock, each for what it reads; byte 123 is for the file alone
 _HERE = Path(__file__).parent  # importlib.resources would load archive and temporary-file modules with every start
 
 
@@ -77,22 +79,64 @@ def _violated(text: str) -> HoldfastError:
 
 
 def holder(path: str) -> int | None:
-    """The process that holds the write lock, from the kernel's table of locks; None if it cannot be told.
+    """The process that holds the write lock; None if it cannot be told."""
+    return next((pid for pid, kind, first, last in _locks(path) if kind == "WRITE" and first <= _WRITE_LOCK <= last), None)
+
+
+def readers(path: str) -> set[tuple[int, int]]:
+    """The processes that read a state of the store, and by which of its marks: each keeps the log from starting anew behind it."""
+    return {(pid, mark) for pid, kind, first, last in _locks(path) if kind == "READ" for mark in _READ_MARKS if first <= mark <= last}
+
+
+def _locks(path: str) -> Iterator[tuple[int, str, int, int]]:
+    """Who locks which bytes of the -shm file, from the kernel's table of locks; nothing where that cannot be told.
 
     The lock file itself is never opened: closing any descriptor of it would drop this process's own locks.
     """
     try:
         inode = os.stat(path + "-shm").st_ino
         with open("/proc/locks", encoding="ascii") as table:
-            for line in table:
-                part = line.split()
-                if len(part) != 8 or part[3] != "WRITE" or part[5].rpartition(":")[2] != str(inode):
-                    continue
-                if int(part[6]) <= _WRITE_LOCK and (part[7] == "EOF" or int(part[7]) >= _WRITE_LOCK):
-                    return int(part[4])
+            lines = table.readlines()
     except OSError:
-        return None
-    return None
+        return
+    for line in lines:
+        part = line.split()
+        if len(part) == 8 and part[5].rpartition(":")[2] == str(inode):
+            yield int(part[4]), part[3], int(part[6]), sys.maxsize if part[7] == "EOF" else int(part[7])
+
+
+def process_named(pid: int) -> str:
+    """A process as people know it: its id, its name and when it began, as far as that can be told."""
+    if pid == os.getpid():
+        return f"this process ({pid})"
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as f:
+            text = f.read()
+        with open("/proc/stat", encoding="ascii") as f:
+            started = next(int(line.split()[1]) for line in f if line.startswith("btime "))
+        name, ticks = text[text.index("(") + 1 : text.rindex(")")], int(text[text.rindex(")") :].split()[20])
+    except (OSError, ValueError, LookupError, StopIteration):
+        return f"the process {pid}"
+    return f"the process {pid} ({name}, which began at {views.iso((started + ticks // os.sysconf('SC_CLK_TCK')) * 1_000_000)})"
+
+
+def begin_anew(path: str, limit: int) -> bool:
+    """Empties a write-ahead log that has grown beyond ``limit`` bytes, as soon as no reader needs it any more; waits for nobody. Whether
+    it did. It has a connection of its own, and may run in any thread."""
+    try:
+        if os.stat(path + "-wal").st_size <= limit:
+            return False
+    except OSError:
+        return False
+    with contextlib.closing(connect(path, patience=0)) as db, mapped(path):
+        (busy, _, _), *_ = db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+        return not busy
+
+
+def waiting_log(db: apsw.Connection) -> int:
+    """How many pages of the write-ahead log somebody still reads from, after as much of it as can be was brought into the file."""
+    found: Any = row(db, "PRAGMA wal_checkpoint(PASSIVE)")
+    return max(0, int(found[1]) - int(found[2]))
 
 
 @contextlib.contextmanager

@@ -489,6 +489,10 @@ DELETE FROM vouch WHERE run = '' AND kind = 'shelf' AND under = ?1 AND substr(id
 
 -- Runs that were pruned -----------------------------------------------------------------------------
 
+-- name: pruned_get
+SELECT run_id, at, by FROM pruned WHERE run_id = ?;
+-- name: pruned_put
+INSERT INTO pruned (run_id, at, by) VALUES (?, ?, ?) ON CONFLICT DO UPDATE SET at = excluded.at, by = excluded.by;
 -- name: pruned_all
 SELECT run_id, at, by FROM pruned ORDER BY run_id;
 

@@ -38,7 +38,6 @@ from holdfast.core.errors import (
     LeaseLost,
     LogRolledBack,
     ProcessForked,
-    RunNotFound,
     StoreClosed,
     StoreCorrupt,
     StoreMoved,
@@ -49,6 +48,7 @@ from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease, at_once, due_since
 from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, chosen, in_force
 from holdfast.core.offers import Offer
+from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
@@ -63,24 +63,30 @@ from holdfast.stores.sqlite import besides, limits, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
 from holdfast.stores.sqlite.commits import Committer, lane_blocker, thread_end
 from holdfast.stores.sqlite.connection import (
+    LOG_LIMIT,
     LOOP_BUSY,
     PATIENCE,
     Q,
+    begin_anew,
     connect,
     mapped,
+    process_named,
     readable,
+    readers,
     reading,
     row,
     rows,
     schema,
     shut,
     shutting,
+    waiting_log,
     writing,
 )
 from holdfast.stores.sqlite.owners import Owners, WorkerRow
 from holdfast.stores.sqlite.writer import Writer
 
 MAX_LIST = 10_000
+READ_SECONDS = 0.2  # a reader that is there for so long is told of
 MAX_PROBLEMS = 100
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 _FILTERS = {
@@ -126,12 +132,13 @@ class SqliteStore:
         self.suspect: HoldfastError | None = None
         self.patience = PATIENCE
         self._now = now or (lambda: time.time_ns() // 1000)
-        self._anchor = Anchor(self.path + "-anchor", self._unsynced, self._same_file)
+        self._anchor = Anchor(self.path + "-anchor", self._unsynced, self._each_second)
         self._liveness = Liveness(self.path + "-live")
         self._owners = Owners(self._liveness, self._now, given=now is not None)
         self._search = outbox.Search(self._owners)
         self._changes = Changes(self._data_version)
         self._noted = (0, 0)
+        self._overgrown: HoldfastError | None = None
         self._file: Identity | None = None
         self._orphans: dict[str, tuple[int, int]] = {}
         self._db: apsw.Connection | None = None
@@ -241,6 +248,32 @@ class SqliteStore:
         """The anchor could not follow: whatever is acknowledged from now on nothing would vouch for. May run in any thread."""
         if self.suspect is None:
             self.suspect = told(error, self._anchor.path)
+
+    def _each_second(self) -> None:
+        """In the anchor's thread: looks at the file, and empties a log that a reader which has left had let grow."""
+        self._same_file()
+        if self.suspect is None:
+            try:
+                begin_anew(self.path, LOG_LIMIT)
+                self._overgrown = None
+            except HoldfastError as e:
+                self._overgrown = e  # it is tried again; ``doctor`` tells of it
+
+    async def health(self) -> list[Problem]:
+        """Who reads for so long that the write-ahead log cannot start anew (``doctor``)."""
+        left = self._overgrown
+        told = [] if left is None else [Problem(left.code, "warning", f"{self.path}: its write-ahead log cannot be emptied: {left.message}", left.hint)]
+        if not (before := await asyncio.to_thread(self._old_readers)):
+            return told
+        await asyncio.sleep(READ_SECONDS)
+        stays = sorted({pid for pid, _ in before & await asyncio.to_thread(self._old_readers)})
+        size = os.stat(self.path + "-wal").st_size if stays else 0
+        about = f"reads an old state of {self.path}: its write-ahead log, {size >> 10} KiB now, grows until that ends"
+        return told + [Problem("snapshot_old", "warning", f"{process_named(pid)} {about}", "end that reader; the log starts anew within a second") for pid in stays]
+
+    def _old_readers(self) -> set[tuple[int, int]]:
+        with mapped(self.path), contextlib.closing(connect(self.path, patience=0)) as db:
+            return readers(self.path) if waiting_log(db) else set()
 
     def _same_file(self) -> None:
         """Looks whether the path still leads to the file that is open; writes end where it does not (X-27). May run in any thread."""
@@ -433,7 +466,7 @@ class SqliteStore:
     ) -> tuple[list[_Candidate], Mapping[str, int]]:
         found = row(db, Q.claim_one, (run_id,))
         if found is None:
-            raise RunNotFound(f"there is no run {run_id}")
+            raise besides.missing(db, run_id)
         key, fence, owner, status, tenant, session, lane, holds, turn, queue = found
         live = owner is not None and self._owners.lost(self._owners.find(db, owner)) is None
         if not apply.takeable(Found(fence, owner, live, 0, b"", bool(holds), turn, status), claimer):
@@ -664,7 +697,7 @@ class SqliteStore:
         def work(committer: Committer) -> None:
             with committer.writing():
                 if row(committer.db, Q.run_tip, (t.run_id,)) is None:
-                    raise RunNotFound(f"there is no run {t.run_id}")
+                    raise besides.missing(committer.db, t.run_id)
                 committer.db.execute(Q.token_insert, (t.hash, t.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at))
                 besides.vouch_for(committer.db, [vouch.of_token(t)])
 
@@ -983,6 +1016,8 @@ class SqliteStore:
 
         def work(committer: Committer) -> None:
             with committer.writing():
+                if besides.pruned(committer.db, run_id) is not None:
+                    raise besides.missing(committer.db, run_id)
                 committer.last = upkeep.adopt(committer.db, dossier, self.incarnation, self._now())
 
         await self._write().run(work)
@@ -1000,7 +1035,11 @@ class SqliteStore:
 
         await self._write().run(work)
 
-    async def prune(self, before: int, *, dry: bool = False) -> Pruned:
+    async def pruned(self, run_id: str) -> Tombstone | None:
+        with mapped(self.path):
+            return besides.pruned(self._read(), run_id)
+
+    async def prune(self, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
         with mapped(self.path):
             if dry:
                 return upkeep.prunable(self._read(), before, ())
@@ -1009,6 +1048,7 @@ class SqliteStore:
             with committer.writing():
                 found = upkeep.prunable(committer.db, before, rows(committer.db, Q.loans))
                 upkeep.prune(committer.db, found.run_ids)
+                besides.bury(committer.db, found.run_ids, self._now(), actor)
                 return found
 
         done = await self._write().run(work)

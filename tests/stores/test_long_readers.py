@@ -1,0 +1,83 @@
+"""A reader that stays keeps the write-ahead log from starting anew: ``doctor`` names it, and once it has left the log is emptied (Harden 6)."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import apsw
+import psycopg
+import pytest
+from tests.postgres.server import shared
+
+from holdfast.stores import PostgresStore, SqliteStore
+from holdfast.stores.postgres import upkeep
+from holdfast.stores.sqlite import store as sqlite
+from holdfast.testing.conformance import TTL, Script
+
+READER = """
+import apsw, sys
+db = apsw.Connection(sys.argv[1])
+db.execute("BEGIN; SELECT count(*) FROM log").fetchall()
+print("reads", flush=True)
+sys.stdin.read()
+"""
+
+
+@contextlib.contextmanager
+def reader(path: Path) -> Iterator[int]:
+    """Another process that reads one state of the store until the end."""
+    with subprocess.Popen([sys.executable, "-c", READER, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdin is not None and process.stdout is not None and process.stdout.readline() == b"reads\n"
+        yield process.pid
+        process.stdin.close()
+        process.wait()
+
+
+async def test_a_long_reader_is_named_and_the_log_is_emptied_once_it_has_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sqlite, "LOG_LIMIT", 100_000)
+    path = tmp_path / "s.db"
+    store = SqliteStore(path)
+    await store.open()
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    with reader(path) as pid:
+        await script.steps(40, size=20_000)
+        (told,) = await store.health()
+        assert (told.code, told.severity) == ("snapshot_old", "warning") and told.repair_hint
+        assert f"process {pid} (" in told.message and "began at 20" in told.message
+        assert os.path.getsize(f"{path}-wal") > 100_000
+    until = time.monotonic() + 20  # the anchor's thread looks each second
+    while os.path.getsize(f"{path}-wal") > 100_000 and time.monotonic() < until:
+        await store.wait_for_change(0.05)
+    assert os.path.getsize(f"{path}-wal") <= 100_000
+    assert await store.health() == []
+    await script.steps(2)
+    assert await store.verify() == []
+    await store.close()
+
+
+async def test_a_store_that_nobody_reads_from_has_nothing_to_say(tmp_path: Path) -> None:
+    store = SqliteStore(tmp_path / "s.db")
+    await store.open()
+    with contextlib.closing(apsw.Connection(store.path)) as db, db:
+        db.execute("SELECT 1 FROM log").fetchall()
+        assert await store.health() == []
+    await store.close()
+
+
+async def test_a_long_reader_of_postgres_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(upkeep, "OLD_SNAPSHOT_SECONDS", 0)
+    store = PostgresStore(shared().fresh())
+    await store.open()
+    with psycopg.connect(shared().dsn(), application_name="report") as db:
+        db.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+        db.execute("SELECT count(*) FROM holdfast.log")
+        (told,) = [p for p in await store.health() if p.code == "snapshot_old"]
+        assert f"session {db.info.backend_pid} of holdfast (report, from this machine, since 20" in told.message
+    await store.close()
