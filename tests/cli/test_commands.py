@@ -395,6 +395,8 @@ def every_command(group: click.Group = cli, path: str = "") -> Iterator[tuple[st
     """The commands by their full names, those of groups within too."""
     for name, command in group.commands.items():
         if isinstance(command, click.Group):
+            if command.invoke_without_command and command.params:
+                yield path + name, command
             yield from every_command(command, f"{path}{name} ")
         else:
             yield path + name, command
@@ -437,7 +439,7 @@ def test_every_command_takes_a_store_and_explains_itself() -> None:
     for name, command in every_command():
         options = {option for p in command.params for option in p.opts}
         assert {"--store", "--workspace", "--debug"} <= options, name
-        assert "--json" in options or name in ("worker", "serve"), name
+        assert "--json" in options or name in ("worker", "serve", "mcp"), name
         assert command.help and command.get_short_help_str(200).endswith("."), name
         assert all(p.help for p in command.params if isinstance(p, click.Option)), name
 

@@ -37,7 +37,8 @@ TARGET is package.module:name or path/to/file.py[:name]. The store is --store UR
 .holdfast/runs.db here.
 
 \b
-Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found, 4 resting in a wait, 5 canceled, 6 refused.
+Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found,
+4 resting in a wait, 5 canceled, 6 refused.
 """
 
 

@@ -228,7 +228,10 @@ def lanes(call: Call, session_key: str | None) -> int:
 @click.group(invoke_without_command=True)
 @options()
 def queues(call: Call) -> int:
-    """List the queues: what is due, what is driven, and what stands in the way. Pause one, or go on with it."""
+    """List the queues, and what stands in the way there.
+
+    What is due, what is driven and what is paused. `pause` and `unpause` change it.
+    """
     if click.get_current_context().invoked_subcommand is not None:
         return 0
 
@@ -287,7 +290,10 @@ def unpause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
 @click.group(invoke_without_command=True)
 @options()
 def limits(call: Call) -> int:
-    """List the limits in force, and how much of each is in use. Set one, which wins over what is declared, or unset it."""
+    """List the limits in force, and how much is in use.
+
+    `set` sets one, which wins over what is declared; `unset` takes it away again.
+    """
     if click.get_current_context().invoked_subcommand is not None:
         return 0
 

@@ -14,7 +14,7 @@ import shutil
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from typing import Any, TextIO
 
 import click
@@ -130,7 +130,20 @@ class Shown:
 def inline(text: object, limit: int = 0) -> str:
     """The same on one line, cut to ``limit`` columns if given."""
     line = " ".join(clean(text).split())
-    return line if not limit or len(line) <= limit else line[: max(1, limit - 1)].rstrip() + "…"
+    return cut(line, limit) if limit else line
+
+
+def cut(line: str, limit: int) -> str:
+    """A line of at most so many columns; one that is cut ends with ``…``."""
+    if columns(line) <= limit:
+        return line
+    kept, used = [], 0
+    for c in line:
+        used += columns(c)
+        if used > max(0, limit - 1):
+            break
+        kept.append(c)
+    return "".join(kept).rstrip() + "…"
 
 
 def width() -> int:
@@ -153,15 +166,28 @@ def more(command: str, cursor: object) -> None:
         click.echo(paint(f"more: {command} --cursor {cursor}", dim=True))
 
 
+WHOLE = frozenset({"run", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since"})
+"""Columns of ids that are typed again, and of times: they are never cut."""
+LEAST = 8
+
+
+def fit(widths: Sequence[int], whole: Container[int], room: int) -> list[int]:
+    """Widths that fit into so many columns with two between them: the widest give way first, none below ``LEAST``."""
+    found = list(widths)
+    while sum(found) + 2 * (len(found) - 1) > room:
+        able = [i for i, w in enumerate(found) if i not in whole and w > LEAST]
+        if not able:
+            break
+        found[max(able, key=lambda i: (found[i], i))] -= 1
+    return found
+
+
 def table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
-    """Aligned columns; the last one is cut at the terminal's edge."""
+    """Aligned columns that fit the terminal; what is cut ends with ``…``."""
     body = [list(r) for r in rows]
-    widths = [max([columns(h), *(columns(r[i]) for r in body)]) for i, h in enumerate(heads)]
-    room = width()
+    widths = fit([max([columns(h), *(columns(r[i]) for r in body)]) for i, h in enumerate(heads)], {i for i, h in enumerate(heads) if h in WHOLE}, width())
     for number, row in enumerate([list(heads), *body]):
-        cells = [pad(c, w) for c, w in zip(row, widths, strict=True)]
-        used = sum(widths[:-1]) + 2 * (len(widths) - 1)
-        cells[-1] = row[-1] if columns(row[-1]) <= room - used else inline(click.unstyle(row[-1]), max(8, room - used))
+        cells = [pad(c if columns(c) <= w else cut(click.unstyle(c), w), w) for c, w in zip(row, widths, strict=True)]
         line = "  ".join(cells).rstrip()
         click.echo(paint(line, dim=True) if number == 0 else line)
 

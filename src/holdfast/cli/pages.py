@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -70,6 +71,7 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
         click.echo(f"  {o.mark('bad')} a cancel was asked for at {o.clock(run['cancel_requested_at'])}: it stops at its next safe boundary")
     if run["error"] is not None:
         click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}: {o.inline(run['error']['message'])}")
+        _frames(run["error"])
     elif run["stop_reason"]:
         click.echo(f"  stopped: {o.inline(run['stop_reason'])}")
     if run["status"] == Status.COMPLETED:
@@ -194,6 +196,9 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot) -> None:
         o.head("error")
         click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}  {o.inline(run['error']['type'])}" + (f" in {o.inline(run['error']['where'])}" if run["error"]["where"] else ""))
         o.block(run["error"]["message"], lines=12)
+        _frames(run["error"])
+        if run["error"]["hint"]:
+            click.echo(f"    {o.mark('go')} {o.inline(run['error']['hint'])}")
     if run["problems"]:
         o.head("problems")
         problem_lines(run["problems"])
@@ -211,6 +216,14 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot) -> None:
         o.head("go on")
         for line in steps:
             click.echo(f"  {line}")
+
+
+def _frames(error: Mapping[str, Any]) -> None:
+    """The lines of the user's code that raised, the innermost last, as Python prints them."""
+    for frame in error["frames"]:
+        click.echo(f"      File {json.dumps(frame['file'])}, line {frame['line']}, in {o.inline(frame['function'])}")
+        if frame["source"]:
+            click.echo(f"        {o.paint(o.inline(frame['source']), dim=True)}")
 
 
 def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
