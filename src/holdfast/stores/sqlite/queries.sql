@@ -132,12 +132,13 @@ SELECT key, command, put_at, taken FROM inbox WHERE run = ? ORDER BY id;
 -- Claims --------------------------------------------------------------------------------------------
 
 -- name: next_queue
-SELECT min(queue) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue > ?;
+SELECT CAST(min(queue) AS BLOB) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue > CAST(? AS TEXT);
 -- name: next_priority
 -- Priorities are walked from the highest down, so that what is due within each is one range of the index.
 SELECT max(priority) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority < ?;
 -- name: next_tenant
-SELECT min(tenant_id) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority = ? AND tenant_id > ?;
+-- A name goes and comes as bytes: one that is no text would never be passed otherwise.
+SELECT CAST(min(tenant_id) AS BLOB) FROM run WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority = ? AND tenant_id > CAST(? AS TEXT);
 -- name: claim_due
 -- One range of what is due (timers, or what is due at once and therefore stored below zero); within one, whoever waits longest goes first.
 SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due, r.holds, r.turn, r.queue, r.tenant_id

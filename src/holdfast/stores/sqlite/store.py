@@ -242,6 +242,7 @@ class SqliteStore:
             return None
         if not followed:
             self.suspect = IncarnationChanged(f"{self.path} was restored or acknowledged by another process", hint="open the store again")
+            return self.suspect
         return None
 
     def _unsynced(self, error: OSError) -> None:
@@ -436,12 +437,11 @@ class SqliteStore:
         for worker in workers:
             if worker.owner != owner and self._owners.lost(worker) is not None:
                 found += rows(db, Q.claim_orphans, (worker.owner, among, wanted.skills, limit, wanted.shapes))
-        for queue in wanted.queues or self._queues(db):
+        for queue in wanted.queues or _names(db, Q.next_queue):
             here: list[Any] = []
             priority = 2**62
             while len(here) < limit and (priority := _one(db, Q.next_priority, (queue, priority))) is not None:
-                tenant = ""
-                while (tenant := _one(db, Q.next_tenant, (queue, priority, tenant))) is not None:
+                for tenant in _names(db, Q.next_tenant, queue, priority):
                     if use is None or use.in_the_way(queue, tenant) is None:
                         for after, until in apply.due_ranges(now):
                             here += rows(db, Q.claim_due, (queue, priority, now, wanted.skills, limit, wanted.shapes, tenant, after, until))
@@ -454,12 +454,6 @@ class SqliteStore:
             return [candidates[r[0]] for r in found[:limit]], {}
         got = chosen([Due(r[0], r[8], r[9], r[4], due_since(r[5], now), r[7]) for r in found], use, limit)
         return [candidates[key] for key in got.keys], got.buckets
-
-    def _queues(self, db: apsw.Connection) -> Iterator[str]:
-        queue = ""
-        while (found := _one(db, Q.next_queue, (queue,))) is not None:
-            queue = found
-            yield queue
 
     def _candidate(
         self, db: apsw.Connection, claimer: str, run_id: str, declared: Mapping[str, Limit], now: int
@@ -1179,6 +1173,14 @@ def check_backup(db: apsw.Connection, path: str) -> None:
 def _one(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:
     found = row(db, sql, values)
     return None if found is None else found[0]
+
+
+def _names(db: apsw.Connection, sql: str, *given: Any) -> Iterator[str]:
+    """Names in their order, one look each. One that is no text is passed over: what lies under it waits for its repair."""
+    found = b""
+    while (found := _one(db, sql, (*given, found))) is not None:
+        with contextlib.suppress(UnicodeDecodeError):
+            yield found.decode()
 
 
 def _back(db: apsw.Connection, start: int, stop: int, after: int) -> list[Row]:
