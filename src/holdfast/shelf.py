@@ -163,26 +163,32 @@ class Shelf:
         """Deletes the rows whose keys begin so; gives how many."""
         return await self.home.join(self._store.unshelve(self._name, prefix))
 
+    @checked(value=data)
     def put_sync(self, key: str, value: bytes) -> None:
         """``put`` for code without an event loop."""
         self.home.call(self.put(key, value))
 
+    @checked(rows=mapping)
     def put_many_sync(self, rows: Mapping[str, bytes]) -> None:
         """``put_many`` for code without an event loop."""
         self.home.call(self.put_many(rows))
 
+    @checked(value=data)
     def add_sync(self, key: str, value: bytes) -> bytes | None:
         """``add`` for code without an event loop."""
         return self.home.call(self.add(key, value))
 
+    @verb
     def get_sync(self, key: str) -> bytes | None:
         """``get`` for code without an event loop."""
         return self.home.call(self.get(key))
 
+    @checked(prefix=beginning, after=beginning, limit=whole(1, MANY))
     def scan_sync(self, prefix: str = "", *, after: str | None = None, limit: int = 100) -> list[tuple[str, bytes]]:
         """``scan`` for code without an event loop."""
         return self.home.call(self.scan(prefix, after=after, limit=limit))
 
+    @checked(prefix=beginning)
     def delete_sync(self, prefix: str) -> int:
         """``delete`` for code without an event loop."""
         return self.home.call(self.delete(prefix))

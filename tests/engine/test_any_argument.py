@@ -163,13 +163,13 @@ DECLARATIONS = [
 ]  # fmt: skip
 
 NO_VERBS = {  # of __all__: values, classes of values that the package gives out, and errors
-    "Absent", "Context", "Decision", "END", "Flow", "Goto", "Happened", "Limit", "Run", "START", "Schedule", "Send", "State", "Unknown", "Wait", "any_of", "append",
+    "Absent", "Context", "Decided", "Decision", "END", "Flow", "Goto", "Happened", "Limit", "Run", "START", "Schedule", "Send", "State", "Unknown", "Wait", "any_of", "append",
     "current", "last", "merge", "override", "register", "secret", "thread", "topic",
 }  # fmt: skip
 
 SOUND: dict[str, Any] = {
     "skill": "note", "inputs": {"text": "a"}, "action": "approve", "reason": "because", "actor": "ada", "name": "n", "payload": None, "path": "nowhere.db",
-    "folder": "nowhere", "older_than": dt.timedelta(days=1), "token": "t", "outcome": "sent", "key": "k", "value": b"v", "rows": {"k": b"v"}, "prefix": "p",
+    "folder": "nowhere", "older_than": dt.timedelta(days=1), "token": "t", "outcome": "sent", "key": "k", "value": b"v", "rows": {"k": b"v"}, "prefix": "p", "where": {"skill": "note"},
     "status": "completed", "fields": {}, "run": {"skill_id": "note"}, "values": {"text": "b"}, "thread_id": "t", "snapshot": {"values": {"text": "b"}},
     "input": {"text": "a"}, "event": "r", "text": "said", "attempt": "r", "capability": "mail", "request": 1, "result": 1,
     "prompt": "Go on?", "fn": act, "items": [1], "duration": 0.001, "type": "letter", "topic": "t", "data": 1, "signal": "go", "tool": "git", "verdict": "no",
@@ -362,6 +362,8 @@ async def test_a_hostile_argument_of_a_verb(verb: Verb, tmp_path: pathlib.Path, 
             for value in HOSTILE:
                 if name == "follow" and value is True:
                     continue  # it would follow for ever
+                if (verb.name, name, value) == ("stream", "after", 42):
+                    continue  # it waits for what comes after the 42nd event
                 placed, options = arguments(verb, world.known, name, value)
                 error = await outcome(lambda p=placed, o=options: verb.bind(world)(*p, **o))
                 wrong.append(judge(verb, name, value, error))

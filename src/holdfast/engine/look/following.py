@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, describe, ids
+from holdfast.core import bounds, canon, describe, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult
 from holdfast.core.chunks import Batch, Place, Stored, Turn
@@ -39,7 +39,9 @@ def modes_of(value: Any, field: str = "modes") -> frozenset[str]:
     Raises:
         InvalidInput: there is no such mode.
     """
-    given = [value] if isinstance(value, str) else list(value)
+    given = bounds.texts([value] if isinstance(value, str) else value, field, bounds.ID_BYTES)
+    if not given:
+        raise InvalidInput(f"{field} names nothing, so that no part would ever come", hint=f"modes are {', '.join(MODES)}", field=field)
     for mode in given:
         if mode not in MODES:
             raise InvalidInput(f"{field} has no {mode!r}", hint=f"modes are {', '.join(MODES)}", field=field)
@@ -70,7 +72,8 @@ class Cursor(msgspec.Struct, frozen=True):
         numbers = text.split(".")
         if len(text) > 200 or not all(n.isascii() and n.isdigit() for n in numbers) or len(numbers) not in (1, 5):
             raise InvalidInput(f"{field} is no cursor of a stream: {text[:80]!r}", hint="give the cursor of a part that you had", field=field)
-        return cls(*map(int, numbers)) if len(numbers) > 1 else cls(int(text), serial=-1)
+        places = [bounds.number(int(n), field) for n in numbers]
+        return cls(*places) if len(places) > 1 else cls(places[0], serial=-1)
 
 
 class Follower:
