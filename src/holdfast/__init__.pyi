@@ -21,7 +21,7 @@ from holdfast.core.graph import END, START, Goto, Send, any_of
 from holdfast.core.limits import Limit
 from holdfast.core.retry import Retry
 from holdfast.engine.calls.context import Context, current
-from holdfast.handle import Decision, Run, Schedule, Wait
+from holdfast.handle import Decided, Decision, Run, Schedule, Wait
 from holdfast.runtime import Runtime, run
 
 __version__: str
@@ -33,6 +33,7 @@ __all__ = [
     "Absent",
     "Conflict",
     "Context",
+    "Decided",
     "Decision",
     "Flow",
     "Goto",

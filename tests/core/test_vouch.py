@@ -37,6 +37,7 @@ VOUCHED: dict[str, tuple[Callable[..., vouch.Voucher], tuple[Any, ...], list[tup
     "shelf": (vouch.of_shelf, ("s", "k", b"1"), [("s", "k", b"2")]),
     "worker": (vouch.of_worker, ("o", 1, "x"), [("o", 2, "x"), ("o", 1, None)]),
     "offer": (vouch.of_offer, ("o", b"1"), [("o", b"2")]),
+    "meta": (vouch.of_meta, ({"writes": 1},), [({"writes": 2},), ({"incarnation": 1},)]),
     "pruned": (vouch.of_pruned, ("r", 1, "ada"), [("r", 2, "ada"), ("r", 1, "eve")]),
 }  # fmt: skip
 

@@ -347,7 +347,7 @@ CLEAR = frozenset(
     chosen closed code covers created_at cron current_step_id deadline decided_at decision decisions digest done due effect_class effect_id
     effects ended_at environment error every_us evidence extensions fence file fingerprint finished_at fired force forced frames function
     goto grace_us hash holds idempotent index inherits intent_id intent_type intents interrupted_at job_id key kind kinds lane last_run
-    last_slot lease_until ledger limit line lineage_root missed name node nonce not_before number on_deny on_parent_end on_timeout options
+    last_slot late lease_until ledger limit line lineage_root missed name node nonce not_before number on_deny on_parent_end on_timeout options
     order_key origin outcome overlap owner parent_run_id parent_wait_id path paused paused_lane pending policy policy_snapshot_id
     previous_owner priority queue queued rearm rearms reason recovery redo refused registry_ref replay_effects replay_policy request_hash
     request_key requested_at response_hash resume resume_from_checkpoint_id round rulings run_id schedule_id secrets seen seen_handoffs

@@ -58,6 +58,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
 
     @property
     def said(self) -> str:
+        """The limit in words."""
         rate = "" if self.per_second is None else f"{self.per_second:g} per second, {self.held} at once"
         return ", ".join(part for part in ("" if self.in_flight is None else f"{self.in_flight} in flight", rate) if part)
 

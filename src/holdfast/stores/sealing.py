@@ -41,7 +41,7 @@ PLAIN = frozenset(
     {
         "abandon", "acknowledge", "backlog", "backup", "claim", "claimed", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "folder", "health",
         "incarnation", "intent_counts", "issue_token", "leave", "loans", "marked", "now", "offer", "open", "outlive", "owner_alive", "path", "patience",
-        "place", "prune", "put_rule", "register", "renew", "renew_intents", "restore", "retire", "rules", "run_ids", "suspect", "thread_end", "token", "unshelve", "url",
+        "place", "prune", "pruned", "put_rule", "register", "renew", "renew_intents", "restore", "retire", "rules", "run_ids", "suspect", "thread_end", "token", "unshelve", "url",
         "usage", "verify", "wait_for_change", "workers",
     }
 )  # fmt: skip
