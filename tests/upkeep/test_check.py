@@ -74,6 +74,7 @@ ELSEWHERE = {
     "event_tail_partial": "test_workspace.py",
     "blob_orphaned": "test_workspace.py",
     "index_damaged": "tests/stores/test_damage.py",
+    "payload_sealed": "tests/engine/test_encryption.py",
     "record_unreadable": "tests/stores/test_damage.py",
     **{f"{kind}_record_{what}": "tests/stores/test_vouched.py" for kind in KINDS for what in ("missing", "altered")},
 }

@@ -378,6 +378,8 @@ class SqliteStore:
             db = self._read()
             if run_id is not None:
                 if not self._candidate(db, owner, run_id, limits, self._now())[0]:
+                    if self._owners.find(db, owner) is None:
+                        raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
                     return []
             else:
                 workers = self._owners.all(db)
