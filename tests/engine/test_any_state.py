@@ -36,7 +36,7 @@ class Level(enum.IntEnum):
 
 
 @dataclasses.dataclass(frozen=True)
-class Point:
+class Spot:
     x: int
     y: float = 0.0
 
@@ -60,7 +60,7 @@ KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "optional": (Optional[int], whole | st.none()), "union": (int | str, whole | text), "literal": (Literal["a", 3], st.sampled_from(["a", 3])),  # noqa: UP045
     "list": (list[int], st.lists(whole, max_size=3)), "nested": (list[dict[str, int | None]], st.lists(st.dictionaries(text, whole | st.none(), max_size=2), max_size=2)),
     "dict": (dict[str, float], st.dictionaries(text, real, max_size=3)), "tuple": (tuple[int, str], st.tuples(whole, text).map(list)),
-    "typed dict": (Address, st.fixed_dictionaries({"street": text, "number": whole})), "dataclass": (Point, st.fixed_dictionaries({"x": whole}, optional={"y": real})),
+    "typed dict": (Address, st.fixed_dictionaries({"street": text, "number": whole})), "dataclass": (Spot, st.fixed_dictionaries({"x": whole}, optional={"y": real})),
     "struct": (Item, st.fixed_dictionaries({"name": text}, optional={"tags": st.lists(text, max_size=2)})), "enum": (Colour, st.sampled_from(["red", "blue"])),
     "int enum": (Level, st.sampled_from([1, 2])), "date": (dt.date, day), "datetime": (dt.datetime, st.datetimes(timezones=st.just(dt.UTC)).map(dt.datetime.isoformat)),
     "uuid": (uuid.UUID, st.uuids().map(str)), "decimal": (decimal.Decimal, st.decimals(allow_nan=False, allow_infinity=False, places=2).map(str)),

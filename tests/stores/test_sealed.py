@@ -12,7 +12,7 @@ from holdfast.stores import SealedStore
 from holdfast.testing.conformance import CASES, Clock
 
 KEYS = Keys({"k1": b"1" * 32})
-AS_KEPT = {"adopt", "carry_travels_with_its_origin", "blob_travels_with_its_run", "whoever_is_late_for_a_pruned_run_is_told"}
+AS_KEPT = {"adopt", "carry_travels_with_its_origin", "blob_travels_with_its_run", "whoever_is_late_for_a_pruned_run_is_told", "due_at_once_after_an_import"}
 """They hold what was carried here against what it was carried from, byte for byte: test_encryption.py does so for encrypted runs."""
 
 

@@ -241,6 +241,7 @@ class SealedStore:
             ledger=tuple([of.seal(r) for r in c.ledger]),
             blobs=tuple([self._blob(b, run.tenant_id) for b in c.blobs]),
             moves=tuple([Move(await self._before(m.before), self._schedule(m.after)) for m in c.moves]),
+            emitted=None if c.emitted is None else replace(c.emitted, batches=tuple([of.sealed_batch(b) for b in c.emitted.batches])),
         )
 
     async def _amounts(self, c: Commit) -> frozenset[str]:
