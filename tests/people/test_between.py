@@ -12,8 +12,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State, flow
+from holdfast import Context, Graph, Limit, Runtime, State, flow
+from holdfast.core.commands import LateResult
+from holdfast.core.commit import InboxItem
 from holdfast.core.errors import AlreadyTerminal, Conflict, DecisionConflict, HoldfastError, NotDecidable, WaitNotFound
+from holdfast.handle import Run
 from tests.engine.support import World
 
 VERBS = ("load", "get", "put", "commit", "inbox", "claim")
@@ -118,6 +121,68 @@ async def test_two_commands_for_a_run_at_rest(mine: str, theirs: str) -> None:
             if {mine, theirs} >= {"approve", "deny"}:
                 assert accepted.count(True) == 1, (place, said)
             assert end.status in ("waiting_for_human", "completed", "canceled"), place
+    assert reached > 5
+
+
+async def waits(rt: Runtime) -> Run[Any]:
+    return await rt.invoke(asks)
+
+
+async def waits_without_end(rt: Runtime) -> Run[Any]:
+    return await rt.invoke(listens)
+
+
+async def is_early(rt: Runtime) -> Run[Any]:
+    return await rt.submit(asks, delay=3600)
+
+
+async def lacks_room(rt: Runtime) -> Run[Any]:
+    """Another run is at the only place there is."""
+    busy = await rt.submit(crowded, {"n": 1})
+    await rt.store.register("another", 10**12)
+    await rt.store.enter("another", busy.run_id, "there", {"one": None})
+    await rt.cancel(busy.run_id)
+    return await rt.submit(crowded, {"n": 2})
+
+
+@flow("listens")
+async def listens(ctx: Context) -> str:
+    return str(await ctx.wait("go"))
+
+
+@flow("crowded")
+async def crowded(ctx: Context, n: int) -> str:
+    return await ctx.effect(str, n, limit="one", side_effects="write")
+
+
+@pytest.mark.parametrize(
+    ("rests", "act", "end"),
+    [(waits, "approve", "completed"), (waits, "cancel", "canceled"), (waits_without_end, "signal", "completed"), (waits_without_end, "cancel", "canceled"),
+     (is_early, "cancel", "canceled"), (lacks_room, "cancel", "canceled")],
+)  # fmt: skip
+async def test_a_command_while_a_run_is_held_for_nothing(rests: Callable[[Runtime], Awaitable[Run[Any]]], act: str, end: str) -> None:
+    """§10.16: a worker takes a run for something that changes nothing, and leaves it again; what is asked of it meanwhile, at any place, is
+    seen to without anything else being asked, and without time going by."""
+    reached, limits = 0, {"one": Limit(in_flight=1)}
+    for verb, number, when in places():
+        world = World()
+        async with world.runtime(asks, listens, crowded, limits=limits) as two:
+            run = await rests(two)
+            await world.store.put(InboxItem(run.run_id, "late:x", LateResult("x", "nothing new"), world.store.now()))
+
+            async def then(two: Runtime = two, run: Run[Any] = run) -> None:
+                await ACTS[act](two, run.run_id, run.waits[0].wait_id if run.waits else "")
+
+            store = Interposed(world.store, verb, number, when, then)
+            async with Runtime(store, skills=[asks, listens, crowded], clock=world.clock, limits=limits) as one:  # type: ignore[arg-type]
+                await asyncio.wait_for(one.worker(until_idle=True, dispatch=False), 20)
+                if not store.reached:
+                    continue
+                reached += 1
+                await asyncio.wait_for(two.worker(until_idle=True, dispatch=False), 20)
+                found = await kinds(two, run.run_id)
+                assert await world.store.inbox(run.run_id) == [], (verb, number, when, found)
+                assert (await two.get(run.run_id)).status == end, (verb, number, when, found)
     assert reached > 5
 
 

@@ -132,7 +132,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was
     decided; with ``Take`` and ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``.
-    ``due``: when the run next needs a worker, or ``AT_ONCE``; None: as the run itself says.
+    ``due``: when the run next needs a worker, or ``AT_ONCE``; None: as the run itself says. ``unfit``: whoever writes cannot take what waits
+    in the run's inbox, so that ``due`` stands over it.
     ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born. ``follows``: how its thread must still
     end, for what it begins with was read before (§4.15).
     """
@@ -161,6 +162,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_queued: int | None = None
     follows: ThreadEnd | None = None
     emitted: Emitted | None = None
+    unfit: bool = False
 
     @property
     def plain(self) -> bool:

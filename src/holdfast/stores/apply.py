@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core import blobs, codec
 from holdfast.core.checkpoint import Delta, Source
-from holdfast.core.commit import WHOLE_FLOOR, Commit, Step, Tip, whole_due
+from holdfast.core.commit import WHOLE_FLOOR, Commit, DedupClaim, Step, Tip, whole_due
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, HoldfastError, InboxUnread, LeaseLost, QueueFull, RunNotFound, TokenRefused, VersionConflict
 from holdfast.core.events import WaitClosed
@@ -197,13 +197,14 @@ def holds_after(commit: Commit, held: bool) -> bool:
 def due_after(commit: Commit, owner: str | None, now: int, unread: bool) -> int | None:
     """When the run next needs a worker. ``unread``: its inbox holds what nobody has taken; a resting run must look at it.
 
-    Only a time that somebody asked for, or a timer's, is a time; everything else is due at once under any clock (§10.3, X-20).
+    Only a time that somebody asked for, or a timer's, is a time; everything else is due at once under any clock (§10.3, X-20). A command
+    that came while the run was held woke nobody: its owner leaves for no later time over it (§10.16), unless it is unfit to take it.
     """
     run = commit.run
     if run.terminal:
         return None
     if commit.due is not None:
-        return at_once(now) if commit.due == AT_ONCE else commit.due
+        return at_once(now) if commit.due == AT_ONCE or (unread and owner is None and not commit.unfit) else commit.due
     if run.interrupted_at is not None and owner is None:
         return None  # held until a named actor resumes it (§10.6)
     return at_once(now) if owner is not None else due_at_rest(run, now, unread)
@@ -213,11 +214,11 @@ def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
     """When a run that nobody holds next needs a worker."""
     if run.terminal:
         return None
+    if unread:
+        return at_once(now)
     if run.status is Status.PENDING:
         return at_once(now) if run.begins_at is None else run.begins_at
-    if run.status in WAITING and not unread:
-        return run.wake_at
-    return at_once(now)
+    return run.wake_at if run.status in WAITING else at_once(now)
 
 
 def due_ranges(now: int) -> tuple[tuple[int, int], ...]:
@@ -408,6 +409,12 @@ def queue_full(run: Run, most: int) -> QueueFull:
     return QueueFull(f"{most} runs of the tenant {run.tenant_id!r} wait in the queue {run.queue!r}, which is as many as may")
 
 
+def still_taken(claim: DedupClaim, status: str | None, now: int) -> bool:
+    """Whether a key is not free yet: its time is not over, or the run that has it has not ended (§3.5). ``status``: that run's, None where
+    it is not here."""
+    return claim.expires_at is None or claim.expires_at > now or (status is not None and status not in TERMINAL)
+
+
 def lender_gone(run_id: str, lender: str) -> VersionConflict:
     return VersionConflict(f"{run_id} carries its thread on from {lender}, which was pruned meanwhile", hint="load it again")
 
@@ -426,6 +433,6 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 __all__ = [
     "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "by_turns", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
-    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "queue_full", "ruled", "same", "schedule_moved", "step_refused", "takeable", "taken", "thread_moved", "tombstones",
+    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "queue_full", "ruled", "same", "schedule_moved", "step_refused", "still_taken", "takeable", "taken", "thread_moved", "tombstones",
     "unread_at_the_end", "usable", "woken",
 ]  # fmt: skip

@@ -60,6 +60,7 @@ class Draft(msgspec.Struct):
     ledger: list[LedgerRow] = []
     blobs: list[Blob] = []
     max_queued: int | None = None
+    unfit: bool = False
 
     def merge(self, other: Draft) -> None:
         self.facts += other.facts
@@ -73,6 +74,7 @@ class Draft(msgspec.Struct):
         self.ledger += other.ledger
         self.blobs += other.blobs
         self.max_queued = self.max_queued if other.max_queued is None else other.max_queued
+        self.unfit |= other.unfit
 
     def joined(self, later: Draft) -> Draft:
         """Both in one, and neither changed."""
@@ -520,6 +522,7 @@ class Journal:
             intents=tuple(draft.intents),
             ledger=tuple(draft.ledger),
             max_queued=draft.max_queued,
+            unfit=draft.unfit,
         )
 
     def _note(self, draft: Draft) -> None:

@@ -161,7 +161,9 @@ class Desk:
             Rejected, UsageError: it is on record as having come too late.
         """
         item = await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
-        if item.command == command and (refused := await self._outcome(item, await self.settle(run_id))) is not None:
+        # Also where it was there already: whoever put it may not have come to that.
+        settled = await self.settle(run_id) if item.taken_seq is None or item.command == command else {}
+        if item.command == command and (refused := await self._outcome(item, settled)) is not None:
             raise refused
         return item
 

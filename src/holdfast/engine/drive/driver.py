@@ -431,7 +431,7 @@ class Driver:
         """Leaves a wait if an answer has come (§2.7); otherwise gives the run back as it was."""
         run = self._journal.run
         if not run.decisions and not self._woken():
-            await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=run.wake_at)
+            await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
             return False
         records = decisions.answers(run)
         told = {r.task for r in records}

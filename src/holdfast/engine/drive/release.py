@@ -93,7 +93,7 @@ async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, 
         answered = run.status in WAITING and any(d.resume for d in run.decisions)
         journal = Journal(store, run, tip, fence, Progress(run_id))
         try:
-            await journal.leave(Draft(facts=[fact]), due=AT_ONCE if answered and due is None else due)
+            await journal.leave(Draft(facts=[fact], unfit=due is not None), due=AT_ONCE if answered and due is None else due)
             return True
         except LeaseLost:
             return False
