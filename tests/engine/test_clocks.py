@@ -13,7 +13,11 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Graph, Retry, Runtime, State, flow
+from holdfast.core import events as ev
 from holdfast.handle import Run
+from holdfast.testing import open_store
+from holdfast.testing.conformance import Script
+from holdfast.testing.conformance_outbox import MAIL, intent, settle
 
 HOUR = 3600.0
 PATIENCE = 20.0
@@ -199,3 +203,36 @@ async def test_a_time_that_was_asked_for_is_kept(wall: Wall, tmp_path: Path) -> 
         wall.off = HOUR + 1
         await rt.worker(until_idle=True)
         assert (await rt.get(run.run_id)).condition == "done"
+
+
+@pytest.mark.parametrize("jump", [HOUR, -HOUR], ids=["ahead", "behind"])
+@pytest.mark.parametrize("url", URLS.values(), ids=list(URLS))
+async def test_a_lease_neither_ends_nor_lasts_by_the_wall_clock(url: str, jump: float, wall: Wall, tmp_path: Path) -> None:
+    """X-13, §10.3: whoever drives a run or sends an intent keeps it while the clock jumps, and loses it by its time alone; renewed or not."""
+    hold, short = 60_000_000, 150_000
+    async with open_store(url.format(tmp_path)) as store:
+        await store.register("w", hold)
+        await store.register("v", 60 * hold)
+        script = await Script(store, "r1").begin("w")
+        await script.write(script.commit(ev.NoteAdded("sends"), intents=tuple(intent("r1", n, 0) for n in ("a", "b"))))
+        (kept, lost) = await store.claim_intents("w", MAIL, limit=2, ttl_us=hold)
+        for off in (jump, 0.0):
+            wall.off = off
+            assert await store.claim("v", (), None, limit=1) == []
+            assert await store.claim_intents("v", MAIL, limit=2, ttl_us=hold) == []
+            found = await store.get("r1")
+            assert found is not None and found[1].live(store.now())
+            await store.renew_intents("w", hold)
+            await store.renew("w", hold)
+        assert await settle(store, kept)
+        await store.renew_intents("w", short)
+        await store.renew("w", short)
+        wall.off = jump
+        taken: list[Any] = []
+        claims: list[Any] = []
+        async with asyncio.timeout(PATIENCE):
+            while not (taken and claims):
+                taken = taken or await store.claim_intents("v", MAIL, limit=2, ttl_us=hold)
+                claims = claims or await store.claim("v", (), None, limit=1)
+                await store.wait_for_change(0.02)
+        assert ([i.intent_id for i in taken], [c.run_id for c in claims]) == ([lost.intent_id], ["r1"])

@@ -53,6 +53,24 @@ async def test_a_key_is_kept_for_a_week() -> None:
         assert (await rt.submit("hears", key="ended")).run_id != ended.run_id
 
 
+@pytest.mark.parametrize("rests", ["pending", "waiting"])
+async def test_a_key_is_kept_for_as_long_as_its_run_is_open(rests: str) -> None:
+    """§3.5: also after the week; what repeats the request gets that run, another input is refused, a fork's key likewise."""
+    clock = VirtualClock()
+    async with Runtime("memory:", skills=[hears], clock=clock) as rt:
+        run = await (rt.submit if rests == "pending" else rt.invoke)("hears", {"n": 1}, key="k")
+        fork = None if rests == "pending" else await rt.fork(run.run_id, key="f", reason="try")
+        clock.advance(2 * WEEK)
+        again = await rt.submit("hears", {"n": 1}, key="k")
+        assert (again.run_id, again.deduplicated) == (run.run_id, True)
+        with pytest.raises(RequestConflict):
+            await rt.submit("hears", {"n": 2}, key="k")
+        if fork is not None:
+            assert (await rt.fork(run.run_id, key="f", reason="try")).run_id == fork.run_id
+        await rt.cancel(run.run_id)
+        assert (await rt.submit("hears", {"n": 1}, key="k")).run_id != run.run_id
+
+
 class Letter(State):
     text: str = ""
 

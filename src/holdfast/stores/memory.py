@@ -40,6 +40,7 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
+from holdfast.machine import ticks
 from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Usage, Worker
 from holdfast.stores import apply, rings
 from holdfast.stores.apply import Found, Prepared
@@ -87,17 +88,20 @@ class _Call(msgspec.Struct, frozen=True):
 
 
 class _Worker(msgspec.Struct, frozen=True):
+    """``until``: the end of its lease by the clock that nobody sets (§10.3)."""
+
     started_at: int
-    expires_at: int
+    until: int
 
 
 class MemoryStore:
-    """A store that lives as long as this object. ``now`` gives its clock, microseconds since 1970."""
+    """A store that lives as long as this object. ``now`` gives its clock, microseconds since 1970; it stands in for the clock of leases too."""
 
     url = "memory:"
 
     def __init__(self, *, now: Callable[[], int] | None = None) -> None:
         self._now = now or (lambda: time.time_ns() // 1000)
+        self._ticks = now or ticks
         self.incarnation = secrets.randbits(31)
         self._runs: dict[str, _Row] = {}
         self._log: dict[tuple[str, int], Row] = {}
@@ -109,6 +113,7 @@ class MemoryStore:
         self._claims: dict[tuple[str, str, str], DedupClaim] = {}
         self._effects = Indexed[str, tuple[Effect, bytes]](key=lambda e: e[0].key, run=lambda e: e[0].run_id, lineage=lambda e: e[0].lineage_root)
         self._intents: dict[str, Intent] = {}
+        self._leased: dict[str, int] = {}  # until when an intent is its sender's, by the clock that nobody sets
         self._ledger: dict[int, LedgerRow] = {}
         self._blobs: dict[str, bytes] = {}
         self._users: dict[str, tuple[str, ...]] = {}  # the runs that name a blob
@@ -180,7 +185,7 @@ class MemoryStore:
         row = self._runs.get(run_id)
         if row is None:
             raise RunNotFound(f"there is no run {run_id}")
-        if error := apply.step_refused(step, self._found(row, now)):
+        if error := apply.step_refused(step, self._found(row)):
             raise error
         with self._atomic():
             tip = step.tip(self._next())
@@ -195,7 +200,7 @@ class MemoryStore:
         c, now, run_id = p.commit, self.now(), p.commit.run.run_id
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self._workers
-        ruling = apply.ruled(p, None if old is None else self._found(old, now), incarnation=self.incarnation, taker=taker)
+        ruling = apply.ruled(p, None if old is None else self._found(old), incarnation=self.incarnation, taker=taker)
         if isinstance(ruling, RunNotFound):
             raise self._missing(run_id)
         if isinstance(ruling, HoldfastError):
@@ -259,8 +264,7 @@ class MemoryStore:
         """What a commit writes beside its log row."""
         c = p.commit
         for claim in c.claims:
-            taken = self._claims.get((claim.kind, claim.scope, claim.key))
-            if taken is not None and (taken.expires_at is None or taken.expires_at > now):
+            if (taken := self._claimed(claim.kind, claim.scope, claim.key, now)) is not None:
                 raise apply.claim_taken(claim.kind, claim.key, taken.run_id)
             self._set(self._claims, (claim.kind, claim.scope, claim.key), claim)
         for effect in c.effects:
@@ -303,7 +307,7 @@ class MemoryStore:
         if there is not None:
             return _item(there)
         self._set(self._inbox, (item.run_id, item.key), _Item(item.run_id, item.key, codec.encode_command(item.command), item.put_at, None))
-        self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=apply.woken(self._found(row, now), row.due, now)))
+        self._set(self._runs, item.run_id, msgspec.structs.replace(row, due=apply.woken(self._found(row), row.due, now)))
         return msgspec.structs.replace(item, taken_seq=None)
 
     def _emit(self, e: Emitted, now: int) -> None:
@@ -330,13 +334,13 @@ class MemoryStore:
 
     # -- leases and lanes ---------------------------------------------------------------------------
 
-    def _lost(self, owner: str, now: int) -> str | None:
+    def _lost(self, owner: str) -> str | None:
         """Why an owner's runs may be taken over; None while it lives."""
         worker = self._workers.get(owner)
-        return apply.lost(None if worker is None else worker.expires_at - now, self._alive(owner))
+        return apply.lost(None if worker is None else worker.until - self._ticks(), self._alive(owner))
 
-    def _found(self, row: _Row, now: int) -> Found:
-        live = row.owner is not None and self._lost(row.owner, now) is None
+    def _found(self, row: _Row) -> Found:
+        live = row.owner is not None and self._lost(row.owner) is None
         return Found(row.fence, row.owner, live, row.tip.row, row.tip.hash, row.holds, row.turn, row.status)
 
     def _blocker(self, run_id: str, lane: tuple[str, str, str], now: int, turn: int) -> str | None:
@@ -366,7 +370,7 @@ class MemoryStore:
             found = [r for r in rows if self._claimable(r, owner, now, queues, skills, run_id, shapes)]
             if run_id is not None and found and found[0].owner == owner:
                 return [self._take(found[0], owner, now)]
-            use = Use(in_force(limits, self._rules.values()), owner, self._holders(now), self._buckets, now)
+            use = Use(in_force(limits, self._rules.values()), owner, self._holders(), self._buckets, now)
             got = chosen([Due(r, r.run.queue, r.run.tenant_id, r.run.priority, due_since(r.due or 0, now), r.turn) for r in found], use, limit)
             for name, full_at in got.buckets.items():
                 self._set(self._buckets, name, full_at)
@@ -374,12 +378,12 @@ class MemoryStore:
 
     # -- limits: ports.Limiting ---------------------------------------------------------------------
 
-    def _holders(self, now: int) -> list[Held]:
-        found = Counter((r.owner, r.run.queue, r.run.tenant_id) for r in self._runs.values() if r.owner is not None and self._lost(r.owner, now) is None)
+    def _holders(self) -> list[Held]:
+        found = Counter((r.owner, r.run.queue, r.run.tenant_id) for r in self._runs.values() if r.owner is not None and self._lost(r.owner) is None)
         return [Held(owner, queue, tenant, count) for (owner, queue, tenant), count in found.items()]
 
-    def _in_use(self, now: int) -> Counter[str]:
-        return Counter(name for c in self._calls.values() if c.owner is not None and self._lost(c.owner, now) is None for name in c.names)
+    def _in_use(self) -> Counter[str]:
+        return Counter(name for c in self._calls.values() if c.owner is not None and self._lost(c.owner) is None for name in c.names)
 
     async def rules(self) -> list[Rule]:
         return [self._rules[name] for name in sorted(self._rules)]
@@ -392,8 +396,7 @@ class MemoryStore:
         return True
 
     async def usage(self) -> Usage:
-        now = self.now()
-        return Usage(tuple(self._holders(now)), self._in_use(now), dict(self._buckets))
+        return Usage(tuple(self._holders()), self._in_use(), dict(self._buckets))
 
     async def backlog(self) -> list[Backlog]:
         now = self.now()
@@ -415,7 +418,7 @@ class MemoryStore:
             there = self._calls.get(place)
             if there is not None and there.owner == owner:
                 return None
-            count, since = self._in_use(now), None if there is None else there.since
+            count, since = self._in_use(), None if there is None else there.since
             got = may_enter([(name, stored.get(name, limit), count[name]) for name, limit in needs.items()], self._buckets, now, since)
             if isinstance(got, Later):
                 if resting and since is None:
@@ -443,7 +446,7 @@ class MemoryStore:
     def _claimable(
         self, row: _Row, owner: str, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None, shapes: Sequence[str] | None
     ) -> bool:
-        if not apply.takeable(self._found(row, now), owner if run_id is not None else ""):
+        if not apply.takeable(self._found(row), owner if run_id is not None else ""):
             return False
         if run_id is not None:
             wanted = row.run.run_id == run_id
@@ -454,7 +457,7 @@ class MemoryStore:
         return wanted and (row.holds or self._blocker(row.run.run_id, row.lane, now, row.turn) is None)
 
     def _take(self, row: _Row, owner: str, now: int) -> Claim:
-        lost = None if row.owner is None else self._lost(row.owner, now)
+        lost = None if row.owner is None else self._lost(row.owner)
         due = at_once(now) if row.due is None else min(at_once(now), row.due)
         self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=row.fence + 1, holds=True, due=due))
         return apply.taken(row.run.run_id, row.fence, row.owner, owner, lost)
@@ -462,7 +465,7 @@ class MemoryStore:
     async def register(self, owner: str, ttl_us: int) -> None:
         if owner in self._workers:
             raise Conflict(f"the worker {owner} is registered already", hint="an owner id is unique per process start", code="owner_taken")
-        self._workers[owner] = _Worker(self.now(), self.now() + ttl_us)
+        self._workers[owner] = _Worker(self.now(), self._ticks() + ttl_us)
         self._dead.discard(owner)
 
     async def renew(self, owner: str, ttl_us: int) -> int:
@@ -470,8 +473,8 @@ class MemoryStore:
             worker = self._workers.get(owner)
             if worker is None or owner in self._dead:
                 return 0
-            self._workers[owner] = msgspec.structs.replace(worker, expires_at=self.now() + ttl_us)
-            return self._workers[owner].expires_at
+            self._workers[owner] = msgspec.structs.replace(worker, until=self._ticks() + ttl_us)
+            return self.now() + ttl_us
 
     async def retire(self, owner: str) -> None:
         now = self.now()
@@ -496,7 +499,7 @@ class MemoryStore:
 
     async def workers(self) -> list[Worker]:
         held = [r.owner for r in self._runs.values()]
-        return [Worker(o, w.started_at, w.expires_at, self._alive(o).value, held.count(o), self._offers.get(o)) for o, w in self._workers.items()]
+        return [Worker(o, w.started_at, self._expires_at(w), self._alive(o).value, held.count(o), self._offers.get(o)) for o, w in self._workers.items()]
 
     async def offer(self, owner: str, offer: Offer) -> None:
         self._offers = {o: kept for o, kept in self._offers.items() if o in self._workers} | {owner: offer}
@@ -514,7 +517,11 @@ class MemoryStore:
     def _lease(self, row: _Row) -> Lease:
         worker = self._workers.get(row.owner or "")
         alive = self._alive(row.owner) if row.owner else Alive.UNKNOWN
-        return Lease(row.fence, row.owner, worker.expires_at if worker else None, alive, row.due)
+        return Lease(row.fence, row.owner, None if worker is None else self._expires_at(worker), alive, row.due)
+
+    def _expires_at(self, worker: _Worker) -> int:
+        """What the store's clock will show at the end of its lease, if nobody sets it."""
+        return self.now() + worker.until - self._ticks()
 
     async def load(self, run_id: str) -> Loaded | None:
         row = self._runs.get(run_id)
@@ -591,8 +598,14 @@ class MemoryStore:
         return sorted(found, key=lambda s: (s.due is None, s.due or 0))
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
+        return self._claimed(kind, scope, key, self.now())
+
+    def _claimed(self, kind: str, scope: str, key: str, now: int) -> DedupClaim | None:
         claim = self._claims.get((kind, scope, key))
-        return None if claim is None or (claim.expires_at is not None and claim.expires_at <= self.now()) else claim
+        if claim is None:
+            return None
+        row = self._runs.get(claim.run_id)
+        return claim if apply.still_taken(claim, None if row is None else row.status, now) else None
 
     async def open_effects(self, owner: str) -> list[Effect]:
         return [codec.decode_effect(data) for e, data in self._effects.values() if e.open and e.owner == owner]
@@ -649,7 +662,7 @@ class MemoryStore:
             if intent.order_key:
                 heads.setdefault(intent.order, intent.intent_id)
         mine = [i for i in open_now if i.type in types and run_id in (None, i.run_id)]
-        lost = [i for i in mine if i.state == IntentState.SENDING and ((i.lease_until or 0) <= now or i.owner in self._dead)]
+        lost = [i for i in mine if i.state == IntentState.SENDING and (i.owner in self._dead or self._over(i, now))]
         due = [i for i in mine if i.state == IntentState.QUEUED and i.due <= now and heads.get(i.order, i.intent_id) == i.intent_id]
         chosen = apply.by_turns(lost, sorted(due, key=lambda i: i.due), limit, each, room or {})
         with self._atomic():
@@ -658,13 +671,20 @@ class MemoryStore:
                 gone = intent.state == IntentState.SENDING
                 taken = claimed(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self._dead)
                 self._set(self._intents, intent.intent_id, taken)
+                self._set(self._leased, intent.intent_id, self._ticks() + ttl_us)
                 out.append(taken)
         return out
+
+    def _over(self, intent: Intent, now: int) -> bool:
+        """Whether its sender's lease has run out; one that was taken elsewhere goes by the time it was given."""
+        until = self._leased.get(intent.intent_id)
+        return (intent.lease_until or 0) <= now if until is None else until <= self._ticks()
 
     async def renew_intents(self, owner: str, ttl_us: int) -> None:
         until = self.now() + ttl_us
         for intent in [i for i in self._intents.values() if i.owner == owner and i.state == IntentState.SENDING]:
             self._intents[intent.intent_id] = msgspec.structs.replace(intent, lease_until=until)
+            self._leased[intent.intent_id] = self._ticks() + ttl_us
 
     async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
         with self._atomic():
@@ -677,6 +697,7 @@ class MemoryStore:
         if there is None or not stands(there, s.before):
             return False
         self._set(self._intents, there.intent_id, s.after)
+        self._leased.pop(there.intent_id, None)
         for intent in s.intents:
             self._set(self._intents, intent.intent_id, intent)
         for row in s.ledger:

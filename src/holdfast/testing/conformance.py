@@ -477,6 +477,31 @@ async def case_put_between_look_and_rest(h: Harness) -> None:
 
 
 @case
+async def case_no_later_time_over_what_was_put(h: Harness) -> None:
+    """§10.16: whoever holds a run leaves it for no later time over a command that came meanwhile, be it in a wait, before it has begun,
+    or at work; only one that could not take it does."""
+    await h.store.register("w", TTL)
+    later = h.store.now() + 100 * TTL
+    for name in ("waits", "waits until", "early", "at work", "unfit"):
+        if name == "early":
+            await Script(h.store, name, not_before=later).submit()
+        else:
+            script = await Script(h.store, name).begin("w")
+        if name.startswith("waits"):
+            await script.wait(deadline=later)
+        if name not in ("at work", "unfit"):
+            (claim,) = await h.store.claim("w", (), None, limit=1, run_id=name)
+            loaded = await h.store.load(name)
+            assert loaded is not None
+            script = Script.of(h.store, loaded, claim.fence)
+        await h.store.put(signal(name, "k", h.store.now()))
+        due = None if name == "waits" else later
+        await script.write(script.commit(ev.RunHandedBack("w"), lease=RELEASE, due=due, unfit=name == "unfit"))
+        claims = await h.store.claim("w", (), None, limit=1)
+        assert [c.run_id for c in claims] == ([] if name == "unfit" else [name]), name
+
+
+@case
 async def case_puts_of_a_commit(h: Harness) -> None:
     """§1.6: a commit puts into other inboxes; the first under a key stays."""
     await h.store.register("w", TTL)
@@ -494,15 +519,19 @@ async def case_puts_of_a_commit(h: Harness) -> None:
 
 @case
 async def case_dedup_claims(h: Harness) -> None:
-    """§3.5, T-73: a key is taken once, with the commit or not at all; an expired one is free again."""
+    """§3.5, T-73: a key is taken once, with the commit or not at all; an expired one is free again once its run has ended."""
     until = h.store.now() + SECOND
     claim = DedupClaim("request", "default/skill", "k", "r1", "d", until)
-    await Script(h.store, "r1").submit(claims=(claim,))
+    await h.store.register("w", 9 * SECOND)
+    first = await Script(h.store, "r1").begin("w", claims=(claim,))
     assert await h.store.claimed("request", "default/skill", "k") == claim
     again = DedupClaim("request", "default/skill", "k", "r2", "d", until + SECOND)
     await refused(Conflict, h.store.commit(Script(h.store, "r2").first(claims=(again,))), "claim_taken")
     assert await h.store.get("r2") is None
     h.clock.forward(SECOND)
+    assert await h.store.claimed("request", "default/skill", "k") == claim  # its run is still open
+    await refused(Conflict, h.store.commit(Script(h.store, "r2").first(claims=(again,))), "claim_taken")
+    await first.complete()
     assert await h.store.claimed("request", "default/skill", "k") is None
     await Script(h.store, "r2").submit(claims=(again,))
     assert await h.store.claimed("request", "default/skill", "k") == again

@@ -25,7 +25,7 @@ from psycopg import errors as sql
 from holdfast.core import blobs, chunks, codec, ids, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.chunks import LINGER_US, Emitted
-from holdfast.core.commit import Commit, InboxItem, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, Tip
 from holdfast.core.errors import EffectInProgress, HoldfastError, RecordDamaged, RunNotFound, StoreError
 from holdfast.core.lease import Take, Touch
 from holdfast.core.schedules import Schedule
@@ -332,6 +332,9 @@ class Committer:
         more = [next(given) if wanted else [] for wanted, _ in beside]
         (now, incarnation) = answers[3][0]
         besides.hold(map(besides.of_claim_row, more[3]), more[7])
+        taken = [DedupClaim(*row) for row in more[3]]
+        over = sorted({m.run_id for m in taken if not apply.still_taken(m, None, now)})
+        statuses = dict((await many(db, [(Q.see_statuses, {"b": [ids.bucket_number(r) for r in over], "run": over})]))[0]) if over else {}
         besides.hold(map(vouch.of_schedule_row, more[5]), more[8])
         seen = Seen(
             now=now,
@@ -345,7 +348,7 @@ class Committer:
             takers={owner for (owner,) in more[0]},
             lanes={run: (holder, first, turn) for run, holder, first, turn in more[1]},
             lenders={run for (run,) in more[2]},
-            claims={(kind, scope, key): run for kind, scope, key, run, _, _, live in more[3] if live},
+            claims={(m.kind, m.scope, m.key): m.run_id for m in taken if apply.still_taken(m, statuses.get(m.run_id), now)},
             effects={},
             schedules={i: codec.decode_schedule(data) for i, _, _, data in more[5]},
             blobs={sha for (sha,) in more[6]},

@@ -74,9 +74,12 @@ SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JO
 ORDER BY r.bucket, r.id FOR KEY SHARE OF r;
 -- name: see_claims
 -- Also those that have expired: they are vouched for until they are taken again or their run is pruned.
-SELECT c.kind, c.scope, c.key, c.run_id, c.digest, c.expires_at, c.expires_at IS NULL OR c.expires_at > {now}
+SELECT c.kind, c.scope, c.key, c.run_id, c.digest, c.expires_at
 FROM unnest(%(kind)s::text[], %(scope)s::text[], %(key)s::text[]) AS x (kind, scope, key)
 JOIN holdfast.claim c ON c.kind = x.kind AND c.scope = x.scope AND c.key = x.key;
+-- name: see_statuses
+-- How the runs stand that have a key whose time is over.
+SELECT r.run_id, r.status FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run;
 -- name: see_tokens
 -- The links of waits that are open.
 SELECT {token} FROM {tokens} WHERE t.run_id = ANY(%(runs)s::text[]) AND t.wait_id = ANY(%(waits)s::text[]) AND t.used_at IS NULL AND t.revoked_at IS NULL
@@ -543,7 +546,7 @@ SELECT data FROM holdfast.effect WHERE key = %s AND effect_id = %s;
 -- name: blob_get
 SELECT data FROM holdfast.blob WHERE sha256 = %s;
 -- name: claimed
-SELECT run_id, digest, expires_at, expires_at IS NULL OR expires_at > {now} FROM holdfast.claim WHERE kind = %(kind)s AND scope = %(scope)s AND key = %(key)s;
+SELECT run_id, digest, expires_at, {now} FROM holdfast.claim WHERE kind = %(kind)s AND scope = %(scope)s AND key = %(key)s;
 
 -- Outbox --------------------------------------------------------------------------------------------
 

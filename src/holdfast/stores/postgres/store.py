@@ -723,7 +723,14 @@ class PostgresStore:
         found, stated = await self._ask((Q.claimed, asked), (Q.vouch_some, (OWN, "claim", [vouch.claim_id(kind, scope, key)])))
         claims = [DedupClaim(kind, scope, key, *row[:3]) for row in found]
         besides.hold(map(vouch.of_claim, claims), stated)
-        return claims[0] if claims and found[0][3] else None
+        if not claims:
+            return None
+        status = None
+        if not apply.still_taken(claims[0], None, found[0][3]):
+            run_id = claims[0].run_id
+            (there,) = await self._ask((Q.see_statuses, {"b": [ids.bucket_number(run_id)], "run": [run_id]}))
+            status = there[0][1] if there else None
+        return claims[0] if apply.still_taken(claims[0], status, found[0][3]) else None
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
         """What was done under a key: a record that is lost is no licence to do it again."""

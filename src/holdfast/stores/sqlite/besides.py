@@ -21,6 +21,7 @@ from holdfast.core.pruned import missing as said
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
+from holdfast.stores import apply
 from holdfast.stores.sqlite.connection import Q, row, rows, seal_all
 
 R = TypeVar("R")
@@ -121,9 +122,9 @@ def inbox_item(db: apsw.Connection, run_id: str, found: Sequence[Any]) -> InboxI
 
 def claimed(db: apsw.Connection, kind: str, scope: str, key: str, now: int) -> DedupClaim | None:
     there = row(db, Q.claim_any, (kind, scope, key))
-    claim = None if there is None else DedupClaim(kind, scope, key, *there)
+    claim, status = (None, None) if there is None else (DedupClaim(kind, scope, key, *there[:3]), there[3])
     vouch.hold([] if claim is None else [vouch.of_claim(claim)], one(db, OWN, "claim", vouch.claim_id(kind, scope, key)))
-    return None if claim is None or (claim.expires_at is not None and claim.expires_at <= now) else claim
+    return claim if claim is not None and apply.still_taken(claim, status, now) else None
 
 
 def claims_of(db: apsw.Connection, run_id: str) -> list[DedupClaim]:

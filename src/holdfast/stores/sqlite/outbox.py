@@ -109,13 +109,14 @@ class Search:
         """Intents that may be sent now, and whether their sender is proven dead."""
         lost: list[Intent] = []
         dead: set[str] = set()
-        for kept in rows(db, Q.intents_sending):
+        for *kept, ticks in rows(db, Q.intents_sending):
             owner, until, type_, run = kept[4], kept[5], kept[7], kept[8]
             if type_ not in types or run_id not in (None, run):
                 continue
             worker = self._owners.find(db, owner) if owner is not None else None
             gone = worker is not None and self._owners.alive(worker) is Alive.NO
-            if gone or until is None or until <= now:
+            left = (until or now) - now if ticks is None or worker is None else self._owners.until(worker, ticks, until or now)
+            if gone or left <= 0:
                 mine = _sound(db, [kept])
                 lost += mine
                 dead.update([owner] if gone and mine else [])
@@ -156,9 +157,10 @@ class Search:
         return out
 
 
-def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int) -> list[Intent]:
+def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int, ticks: int) -> list[Intent]:
     out = [claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead) for i, dead in ready]
     besides.vouch_for(db, [_keep(db, i) for i in out])
+    db.executemany(Q.intent_ticks, [(ticks, i.intent_id) for i in out])
     return out
 
 

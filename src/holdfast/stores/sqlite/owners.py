@@ -81,7 +81,15 @@ class Owners:
 
     def left(self, row: WorkerRow) -> int:
         """Microseconds until the lease runs out; below one it has."""
-        return row.ticks - self._ticks() if row.boot == self._boot else row.expires_at - self._now()
+        return self.until(row, row.ticks, row.expires_at)
+
+    def until(self, row: WorkerRow, ticks: int, at: int) -> int:
+        """Microseconds until a moment that this owner has given by both clocks."""
+        return ticks - self._ticks() if row.boot == self._boot else at - self._now()
+
+    def after(self, us: int) -> int:
+        """The moment after so many microseconds, by the clock that nobody sets."""
+        return self._ticks() + us
 
     def alive(self, row: WorkerRow) -> Alive:
         """By proof only; a machine that was started anew has ended all that ran on it."""

@@ -54,12 +54,12 @@ UPDATE inbox SET taken = ? WHERE run = ? AND key = ? AND taken IS NULL;
 -- name: inbox_unread
 SELECT EXISTS (SELECT 1 FROM inbox WHERE run = ? AND taken IS NULL);
 -- name: claim_put
--- Only where there is none, or one that has expired.
+-- Only where there is none, or one that is free again.
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?)
 ON CONFLICT DO UPDATE SET run_id = excluded.run_id, digest = excluded.digest, expires_at = excluded.expires_at;
 -- name: claim_any
--- Also one that has expired: it is vouched for until it is taken again or its run is pruned.
-SELECT run_id, digest, expires_at FROM claim WHERE kind = ? AND scope = ? AND key = ?;
+-- Also one that has expired: it is vouched for until it is taken again or its run is pruned. With the status of its run, if that is here.
+SELECT c.run_id, c.digest, c.expires_at, r.status FROM claim c LEFT JOIN run r ON r.run_id = c.run_id WHERE c.kind = ? AND c.scope = ? AND c.key = ?;
 -- name: claims_all
 SELECT kind, scope, key, run_id, digest, expires_at FROM claim ORDER BY kind, scope, key;
 -- name: effect_upsert
@@ -293,7 +293,7 @@ SELECT effect_id, run_id, lineage_root, key, status, data FROM effect e WHERE NO
 -- name: intents
 SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent
 -- name: intents_sending
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries, ticks FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
 -- name: next_lane
 SELECT tenant_id, target, order_key FROM intent
 WHERE state = 'queued' AND type = ? AND (tenant_id, target, order_key) > (?, ?, ?) ORDER BY tenant_id, target, order_key LIMIT 1;
@@ -318,7 +318,9 @@ ORDER BY i.id LIMIT ?3;
 -- name: intent_keep
 UPDATE intent SET state = ?, due = ?, owner = ?, lease_until = ?, settled_at = ?, attempts = ?, carries = ?, data = ? WHERE intent_id = ?;
 -- name: intents_renew
-UPDATE intent SET lease_until = ? WHERE state = 'sending' AND owner = ?;
+UPDATE intent SET lease_until = ?, ticks = ? WHERE state = 'sending' AND owner = ?;
+-- name: intent_ticks
+UPDATE intent SET ticks = ? WHERE intent_id = ?;
 -- name: intents_to_drop
 SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent
 WHERE settled_at < ? AND settled_at IS NOT NULL AND carries = 1 AND state IN ('sent', 'abandoned') ORDER BY settled_at LIMIT ?;

@@ -801,14 +801,14 @@ class SqliteStore:
             now = self._now()
             with committer.writing():
                 ready = self._search.ready(committer.db, types, now, limit, each, room or {}, run_id)
-                return outbox.claim(committer.db, ready, owner, now, now + ttl_us)
+                return outbox.claim(committer.db, ready, owner, now, now + ttl_us, self._owners.after(ttl_us))
 
         return await self._write().run(work)
 
     async def renew_intents(self, owner: str, ttl_us: int) -> None:
         def work(committer: Committer) -> None:
             with committer.writing():
-                committer.db.execute(Q.intents_renew, (self._now() + ttl_us, owner))
+                committer.db.execute(Q.intents_renew, (self._now() + ttl_us, self._owners.after(ttl_us), owner))
 
         await self._write().run(work)
 
