@@ -344,16 +344,17 @@ def commands(group: click.Group, path: str = "") -> Iterator[str]:
     for name, command in sorted(group.commands.items()):
         if command.hidden:
             continue
+        if not isinstance(command, click.Group):
+            yield path + name
         if isinstance(command, click.Group):
             yield from commands(command, f"{path}{name} ")
-        else:
-            yield path + name
 
 
 def command_faults(group: click.Group, page: str) -> list[str]:
     """Commands without a place in the page, and the page's headings without a command."""
     told = set(re.findall(r"`holdfast ([a-z][a-z -]*[a-z])", "\n".join(line for line in page.splitlines() if line.startswith("#"))))
     there = set(commands(group))
+    told -= {c for c in told if isinstance(found := group.get_command(click.Context(group), c), click.Group) and found.invoke_without_command}
     return [f"not in docs/cli.md: {c}" for c in sorted(there - told)] + [f"no such command: {c}" for c in sorted(told - there)]
 
 

@@ -97,7 +97,7 @@ def _channel(name: str, hint: Any, default: Any) -> Channel:
                 reducer = mark
             elif callable(mark):
                 reducer = Reducer(_CUSTOM, mark)
-    _register(kind)
+    canon.register_named(kind)
     for mark in marks:
         if isinstance(mark, msgspec.Meta):
             kind = Annotated[kind, mark]
@@ -105,14 +105,6 @@ def _channel(name: str, hint: Any, default: Any) -> Channel:
         default = canon.admit(default, name)
     made = Channel(name, reducer=reducer, default=default, thread=carries, type=kind, secret=hidden)
     return msgspec.structs.replace(made, required=made.initial is MISSING and reducer.function is None and not carries)
-
-
-def _register(kind: Any) -> None:
-    """Registers the storable classes an annotation names, however deep."""
-    if canon.storable(kind):
-        canon.register(kind)
-    for inner in typing.get_args(kind):
-        _register(inner)
 
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
@@ -712,7 +704,7 @@ class Flow(Generic[P, R]):
             kind = hints.get(p.name, Any)
             channels[p.name] = Channel(p.name, default=default, required=p.default is p.empty, type=kind, secret=hidden)
         for hint in hints.values():
-            _register(hint)
+            canon.register_named(hint)
         node = Node(
             name=id if id.isidentifier() else "flow",
             call=function,

@@ -571,3 +571,23 @@ def test_how_deep_and_how_large_a_value_may_be() -> None:
     with pytest.raises(Unserializable, match=f"nested deeper than {canon.MAX_DEPTH}"):
         admit(nested(canon.MAX_DEPTH + 2))
     assert (canon.MAX_DEPTH, canon.MAX_VALUE_BYTES, canon.HASH_BYTES) == (100, 64 * 1024 * 1024, 16)
+
+
+def test_a_class_with_a_tag_of_its_own_is_named_by_an_annotation() -> None:
+    """§14.3: two modules may have a class of one name; the way out that the refusal names works, wherever the class is used then."""
+
+    def make() -> type:
+        @dataclasses.dataclass
+        class Local:
+            a: int
+
+        return Local
+
+    first, second = make(), make()
+    second.__module__ = "elsewhere"
+    canon.register_named(list[first])  # type: ignore[valid-type]
+    with pytest.raises(UsageError, match="give this class another tag before it is used"):
+        canon.register_named(dict[str, second])  # type: ignore[valid-type]
+    canon.register(second, tag="elsewhere.Local")
+    canon.register_named(dict[str, second | None])  # type: ignore[operator]
+    assert [type(canon.decode(canon.pack(c(1))[1])).__module__ for c in (first, second)] == [__name__, "elsewhere"]

@@ -25,7 +25,7 @@ from holdfast.named import CheckpointStore
 from holdfast.stores.memory import MemoryStore
 
 
-class Colour(enum.Enum):
+class Hue(enum.Enum):
     RED = "red"
     BLUE = "blue"
 
@@ -41,7 +41,7 @@ class Spot:
     y: float = 0.0
 
 
-class Item(msgspec.Struct, frozen=True):
+class Piece(msgspec.Struct, frozen=True):
     name: str
     tags: list[str] = []
 
@@ -61,7 +61,7 @@ KINDS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {
     "list": (list[int], st.lists(whole, max_size=3)), "nested": (list[dict[str, int | None]], st.lists(st.dictionaries(text, whole | st.none(), max_size=2), max_size=2)),
     "dict": (dict[str, float], st.dictionaries(text, real, max_size=3)), "tuple": (tuple[int, str], st.tuples(whole, text).map(list)),
     "typed dict": (Address, st.fixed_dictionaries({"street": text, "number": whole})), "dataclass": (Spot, st.fixed_dictionaries({"x": whole}, optional={"y": real})),
-    "struct": (Item, st.fixed_dictionaries({"name": text}, optional={"tags": st.lists(text, max_size=2)})), "enum": (Colour, st.sampled_from(["red", "blue"])),
+    "struct": (Piece, st.fixed_dictionaries({"name": text}, optional={"tags": st.lists(text, max_size=2)})), "enum": (Hue, st.sampled_from(["red", "blue"])),
     "int enum": (Level, st.sampled_from([1, 2])), "date": (dt.date, day), "datetime": (dt.datetime, st.datetimes(timezones=st.just(dt.UTC)).map(dt.datetime.isoformat)),
     "uuid": (uuid.UUID, st.uuids().map(str)), "decimal": (decimal.Decimal, st.decimals(allow_nan=False, allow_infinity=False, places=2).map(str)),
     "bounded": (Annotated[int, msgspec.Meta(ge=0, le=9)], st.integers(0, 9)), "pattern": (Annotated[str, msgspec.Meta(max_length=2)], st.text("ab", max_size=2)),

@@ -25,7 +25,7 @@ import math
 import pathlib
 import uuid
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn
+from typing import Any, NoReturn, get_args
 
 import msgspec
 
@@ -139,7 +139,7 @@ def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | 
     if known is not None and known.cls is not cls:
         same = known.cls.__qualname__ == cls.__qualname__ and known.cls.__module__ == cls.__module__
         if not same:
-            raise UsageError(f"the tag {name!r} is registered for {known.cls!r}", hint="give register(cls, tag=...) another tag")
+            raise UsageError(f"the tag {name!r} is registered for {known.cls!r}", hint=f"give this class another tag before it is used: holdfast.register({cls.__name__}, tag=\"...\")")
         _by_type.pop(known.cls, None)
     codec = _derive(cls, name) if dump is None or load is None else _Codec(name, cls, dump, load)
     _by_type[cls] = codec
@@ -158,6 +158,14 @@ def storable(cls: object) -> bool:
         or (issubclass(cls, tuple) and hasattr(cls, "_fields"))
         or hasattr(cls, "model_validate")
     )
+
+
+def register_named(annotation: Any) -> None:
+    """Registers the storable classes an annotation names, however deep. A class that has a tag of its own keeps it."""
+    if storable(annotation) and annotation not in _by_type:
+        register(annotation)
+    for inner in get_args(annotation):
+        register_named(inner)
 
 
 def _derive(kind: type, tag: str) -> _Codec:

@@ -1,6 +1,6 @@
 """Ids: opaque, unique, sortable by creation (§3.4); what hangs on a run is named after it.
 
-A run id is 26 base-32 characters: 10 of time, 14 of randomness, 2 of bucket. Derived ids are functions of
+A run id is 26 base-32 characters: 10 of milliseconds, 2 of the microseconds within, 12 of randomness, 2 of bucket. Derived ids are functions of
 their parents, so they are never stored and are the same after a crash.
 """
 
@@ -10,7 +10,7 @@ import hashlib
 import re
 
 _ALPHABET = "0123456789abcdefghjkmnpqrstvwxyz"
-ENTROPY_BITS = 70
+ENTROPY_BITS = 60
 BUCKETS = 1024
 _PAIRS = [a + b for a in _ALPHABET for b in _ALPHABET]
 _RUN = re.compile(f"[{_ALPHABET}]{{26}}")
@@ -54,8 +54,9 @@ def bucket_number(run: str) -> int:
 
 
 def stamp(at_us: int, entropy: int) -> str:
-    """24 sortable characters: milliseconds, then 70 bits of entropy."""
-    return _base32(at_us // 1000, 10) + _base32(entropy % (1 << ENTROPY_BITS), 14)
+    """24 sortable characters: milliseconds, the microseconds within them, then 60 bits of entropy."""
+    milliseconds, microseconds = divmod(at_us, 1000)
+    return _base32(milliseconds * BUCKETS + microseconds, 12) + _base32(entropy % (1 << ENTROPY_BITS), 12)
 
 
 def run_id(at_us: int, entropy: int, tenant: str = "", session: str = "", beside: str = "") -> str:

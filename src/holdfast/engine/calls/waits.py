@@ -9,7 +9,6 @@ policy changed) has an id that no older answer can be meant for.
 from __future__ import annotations
 
 import datetime as dt
-import typing
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -261,7 +260,7 @@ def _target(attempt: Attempt, redo: str | None) -> str | None:
 
 async def ask(attempt: Attempt, prompt: str, schema: Any, **options: Any) -> Any:
     """The answer as a value of the type asked for; what does not fit is asked again."""
-    _learn(schema)
+    canon.register_named(schema)
     shown = None if options["show"] is None else about(attempt, options["show"])
 
     def fits(given: RawDecision) -> str | None:
@@ -275,14 +274,6 @@ async def ask(attempt: Attempt, prompt: str, schema: Any, **options: Any) -> Any
 
     given = await request(attempt, Ask(kind=WaitKind.INPUT, prompt=prompt, schema=schema_of(schema), fits=fits, about=shown, **options))
     return convert(_value(given), schema) if given.action == ws.ANSWER else _value(given)
-
-
-def _learn(kind: Any) -> None:
-    """Registers the storable classes that a type names, so that an answer can be kept as what it is."""
-    if canon.storable(kind):
-        canon.register(kind)
-    for inner in typing.get_args(kind):
-        _learn(inner)
 
 
 def schema_of(kind: Any) -> dict[str, Any] | None:
