@@ -7,7 +7,6 @@ missed. With a ``probe`` (a number that moves when another process writes) one t
 from __future__ import annotations
 
 import asyncio
-import time
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -30,13 +29,14 @@ class Changes:
         self._waiters: dict[asyncio.Future[None], None] = {}  # in order, so that whoever waited first is woken first
         self._seen: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
-        self._moved_at = 0.0
+        self._news = False
+        self._active_until = 0.0  # by the clock of the loop that waits
         self._closed = False
 
     def tell(self) -> None:
         """Something of interest to others was written here. Their answer may not be long in coming: that is looked out for more often."""
         self._generation += 1
-        self._moved_at = time.monotonic()
+        self._news = True
         if self._waiters:
             for waiter in self._waiters:
                 if not waiter.done():
@@ -73,7 +73,9 @@ class Changes:
     def _arm(self, loop: asyncio.AbstractEventLoop) -> None:
         if self._probe is None or (self._timer is not None and self._timer[0] is loop and not self._timer[1].cancelled()):
             return
-        active = time.monotonic() - self._moved_at < ACTIVE_FOR
+        if self._news:
+            self._news, self._active_until = False, loop.time() + ACTIVE_FOR
+        active = loop.time() < self._active_until
         self._timer = (loop, loop.call_later(ACTIVE_POLL if active else IDLE_POLL, self._tick, loop))
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:

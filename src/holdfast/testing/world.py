@@ -323,14 +323,16 @@ async def _over(host: Host, shown: Mapping[str, Any]) -> bool:
 
 
 async def to_the_end(host: Host, run_id: str, script: Script = approve_all, *, rounds: int = 40) -> Run[Any]:
-    """Recovers and drives a run until it has ended, answering what it asks."""
-    for n in range(rounds):
+    """Recovers and drives a run until it has ended, answering what it asks; the longer nothing happens, the longer it lets time pass."""
+    seen, idle = -1, 0
+    for _ in range(rounds):
         await host.rt.recover()
         run = await host.rt.get(run_id)
         if run.status in TERMINAL:
             return run
+        seen, idle = run.version, idle + 1 if run.version == seen else 0
         await script(host, run)
-        await asyncio.sleep(min(2**n, 3600))
+        await asyncio.sleep(min(2**idle, 3600))
     raise AssertionError(f"{run_id} did not end in {rounds} rounds: it is {run.condition}")
 
 
