@@ -95,6 +95,7 @@ MOST_DECISIONS = 100_000
 """How many waits one decision may be about."""
 CHANGE_TRIES = 10
 DEFAULT_STORE = "sqlite:///.holdfast/runs.db"
+_OWN_ROUTES = routes({"webhook": Webhook()})
 
 
 class Parts(NamedTuple):
@@ -191,7 +192,7 @@ class Runtime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forks = machine.forks()
         self._entered = 0
-        self._routes = routes({"webhook": Webhook(), **door.transports(transports)})
+        self._routes = {**_OWN_ROUTES, **routes(door.transports(transports))}
         self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.standing)
         self._links = Links(self._store, lambda: base_url)
         self._deliveries = Deliveries(self._clock, self._dispatcher)

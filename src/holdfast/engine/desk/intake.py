@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import os
 import uuid
 from collections.abc import Mapping
@@ -122,5 +123,10 @@ def _budgets(services: Services, request: Request) -> dict[str, float]:
 def owner_id() -> str:
     """An owner's name, unique per process start (§10.1): host, boot, process, its start, randomness."""
     here = machine.here()
-    started = machine.started(os.getpid()) or str(int(dt.datetime.now(dt.UTC).timestamp()))
-    return OwnerId(here.host, here.boot, os.getpid(), started, uuid.uuid4().hex[:8]).name
+    return OwnerId(here.host, here.boot, os.getpid(), _started(os.getpid()), uuid.uuid4().hex[:8]).name
+
+
+@functools.cache
+def _started(pid: int) -> str:
+    """When this process started; a child that was forked from it asks for itself."""
+    return machine.started(pid) or str(int(dt.datetime.now(dt.UTC).timestamp()))
