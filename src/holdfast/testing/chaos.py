@@ -16,7 +16,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -34,12 +33,13 @@ from holdfast.core.status import TERMINAL
 from holdfast.engine.calls.context import Context
 from holdfast.handle import EventView, Run
 from holdfast.runtime import Runtime
+from holdfast.testing.nursery import Child, Nursery, tend
 
 LEASE = 0.8
 SLOW = 0.04
 WORKERS = 3
 GREEDY = 25  # one run of so many holds the interpreter
-SETTLE_SECONDS = 60.0
+STUCK_SECONDS = 60.0
 FAULTS = ("kill", "kill_twice", "stop_and_kill", "stop_and_thaw", "clock", "cancel", "decide", "signal")
 HOUSE = ("takeover_limit", "lease_too_short", "cancelled_inside", "lease_lost", "version_conflict", "store_error", "store_unavailable", "store_writer_stalled")
 
@@ -171,56 +171,53 @@ class Chaos:
         self.dice = random.Random(seed)
         self.until = time.monotonic() + budget * 60
         self.report = Report(seed, runs, faults)
-        self.workers: list[subprocess.Popen[bytes]] = []
+        self.nursery = Nursery("holdfast.testing.chaos", "--nursery", self.url, str(folder))
+        self.workers: list[Child] = []
         self.runs: list[str] = []
         self.told: list[tuple[str, str]] = []  # the run, and what its log must tell
         self.faults: Counter[str] = Counter()
         self.struck: set[int] = set()
+        self.staffing = asyncio.Lock()
 
     @property
     def in_time(self) -> bool:
         return time.monotonic() < self.until
 
-    def _staff(self) -> None:
+    async def _staff(self) -> None:
         """Sees to it that there are enough workers."""
-        self.workers = [w for w in self.workers if w.poll() is None]
-        while len(self.workers) < WORKERS:
-            self.workers.append(subprocess.Popen([sys.executable, "-m", "holdfast.testing.chaos", "--work", self.url, str(self.folder)]))
+        async with self.staffing:
+            self.workers = [w for w in self.workers if not w.gone.is_set()]
+            while len(self.workers) < WORKERS:
+                self.workers.append(await self.nursery.start())
 
-    def _up(self, worker: subprocess.Popen[bytes]) -> bool:
+    def _up(self, worker: Child) -> bool:
         return (self.folder / f"up-{worker.pid}").exists()
 
-    async def _victim(self, rt: Runtime) -> subprocess.Popen[bytes]:
+    async def _victim(self, rt: Runtime) -> Child:
         """A worker that works: one that is killed before it has begun holds nothing that could be lost."""
-        while not (up := [w for w in self.workers if w.poll() is None and self._up(w)]):
-            self._staff()
+        while not (up := [w for w in self.workers if not w.gone.is_set() and self._up(w)]):
+            await self._staff()
             await rt.store.wait_for_change(0.05)
         return self.dice.choice(up)
 
     async def go(self) -> Report:
         began = time.monotonic()
-        async with Runtime(self.url, skills=skills(self.outside)) as rt:  # type: ignore[arg-type]
-            try:
-                await self._trouble(rt)
-                await self._settle(rt)
-                await self._judge(rt)
-            finally:
-                for worker in self.workers:
-                    worker.kill()
-                for worker in self.workers:
-                    worker.wait()
+        async with self.nursery, Runtime(self.url, skills=skills(self.outside)) as rt:  # type: ignore[arg-type]
+            await self._trouble(rt)
+            await self._settle(rt)
+            await self._judge(rt)
         self.report.seconds = time.monotonic() - began
         self.report.faults_done = dict(self.faults)
         return self.report
 
     async def _trouble(self, rt: Runtime) -> None:
         names = ("verified", "verified", "blind", "asking", "listening")
-        self._staff()
+        await self._staff()
         report = self.report
         under_way: set[asyncio.Task[None]] = set()
         share = max(1, round(report.runs / max(1, report.faults)))
         while self.in_time and (len(self.runs) < report.runs or sum(self.faults.values()) < report.faults):
-            self._staff()
+            await self._staff()
             for _ in range(min(share, report.runs - len(self.runs))):
                 skill = "greedy" if len(self.runs) % GREEDY == GREEDY // 2 else self.dice.choice(names)
                 with contextlib.suppress(HoldfastError):  # a frozen commit holds the file: it is tried again
@@ -260,17 +257,17 @@ class Chaos:
             case "kill_twice":
                 self.struck.add(worker.pid)
                 worker.kill()
-                worker.wait()
-                self._staff()
+                await worker.gone.wait()
+                await self._staff()
                 heir = await self._victim(rt)
                 await asyncio.sleep(self.dice.random() * 0.4)
                 self.struck.add(heir.pid)
                 heir.kill()
             case "stop_and_kill" | "stop_and_thaw":
                 self.struck.add(worker.pid)
-                worker.send_signal(signal.SIGSTOP)
+                worker.send(signal.SIGSTOP)
                 await asyncio.sleep(LEASE * (1.1 + self.dice.random() * 0.5))
-                worker.send_signal(signal.SIGKILL if fault == "stop_and_kill" else signal.SIGCONT)
+                worker.send(signal.SIGKILL if fault == "stop_and_kill" else signal.SIGCONT)
             case "clock":
                 (self.folder / f"clock-{worker.pid}").write_text(str(self.dice.choice((-3600, -60, 60, 3600))))
             case "cancel":
@@ -306,15 +303,15 @@ class Chaos:
         """No more trouble: clocks are right, people answer, and everything comes to its end."""
         for file in self.folder.glob("clock-*"):
             file.unlink()
-        left, least = set(self.runs), len(self.runs)
-        until = time.monotonic() + SETTLE_SECONDS
+        left, stood = set(self.runs), dict.fromkeys(self.runs, -1)
+        until = time.monotonic() + STUCK_SECONDS
         while left and time.monotonic() < until:
-            self._staff()
-            if len(left) < least:  # on a busy machine it takes its time; it is over when nothing moves any more
-                least, until = len(left), time.monotonic() + SETTLE_SECONDS
+            await self._staff()
             for run_id in sorted(left):
                 with contextlib.suppress(HoldfastError):
                     run = await rt.get(run_id)
+                    if run.version != stood[run_id]:  # on a busy machine it takes its time; it is over when nothing moves any more
+                        stood[run_id], until = run.version, time.monotonic() + STUCK_SECONDS
                     if run.status in TERMINAL:
                         left.discard(run_id)
                     elif not await self._answer(rt, run) and any(w.kind == "signal" for w in run.waits):
@@ -362,10 +359,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--faults", type=int, default=50, help="faults and commands to throw in (1000 in the heavy round)")
     parser.add_argument("--seed", type=int, default=int(dt.datetime.now(dt.UTC).timestamp()), help="the draw of faults; printed")
     parser.add_argument("--budget", type=float, default=0.5, metavar="MINUTES", help="after which no more trouble is made (30 for the heavy round)")
-    parser.add_argument("--work", nargs=2, metavar=("URL", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--nursery", nargs=2, metavar=("URL", "FOLDER"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
-    if asked.work:
-        asyncio.run(work(asked.work[0], Path(asked.work[1])))
+    if asked.nursery:
+        url, folder = asked.nursery
+        tend(lambda: asyncio.run(work(url, Path(folder))))
         return 0
     report = asyncio.run(chaos(runs=asked.runs, faults=asked.faults, seed=asked.seed, budget=asked.budget))
     sys.stdout.write(report.text() + "\n")
