@@ -8,13 +8,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core import canon, codec
+from holdfast.core import canon, codec, envelopes
 from holdfast.core import events as ev
 from holdfast.core.blobs import blob_of
 from holdfast.core.checkpoint import Carry, Delta, StepRecord
 from holdfast.core.codec import Row
 from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, asleep, diagnose, drift, ok, problem
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
+from holdfast.core.envelopes import Envelope, Header
 from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, UnknownStatus
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease, Release
@@ -385,3 +386,19 @@ def test_a_forgotten_answer_is_named() -> None:
     given = decided("continue", "h1")
     assert due(asking(), None, decisions=(given,))
     assert not due(asking(), None, decisions=(msgspec.structs.replace(given, resume=False),))
+
+
+def test_a_sealed_record_with_an_event_of_a_later_release_is_checked_for_the_rest() -> None:
+    """§1.8, §14.5: what nobody here knows has no key to ask for; the events beside it name theirs."""
+    header = Header(envelopes.VERSION, "k9", b"abcd", "default", RUN, "end.result")
+    sealed = envelopes.wrap(Envelope(header, b"n" * 12, b"data"))
+    log = Log().commit(ev.RunStarted(), ev.NoteAdded("later"), ev.NoteAdded(envelopes.as_text(sealed)))
+    written = msgspec.msgpack.decode(log.rows[-1].data)
+    later = [[150, *fact[1:]] if fact[1:2] == ["later"] else fact for fact in written[4]]
+    assert later != written[4]
+    data = msgspec.msgpack.encode([*written[:4], later, *written[5:]])
+    row = Row(log.rows[-1].seq, data, canon.chain(log.rows[-2].hash, data))
+    assert log.run is not None
+    known = msgspec.structs.replace(log.run, version=log.run.version - 1)  # as it is folded here
+    found = diagnose(RUN, known, None, 0, [*log.rows[:-1], row])
+    assert [p.code for p in found] == ["payload_sealed"] and "k9" in found[0].message

@@ -62,3 +62,10 @@ def test_a_bucket_for_every_id() -> None:
     """One that we made names its bucket by its tail; any other text has one too, and always the same."""
     for run in ("of another kind", "x" * 26, "\ud800"):
         assert 0 <= ids.bucket_number(run) < ids.BUCKETS and ids.bucket_number(run) == ids.bucket_number(run)
+
+
+def test_a_full_queue_says_when_to_come_back() -> None:
+    """§10.11: a time to try again, in the error and in its way out, unless that says something better."""
+    full = errors.QueueFull("default is full", retry_after=2.5)
+    assert (full.retry_after, full.hint, full.code) == (2.5, "try again in 2.5 s", "queue_full")
+    assert errors.QueueFull("full", hint="ask the operator").hint == "ask the operator"

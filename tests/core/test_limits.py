@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.errors import InvalidInput
+from holdfast.core import codec
+from holdfast.core.errors import EventUnreadable, InvalidInput
 from holdfast.core.limits import (
     Backlog,
     Change,
@@ -201,3 +202,19 @@ def test_a_queue_says_what_stands_in_the_way() -> None:
         ("q", 10, 10, 1, False, {"lane": 2, "limit": 3, "no_worker_for": 4}),
         ("shut", 3, 5, 0, True, {"paused": 3}),
     ]
+
+
+@given(st.lists(st.tuples(st.sampled_from(["set", "unset", "paused", "unpaused"]), st.integers(1, 9)), max_size=8))
+def test_a_rule_is_kept_as_it_is(acts: list[tuple[str, int]]) -> None:
+    rule = Rule("queue:mail")
+    for n, (action, most) in enumerate(acts):
+        rule = rule.changed(Change(n, "ada", action, Limit(in_flight=most) if action == "set" else None))
+    assert codec.decode_rule(codec.encode_rule(rule)) == rule
+
+
+@pytest.mark.parametrize("data", [b"", b"{", b"\xff", b"[]", b'{"name": 7}', b'{"name": "a", "limit": {"in_flight": -1}}', b'{"name": "a", "changes": [{}]}'])
+def test_a_damaged_rule_is_one_error_with_a_way_out(data: bytes) -> None:
+    """What is on disk is hostile until it is decoded; also a limit that nobody could have set."""
+    with pytest.raises(EventUnreadable, match="limit cannot be read") as caught:
+        codec.decode_rule(data)
+    assert "limits set" in caught.value.hint

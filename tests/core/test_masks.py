@@ -75,3 +75,21 @@ def test_every_form_of_a_secret_is_hidden() -> None:
         "706c61696e206279746573", "cGxhaW4gYnl0ZXM=", "plain bytes", "first%20line%0Asecond%20line", "lone \ud800 surrogate",
     ):  # fmt: skip
         assert found.text(f"<{form}>") == f"<{HIDDEN}>", form
+
+
+@pytest.mark.parametrize("kept", [4, 9, 21])
+def test_a_secret_that_was_cut_off_is_hidden_to_its_end(kept: int) -> None:
+    """A long text that is shown may have been cut in the midst of what is secret: its begin is secret too."""
+    secret = "sk-0123456789-abcdefghij"
+    found = mask(["token"], [{"token": [secret, "another-secret"]}])
+    before = f"{'said ' * 60}{secret[:4]}! "
+    assert found.text(before + secret[:kept]) == before + HIDDEN
+    assert found.text(before + secret[:3]) == before + secret[:3]
+    assert found.text(before + secret[:kept] + "?") == before + secret[:kept] + "?"
+    assert found.text("short " + secret[:kept]) == "short " + secret[:kept]
+
+
+@pytest.mark.parametrize("form", ["\\ud83d\\ude00", "\\U0001f600", "&#128512;", "%F0%9F%98%80", "\\xf0\\x9f\\x98\\x80", "😀"])
+def test_signs_beyond_the_first_plane_are_hidden_as_they_are_quoted(form: str) -> None:
+    found = mask(["token"], [{"token": "smile 😀 please"}])
+    assert found.text(f"<smile {form} please>") == f"<{HIDDEN}>"

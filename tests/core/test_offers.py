@@ -54,3 +54,16 @@ def test_an_owners_name_has_five_parts() -> None:
     assert owner.name == "my-host-1-boot.4026-42-77-n" and OwnerId.parse(owner.name) == owner
     for other in ("worker", "a-b-c-d", "host-boot-x-1-n", "host-boot-²-1-n"):
         assert OwnerId.parse(other) is None
+
+
+def test_a_run_bound_to_a_folder_is_lacking_by_its_folder() -> None:
+    """§11.2, §10.11: a worker with the shape in another folder does not do; the way out is a worker there, and no upgrade."""
+    bound = msgspec.structs.replace(RUN, workspace="/srv/a")
+    here, there = Shape("notes", "1", "f", workspace="/srv/a"), Shape("notes", "1", "f", workspace="/srv/b")
+    assert lacking(bound, DUE, [Offer((), (here,))], now=10) is None
+    assert lacking(RUN, DUE, [Offer((), (here,))], now=10) is None
+    found = lacking(bound, DUE, [Offer((), (there,))], now=10)
+    assert found == NoWorker("notes", "1", "f", ("f",), "/srv/a")
+    assert found is not None and "in the workspace /srv/a" in found.said and "start a worker there" in found.way_out("r") and "upgrade" not in found.way_out("r")
+    changed = lacking(bound, DUE, [Offer((), (OTHER,))], now=10)
+    assert changed is not None and "resume r --upgrade" in changed.way_out("r")

@@ -9,7 +9,7 @@ import pytest
 
 from holdfast.core import blobs, canon, codec, commands, envelopes, payloads
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Delta, StepRecord, Task, TaskResult
+from holdfast.core.checkpoint import Delta, StepRecord, Task, TaskResult, Unfinished
 from holdfast.core.commit import InboxItem, LedgerRow
 from holdfast.core.consistency import diagnose
 from holdfast.core.effects import Effect, EffectClass
@@ -140,3 +140,12 @@ def test_a_check_without_the_key_says_so_and_checks_the_rest() -> None:
     words = Log().commit(ev.RunStarted(), ev.NoteAdded("HFsealed:x")).commit(ev.NoteAdded("HFsealed"))
     assert diagnose(RUN, words.run, None, 0, words.rows) == []
     assert payloads.sealed_in(codec.open_row(log.rows[-1]).delta) and not payloads.sealed_in(codec.open_row(log.rows[-2]).delta)
+
+
+def test_the_failures_of_tasks_that_wait_are_payload() -> None:
+    """A whole checkpoint holds them by the name of the task; what is said there is sealed, the rest of the record is as it was."""
+    error = ErrorValue("ValueError", "card 4111 declined")
+    kept = Unfinished(failed={"a": error, "b": ErrorValue("ValueError", "")})
+    assert placed(kept) == ["here.failed:a.message"]
+    changed = payloads.mapped(kept, "here", lambda data, place: "sealed")
+    assert changed == Unfinished(failed={"a": msgspec.structs.replace(error, message="sealed"), "b": ErrorValue("ValueError", "")})

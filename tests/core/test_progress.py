@@ -348,3 +348,14 @@ def test_how_often_a_place_has_asked_is_counted_until_the_barrier() -> None:
     delta, _ = ss.barrier(PAIR, head, results, inline={"a", "b"}, decoded={})
     log.commit(ev.StepCompleted(1, "b"), delta=delta)
     assert walked(log).asked == {}
+
+
+def test_owners_that_were_late_are_no_dead_ones() -> None:
+    """§10.6: whoever lived and was late with its lease counts by itself; progress ends both counts."""
+    log, _ = begun()
+    assert (walked(log.commit(ev.AttemptTakenOver("you", 0, late=1))).takeovers, walked(log).late) == (0, 1)
+    assert (walked(log.commit(ev.AttemptTakenOver("you", 0, late=2))).takeovers, walked(log).late) == (0, 2)
+    died = walked(log.commit(ev.AttemptTakenOver("you", 1, late=2)))
+    assert (died.takeovers, died.late) == (1, 2)
+    ended = walked(log.commit(ev.StepCompleted(1, "a"), results=(finished("a"),)))
+    assert (ended.takeovers, ended.late) == (0, 0)

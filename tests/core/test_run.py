@@ -301,3 +301,10 @@ def test_a_run_knows_what_it_was_made_of_and_whether_it_inherits_approvals() -> 
 def test_a_kind_that_nobody_knows_still_has_a_name() -> None:
     """§1.8: what shows it can say that it is unknown; it touches nothing of a run that a step would not."""
     assert (ev.Unknown.wire, ev.Unknown(99, []).hot) == ("unknown", True)
+
+
+@pytest.mark.parametrize(("not_before", "begins"), [(None, None), (999_999, None), (1_000_000, None), (1_000_001, 1_000_001)])
+def test_a_run_asked_for_a_time_that_had_come_begins_at_once(not_before: int | None, begins: int | None) -> None:
+    """§10.3: under any clock that is set later, for nothing is left to wait for."""
+    run = fold_all(None, numbered([submitted(not_before=not_before)]))
+    assert run.begins_at == begins

@@ -87,8 +87,8 @@ PAYLOAD: dict[type, tuple[str, ...]] = {
 def mapped(value: Any, place: str, change: Change) -> Any:
     """The record with each of its payloads changed; the same object where none is."""
     if isinstance(value, tuple):
-        each = tuple([mapped(v, f"{place}/{n}", change) if isinstance(v, msgspec.Struct) else v for n, v in enumerate(value)])
-        return each if any(a is not b for a, b in zip(each, value, strict=True)) else value
+        items = tuple([mapped(v, f"{place}/{n}", change) if isinstance(v, msgspec.Struct) else v for n, v in enumerate(value)])
+        return items if any(a is not b for a, b in zip(items, value, strict=True)) else value
     kind = type(value)
     wanted, base = PAYLOAD.get(kind, ()), _anchor(value) or place
     found: dict[str, Any] = {}
@@ -100,7 +100,8 @@ def mapped(value: Any, place: str, change: Change) -> Any:
         elif isinstance(old, msgspec.Struct | tuple):
             new = mapped(old, f"{base}.{name}", change)
         elif isinstance(old, dict) and any(isinstance(v, msgspec.Struct) for v in old.values()):
-            new = {k: mapped(v, f"{base}.{name}:{k}", change) for k, v in old.items()}
+            each = {k: mapped(v, f"{base}.{name}:{k}", change) for k, v in old.items()}
+            new = each if any(each[k] is not v for k, v in old.items()) else old
         else:
             continue
         if new is not old:
