@@ -541,15 +541,14 @@ def test_read_only_folder_is_named(tmp_path: Path) -> None:
         shutil.rmtree(folder)
 
 
-def test_read_only_connection_is_named(tmp_path: Path) -> None:
+def test_read_only_connection_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's refusal to write is one typed error, and the log is as it was."""
 
     async def body() -> None:
         store = await opened(tmp_path / "s.db")
         await Script(store, "r1").submit()
         assert store._db is not None
-        assert store._writer is not None
-        store._writer._average = 0.0  # a slow disk would have the thread commit, on a connection of its own
+        monkeypatch.setattr(writer_module, "SLOW", 60.0)  # a slow disk would have the thread commit, on a connection of its own
         store._db.pragma("query_only", True)
         await refused(StoreReadOnly, store.commit(Script(store, "r2").first()))
         await refused(StoreReadOnly, store.put(signal_to("r1", "k", 0)))
@@ -634,10 +633,11 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 # -- how much a step does ---------------------------------------------------------------------------
 
 
-def test_a_lone_step_is_four_statements(tmp_path: Path) -> None:
+def test_a_lone_step_is_four_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets: BEGIN, the log row, the compare-and-set, COMMIT; no thread, no future."""
 
     async def body() -> None:
+        monkeypatch.setattr(writer_module, "SLOW", 60.0)  # the disk of a busy machine would have the thread commit
         store = await opened(tmp_path / "s.db")
         await store.register("w", TTL)
         script = await Script(store, "r1").begin("w")
