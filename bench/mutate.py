@@ -4,26 +4,29 @@
     python bench/mutate.py --only engine/calls --count 0       # every mutant of one folder
     python bench/mutate.py --again                             # the survivors of the last run once more, with the tests of today
 
-Every draw is printed with its seed. The tests run once under coverage, which says for each test which lines of which function
-it runs; this map is kept by the digest of each test file, so that it is made once (``--map`` makes it and nothing else). A
-mutant is written into a copy of the tree, never into the tree itself, and is shown for at most ``--seconds`` (of the processor) to the tests that
-enter its function: those that run its very line before the others, the quickest first, to the first failure, which must happen
-twice. A mutant is killed by a failing test, by a test that hangs, or by an import that fails. What no caller could see is left
+Every draw is printed with its seed. The tests run once over a copy of the tree in which each place to be changed, and each
+function around one, carries a mark that says for each test whether it comes there; this map is kept for the draw, by the digest
+of each test file (``--map`` makes it and nothing else). A mutant is shown for at most ``--seconds`` (of the processor) to the
+tests that enter its function: those that reach its very place before the others, the quickest first, to the first failure, which
+must happen twice and not without the mutant. One process has imported and collected all; each showing is a fork of it in which
+the function is exchanged. What runs at import, or survives though it ran at import too, is shown in a process that imports
+it anew. The changed file stands in a copy of the tree, never in the tree itself, for the processes that tests start.
+
+A mutant is killed by a failing test, by a test that hangs, or by an import that fails. What no caller could see is left
 alone: prose (texts with a blank in them, hints), ``__all__``, assertions, and whether the garbage collector tracks a value.
 
 Survivors that are no fault stand in bench/no_fault.toml with the reason. Results are kept below ``--state`` and a run goes on
 where it stopped. Exit 1 below ``--at-least`` per cent.
 """
 
+# ruff: noqa: E402
 from __future__ import annotations
 
 import argparse
 import ast
 import concurrent.futures
 import contextlib
-import copy
 import hashlib
-import itertools
 import json
 import multiprocessing
 import os
@@ -31,198 +34,52 @@ import pathlib
 import random
 import resource
 import shutil
-import signal
+import socket
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple, NoReturn
+
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT))  # this is run as a file, and its neighbours are imported as pytest imports them
 
 import hypothesis  # noqa: F401 - at hand for every fork
 import pytest
 import pytest_asyncio  # noqa: F401
 import xdist  # noqa: F401
+from bench.entered import PATIENCE, Answer, Request, end, watched
+from bench.mutations import MARKS, Mutant, changed, marked, mutants
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
 SOURCE = pathlib.Path("src/holdfast")
 FOLDERS = ("engine", "stores", "workers", "core")
 NO_FAULT = ROOT / "bench" / "no_fault.toml"
-UNSEEN = ("hint", "gc")  # keywords whose values no caller can tell apart
 NOT_SHOWN = ("tests/docs", "tests/examples", "tests/integrations", "tests/typed", "tests/cli", "tests/simulation", "tests/damage", "tests/postgres")  # fmt: skip
-"""Tests of pages, tools and whole commands: slow, and processes of their own, in which nobody sees what they enter."""
+"""Tests of pages, tools and whole commands."""
 
-AT_ONCE = 4  # test files of one round of the map
+AT_ONCE = 40  # test files of one round of the map
 ROUNDS = (8, 60)  # tests of the first rounds that a mutant meets; most do not outlive the first
-HANGS = 20.0  # seconds that a test may take beyond five times what it took without a mutant
-PATIENCE = 4  # how much longer than by the processor anything may take by the clock
-
-SWAPS: dict[type[ast.AST], type[ast.AST]] = {
-    ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt, ast.Is: ast.IsNot,
-    ast.IsNot: ast.Is, ast.In: ast.NotIn, ast.NotIn: ast.In, ast.And: ast.Or, ast.Or: ast.And, ast.Add: ast.Sub, ast.Sub: ast.Add,
-    ast.Mult: ast.FloorDiv, ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr, ast.BitOr: ast.BitAnd,
-    ast.LShift: ast.RShift, ast.RShift: ast.LShift,
-}  # fmt: skip
-DROPPED = (ast.AugAssign, ast.Raise, ast.Delete, ast.Continue, ast.Break)
 
 
-# -- what can be changed -----------------------------------------------------------------------------
-
-
-class Mutant(NamedTuple):
-    """One change: the file, the function (qualified; "" for what runs at import), the how-manieth change of that function, and what it is."""
-
-    path: str
-    within: str
-    number: int
-    line: int
-    what: str
-
-    @property
-    def name(self) -> str:
-        return f"{self.path}::{self.within or '(import)'}#{self.number}"
-
-    def __str__(self) -> str:
-        return f"{self.path}:{self.line} {self.within or '(import)'}#{self.number}: {self.what}"
-
-
-class Spot(NamedTuple):
-    """A place that can be changed: a field of a node, or an item of a list in it, and what to put there."""
-
-    node: ast.AST
-    field: str
-    index: int | None
-    new: ast.AST
-    line: int
-    what: str
-    within: str
-
-
-def spots(tree: ast.Module) -> Iterator[Spot]:
-    """Every change of a module, in the order of its text."""
-    yield from _walk(tree, 0, "", "")
-
-
-def _walk(node: ast.AST, line: int, within: str, scope: str) -> Iterator[Spot]:
-    line = getattr(node, "lineno", line)
-    if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
-        scope = f"{scope}.{node.name}" if scope else node.name
-    for field, value in ast.iter_fields(node):
-        if field in ("annotation", "returns", "decorator_list", "type_params") or (isinstance(node, ast.keyword) and node.arg in UNSEEN):
-            continue
-        inside = within
-        if not within and field == "body" and isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            inside = scope
-        if isinstance(node, ast.Assign) and any(isinstance(t, ast.Name) and t.id.startswith("__") for t in node.targets):
-            continue  # __all__ and __slots__ change nothing that a caller sees
-        if isinstance(node, ast.JoinedStr | ast.Assert):
-            continue  # prose, and what must hold anyway
-        for index, child in enumerate(value) if isinstance(value, list) else [(None, value)]:
-            if isinstance(child, ast.AST):
-                for new, what in _changes(child):
-                    yield Spot(node, field, index, new, getattr(child, "lineno", line), what, inside)
-                yield from _walk(child, line, inside, scope)
-
-
-def _changes(node: ast.AST) -> Iterator[tuple[ast.AST, str]]:
-    if (swap := SWAPS.get(type(node))) is not None:
-        yield swap(), f"{type(node).__name__} -> {swap.__name__}"
-    match node:
-        case ast.Constant(value=bool() as old):
-            yield ast.Constant(not old), f"{old} -> {not old}"
-        case ast.Constant(value=int() as old):
-            yield ast.Constant(old + 1), f"{old} -> {old + 1}"
-        case ast.Constant(value=str() as old) if " " not in old:
-            yield ast.Constant(old + "X"), f"{old!r} -> {old + 'X'!r}"
-        case ast.UnaryOp(op=ast.Not(), operand=operand):
-            yield operand, f"not dropped: {ast.unparse(node)}"
-        case ast.If(test=test):
-            yield _with(node, test=_negated(test)), f"if negated: {ast.unparse(test)}"
-        case ast.IfExp(test=test):
-            yield _with(node, test=_negated(test)), f"if negated: {ast.unparse(test)}"
-        case ast.comprehension(ifs=[test, *rest]):
-            yield _with(node, ifs=rest), f"filter dropped: {ast.unparse(test)}"
-        case ast.Return(value=ast.expr() as value) if not (isinstance(value, ast.Constant) and value.value is None):
-            yield ast.Return(ast.Constant(None)), f"returns None: {ast.unparse(value)}"
-        case ast.Expr(value=ast.Call() | ast.Await(value=ast.Call()) as value):
-            yield ast.Pass(), f"dropped: {ast.unparse(value)}"
-        case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]):
-            yield ast.Pass(), f"dropped: {ast.unparse(node)}"
-    if isinstance(node, DROPPED):
-        yield ast.Pass(), f"dropped: {ast.unparse(node)}"
-
-
-def _with(node: ast.AST, **fields: Any) -> ast.AST:
-    changed = copy.copy(node)
-    for name, value in fields.items():
-        setattr(changed, name, value)
-    return changed
-
-
-def _negated(test: ast.expr) -> ast.expr:
-    return ast.UnaryOp(ast.Not(), test)
-
-
-def mutants(path: str) -> list[Mutant]:
-    """All of a file, in the order of its text."""
-    counts: dict[str, int] = {}
-    found = []
-    for spot in spots(ast.parse((ROOT / path).read_text())):
-        number = counts[spot.within] = counts.get(spot.within, -1) + 1
-        found.append(Mutant(path, spot.within, number, spot.line, spot.what))
-    return found
-
-
-def changed(mutant: Mutant, text: str) -> str:
-    """The text of its file with one place changed."""
-    tree = ast.parse(text)
-    spot = next(itertools.islice((s for s in spots(tree) if s.within == mutant.within), mutant.number, None))
-    if spot.index is None:
-        setattr(spot.node, spot.field, spot.new)
-    else:
-        getattr(spot.node, spot.field)[spot.index] = spot.new
-    return ast.unparse(ast.fix_missing_locations(tree))
-
-
-def functions(path: pathlib.Path) -> dict[str, tuple[range, str]]:
-    """The lines of each outermost function, and a digest of its text."""
-    text = path.read_text()
-    lines = text.splitlines()
-    found: dict[str, tuple[range, str]] = {}
-
-    def look(node: ast.AST, scope: str) -> None:
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                rows = range(child.body[0].lineno, (child.end_lineno or child.lineno) + 1)
-                digest = hashlib.sha256("\n".join(lines[rows.start - 1 : rows.stop - 1]).encode()).hexdigest()[:12]
-                found[f"{scope}{child.name}"] = rows, digest
-            elif isinstance(child, ast.ClassDef):
-                look(child, f"{scope}{child.name}.")
-            else:
-                look(child, scope)
-
-    look(ast.parse(text), "")
-    return found
-
-
-# -- which tests enter what --------------------------------------------------------------------------
+# -- which tests reach what --------------------------------------------------------------------------
 
 
 class Reach:
-    """The map: for each test file its tests with their durations, and for each function the lines of it that each test runs."""
+    """The map of a draw: the tests with their durations, and for each function and each place to be changed the tests that come there."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(self, folder: pathlib.Path, chosen: Sequence[Mutant]) -> None:
         self._folder = folder
+        self._chosen = chosen
         self.durations: dict[str, float] = {}
-        self._entered: dict[tuple[str, str], dict[str, tuple[str, int]]] = {}
+        self._reached: dict[str, set[str]] = {}
         folder.mkdir(parents=True, exist_ok=True)
 
     def stale(self) -> list[str]:
-        """Test files without a map, then those with one of another text."""
+        """Test files without a map, or with one of another text."""
         files = sorted(str(p.relative_to(ROOT)) for p in (ROOT / "tests").rglob("test_*.py") if len(p.relative_to(ROOT).parts) > 2)
-        found = [f for f in files if not f.startswith(NOT_SHOWN) and self._kept(f) is None]
-        return sorted(found, key=lambda f: self._file(f).exists())  # those without any first
+        return [f for f in files if not f.startswith(NOT_SHOWN) and self._kept(f) is None]
 
     def _file(self, test_file: str) -> pathlib.Path:
         return self._folder / (test_file.replace("/", "+") + ".json")
@@ -235,70 +92,59 @@ class Reach:
         return kept if kept["digest"] == digest_of(ROOT / test_file) else None
 
     def make(self, tree: pathlib.Path, files: Sequence[str], workers: int) -> None:
-        """Run these test files in a copy of the tree, and keep what they enter."""
+        """Run these test files over a copy of the tree with marks, and keep what they reach. What fails for the marks runs once more without."""
+        plain = {path: (tree / path).read_text() for path in {m.path for m in self._chosen}}
         for start in range(0, len(files), AT_ONCE):
             some = files[start : start + AT_ONCE]
-            with tempfile.TemporaryDirectory() as out:
-                run = pytest_in(tree, ["-n", str(workers), "--dist", "worksteal", *some], {"HOLDFAST_ENTERED": out})
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    run.wait(1_800)
-                end(run)
-                parts = [json.loads(p.read_text()) for p in pathlib.Path(out).glob("*.json")]
-            self._keep(tree, some, parts)
-            print(f"map: {start + len(some)} of {len(files)} files, {sum(len(p['tests']) for p in parts)} tests in these", flush=True)
-
-    def _keep(self, tree: pathlib.Path, files: Sequence[str], parts: Sequence[dict[str, Any]]) -> None:
-        shapes: dict[str, dict[str, tuple[range, str]]] = {}
-        for file in files:
-            tests: dict[str, float] = {}
-            entered: dict[str, dict[str, list[Any]]] = {}
-            failed = []
-            for part in parts:
-                for test, (took, passed) in part["tests"].items():
-                    if test.partition("::")[0] != file:
-                        continue
-                    if not passed:
-                        failed.append(test)
-                        continue
-                    tests[test] = round(took, 4)
-                    for path, mask in part["lines"].get(test, {}).items():
-                        if path not in shapes:
-                            shapes[path] = functions(tree / path)
-                        bits = int(mask, 16)
-                        for name, (rows, digest) in shapes[path].items():
-                            if own := bits >> rows.start & ((1 << len(rows)) - 1):
-                                entered.setdefault(f"{path}::{name}", {}).setdefault(digest, []).append([test, f"{own:x}"])
+            try:
+                (tree / "src" / "holdfast_marks.py").write_text(MARKS)
+                for path, text in plain.items():
+                    (tree / path).write_text(marked(text, [m for m in self._chosen if m.path == path]))
+                tests, reached = _run(tree, some, workers)
+            finally:
+                for path, text in plain.items():
+                    (tree / path).write_text(text)
+            failed = [test for test, (_, passed) in tests.items() if not passed]
             if failed:
-                print(f"not passed without a mutant, so left out: {', '.join(failed[:5])}{' …' if len(failed) > 5 else ''}", flush=True)
-            self._file(file).write_text(json.dumps({"digest": digest_of(ROOT / file), "tests": tests, "entered": entered}))
+                (tree / "src" / "holdfast_marks.py").write_text("seen = set()\n")
+                tests.update(_run(tree, failed, 0)[0])
+                failed = [test for test in failed if not tests[test][1]]
+                print(f"not passed without a mutant, so left out: {', '.join(failed) or 'none'}", flush=True)
+            (tree / "src" / "holdfast_marks.py").unlink()
+            for file in some:
+                own = {test: took for test, (took, passed) in tests.items() if passed and test.partition("::")[0] == file}
+                where = {test: marks for test, marks in reached.items() if test in own or not test}
+                self._file(file).write_text(json.dumps({"digest": digest_of(ROOT / file), "tests": own, "reached": where}))
+            print(f"map: {start + len(some)} of {len(files)} files, {len(tests)} tests in these", flush=True)
 
     def load(self) -> None:
         for kept_file in self._folder.glob("*.json"):
             kept = json.loads(kept_file.read_text())
             self.durations.update(kept["tests"])
-            for place, by_digest in kept["entered"].items():
-                path, _, name = place.partition("::")
-                found = self._entered.setdefault((path, name), {})
-                for digest, tests in by_digest.items():
-                    for test, mask in tests:
-                        found[test] = digest, int(mask, 16)
+            for test, places in kept["reached"].items():
+                for place in places:
+                    self._reached.setdefault(place, set()).add(test)
 
     def sound(self) -> list[str]:
         """A few quick tests of many files."""
         return self._in_turn({t for t in self.durations if (ROOT / t.partition("::")[0]).exists()})[:40]
 
-    def tests(self, mutant: Mutant, tree: pathlib.Path) -> list[str]:
-        """The tests to show it to: those that run its line, then those that enter its function; the quick ones first, of each file in turn."""
-        first: set[str] = set()
-        then: set[str] = set()
+    def files(self) -> list[str]:
+        """The test files that come to any of the places."""
+        found = {test.partition("::")[0] for tests in self._reached.values() for test in tests if test}
+        return sorted(f for f in found if (ROOT / f).exists())
+
+    def at_import(self, mutant: Mutant) -> bool:
+        """Whether it may be seen only where the package is imported anew."""
+        return not mutant.within or "" in self._reached.get(f"{mutant.path}::{mutant.within}", ())
+
+    def tests(self, mutant: Mutant) -> list[str]:
+        """The tests to show it to: those that reach its place, then those that enter its function; the quick ones first, of each file in turn."""
+        first = self._reached.get(mutant.name, set()) - {""}
         if mutant.within:
-            rows, digest = functions(tree / mutant.path)[mutant.within]
-            for test, (seen, mask) in self._entered.get((mutant.path, mutant.within), {}).items():
-                (first if seen == digest and mask >> (mutant.line - rows.start) & 1 else then).add(test)
+            then = self._reached.get(f"{mutant.path}::{mutant.within}", set()) - {""}
         else:
-            for (path, _), tests in self._entered.items():
-                if path == mutant.path:
-                    then.update(tests)
+            then = {t for place, tests in self._reached.items() if place.startswith(f"{mutant.path}::") for t in tests if t}
         return [*self._in_turn(first), *self._in_turn(then - first)]
 
     def _in_turn(self, tests: set[str]) -> list[str]:
@@ -307,6 +153,31 @@ class Reach:
             by_file.setdefault(test.partition("::")[0], []).append(test)
         ranked = [(place, self.durations.get(test, 9.0), test) for own in by_file.values() for place, test in enumerate(own)]
         return [test for _, _, test in sorted(ranked, key=lambda r: (r[1] > 2, r[0] // 3, r[1], r[2]))]
+
+
+def _run(tree: pathlib.Path, what: Sequence[str], workers: int) -> tuple[dict[str, tuple[float, bool]], dict[str, list[str]]]:
+    """Tests with what each took and whether it passed, and the marks that each came to ("" for what ran before any test)."""
+    tests: dict[str, tuple[float, bool]] = {}
+    reached: dict[str, set[str]] = {}
+    with tempfile.TemporaryDirectory() as out:
+        listed = pathlib.Path(out, "what")
+        listed.write_text("\n".join(what))
+        run = pytest_in(tree, ["-n", str(workers), "--dist", "worksteal", f"@{listed}"], {"HOLDFAST_ENTERED": out})
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            run.wait(3_600)
+        end(run.pid)
+        run.wait()
+        for told in pathlib.Path(out).glob("*.tests"):
+            for line in told.read_text().splitlines():
+                one = json.loads(line)
+                if one["test"]:
+                    tests[one["test"]] = one["took"], one["passed"]
+                reached.setdefault(one["test"], set()).update(one["marks"])
+        for told in pathlib.Path(out).glob("*.marks"):
+            for line in told.read_text().splitlines():
+                test, _, place = line.partition("\t")
+                reached.setdefault(test, set()).add(place)
+    return tests, {test: sorted(places) for test, places in reached.items()}
 
 
 def digest_of(path: pathlib.Path) -> str:
@@ -329,17 +200,12 @@ def copied(into: pathlib.Path) -> pathlib.Path:
     return tree
 
 
-def pytest_in(tree: pathlib.Path, options: Sequence[str], more: dict[str, str]) -> subprocess.Popen[bytes]:
+def pytest_in(tree: pathlib.Path, options: Sequence[str], more: dict[str, str], keep: Sequence[int] = ()) -> subprocess.Popen[bytes]:
     """Pytest in a session of its own, so that it can be ended with all that it started."""
     env = {**os.environ, "PYTHONPATH": f"{tree / 'src'}:{tree}", "PYTHONDONTWRITEBYTECODE": "1", **more}
     command = [sys.executable, "-m", "pytest", "-q", "-p", "bench.entered", "-p", "no:cacheprovider", *options]
-    return subprocess.Popen(command, cwd=tree, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-
-
-def end(run: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(run.pid, signal.SIGKILL)
-    run.wait()
+    nowhere = subprocess.DEVNULL
+    return subprocess.Popen(command, cwd=tree, env=env, stdin=nowhere, stdout=nowhere, stderr=nowhere, start_new_session=True, pass_fds=keep)
 
 
 class Shown(NamedTuple):
@@ -350,83 +216,100 @@ class Shown(NamedTuple):
     """Of the processor: on a busy machine the clock says little."""
 
 
-class Ended(NamedTuple):
-    """How pytest ended in a child: its exit code (None where it was ended), the test that failed or hung, and what it took."""
+class Lane:
+    """A copy of the tree and a process that has imported and collected all tests that come to any place of the draw."""
 
-    code: int | None
-    failed: str | None
-    seconds: float
+    def __init__(self, reach: Reach, tree: pathlib.Path) -> None:
+        self._reach = reach
+        self.tree = tree
+        here, there = socket.socketpair()
+        listed = tree.parent / "files"
+        listed.write_text("\n".join(reach.files()))
+        options = ["-n0", f"--basetemp={tree.parent / 'temp'}", f"@{listed}"]
+        self._process = pytest_in(tree, options, {"HOLDFAST_SHOWS": str(there.fileno())}, [there.fileno()])
+        there.close()
+        self._lines = here.makefile("rw")
 
+    def close(self) -> None:
+        self._lines.close()
+        end(self._process.pid)
+        self._process.wait()
 
-def show(mutant: Mutant, reach: Reach, tree: pathlib.Path, limit: float) -> Shown:
-    """Write it into the copy, show it to its tests, and put back what stood there."""
-    tests = [t for t in reach.tests(mutant, tree) if (tree / t.partition("::")[0]).exists()]
-    if not tests:
-        return Shown(False, "no test enters it", 0.0)
-    target = tree / mutant.path
-    source = target.read_text()
-    target.write_text(changed(mutant, source))
-    spent, met = 0.0, 0
-    try:
+    def run(self, mutant: Mutant | None, tests: Sequence[str], limit: float, *, anew: bool) -> Answer:
+        """To the first failure: in a fork of that process, or in one that imports everything anew."""
+        with tempfile.TemporaryDirectory() as folder:
+            durations = [self._reach.durations.get(test, 1.0) for test in tests]
+            request = Request(mutant, list(tests), str(pathlib.Path(folder, "now.json")), limit, PATIENCE * limit, durations)
+            if anew:
+                return _anew(self.tree, request)
+            self._lines.write(json.dumps(request) + "\n")
+            self._lines.flush()
+            return Answer(*json.loads(self._lines.readline()))
+
+    def show(self, mutant: Mutant, limit: float) -> Shown:
+        """Write it into the copy, show it to its tests, and put back what stood there."""
+        tests = [t for t in self._reach.tests(mutant) if (self.tree / t.partition("::")[0]).exists()]
+        if not tests:
+            return Shown(False, "no test enters it", 0.0)
+        target = self.tree / mutant.path
+        source = target.read_text()
+        text = ast.unparse(changed(mutant, source))
+        try:
+            target.write_text(text)
+            shown = None if not mutant.within else self._show(mutant, tests, limit, text, source, anew=False)
+            if shown is None or (not shown.killed and self._reach.at_import(mutant)):
+                shown = self._show(mutant, tests, limit, text, source, anew=True)
+            assert shown is not None
+            return shown
+        finally:
+            target.write_text(source)
+
+    def _show(self, mutant: Mutant, tests: Sequence[str], limit: float, text: str, source: str, *, anew: bool) -> Shown | None:
+        """None where it does not fit into a running process."""
+        spent, met = 0.0, 0
         for some in (tests[: ROUNDS[0]], tests[ROUNDS[0] : ROUNDS[1]], tests[ROUNDS[1] :]):
             while some and spent < limit - 1:
-                ended = run_tests(tree, some, limit - spent, reach)
+                ended = self.run(mutant, some, limit - spent, anew=anew)
+                if not ended.fits:
+                    return None
                 spent += ended.seconds
                 if ended.failed is None:
                     met += len(some) if ended.code == 0 else 0
                     if ended.code not in (0, None, 5):
                         return Shown(True, f"pytest ends with {ended.code}", spent)
                     break
-                again = run_tests(tree, [ended.failed], limit, reach)
+                again = self.run(mutant, [ended.failed], limit, anew=anew)
                 spent += again.seconds
                 if again.code != 0:
-                    return Shown(True, ended.failed, spent)
+                    (self.tree / mutant.path).write_text(source)
+                    without = self.run(None, [ended.failed], limit, anew=anew)
+                    (self.tree / mutant.path).write_text(text)
+                    if without.code == 0:
+                        return Shown(True, ended.failed, spent)
                 some = some[some.index(ended.failed) + 1 :] if ended.failed in some else []  # it fails now and then, with or without a mutant
         return Shown(False, f"met {met} of {len(tests)} tests", spent)
-    finally:
-        target.write_text(source)
 
 
-def run_tests(tree: pathlib.Path, tests: Sequence[str], limit: float, reach: Reach) -> Ended:
-    """Runs them in a fork of this process, which has pytest at hand and nothing of the package; to the first failure."""
-    with tempfile.TemporaryDirectory() as folder:
-        listed, now = pathlib.Path(folder, "tests"), pathlib.Path(folder, "now.json")
-        listed.write_text("\n".join(tests))
-        child = os.fork()
-        if child == 0:
-            _be_pytest(tree, listed, now, limit)
-        began, code = time.monotonic(), None
-        usage = None
-        while usage is None:
-            pid, status, used = os.wait4(child, os.WNOHANG)
-            if pid:
-                usage, code = used, os.waitstatus_to_exitcode(status)
-                break
-            time.sleep(0.1)
-            failed = None
-            with contextlib.suppress(OSError, ValueError):
-                test, since = json.loads(now.read_text())
-                failed = test if time.time() - since > PATIENCE * (HANGS + 5 * reach.durations.get(test, 1.0)) else None
-            if failed is not None or time.monotonic() - began > PATIENCE * limit:
-                _end(child)
-                _, _, used = os.wait4(child, 0)
-                return Ended(None, failed, used.ru_utime + used.ru_stime)
-        _end(child)
-        told = now.with_suffix(".failed")
-        failed = told.read_text().splitlines()[0] if told.exists() else None
-        return Ended(None if code < 0 else code, failed, usage.ru_utime + usage.ru_stime)
+def _anew(tree: pathlib.Path, request: Request) -> Answer:
+    """Runs them in a fork of this process, which has pytest at hand and nothing of the package."""
+    listed = pathlib.Path(request.now).with_name("tests")
+    listed.write_text("\n".join(request.tests))
+    child = os.fork()
+    if child == 0:
+        _be_pytest(tree, listed, request)
+    return watched(child, request)
 
 
-def _be_pytest(tree: pathlib.Path, listed: pathlib.Path, now: pathlib.Path, limit: float) -> NoReturn:
+def _be_pytest(tree: pathlib.Path, listed: pathlib.Path, request: Request) -> NoReturn:
     code = 3
     try:
         os.setsid()
-        resource.setrlimit(resource.RLIMIT_CPU, (int(limit) + 1, int(limit) + 5))
+        resource.setrlimit(resource.RLIMIT_CPU, (int(request.seconds) + 1, int(request.seconds) + 5))
         nowhere = os.open(os.devnull, os.O_RDWR)
         for stream in (0, 1, 2):
             os.dup2(nowhere, stream)
         os.chdir(tree)
-        os.environ.update(PYTHONPATH=f"{tree / 'src'}:{tree}", PYTHONDONTWRITEBYTECODE="1", HOLDFAST_NOW=str(now))
+        os.environ.update(PYTHONPATH=f"{tree / 'src'}:{tree}", PYTHONDONTWRITEBYTECODE="1", HOLDFAST_NOW=request.now)
         sys.dont_write_bytecode = True
         sys.path[:0] = [str(tree / "src"), str(tree)]
         code = int(pytest.main(["-q", "-n0", "-x", "-p", "bench.entered", "-p", "no:cacheprovider", "-W", "ignore::pytest.PytestAssertRewriteWarning", f"@{listed}"]))
@@ -434,12 +317,6 @@ def _be_pytest(tree: pathlib.Path, listed: pathlib.Path, now: pathlib.Path, limi
         code = 3
     finally:
         os._exit(code)
-
-
-def _end(child: int) -> None:
-    """Ends a child with all that it started."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(child, signal.SIGKILL)
 
 
 # -- the command -------------------------------------------------------------------------------------
@@ -456,15 +333,14 @@ def no_faults() -> dict[tuple[str, str, str, str], str]:
 def drawn(only: Sequence[str], count: int, seed: int) -> tuple[list[Mutant], int]:
     places = [SOURCE / o if (ROOT / SOURCE / o).exists() else pathlib.Path(o) for o in only]
     files = sorted({str(p.relative_to(ROOT)) for place in places for p in ([ROOT / place] if (ROOT / place).is_file() else (ROOT / place).rglob("*.py"))})
-    every = [m for file in files for m in mutants(file)]
+    every = [m for file in files for m in mutants(ROOT, file)]
     return (every if not count or count >= len(every) else random.Random(seed).sample(every, count)), len(every)
 
 
 class Bench(NamedTuple):
     """What a worker process has at hand."""
 
-    reach: Reach
-    tree: pathlib.Path
+    lane: Lane
     until: float
     seconds: float
 
@@ -472,14 +348,25 @@ class Bench(NamedTuple):
 _bench: list[Bench] = []
 
 
-def _settle(reach: Reach, places: multiprocessing.Queue[pathlib.Path], until: float, seconds: float) -> None:
-    _bench.append(Bench(reach, places.get(), until, seconds))
+def _settle(lanes: Sequence[Lane], numbers: multiprocessing.Queue[int], until: float, seconds: float) -> None:
+    _bench.append(Bench(lanes[numbers.get()], until, seconds))
 
 
 def _one(mutant: Mutant) -> tuple[Mutant, Shown] | None:
     """None once the budget is used up."""
-    reach, tree, until, seconds = _bench[0]
-    return None if time.monotonic() > until else (mutant, show(mutant, reach, tree, seconds))
+    lane, until, seconds = _bench[0]
+    return None if time.monotonic() > until else (mutant, lane.show(mutant, seconds))
+
+
+def _sound(lane: Lane, tests: list[str], anew: bool) -> bool:
+    """Whether tests pass where there is no mutant. A few may fail under load: they are named, and no kill counts by one that fails without it."""
+    for _ in range(6):
+        ended = lane.run(None, tests, 300, anew=anew)
+        if ended.code == 0 or ended.failed is None:
+            return ended.code == 0
+        print(f"fails without a mutant, here and now: {ended.failed}", flush=True)
+        tests = [test for test in tests if test != ended.failed]
+    return False
 
 
 def main() -> int:
@@ -491,7 +378,7 @@ def main() -> int:
     parser.add_argument("--budget", type=float, metavar="MINUTES", help="stop after this time; the next run goes on")
     parser.add_argument("--at-once", type=int, default=1, choices=(1, 2), help="mutants side by side")
     parser.add_argument("--at-least", type=float, default=90.0, help="per cent")
-    parser.add_argument("--map", action="store_true", help="only find out which tests enter what")
+    parser.add_argument("--map", action="store_true", help="only find out which tests reach what")
     parser.add_argument("--stale", action="store_true", help="use the map as it is, also where test files have changed since")
     parser.add_argument("--again", action="store_true", help="show the survivors of this draw once more")
     parser.add_argument("--state", type=pathlib.Path, default=ROOT / "bench" / "results" / "mutants", help="where the map and the results are kept")
@@ -502,13 +389,13 @@ def main() -> int:
     chosen, possible = drawn(only, options.count, options.seed)
     say = (lambda *_: None) if options.json else (lambda *words: print(*words, flush=True))
     say(f"{len(chosen)} mutants of {possible} in {', '.join(only)}, seed {options.seed}, {options.seconds:.0f} s each")
-    label = hashlib.sha256(json.dumps([sorted(only), options.count, options.seed]).encode()).hexdigest()[:10]
+    label = hashlib.sha256(json.dumps([[m.name, m.what] for m in chosen]).encode()).hexdigest()[:10]
     results = options.state / f"seed-{options.seed}-{label}.json"
-    reach = Reach(options.state / "map")
+    reach = Reach(options.state / f"map-{label}", chosen)
     with contextlib.ExitStack() as stack:
         trees = [copied(pathlib.Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="holdfast-mutants-")))) for _ in range(options.at_once)]
         if not options.stale and (files := reach.stale()):
-            say(f"finding out what the tests of {len(files)} files enter")
+            say(f"finding out what the tests of {len(files)} files reach")
             reach.make(trees[0], files, options.at_once)
         if options.map:
             return 0
@@ -517,14 +404,17 @@ def main() -> int:
         if options.again:
             done = {name: kept for name, kept in done.items() if kept[0]}
         waiting = [m for m in chosen if m.name not in done]
-        if run_tests(trees[0], reach.sound(), 300, reach).code != 0:
+        lanes = [Lane(reach, tree) for tree in trees]
+        for lane in lanes:
+            stack.callback(lane.close)
+        if not all(_sound(lane, reach.sound(), anew) for lane in lanes for anew in (False, True)):
             print("the tests fail without any mutant: make the map anew (remove it from --state), or run pytest")
             return 2
-        places: multiprocessing.Queue[pathlib.Path] = multiprocessing.get_context("fork").Queue()
-        for tree in trees:
-            places.put(tree)
-        given = (reach, places, until, options.seconds)
         fork = multiprocessing.get_context("fork")
+        numbers: multiprocessing.Queue[int] = fork.Queue()
+        for number in range(len(lanes)):
+            numbers.put(number)
+        given = (lanes, numbers, until, options.seconds)
         with concurrent.futures.ProcessPoolExecutor(options.at_once, mp_context=fork, initializer=_settle, initargs=given) as pool:
             for future in concurrent.futures.as_completed([pool.submit(_one, m) for m in waiting]):
                 if (answer := future.result()) is None:
