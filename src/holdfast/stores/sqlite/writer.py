@@ -64,6 +64,7 @@ class Writer:
         self._keys: dict[str, int] = {}
         self._average = 0.0
         self._turn_ends = 0.0
+        self._giving_way = 0
         self._away = 0
         self._jobs: queue.SimpleQueue[_Job | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -74,10 +75,15 @@ class Writer:
         """Writes a commit, alone or with what else waits; answers after the sync."""
         if (alone := self._alone(w)) and time.perf_counter() > self._turn_ends:
             # Commits in place never wait, so one run would keep the loop to itself until its end: now and then the
-            # others get a turn. Those that have something to write are no longer committed one by one after that.
-            await asyncio.sleep(0)
+            # others get a turn. Those that have something to write are no longer committed one by one after that, and
+            # of several that were about to begin alone none is.
+            self._giving_way += 1
+            try:
+                await asyncio.sleep(0)
+            finally:
+                self._giving_way -= 1
             self._turn_ends = time.perf_counter() + TURN
-            alone = self._alone(w)
+            alone = self._alone(w) and not self._giving_way
         if alone and not self._pending and not self._away and self._average < SLOW:
             try:
                 return self._finish(w, self._in_place(w))
