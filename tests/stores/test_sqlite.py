@@ -489,8 +489,9 @@ def test_renewal_from_a_thread(tmp_path: Path) -> None:
 # -- disks, damage, versions ------------------------------------------------------------------------
 
 
-def test_full_disk_loses_nothing(tmp_path: Path) -> None:
+def test_full_disk_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§1.12: what does not fit is refused by name; everything acknowledged stays, and the store goes on when there is room."""
+    monkeypatch.setattr(writer_module, "SLOW", float("inf"))  # the bound is that of one connection: the thread has another
     path = tmp_path / "s.db"
 
     async def body() -> None:
@@ -543,12 +544,12 @@ def test_read_only_folder_is_named(tmp_path: Path) -> None:
 
 def test_read_only_connection_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """SQLite's refusal to write is one typed error, and the log is as it was."""
+    monkeypatch.setattr(writer_module, "SLOW", float("inf"))  # the thread has a connection of its own
 
     async def body() -> None:
         store = await opened(tmp_path / "s.db")
         await Script(store, "r1").submit()
         assert store._db is not None
-        monkeypatch.setattr(writer_module, "SLOW", 60.0)  # a slow disk would have the thread commit, on a connection of its own
         store._db.pragma("query_only", True)
         await refused(StoreReadOnly, store.commit(Script(store, "r2").first()))
         await refused(StoreReadOnly, store.put(signal_to("r1", "k", 0)))
@@ -635,9 +636,9 @@ def test_urls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_lone_step_is_four_statements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Targets: BEGIN, the log row, the compare-and-set, COMMIT; no thread, no future."""
+    monkeypatch.setattr(writer_module, "SLOW", float("inf"))  # a busy machine's commits are no slow disk's
 
     async def body() -> None:
-        monkeypatch.setattr(writer_module, "SLOW", 60.0)  # the disk of a busy machine would have the thread commit
         store = await opened(tmp_path / "s.db")
         await store.register("w", TTL)
         script = await Script(store, "r1").begin("w")
