@@ -63,13 +63,13 @@ def fence_ignored(patch: Patch) -> None:
 @mutant
 def live_owner_not_respected(patch: Patch) -> None:
     """A claim takes runs whose owner is well and renews (§10.1)."""
-    patch.setattr(MemoryStore, "_lost", lambda self, owner, now: "expired")
+    patch.setattr(MemoryStore, "_lost", lambda self, owner: "expired")
 
 
 @mutant
 def lost_owner_not_seen(patch: Patch) -> None:
     """Nobody takes over from the dead (§10.6, L-21)."""
-    patch.setattr(MemoryStore, "_lost", lambda self, owner, now: None)
+    patch.setattr(MemoryStore, "_lost", lambda self, owner: None)
 
 
 # -- lanes -------------------------------------------------------------------------------------------
