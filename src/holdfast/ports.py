@@ -355,12 +355,21 @@ class Store(Outbox, Limiting, Protocol):
         """What is wrong with the store as a whole: integrity, incarnation, anchor (§1.9)."""
 
 
+class Needs(msgspec.Struct, frozen=True):
+    """What a run needs of what others share, so that no prune takes it away: the runs it carries its thread on from, and large results by
+    their digests."""
+
+    lenders: frozenset[str] = frozenset()
+    blobs: frozenset[str] = frozenset()
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """A run as it is kept, sound or not: what the checker looks at and repair compares with (§12.1).
 
     ``run`` is the row as loaded, or why it cannot be, or None if only the log knows the run. ``tip`` is where the log
     ends, None if it is empty. ``raw`` is the row as kept, writable as JSON: the backup of a repair. ``problems`` are
-    those that only this kind of store can have.
+    those that only this kind of store can have. ``needs``: what the store has noted of what the run needs; None where that is not noted but
+    found in the log each time.
     """
 
     run_id: str
@@ -369,6 +378,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     tip: Tip | None
     raw: dict[str, Any]
     problems: tuple[Problem, ...] = ()
+    needs: Needs | None = None
 
 
 class Dossier(msgspec.Struct, frozen=True, kw_only=True):
@@ -420,7 +430,7 @@ class Upkeep(Protocol):
         """Puts the last commit's run in the place of the row, appends the commits, and cuts a partial tail (§12.3).
 
         Crash-safe: the backup first, then all of it or none of it. Gives the backup's place, empty if there is nothing
-        to keep. Operational columns stay as they are, so that a repair resumes nothing.
+        to keep. Operational columns stay as they are, so that a repair resumes nothing; what the evidence says that the run ``needs`` is noted.
 
         Raises:
             VersionConflict: the run is not as the evidence shows it any more.

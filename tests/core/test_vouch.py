@@ -39,6 +39,9 @@ VOUCHED: dict[str, tuple[Callable[..., vouch.Voucher], tuple[Any, ...], list[tup
     "offer": (vouch.of_offer, ("o", b"1"), [("o", b"2")]),
     "meta": (vouch.of_meta, ({"writes": 1},), [({"writes": 2},), ({"incarnation": 1},)]),
     "pruned": (vouch.of_pruned, ("r", 1, "ada"), [("r", 2, "ada"), ("r", 1, "eve")]),
+    "limit": (vouch.of_limit, ("api", b"1"), [("api", b"2")]),
+    "bucket": (vouch.of_bucket, ("api", 5), [("api", 6)]),
+    "call": (vouch.of_call, ("r.a", "api", "w", "r", 5), [("r.a", "api", None, "r", 5), ("r.a", "api", "w", "q", 5), ("r.a", "api", "w", "r", 6)]),
 }  # fmt: skip
 
 
@@ -69,6 +72,20 @@ def test_a_record_that_is_gone(kind: str) -> None:
     whose = {"effect": "r", "inbox": "r", "claim": "r", "token": "r", "intent": "r", "ledger": "r"}.get(kind, "")
     assert (caught.value.code, caught.value.kind, caught.value.run_id) == (f"{kind}_record_missing", kind, whose)
     assert "\x1f" not in str(caught.value)
+
+
+STANDS = ("r1", 2**32 | 3, "w", 5, True, 7)
+
+
+@pytest.mark.parametrize("place", range(len(STANDS)))
+def test_what_a_row_says_beside_its_log_is_vouched_for_column_by_column(place: int) -> None:
+    others: tuple[Any, ...] = ("r2", 2**32 | 2, None, None, False, 8)
+    changed = (*STANDS[:place], others[place], *STANDS[place + 1 :])
+    assert vouch.standing(*changed) != vouch.standing(*STANDS) == vouch.standing(*STANDS)  # type: ignore[arg-type]
+
+
+def test_nobody_and_never_are_not_the_empty_text() -> None:
+    assert len({vouch.standing("r", 1, owner, due, False, 1) for owner in (None, "") for due in (None, 0)}) == 4
 
 
 def test_a_record_that_nobody_wrote() -> None:

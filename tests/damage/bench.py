@@ -25,19 +25,21 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import apsw
 import psycopg
 from msgspec.structs import replace
 
-from holdfast import Context, Graph, Runtime, State
+from holdfast import Context, Graph, Runtime, State, append, thread
 from holdfast.cli.mending import mended
 from holdfast.core import canon
+from holdfast.core.chunks import Batch, Emitted, Place, Turn
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import HoldfastError
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Lease
+from holdfast.core.limits import Change, Limit, Rule
 from holdfast.core.offers import Offer, Shape
 from holdfast.core.progress import Progress
 from holdfast.engine.keep.check import Checker
@@ -50,6 +52,7 @@ from holdfast.testing.conformance_people import link, plan
 from tests.postgres.server import shared
 
 PATIENCE = 60
+MEMORY = "/dev/shm"  # damage is made by hand, so that no place needs a disk that is slow to sync
 KINDS = ("flip", "zero", "truncate", "swap", "old")
 FORMS = ("sqlite", "workspace", "export", "postgres")
 VERDICTS = ("named", "unreadable", "silent", "untyped", "endless")
@@ -80,6 +83,21 @@ def graph() -> Graph[Notes]:
     return made
 
 
+class Said(State):
+    said: Annotated[list[str], append, thread]
+
+
+def talk() -> Graph[Said]:
+    """What carries its thread on."""
+    made = Graph("talk", Said, version="1")
+
+    @made.node(start=True)
+    async def answer(state: Said, ctx: Context) -> dict[str, Any]:
+        return {"said": ["well"]}
+
+    return made
+
+
 async def _mail(what: Any) -> str:
     return f"sent {what}"
 
@@ -105,8 +123,12 @@ async def populate(store: Any, clock: Clock, half: Callable[[], None]) -> None:
     await store.shelve("cups", {"a/1": b"one", "a/2": b"two"})
     for name in ("s1", "s2", "s3"):
         await store.put_schedule(plan(name, store.now() + 10**12), None)
+    for name in ("model", "gpu"):
+        await store.put_rule(Rule(name).changed(Change(1, "ada", "set", Limit(in_flight=1, per_second=1))), None)
     for run_id in ("p1", "p2"):
-        await (await Script(store, run_id).begin("w")).complete()
+        gone = await Script(store, run_id).begin("w")
+        await gone.write(recording(gone, bulk(run_id), key=f"default:effect:shared:{run_id}", shared=True))
+        await gone.complete()
     clock.forward(1_000_000)
     await store.prune(store.now(), actor="eve")
     script = await (await Script(store, "r1").begin("w")).steps(6, size=24_000)
@@ -115,11 +137,17 @@ async def populate(store: Any, clock: Clock, half: Callable[[], None]) -> None:
     await script.complete(effects=(shared,))
     other = await Script(store, "r2").begin("w")
     await other.steps(3)
-    await store.issue_token(link(_Place(store), "secret", run_id="r2"))
+    for place in ("r1.a", "r2.a"):
+        await store.enter("w", place[:2], place, {"model": None, "gpu": None}, resting=True)
+    await store.emit([Emitted("r2", other.fence, (Batch(Turn(Place(3, "node", ""), 1, 1, 0, "", ""), 1, 1, (canon.encode("half"),)),))])
+    await store.issue_token(link(_Harness(store), "secret", run_id="r2"))
     await store.close()
+    async with Runtime(store, skills=[talk()]) as rt:
+        for text in ("first", "second"):
+            await rt.invoke("talk", {"said": [text * 100]}, thread_id="talk")
 
 
-class _Place:
+class _Harness:
     def __init__(self, store: Any) -> None:
         self.store = store
 
@@ -167,18 +195,21 @@ async def seen(store: Store, told: Callable[[Exception], None]) -> dict[str, Any
         await look(f"key {key}", store.effects(key=key))
     await look("claimed", store.claimed("request", "default\x1fnotes", "k1"))
     await look("schedules", store.schedules())
-    await look("tokens", store.token(link(_Place(store), "secret").hash))  # type: ignore[arg-type]
-    await look("blob", store.blob(bulk().digest))
+    await look("tokens", store.token(link(_Harness(store), "secret").hash))  # type: ignore[arg-type]
+    for name in ("x", "p1", "p2"):
+        await look(f"blob {name}", store.blob(bulk(name).digest))
     await look("workers", store.workers())
     await look("shelf", store.shelf_scan("cups"))  # type: ignore[attr-defined]
     await look("row", store.shelved("cups", "a/1"))  # type: ignore[attr-defined]
     for run_id in ("p1", "p2"):
         await look(f"pruned {run_id}", store.pruned(run_id))  # type: ignore[attr-defined]
     await look("loans", store.loans())  # type: ignore[attr-defined]
+    await look("limits", store.rules())
+    await look("usage", store.usage())
     return found
 
 
-KEYS = ("default:effect:shared:pay", "default:effect:_mail:mail-note1", "default:effect:_mail:mail-note2")
+KEYS = ("default:effect:shared:pay", "default:effect:shared:p1", "default:effect:shared:p2", "default:effect:_mail:mail-note1", "default:effect:_mail:mail-note2")
 
 
 class Judged:
@@ -404,7 +435,7 @@ class InFolder:
 
     def _look_at_pages(self) -> None:
         with contextlib.closing(apsw.Connection(str(self.whole / "s.db"))) as db:
-            tables = [f"table {n}" for (n,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' ORDER BY name")]
+            tables = [f"table {n}" for (n,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table' AND name NOT LIKE 'sqlite_%' ORDER BY name")]
             roots = db.execute("SELECT 'index ' || name, rootpage FROM sqlite_schema WHERE type = 'index' AND rootpage > 0 ORDER BY name").fetchall()
             size = int(db.pragma("page_size"))
             self._filled = [t for t in tables if db.execute(f"SELECT EXISTS (SELECT 1 FROM {t[6:]})").get]
@@ -420,10 +451,30 @@ class InFolder:
         files = ["file s.db", "file s.db-anchor"]
         return [kinds[i % len(kinds)] for kinds in (self._filled, sorted(self.spans), files) for i in range(most)]
 
-    def damage(self, place: str, kind: str, rng: random.Random) -> str | None:
-        """Where it was damaged; None if nothing changed by it."""
+    def tables(self) -> dict[str, bool]:
+        """All tables, and whether anything is in them."""
+        with contextlib.closing(apsw.Connection(str(self.whole / "s.db"))) as db:
+            names = [str(n) for (n,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+            return {n: bool(db.execute(f"SELECT EXISTS (SELECT 1 FROM {n})").get) for n in names}
+
+    def emptied(self, table: str) -> None:
+        """A copy in which a table has lost all its rows."""
+        self._copy()
+        with contextlib.closing(apsw.Connection(str(self.here / "s.db"))) as db:
+            db.execute(f"DELETE FROM {table}")
+
+    def removed(self, name: str) -> None:
+        """A copy without a file."""
+        self._copy()
+        (self.here / name).unlink()
+
+    def _copy(self) -> None:
         shutil.rmtree(self.here, ignore_errors=True)
         shutil.copytree(self.whole, self.here)
+
+    def damage(self, place: str, kind: str, rng: random.Random) -> str | None:
+        """Where it was damaged; None if nothing changed by it."""
+        self._copy()
         path, old = self.here / "s.db", self.old / "s.db"
         what, _, name = place.partition(" ")
         if what == "table":
@@ -481,13 +532,25 @@ class InPostgres:
             self._db.execute(f"CREATE TABLE {schema}.{table} AS SELECT * FROM holdfast.{table}".encode())
 
     def places(self) -> list[str]:
-        return [f"table {t}" for t in self._tables if self._db.execute(f"SELECT EXISTS (SELECT 1 FROM {t})".encode()).fetchone() == (True,)]
+        return [f"table {t}" for t, filled in self.tables().items() if filled]
 
-    def damage(self, place: str, kind: str, rng: random.Random) -> str | None:
-        table = place[6:]
+    def tables(self) -> dict[str, bool]:
+        """All tables, and whether anything is in them."""
+        return {t: self._db.execute(f"SELECT EXISTS (SELECT 1 FROM {t})".encode()).fetchone() == (True,) for t in self._tables}
+
+    def emptied(self, table: str) -> None:
+        """A table loses all its rows; the others are as they were."""
+        self._restored(table)
+        self._db.execute(f"DELETE FROM {table}".encode())
+
+    def _restored(self, table: str) -> None:
         for other in sorted(self._touched):
             self._db.execute(f"DELETE FROM {other}; INSERT INTO {other} SELECT * FROM saved.{other}".encode())
         self._touched = {table, "meta", "run", "vouch"}  # opening may move the incarnation
+
+    def damage(self, place: str, kind: str, rng: random.Random) -> str | None:
+        table = place[6:]
+        self._restored(table)
         before = self._db.execute(f"SELECT * FROM {table} ORDER BY ctid".encode()).fetchall()
         try:
             where = self._damaged(table, kind, rng, [str(c) for (c,) in self._db.execute(f"SELECT ctid FROM {table} ORDER BY ctid".encode())])
@@ -608,40 +671,51 @@ def alarm(seconds: int) -> Iterator[None]:
         signal.signal(signal.SIGALRM, before)
 
 
-def run(form: str, places: int, seed: int, say: Callable[[str], None] = print, *, verbose: bool = False, budget: float | None = None) -> tuple[Counter[str], Counter[str]]:
-    """Damages so many places, equally over tables, files and kinds, for ``budget`` minutes at most; counts what was told of them, and
-    what the ways out came to."""
-    counts: Counter[str] = Counter()
-    ways: Counter[str] = Counter()
+class Told:
+    """What was told of places, what the ways out came to, and the number of the place that is next."""
+
+    def __init__(self, at: int) -> None:
+        self.counts: Counter[str] = Counter()
+        self.ways: Counter[str] = Counter()
+        self.next = at
+
+
+def run(
+    form: str, places: int, seed: int, say: Callable[[str], None] = print, *, at: int = 0, verbose: bool = False, budget: float | None = None, folder: str | None = None
+) -> Told:
+    """Damages so many places, equally over tables, files and kinds, for ``budget`` minutes at most, beginning with the place numbered ``at``;
+    counts what was told of them. A place is known by its seed and its number, however many are looked at before it."""
+    told = Told(at)
     until = None if budget is None else time.monotonic() + budget * 60
-    with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(Path(folder), form)
+    with tempfile.TemporaryDirectory(dir=folder) as made:
+        bench = Bench(Path(made), form)
         bench.build()
         targets = [(p, k) for k in KINDS for p in bench.at.places()]
         random.Random(seed).shuffle(targets)
-        number = -1
-        while counts.total() < places and (until is None or time.monotonic() < until):
-            number += 1
+        while told.counts.total() < places and (until is None or time.monotonic() < until):
+            number = told.next
+            told.next += 1
             place, kind = targets[number % len(targets)]
             where = bench.at.damage(place, kind, random.Random(f"{seed}/{number}"))
             if where is None:
                 continue  # nothing was damaged by it
             judge = bench.judge()
-            counts[judge.verdict] += 1
+            told.counts[judge.verdict] += 1
             if verbose or judge.verdict in ("silent", "untyped", "endless"):
                 say(f"{judge.verdict}: {form} #{number} {place} {kind} at {where}: {judge.said}")
             if judge.verdict == "named" and (way := bench.mend(place, judge)) is not None:
-                ways[way] += 1
+                told.ways[way] += 1
                 if verbose or way == WAYS[4]:
                     say(f"{way}: {form} #{number} {place} {kind} at {where}: {judge.said}")
         bench.at.close()
-    return counts, ways
+    return told
 
 
 def main(words: list[str]) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.damage.bench", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--places", type=int, default=60)
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--at", type=int, default=0, metavar="N", help="Begin with the place of this number.")
     parser.add_argument("--budget", type=float, metavar="MINUTES", help="For each form; it stops earlier where the places are done.")
     parser.add_argument("--form", choices=FORMS, action="append")
     parser.add_argument("--verbose", action="store_true")
@@ -649,9 +723,10 @@ def main(words: list[str]) -> int:
     bad = 0
     for form in given.form or FORMS:
         began = time.monotonic()
-        counts, ways = run(form, given.places, given.seed, verbose=given.verbose, budget=given.budget)
+        told = run(form, given.places, given.seed, at=given.at, verbose=given.verbose, budget=given.budget, folder=MEMORY if os.path.isdir(MEMORY) else None)
+        counts, ways = told.counts, told.ways
         speed = counts.total() / (time.monotonic() - began)
-        print(f"{form}, seed {given.seed}: {counts.total()} places, {speed:.1f} a second: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS), flush=True)
+        print(f"{form}, seed {given.seed}, numbers {given.at} to {told.next - 1}: {counts.total()} places, {speed:.1f} a second: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS), flush=True)
         if ways:
             print(f"  of {ways.total()} different problems: " + ", ".join(f"{ways[w]} {w}" for w in WAYS), flush=True)
         bad += counts["silent"] + counts["untyped"] + counts["endless"] + ways[WAYS[4]]

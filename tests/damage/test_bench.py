@@ -14,7 +14,8 @@ SMALL = {"sqlite": 60, "workspace": 30, "export": 15, "postgres": 15}
 
 def verdict(form: str, places: int, seed: int) -> None:
     said: list[str] = []
-    counts, ways = run(form, places, seed, said.append)
+    told = run(form, places, seed, said.append)
+    counts, ways = told.counts, told.ways
     assert not said, "\n".join(said)
     assert counts.total() == places
     assert counts["named"] >= places * 2 // 3, f"at most a third of the places may change nothing that can be read: {counts}"

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import apsw
 import pytest
 
 from holdfast import Runtime
+from holdfast.core import canon
 from holdfast.core.errors import LogRolledBack, StoreReadOnly, UnsupportedFormat
 from holdfast.stores import SqliteStore, schema_version
 from holdfast.stores.sqlite import connection
@@ -76,11 +79,13 @@ def child(program: str, *words: Path) -> subprocess.Popen[str]:
 
 
 def grown(before: dict[str, list[Any]], path: Path) -> dict[str, list[Any]]:
-    """The tables as they were and the new ones: empty, but for a voucher for each record beside the log (§12.1)."""
-    found = tables(path)["vouch"]
+    """The tables as they were and the new ones: empty, but for a voucher for each record beside the log (§12.1), and a digest in each run's row."""
+    after = tables(path)
+    found, runs = after["vouch"], after["run"]
+    assert [r[:-1] for r in runs] == before["run"] and all(len(r[-1]) == canon.HASH_BYTES for r in runs)
     beside = sum(len(before[name]) for name in ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "worker"))
     assert len(found) == beside > 0, "each record that was there is vouched for"
-    return {**before, **{name: [] for name in NEW}, "vouch": found}
+    return {**before, **{name: [] for name in NEW}, "vouch": found, "run": runs}
 
 
 def tables(path: Path, skip: tuple[str, ...] = ()) -> dict[str, list[Any]]:
@@ -135,7 +140,8 @@ async def test_a_crash_at_any_statement_of_the_migration(old: Path, tmp_path: Pa
         path = tmp_path / f"{number}.db"
         left = version(path)
         seen.add(left)
-        assert tables(path, NEW) == before, number
+        found = tables(path, NEW)
+        assert found == (before if left == 1 else {**before, "run": grown(before, path)["run"]}), number
         assert (set(NEW) & tables(path).keys() == set(NEW)) is (left == LATEST)
         store = SqliteStore(path)
         await store.open()
@@ -181,6 +187,16 @@ async def test_a_past_release_refuses_the_new_schema(old: Path, monkeypatch: pyt
     assert (version(old), tables(old)) == (LATEST, before)
 
 
+@contextlib.contextmanager
+def as_before(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """As release 0.1.0 was: its schema, and statements that know of no digest in a run's row."""
+    with monkeypatch.context() as patch:
+        patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
+        for name in ("run_insert", "run_update"):
+            patch.setattr(connection.Q, name, re.sub(r", seal = standing\([^)]*\)|, seal\b|, standing\([^)]*\)", "", getattr(connection.Q, name)))
+        yield
+
+
 def known_before(path: Path, owner: str) -> None:
     """Registers a worker as release 0.1.0 did: nothing vouches for it."""
     with contextlib.closing(apsw.Connection(str(path))) as db:
@@ -190,12 +206,11 @@ def known_before(path: Path, owner: str) -> None:
 async def test_a_past_release_that_is_at_work_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A rolling deploy: the old process has the file open when the new one migrates it; both write."""
     path = tmp_path / "s.db"
-    with monkeypatch.context() as patch:
-        patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
+    with as_before(monkeypatch):
         before = SqliteStore(path)
         await before.open()
-    known_before(path, "old")
-    script = await (await Script(before, "r1").begin("old")).steps(2)
+        known_before(path, "old")
+        script = await (await Script(before, "r1").begin("old")).steps(2)
     after = SqliteStore(path)
     await after.open()
     assert version(path) == LATEST
@@ -213,8 +228,7 @@ async def test_a_past_release_that_is_at_work_goes_on(tmp_path: Path, monkeypatc
 async def test_whole_checkpoints_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§4.5: they move to a table with a rowid; each is found by its run as before, by its bytes."""
     path = tmp_path / "s.db"
-    with monkeypatch.context() as patch:
-        patch.setattr(connection, "MIGRATIONS", MIGRATIONS[:1])
+    with as_before(monkeypatch):
         before = SqliteStore(path)
         await before.open()
         known_before(path, "old")

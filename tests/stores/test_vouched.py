@@ -7,7 +7,7 @@ import contextlib
 import shutil
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Annotated, Any, Protocol
 
 import apsw
 import psycopg
@@ -15,16 +15,19 @@ import pytest
 from msgspec.structs import replace
 from tests.postgres.server import shared
 
+from holdfast import Context, Graph, Runtime, State, append, thread
 from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.commit import DedupClaim, LedgerRow
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import LogRolledBack, RecordDamaged
+from holdfast.core.limits import Change, Limit, Rule
 from holdfast.core.offers import Offer
 from holdfast.core.tokens import hashed
 from holdfast.engine.keep.check import Checker
 from holdfast.ports import Shelves, Store
 from holdfast.stores import PostgresStore, SqliteStore
+from holdfast.stores.evidence import STANDING
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_outbox import intent
 from holdfast.testing.conformance_people import link, plan
@@ -97,8 +100,33 @@ async def fill(store: Kept) -> None:
         await populated(store, run_id)
     for name in ("s1", "s2"):
         await store.put_schedule(plan(name, 5), None)
+        set_ = Change(1, "ada", "set", Limit(in_flight=1, per_second=5))
+        assert await store.put_rule(Rule(f"limit {name}").changed(set_), None)
+        assert await store.enter("w", f"r{name[1:]}", f"r{name[1:]}.a", {f"limit {name}": None}) is None
+    assert await store.enter("w", "r2", "r2.b", {"limit s1": None}, resting=True) is not None
     assert await Checker(store).all() == []
     await store.close()
+    async with Runtime(store, skills=[talk()]) as rt:
+        for text in ("first", "second"):
+            assert (await rt.invoke("talk", {"said": [text * 100]}, thread_id="t")).status == "completed"
+
+
+class Said(State):
+    said: Annotated[list[str], append, thread]
+
+
+def talk() -> Graph[Said]:
+    made = Graph("talk", Said, version="1")
+
+    @made.node(start=True)
+    async def answer(state: Said, ctx: Context) -> dict[str, Any]:
+        return {"said": [await ctx.effect(at_length, len(state.said))]}
+
+    return made
+
+
+async def at_length(n: int) -> str:
+    return str(n) * 70_000
 
 
 class InSqlite:
@@ -241,6 +269,64 @@ async def test_a_lost_voucher_is_named(kept: InSqlite | InPostgres, kind: str) -
     async with kept.after(f"DELETE FROM vouch WHERE kind = '{kind}'") as store:
         assert f"{kind}_record_altered" in await codes(store)
         await refused(RecordDamaged, READS[kind](store, "r1"), f"{kind}_record_altered")
+
+
+@pytest.mark.parametrize(("kind", "table"), [("limit", "rule"), ("bucket", "bucket"), ("call", "call")])
+async def test_limits_are_vouched_for(kept: InSqlite | InPostgres, kind: str, table: str) -> None:
+    """§12.1, §10.11: what was set, what rates have given, who holds what: a row that is altered, lost or swapped is named."""
+    for name, type_ in kept.columns(table).items():
+        async with kept.after(f"UPDATE {table} SET {name} = {OTHER[type_].format(name)} WHERE {name} IN (SELECT {name} FROM {table} WHERE {name} IS NOT NULL LIMIT 1)") as store:
+            assert await codes(store) & {f"{kind}_record_altered", f"{kind}_record_missing"}, name
+    async with kept.after(f"DELETE FROM {table}") as store:
+        assert f"{kind}_record_missing" in await codes(store)
+        if kind == "limit":
+            await refused(RecordDamaged, store.rules(), "limit_record_missing")
+        await store.vouch_anew()  # type: ignore[attr-defined]
+        assert await codes(store) == set()
+
+
+async def test_what_a_limit_is_used_for_leaves_nothing_behind(kept: InSqlite | InPostgres) -> None:
+    """§12.1: calls that end, are lost with their owner or go with their run take along what vouches for them."""
+    async with kept.after() as store:
+        await store.leave("w", ["r1.a"])
+        assert await store.enter("w", "r2", "r2.b", {"limit s1": None}) is None
+        assert await codes(store) == set()
+        await store.retire("w")
+        await store.register("v", TTL)
+        assert await store.enter("v", "r2", "r2.c", {"limit s2": Limit(in_flight=1, per_second=1000)}) is None
+        assert {code for code in await codes(store) if "_record_" in code} == set()
+    kept.hand("SELECT 1")
+
+
+@pytest.mark.parametrize("name", STANDING)
+async def test_what_a_run_s_row_says_beside_its_log_is_vouched_for(kept: InSqlite | InPostgres, name: str) -> None:
+    """§12.1: an altered fence, owner, time, lane or place in it is named, and mended from the log; a run is hidden by none of them."""
+    other = OTHER[kept.columns("run")[name]].format(name)
+    for new in (other, "NULL") if name in ("owner", "due") else (other,):
+        async with kept.after(f"UPDATE run SET {name} = {new} WHERE run_id = 'r1' AND ({name} = {name} OR {name} IS NULL)") as store:
+            if await codes(store) == set():
+                assert new == "NULL"  # it was null
+                continue
+            assert await codes(store) == {"snapshot_field_drift"}
+            before = await store.get("r2")
+            async with Runtime(store) as rt:
+                assert (await rt.repair_run_state("r1", True, actor="ada")).applied
+                assert await codes(store) == set()
+                assert await store.get("r2") == before
+    kept.hand("SELECT 1")
+
+
+@pytest.mark.parametrize(("table", "code"), [("carry", "carry_record_missing"), ("blob_use", "blob_use_record_missing")])
+async def test_what_a_run_needs_of_others_is_held_against_its_log(kept: InSqlite | InPostgres, table: str, code: str) -> None:
+    """§12.1, §6.10: a lost note lets a prune take away what the run needs; it is named, and noted again."""
+    async with kept.after(f"DELETE FROM {table}") as store:
+        assert await codes(store) == {code}
+        async with Runtime(store) as rt:
+            for run_id in {p.run_id for p in await rt.check()}:
+                assert run_id is not None
+                assert (await rt.repair_run_state(run_id, True, actor="ada")).applied
+            assert await codes(store) == set()
+    kept.hand("SELECT 1")
 
 
 @pytest.mark.parametrize("kind", ["worker", "offer"])

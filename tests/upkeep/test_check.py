@@ -66,6 +66,7 @@ TABLE: dict[str, tuple[d.Build, Damage]] = {
     "completed_step_without_success_outcome": (d.misjudged, nothing),
     "run_row_missing": (d.done, run_sql("DELETE FROM run")),
     "blob_unreadable": (d.bulky, lambda path: d.flip(path, "blob")),
+    "blob_use_record_missing": (d.bulky, run_sql("DELETE FROM blob_use")),
 }
 ELSEWHERE = {
     "log_rolled_back": "test_a_lost_log_is_named",
@@ -73,6 +74,7 @@ ELSEWHERE = {
     "store_writer_stalled": "test_a_stopped_writer_is_named",
     "event_tail_partial": "test_workspace.py",
     "blob_orphaned": "test_workspace.py",
+    "carry_record_missing": "tests/stores/test_vouched.py",
     "index_damaged": "tests/stores/test_damage.py",
     "payload_sealed": "tests/engine/test_encryption.py",
     "record_unreadable": "tests/stores/test_damage.py",

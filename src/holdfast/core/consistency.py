@@ -72,6 +72,8 @@ SEVERITIES: dict[str, Severity] = {
     "index_damaged": Severity.ERROR,
     "record_unreadable": Severity.ERROR,
     "payload_sealed": Severity.WARNING,
+    "carry_record_missing": Severity.ERROR,
+    "blob_use_record_missing": Severity.ERROR,
     **{f"{kind}_record_{what}": Severity.ERROR for kind in KINDS for what in ("missing", "altered")},
 }
 """Every code of §12.1 and §12.2. The codes are API."""

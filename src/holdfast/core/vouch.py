@@ -12,6 +12,7 @@ A store calls the functions of this module and does no hashing of its own, so th
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
@@ -25,8 +26,10 @@ from holdfast.core.intents import Intent
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 
-Kind = Literal["effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned", "meta"]
-KINDS: tuple[Kind, ...] = ("effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned", "meta")
+Kind = Literal["effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned", "meta", "limit", "bucket", "call"]
+KINDS: tuple[Kind, ...] = (
+    "effect", "inbox", "claim", "token", "intent", "ledger", "schedule", "shelf", "worker", "offer", "pruned", "meta", "limit", "bucket", "call",
+)  # fmt: skip
 OWN = ""
 """The run of a record that belongs to the store itself."""
 
@@ -150,6 +153,38 @@ def of_meta(values: Mapping[str, int]) -> Voucher:
     return Voucher(OWN, "meta", "store", seal("meta", OWN, "store", *(part for name in sorted(values) for part in (name, values[name]))))
 
 
+def of_limit(name: str, data: bytes) -> Voucher:
+    """A limit that somebody has set."""
+    return Voucher(OWN, "limit", name, seal("limit", OWN, name, data))
+
+
+def of_bucket(name: str, full_at: int) -> Voucher:
+    """When the bucket of a rate would be full again."""
+    return Voucher(OWN, "bucket", name, seal("bucket", OWN, name, full_at))
+
+
+def of_call(place: str, name: str, owner: str | None, run_id: str, since: int) -> Voucher:
+    """A call that holds a limit, or waits for one."""
+    id = call_id(place, name)
+    return Voucher(OWN, "call", id, seal("call", OWN, id, owner, run_id, since), run_id)
+
+
+def call_id(place: str, name: str) -> str:
+    return f"{place}\x1f{name}"
+
+
+# -- what a run's row says beside its log -------------------------------------------------------------
+
+
+def standing(run_id: str, fence: int, owner: str | None, due: int | None, holds: bool, turn: int) -> bytes:
+    """What vouches, in a run's row, for what no event tells: its fence, who holds it, when it is due, and its place in its lane.
+
+    Statements of a database that change these make the same digest, so it is one over plain text.
+    """
+    parts = (run_id, str(fence), "\x1e" if owner is None else owner, "\x1e" if due is None else str(due), str(int(holds)) if isinstance(holds, int) else str(holds), str(turn))
+    return hashlib.sha256("\x1f".join(parts).encode()).digest()[: canon.HASH_BYTES]
+
+
 # -- holding records and vouchers against each other --------------------------------------------------
 
 
@@ -181,6 +216,7 @@ def hold(found: Iterable[Voucher], stated: Iterable[Voucher]) -> None:
 
 
 __all__ = [
-    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "claim_id", "damage", "hold", "ledger_id", "of_claim", "of_effect", "of_effect_row", "of_inbox", "of_intent",
-    "of_intent_row", "of_ledger", "of_meta", "of_offer", "of_pruned", "of_schedule", "of_schedule_row", "of_shelf", "of_token", "of_worker", "seal", "shelf_id",
+    "KINDS", "OWN", "Kind", "Part", "Voucher", "by_id", "call_id", "claim_id", "damage", "hold", "ledger_id", "of_bucket", "of_call", "of_claim", "of_effect",
+    "of_effect_row", "of_inbox", "of_intent", "of_intent_row", "of_ledger", "of_limit", "of_meta", "of_offer", "of_pruned", "of_schedule", "of_schedule_row", "of_shelf",
+    "of_token", "of_worker", "seal", "shelf_id", "standing",
 ]  # fmt: skip

@@ -194,6 +194,11 @@ def holds_after(commit: Commit, held: bool) -> bool:
     return held or wants_lane(commit)
 
 
+def would_hold(run: Run) -> bool:
+    """Whether a run of which nothing else is known holds its lane: one that has begun does, from then to its end (§10.8)."""
+    return not run.terminal and run.started_at is not None and not (run.status in WAITING and run.paused_lane == "release")
+
+
 def due_after(commit: Commit, owner: str | None, now: int, unread: bool) -> int | None:
     """When the run next needs a worker. ``unread``: its inbox holds what nobody has taken; a resting run must look at it.
 
@@ -434,5 +439,5 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 __all__ = [
     "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "by_turns", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
     "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "queue_full", "ruled", "same", "schedule_moved", "step_refused", "still_taken", "takeable", "taken", "thread_moved", "tombstones",
-    "unread_at_the_end", "usable", "woken",
+    "unread_at_the_end", "usable", "woken", "would_hold",
 ]  # fmt: skip

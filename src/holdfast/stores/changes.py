@@ -11,7 +11,7 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.core.errors import StoreClosed
+from holdfast.core.errors import HoldfastError, StoreClosed
 
 # A look and its turn of the loop cost about 25 us: a part in 40 of one processor for a second after news, in 400 after that.
 ACTIVE_POLL = 0.001
@@ -48,6 +48,7 @@ class Changes:
 
         Raises:
             StoreClosed: it was closed before or meanwhile: nothing will change any more.
+            HoldfastError: the store could not be looked at.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -80,10 +81,20 @@ class Changes:
 
     def _tick(self, loop: asyncio.AbstractEventLoop) -> None:
         self._timer = None
-        if not self._closed and self._waiters:
+        if self._closed or not self._waiters:
+            return
+        try:
             self._look()
-            if self._waiters:
-                self._arm(loop)
+        except HoldfastError as e:  # nobody awaits this timer: whoever waits for news hears what was wrong (X-14)
+            self._tell_error(e)
+        if self._waiters:
+            self._arm(loop)
+
+    def _tell_error(self, error: HoldfastError) -> None:
+        for waiter in self._waiters:
+            if not waiter.done():
+                waiter.set_exception(error)
+        self._waiters.clear()
 
     def _look(self) -> None:
         """Compares the probe with what it said last."""

@@ -6,7 +6,7 @@ import base64
 from collections.abc import Mapping
 from typing import Any
 
-from holdfast.core import codec
+from holdfast.core import codec, vouch
 from holdfast.core.consistency import Problem, problem
 from holdfast.core.errors import HoldfastError, UnknownStatus
 from holdfast.core.run import Run
@@ -14,6 +14,14 @@ from holdfast.core.status import Status
 from holdfast.stores import apply
 
 COPIED = ("tenant_id", "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
+
+STANDING = ("fence", "owner", "due", "holds", "turn")
+"""What no event tells: columns that the row itself vouches for."""
+
+
+def stands(raw: Mapping[str, Any]) -> bool:
+    """Whether what a row says beside its log is what was written."""
+    return bool(raw["seal"] == plain(vouch.standing(raw["run_id"], *[raw[n] for n in STANDING])))
 
 
 def copied(run: Run, column: str) -> Any:
@@ -57,6 +65,9 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
         if codec.decode_run(doc_of(raw)).status != raw["status"]:
             hint = "holdfast repair-state --apply writes the fold of the events"
             found.append(problem("snapshot_status_drift", f"the column says {raw['status']} and the row's own record does not", hint, run_id))
+    if not stands(raw):
+        about = f"what the row says beside the log ({', '.join(STANDING)}) is not what was written"
+        found.append(problem("snapshot_field_drift", about, "holdfast repair-state --apply writes it anew from the events", run_id))
     if last_seq is None:
         found.append(problem("event_seq_gap", "the newest commit that the row names is not in the log", "restore a backup", run_id))
     elif last_seq != raw["seq"]:
@@ -64,4 +75,4 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
     return found
 
 
-__all__ = ["COPIED", "as_loaded", "doc_of", "plain", "row_problems"]
+__all__ = ["COPIED", "STANDING", "as_loaded", "doc_of", "plain", "row_problems", "stands"]

@@ -112,6 +112,7 @@ class WorkspaceStore(MemoryStore):
         self._house: tuple[Problem, ...] = ()
         self._unscheduled: StoreError | None = None
         self._unshelved: StoreError | None = None
+        self._unlimited: StoreError | None = None
         self._files: dict[str, list[str]] = {}
         self._ends: dict[str, dict[str, End]] = {}  # where the files beside a run's log end
         self._unnoted: dict[str, rings.Ring] = {}  # rings as their files have them, where memory is ahead
@@ -260,7 +261,7 @@ class WorkspaceStore(MemoryStore):
         except _MALFORMED as e:
             self._shelves, self._unshelved = {}, EventUnreadable(f"{SHELVES} cannot be read: {e}", hint="restore it from a backup")
             house.append(problem("shelf_record_altered", self._unshelved.message, self._unshelved.hint))
-        self._rules = {}
+        self._rules, self._unlimited = {}, damaged.get(LIMITS)
         for n, kept_rule in enumerate((_read_json(os.path.join(self.folder, LIMITS)) or {}).get("limits", [])):
             try:
                 rule = codec.decode_rule(msgspec.json.encode(kept_rule))
@@ -297,6 +298,9 @@ class WorkspaceStore(MemoryStore):
         path = os.path.join(self.folder, HOUSE)
         text = _read(path)
         if text is None:
+            if self._on_disk():  # each run's directory can be carried away by itself, so it may never have been here
+                about = f"{HOUSE} is missing: nothing vouches for the files beside the runs"
+                problems.append(Problem("record_unreadable", "warning", about, "restore it from a backup; else the next write makes it anew"))
             return
         house = _read_json(path) or {}
         form, incarnation = house.get("format"), house.get("incarnation")
@@ -418,9 +422,10 @@ class WorkspaceStore(MemoryStore):
 
     def _records_of(self, run_id: str, name: str) -> Beside:
         """A file beside the log, held against what ``records.json`` says of its end."""
-        stated = _read_ends(_read(self._at(run_id, RECORDS)))
+        data = _read(self._at(run_id, RECORDS))
+        stated = _read_ends(data)
         kept = read_beside(_read(self._at(run_id, f"{name}.jsonl")) or b"", None if stated is None else stated.get(name, End()))
-        if stated is None:
+        if stated is None or (data is None and kept.end.number):  # lines of a past release have no number, and nothing that vouches for them
             kept.altered.append(f"{RECORDS}, which vouches for it,")
         self._ends.setdefault(run_id, {})[name] = kept.end
         return kept
@@ -641,14 +646,18 @@ class WorkspaceStore(MemoryStore):
 
     async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
         self._writable()
+        if self._unlimited is not None:
+            raise self._unlimited  # what is there would be overwritten
         if not await super().put_rule(rule, before):
             return False
         with self._disk():
-            self._replace(os.path.join(self.folder, LIMITS), _json({"limits": [msgspec.to_builtins(r) for r in self._rules.values()]}), sync=True)
+            self._put_file(LIMITS, _json({"limits": [msgspec.to_builtins(r) for r in self._rules.values()]}))
         return True
 
     async def rules(self) -> list[Rule]:
         self._look()
+        if self._unlimited is not None:
+            raise self._unlimited  # what is there is not what was set
         return await super().rules()
 
     async def backlog(self) -> list[Backlog]:
@@ -1049,7 +1058,7 @@ class WorkspaceStore(MemoryStore):
         return found
 
 
-_OF_HOUSE = {SCHEDULES: "schedule", SHELVES: "shelf", TOMBSTONES: "effect", PRUNED: "pruned"}
+_OF_HOUSE = {SCHEDULES: "schedule", SHELVES: "shelf", TOMBSTONES: "effect", PRUNED: "pruned", LIMITS: "limit"}
 """The files beside the runs, and of what kind their records are."""
 
 
@@ -1153,6 +1162,8 @@ def _read_ends(data: bytes | None) -> dict[str, End] | None:
 
 def _note(folder: str, ends: dict[str, End], name: str, records: Sequence[dict[str, Any]], replace_file: Callable[..., None]) -> None:
     """Appends records to a file beside the log, then says where it ends now: what is written first may be ahead, never behind."""
+    if not any(e.number for e in ends.values()):  # whoever finds numbered lines and no such file knows that it was lost
+        replace_file(os.path.join(folder, RECORDS), line({"ends": {}}), sync=True)
     text, end = numbered(records, ends.get(name, End()))
     _add(os.path.join(folder, f"{name}.jsonl"), text)
     ends[name] = end

@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, Sto
 from holdfast.core.run import Run
 from holdfast.engine.base import standing
 from holdfast.engine.look.missing import missing
-from holdfast.ports import Evidence, RunFilter, Store, Upkeep, as_kept, offers_upkeep
+from holdfast.ports import Evidence, Needs, RunFilter, Store, Upkeep, as_kept, offers_upkeep
 
 PAGE = 500
 MOST = 10_000
@@ -121,7 +121,10 @@ class Checker:
         if evidence is None:
             return False
         diagnosis = await self.examine(evidence)
-        found.note(merged(evidence, diagnosis))
+        problems = merged(evidence, diagnosis)
+        if problems and await self._keeper.evidence(run_id) is None:
+            return False  # it was pruned while it was looked at, between two of its parts
+        found.note(problems)
         found.note(await self._nobody(evidence))
         found.runs += 1
         found.events += evidence.tip.seq if evidence.tip is not None else 0
@@ -151,6 +154,9 @@ class Checker:
             whole = _further(whole[0], await self._keeper.whole(run_id, whole[0]))
         await self._lenders(diagnosis)
         await self._beside(diagnosis)
+        if evidence.needs is not None:
+            for found in lacking(run_id, evidence.needs, needed(diagnosis)):
+                diagnosis.add(found)
         return diagnosis
 
     async def _lenders(self, diagnosis: Diagnosis) -> None:
@@ -160,6 +166,7 @@ class Checker:
         kept = await self._keeper.whole(diagnosis.run_id, -1)
         if kept is not None and kept[0] == 0:
             _feed_whole(diagnosis, kept[1])
+            diagnosis.carries = ()
             return
         for carry in diagnosis.carries:
             row = next(iter(await self._keeper.log(carry.run_id, carry.seq - 1, 1)), None)
@@ -183,6 +190,19 @@ class Checker:
                 diagnosis.add(problem("blob_unreadable", f"{what}: {e.message}", "restore a backup", diagnosis.run_id))
 
 
+def needed(diagnosis: Diagnosis) -> Needs:
+    """What a run needs of what others share, as its log and its effects say."""
+    return Needs(frozenset(c.run_id for c in diagnosis.carries), frozenset(diagnosis.blobs))
+
+
+def lacking(run_id: str, noted: Needs, needed: Needs) -> list[Problem]:
+    """What a run needs and its store has not noted: a prune would take it away."""
+    hint = "holdfast repair-state --apply notes it again"
+    carries = [problem("carry_record_missing", f"it is not noted that the run carries on from {lender}", hint, run_id) for lender in sorted(needed.lenders - noted.lenders)]
+    uses = [problem("blob_use_record_missing", f"it is not noted that the run needs the blob {digest}", hint, run_id) for digest in sorted(needed.blobs - noted.blobs)]
+    return carries + uses
+
+
 def merged(evidence: Evidence, diagnosis: Diagnosis) -> list[Problem]:
     """What the store itself noticed, and the diagnosis, each once."""
     problems = diagnosis.problems()
@@ -203,4 +223,4 @@ def _feed_whole(diagnosis: Diagnosis, whole: Checkpoint | HoldfastError) -> None
         diagnosis.feed_whole(whole)
 
 
-__all__ = ["Checker", "Findings", "keeper", "merged"]
+__all__ = ["Checker", "Findings", "keeper", "lacking", "merged", "needed"]

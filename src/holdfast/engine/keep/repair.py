@@ -24,7 +24,7 @@ from holdfast.core.run import Run, fold, fold_all
 from holdfast.core.status import LIVE, Condition
 from holdfast.core.views import boundaries, condition
 from holdfast.core.waits import DENY, HALTING, Decision
-from holdfast.engine.keep.check import PAGE, Checker, keeper, merged
+from holdfast.engine.keep.check import PAGE, Checker, keeper, merged, needed
 from holdfast.engine.look.missing import missing
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Evidence, Store
@@ -38,8 +38,13 @@ FOLDABLE = frozenset(
     }
 )  # fmt: skip
 UNDECIDED = "the run was interrupted with an undecided handoff: decide it first (holdfast decide)"
-SAFE = FOLDABLE | {HALT, PARTIAL}
+NOTES = frozenset({"carry_record_missing", "blob_use_record_missing"})
+"""What a run needs of what others share, and its store did not note: its log says it."""
+SAFE = FOLDABLE | {HALT, PARTIAL} | NOTES
 """The safe shapes (§12.3); everything else is diagnosis only."""
+
+APART, FAR = 2**16, 2 ** (COUNTER_BITS - 1)
+"""No fence lies so far beyond the log's newest one: claims without a commit are few."""
 
 LOG_DAMAGE = frozenset(
     {"event_seq_gap", "event_seq_duplicate", "event_chain_broken", "event_unreadable", "checkpoint_hash_mismatch", "log_rolled_back"}
@@ -117,6 +122,8 @@ class Repairer:
             code, reason = refusal
             return replace(report, refused=code, reason=reason)
         told = await self._folded(evidence)
+        if evidence.needs is not None:
+            evidence = replace(evidence, needs=needed(diagnosis))
         commits = _commits(told, evidence, sorted(wanted), actor, self._store.now())
         after = commits[-1].run
         if left := await self._left(evidence, told, codes):
@@ -172,7 +179,7 @@ class Repairer:
         if run is None:
             raise RepairRefused(f"{evidence.run_id} has no events to fold")
         tip = replace(evidence.tip, seq=progress.seq, hash=progress.hash)
-        return _Folded(run, tip, progress.checkpoint, evidence.lease.fence if evidence.lease is not None else fence, halt)
+        return _Folded(run, tip, progress.checkpoint, fence if evidence.lease is None else _above(evidence.lease.fence, fence), halt)
 
     async def _left(self, evidence: Evidence, told: _Folded, codes: set[str]) -> list[str]:
         """The errors that there would still be if the row were the fold."""
@@ -181,6 +188,11 @@ class Repairer:
             lease = replace(lease, due=told.run.wake_at or self._store.now())
         mended = await self._checker.examine(replace(evidence, run=told.run, lease=lease, problems=()))
         return sorted({p.code for p in mended.problems() if p.severity == "error" and p.code in codes} - {HALT})
+
+
+def _above(stated: int, logged: int) -> int:
+    """The fence that a repair goes on from: what the row says, unless the log shows that it cannot be; then one that was never given out."""
+    return stated if logged <= stated < logged + FAR else logged + APART
 
 
 def _halting(run: Run | None, fact: ev.Fact | ev.Unknown, halt: tuple[Run, Decision] | None) -> tuple[Run, Decision] | None:
@@ -248,6 +260,8 @@ def _actions(wanted: set[str], evidence: Evidence, told: _Folded, after: Run) ->
             found.append(Action(code, f"ends the run {after.status}, settled, as of the decision of {told.halt[1].actor}"))
         elif code == PARTIAL:
             found.append(Action(code, "cuts the log to its last whole commit; the bytes stay in the backup"))
+        elif code in NOTES:
+            found.append(Action(code, "notes again what the run needs, so that no prune takes it away"))
         elif isinstance(evidence.run, Run):
             names = ", ".join(_differing(evidence, evidence.run, told.run)) or "its copies"
             found.append(Action(code, f"writes the fold of {told.tip.seq} events over the row: {names}"))

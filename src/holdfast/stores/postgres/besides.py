@@ -6,12 +6,13 @@ vouchers are read in the same snapshot: one whose record is gone tells of it.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast.core import canon, codec, vouch
+from holdfast.core import blobs, canon, codec, vouch
 from holdfast.core.commit import DedupClaim, InboxItem, LedgerRow
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError, RecordDamaged
@@ -239,23 +240,31 @@ def damage_of_run(run_id: str, answers: Sequence[Found]) -> list[RecordDamaged]:
     return out
 
 
+_OWN_KINDS = ("schedule", "shelf", "worker", "offer", "pruned", "limit", "bucket", "call", "meta")
+LIMITS: tuple[Statement, ...] = ((Q.rules, None), (Q.buckets, None), (Q.calls_all, None))
+
+
 def kept_by_store(now: int | None) -> list[Statement]:
     """What is read for ``damage_of_store``."""
-    own = [(Q.vouch_of_run, (OWN, kind)) for kind in ("schedule", "shelf", "worker", "offer", "pruned", "meta")]
-    rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None), (Q.meta, None)]
-    return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None)]
+    own = [(Q.vouch_of_run, (OWN, kind)) for kind in _OWN_KINDS]
+    rows = [(Q.schedules_all, None), (Q.shelves_all, None), (Q.workers_all, {"now": now}), (Q.offers_all, None), (Q.pruned_all, None), *LIMITS, (Q.meta, None)]
+    return [*rows, *own, (Q.effects_runless, None), (Q.vouch_runless, None), (Q.claims_lost, None), (Q.uses_runless, None)]
 
 
 def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
     """Every record of the store itself, its claims apart, or of a run that is not here, that is gone or is not what was written."""
-    schedules, shelves, workers, offers, pruned, meta, *stated = answers[:12]
-    effects, runless, claims = answers[12:]
+    kinds = len(_OWN_KINDS)
+    schedules, shelves, workers, offers, pruned, limits, buckets, calls, meta, *stated = answers[: 2 * kinds]
+    effects, runless, claims, uses = answers[2 * kinds :]
     found: list[Iterable[Voucher]] = [
         map(vouch.of_schedule_row, schedules),
         map(shelf_row, shelves),
         (vouch.of_worker(*row[:6]) for row in workers),
         (vouch.of_offer(*row) for row in offers),
         (vouch.of_pruned(*row) for row in pruned),
+        (vouch.of_limit(*row) for row in limits),
+        (vouch.of_bucket(*row) for row in buckets),
+        (vouch.of_call(*row) for row in calls),
         [vouch.of_meta({row[0]: row[1] for row in meta})] if stated[-1] else [],  # a store that was emptied by hand has none
     ]
     out: list[RecordDamaged] = []
@@ -268,7 +277,16 @@ def damage_of_store(answers: Sequence[Found]) -> list[RecordDamaged]:
     out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, effects)), vouch.by_id(v for v in left if v.kind == "effect"))
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
     out += vouch.damage({}, vouch.by_id(Voucher(*row) for row in claims))
+    noted = {(run_id, digest) for run_id, digest in uses}
+    out += [RecordDamaged("blob_use", *use, missing=True) for use in _large(effects) if use not in noted]
     return out
+
+
+def _large(effects: Found) -> Iterator[tuple[str, str]]:
+    """The large results that effects of pruned runs name, each with its run."""
+    for row in effects:
+        with contextlib.suppress(HoldfastError):  # what is wrong with it is told as such
+            yield from ((row[1], digest) for digest in blobs.named((), [codec.decode_effect(row[5])]))
 
 
 def damage_of_claims(rows: Found, stated: Found) -> list[RecordDamaged]:
@@ -290,13 +308,27 @@ KEPT: tuple[Statement, ...] = (
     (Q.workers_all, {"now": None}),
     (Q.offers_all, None),
     (Q.pruned_all, None),
+    *LIMITS,
     (Q.meta, None),
+    (Q.effects_runless, None),
 )
+
+
+def vouch_for_limits(answers: Sequence[Found]) -> Iterator[Statement]:
+    """The same for what was read by the statements ``LIMITS``: a past release did not vouch for them."""
+    yield from keep(_of_limits(*answers))
+
+
+def _of_limits(limits: Found, buckets: Found, calls: Found) -> Iterator[Voucher]:
+    yield from (vouch.of_limit(*row) for row in limits)
+    yield from (vouch.of_bucket(*row) for row in buckets)
+    yield from (vouch.of_call(*row) for row in calls)
 
 
 def vouch_for_all(answers: Sequence[Found]) -> Iterator[Statement]:
     """What vouches for every record as it was read by the statements ``KEPT``."""
-    effects, intents, ledger, inbox, tokens, claims, schedules, shelves, workers, offers, pruned, meta = answers
+    effects, intents, ledger, inbox, tokens, claims, schedules, shelves, workers, offers, pruned, limits, buckets, calls, meta, runless = answers
+    yield from ((Q.use_again, use) for use in _large(runless))
     yield from keep(
         [
             *map(vouch.of_effect_row, effects),
@@ -310,6 +342,7 @@ def vouch_for_all(answers: Sequence[Found]) -> Iterator[Statement]:
             *(vouch.of_worker(*row[:6]) for row in workers),
             *(vouch.of_offer(*row) for row in offers),
             *(vouch.of_pruned(*row) for row in pruned),
+            *_of_limits(limits, buckets, calls),
             vouch.of_meta({row[0]: row[1] for row in meta}),
         ]
     )

@@ -424,10 +424,10 @@ class Committer:
             found_by = (run.tenant_id, run.skill_id, run.shape, run.thread_id, run.session_key, run.lane, run.queue)
             doc = p.sealed.doc or codec.encode_run(run)
             place = (ids.bucket_number(run.run_id), run.run_id, c.fence, ruling.owner, due, ruling.holds, run.status.value)
-            yield Q.run_insert, (*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, doc, *end)
+            yield Q.run_insert, (*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, doc, *place[1:6], *end)
         else:
-            stands = (c.fence, ruling.owner, due, ruling.holds, ruling.turn or None, run.status.value, run.priority, run.shape, ended, p.sealed.doc)
-            yield Q.run_update, (*stands, key.bucket, key.id, _number(c), *end)
+            stands = (c.fence, ruling.owner, due, ruling.holds)
+            yield Q.run_update, (ruling.turn or None, *stands, run.status.value, run.priority, run.shape, ended, p.sealed.doc, *stands, key.bucket, key.id, _number(c), *end)
             if c.took:
                 yield Q.inbox_take, {"seq": log.seq, "b": key.bucket, "run": key.id, "keys": list(c.took), "count": len(c.took), "name": run.run_id}
         if p.whole is not None:

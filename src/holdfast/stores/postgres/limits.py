@@ -6,19 +6,31 @@ Whoever judges by what is in use holds one advisory lock to the end of its trans
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from holdfast.core import codec
+from holdfast.core import codec, vouch
 from holdfast.core.limits import Held, Later, Limit, Rule, in_force, may_enter
+from holdfast.core.vouch import OWN
 from holdfast.ports import Usage
+from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.connection import Connection, Q, many
 
 Lost = Callable[[str, str | None, int | None], str | None]
 
 
 def decoded(found: Sequence[tuple[Any, ...]]) -> list[Rule]:
-    return [codec.decode_rule(bytes(data)) for (data,) in found]
+    return [codec.decode_rule(bytes(data)) for _, data in found]
+
+
+def sound(found: Sequence[tuple[Any, ...]], stated: Sequence[tuple[Any, ...]]) -> list[Rule]:
+    """All rules, for whoever looks at them or changes them.
+
+    Raises:
+        RecordDamaged: one is lost, or is not what was set.
+    """
+    besides.hold((vouch.of_limit(*row) for row in found), stated)
+    return decoded(found)
 
 
 def held(found: Sequence[tuple[Any, ...]], lost: Lost) -> list[Held]:
@@ -35,14 +47,16 @@ def in_use(found: Sequence[tuple[Any, ...]], lost: Lost) -> Counter[str]:
 
 async def keep_buckets(db: Connection, changed: Mapping[str, int]) -> None:
     if changed:
-        await db.execute(Q.bucket_put, {"names": list(changed), "full_at": list(changed.values())})
+        put = (Q.bucket_put, {"names": list(changed), "full_at": list(changed.values())})
+        await many(db, [put, *besides.keep(vouch.of_bucket(name, full_at) for name, full_at in changed.items())])
 
 
 async def put_rule(db: Connection, rule: Rule, before: Rule | None) -> bool:
-    _, there = await many(db, [(Q.limits_lock, None), (Q.rule_lock, (rule.name,))])
-    if (decoded(there)[0] if there else None) != before:
+    _, there, stated = await many(db, [(Q.limits_lock, None), (Q.rule_lock, (rule.name,)), (Q.vouch_some, (OWN, "limit", [rule.name]))])
+    if next(iter(sound(there, stated)), None) != before:
         return False
-    await db.execute(Q.rule_put, (rule.name, codec.encode_rule(rule)))
+    data = codec.encode_rule(rule)
+    await many(db, [(Q.rule_put, (rule.name, data)), *besides.keep([vouch.of_limit(rule.name, data)])])
     return True
 
 
@@ -65,7 +79,7 @@ async def enter(
     got = may_enter([(name, limits.get(name, limit), count[name]) for name, limit in needs.items()], dict(full), now, since)
     if isinstance(got, Later):
         if resting and not there:
-            await db.execute(Q.call_put, {"place": place, "owner": None, "run": run_id, "names": [got.name], "now": now})
+            await many(db, [*_put_calls(place, None, run_id, [got.name], now)])
         return got
     await keep_buckets(db, got)
     gone = [o for o, _, _, boot, left in calls if lost(o, boot, left) is not None]
@@ -73,11 +87,16 @@ async def enter(
         db,
         [
             (Q.call_drop, (place,)),
-            (Q.call_put, {"place": place, "owner": owner, "run": run_id, "names": list(needs), "now": now}),
+            *_put_calls(place, owner, run_id, list(needs), now),
             (Q.calls_lost, {"lost": gone}),
         ],
     )
     return None
+
+
+def _put_calls(place: str, owner: str | None, run_id: str, names: Sequence[str], now: int) -> Iterator[besides.Statement]:
+    yield Q.call_put, {"place": place, "owner": owner, "run": run_id, "names": list(names), "now": now}
+    yield from besides.keep(vouch.of_call(place, name, owner, run_id, now) for name in names)
 
 
 async def leave(db: Connection, at: int | None, owner: str, places: Sequence[str] | None) -> None:
@@ -87,4 +106,4 @@ async def leave(db: Connection, at: int | None, owner: str, places: Sequence[str
         await db.execute(Q.wake_line, {"name": name, "n": n, "now": at})
 
 
-__all__ = ["decoded", "enter", "held", "in_use", "keep_buckets", "leave", "put_rule", "usage"]
+__all__ = ["decoded", "enter", "held", "in_use", "keep_buckets", "leave", "put_rule", "sound", "usage"]

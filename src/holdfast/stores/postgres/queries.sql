@@ -96,18 +96,20 @@ SELECT schedule_id, tenant_id, due, data FROM holdfast.schedule WHERE schedule_i
 -- Any other commit: what it writes -------------------------------------------------------------------
 
 -- name: run_insert
-WITH r AS (
+WITH n AS MATERIALIZED (SELECT nextval('holdfast.number') AS turn), r AS (
   INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
-    priority, parent_run_id, lineage_root, ended, doc)
-  VALUES (%s, %s, %s, %s, %s, %s, nextval('holdfast.number'), %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %b) RETURNING bucket, id
+    priority, parent_run_id, lineage_root, ended, doc, seal)
+  SELECT %s, %s, %s, %s, %s, %s, n.turn, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %b, holdfast.standing(%s, %s, %s, %s, %s, n.turn) FROM n
+  RETURNING bucket, id
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %b, %b FROM r RETURNING run;
 -- name: run_update
 -- The row was locked in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is, a null turn the place.
-WITH r AS (
-  UPDATE holdfast.run SET fence = %s, owner = %s, due = %s, holds = %s, turn = coalesce(%s, nextval('holdfast.number')), status = %s, priority = %s,
-    fingerprint = %s, ended = %s, doc = coalesce(%b, doc) WHERE bucket = %s AND id = %s RETURNING bucket, id
+WITH n AS MATERIALIZED (SELECT coalesce(%s::bigint, nextval('holdfast.number')) AS turn), r AS (
+  UPDATE holdfast.run SET fence = %s, owner = %s, due = %s, holds = %s, turn = n.turn, status = %s, priority = %s,
+    fingerprint = %s, ended = %s, doc = coalesce(%b, doc), seal = holdfast.standing(run_id, %s, %s, %s, %s, n.turn) FROM n WHERE bucket = %s AND id = %s
+  RETURNING bucket, id
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT bucket, id, %s, %s, %s, %s, %s, %s, %s, %b, %b FROM r RETURNING run;
@@ -182,6 +184,14 @@ SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND k
 DELETE FROM holdfast.vouch WHERE run = %s AND kind = %s AND id = ANY(%s::text[]);
 -- name: vouch_forget
 DELETE FROM holdfast.vouch;
+-- name: uses_runless
+-- What pruned runs' effects need of large results, as it is noted.
+SELECT u.run_id, u.sha256 FROM holdfast.blob_use u WHERE NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = u.run_id);
+-- name: use_again
+INSERT INTO holdfast.blob_use (run_id, sha256) SELECT %s, b.sha256 FROM holdfast.blob b WHERE b.sha256 = %s ON CONFLICT DO NOTHING;
+-- name: needs
+SELECT c.source, NULL FROM holdfast.carry c JOIN holdfast.run s ON s.run_id = c.source WHERE c.run = %(run)s
+UNION ALL SELECT NULL, u.sha256 FROM holdfast.blob_use u WHERE u.run_id = %(run)s;
 -- name: vouch_runless
 -- Of runs that are not here: pruned ones leave what others share.
 SELECT v.run, v.kind, v.id, v.seal, v.under, v.mark FROM holdfast.vouch v WHERE v.run <> '' AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = v.run);
@@ -257,7 +267,8 @@ WITH put AS (
 ), vouched AS (
   INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT %(run)s, 'inbox', %(key)s, %(seal)b, '', NULL FROM put ON CONFLICT DO NOTHING RETURNING 1
 ), woken AS (
-  UPDATE holdfast.run r SET due = least(coalesce(r.due, {at_once}), {at_once}) FROM put
+  UPDATE holdfast.run r SET due = least(r.due, n.once), seal = holdfast.standing(r.run_id, r.fence, r.owner, least(r.due, n.once), r.holds, r.turn)
+  FROM put, (SELECT {at_once} AS once) n
   WHERE r.bucket = put.bucket AND r.id = put.run AND r.owner IS NULL AND r.status NOT IN ('completed', 'failed', 'canceled') RETURNING 1
 )
 SELECT i.key, i.command, i.put_at, i.taken, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
@@ -327,11 +338,13 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
     ORDER BY CASE WHEN k.ahead THEN 0 ELSE d.due - k.origin END, d.turn LIMIT %(limit)s::bigint
   ) c LIMIT greatest(%(limit)s::bigint - (SELECT count(*) FROM orphans), 0)
 ), taken_over AS (
-  UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(coalesce(r.due, {at_once}), {at_once}),
-    previous = o.owner, cause = o.cause FROM orphans o WHERE r.bucket = o.bucket AND r.id = o.id
+  UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once),
+    previous = o.owner, cause = o.cause, seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, least(r.due, n.once), true, r.turn)
+  FROM orphans o, (SELECT {at_once} AS once) n WHERE r.bucket = o.bucket AND r.id = o.id
   RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
 ), taken AS (
-  UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, previous = NULL, cause = NULL FROM due
+  UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, previous = NULL, cause = NULL,
+    seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, r.due, true, r.turn) FROM due
   WHERE r.bucket = due.bucket AND r.id = due.id
   RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
 )
@@ -384,8 +397,9 @@ CROSS JOIN kind k CROSS JOIN LATERAL (
           AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now})))
   ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) c;
 -- name: take_chosen
-UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(coalesce(r.due, {at_once}), {at_once}), previous = c.previous, cause = c.cause
-FROM unnest(%(b)s::smallint[], %(id)s::bigint[], %(previous)s::text[], %(cause)s::text[]) c (bucket, id, previous, cause)
+UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once), previous = c.previous, cause = c.cause,
+  seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, least(r.due, n.once), true, r.turn)
+FROM unnest(%(b)s::smallint[], %(id)s::bigint[], %(previous)s::text[], %(cause)s::text[]) c (bucket, id, previous, cause), (SELECT {at_once} AS once) n
 WHERE r.bucket = c.bucket AND r.id = c.id
 RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn;
 -- name: claimers
@@ -396,7 +410,8 @@ WHERE r.bucket = %s AND r.run_id = %s FOR NO KEY UPDATE;
 -- name: see_owner
 SELECT w.boot, {expiry} - {now} FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 -- name: take
-UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, due = least(coalesce(due, {at_once}), {at_once}), previous = %(previous)s, cause = %(cause)s
+UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, due = least(due, n.once), previous = %(previous)s, cause = %(cause)s,
+  seal = holdfast.standing(run_id, fence + 1, %(owner)s, least(due, n.once), true, turn) FROM (SELECT {at_once} AS once) n
 WHERE bucket = %(b)s AND id = %(id)s;
 -- name: held
 -- What an owner holds: a claim whose answer was lost is found again.
@@ -453,14 +468,15 @@ ORDER BY w.started_at, w.owner LIMIT 10000;
 SELECT id FROM holdfast.run WHERE owner = %s ORDER BY bucket, id FOR NO KEY UPDATE;
 -- name: hand_back
 -- The fence moves too: nothing its old owner still has in hand can be written.
-UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = {at_once} WHERE owner = %(owner)s;
+UPDATE holdfast.run SET owner = NULL, fence = fence + 1, due = n.once, seal = holdfast.standing(run_id, fence + 1, NULL, n.once, holds, turn)
+FROM (SELECT {at_once} AS once) n WHERE owner = %(owner)s;
 
 -- Limits --------------------------------------------------------------------------------------------
 
 -- name: rules
-SELECT data FROM holdfast.rule ORDER BY name COLLATE "C";
+SELECT name, data FROM holdfast.rule ORDER BY name COLLATE "C";
 -- name: rule_lock
-SELECT data FROM holdfast.rule WHERE name = %s FOR UPDATE;
+SELECT name, data FROM holdfast.rule WHERE name = %s FOR UPDATE;
 -- name: rule_put
 INSERT INTO holdfast.rule (name, data) VALUES (%s, %s) ON CONFLICT (name) DO UPDATE SET data = excluded.data;
 -- name: buckets
@@ -477,20 +493,27 @@ SELECT h.owner, h.queue, h.tenant_id, h.n, w.boot, {expiry} - {now} FROM (
 SELECT c.owner, c.name, c.n, w.boot, {expiry} - {now} FROM (
   SELECT owner, name, count(*) AS n FROM holdfast.call WHERE owner IS NOT NULL GROUP BY owner, name
 ) c LEFT JOIN holdfast.worker w ON w.owner = c.owner;
+-- name: calls_all
+SELECT place, name, owner, run_id, since FROM holdfast.call;
 -- name: call_get
 SELECT owner, since FROM holdfast.call WHERE place = %s LIMIT 1;
 -- name: call_put
 INSERT INTO holdfast.call (place, name, owner, run_id, since) SELECT %(place)s, n, %(owner)s, %(run)s, %(now)s FROM unnest(%(names)s::text[]) n
 ON CONFLICT (place, name) DO UPDATE SET owner = excluded.owner, run_id = excluded.run_id, since = excluded.since;
 -- name: call_drop
-DELETE FROM holdfast.call WHERE place = %s AND owner IS NULL;
+WITH gone AS (DELETE FROM holdfast.call WHERE place = %s AND owner IS NULL RETURNING place, name)
+DELETE FROM holdfast.vouch v USING gone g WHERE v.run = '' AND v.kind = 'call' AND v.id = g.place || chr(31) || g.name;
 -- name: calls_lost
-DELETE FROM holdfast.call c WHERE c.owner = ANY(%(lost)s::text[]);
+WITH gone AS (DELETE FROM holdfast.call c WHERE c.owner = ANY(%(lost)s::text[]) RETURNING place, name)
+DELETE FROM holdfast.vouch v USING gone g WHERE v.run = '' AND v.kind = 'call' AND v.id = g.place || chr(31) || g.name;
 -- name: calls_left
-DELETE FROM holdfast.call WHERE owner = %(owner)s AND (%(places)s::text[] IS NULL OR place = ANY(%(places)s::text[])) RETURNING name;
+WITH gone AS (DELETE FROM holdfast.call WHERE owner = %(owner)s AND (%(places)s::text[] IS NULL OR place = ANY(%(places)s::text[])) RETURNING place, name),
+unvouched AS (DELETE FROM holdfast.vouch v USING gone g WHERE v.run = '' AND v.kind = 'call' AND v.id = g.place || chr(31) || g.name)
+SELECT name FROM gone;
 -- name: wake_line
 -- Who has waited longest for a limit is due at once.
-UPDATE holdfast.run SET due = {at_once} WHERE (bucket, id) IN (
+UPDATE holdfast.run u SET due = n.once, seal = holdfast.standing(u.run_id, u.fence, u.owner, n.once, u.holds, u.turn)
+FROM (SELECT {at_once} AS once) n WHERE (u.bucket, u.id) IN (
   SELECT r.bucket, r.id FROM holdfast.call c JOIN holdfast.run r ON r.run_id = c.run_id
   WHERE c.name = %(name)s AND c.owner IS NULL AND r.owner IS NULL AND r.due > {now} ORDER BY c.since LIMIT %(n)s FOR NO KEY UPDATE OF r SKIP LOCKED);
 -- name: queue_lock
@@ -648,7 +671,9 @@ SELECT (SELECT system_identifier FROM pg_control_system()), (SELECT timeline_id 
 SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 -- name: move_fences
 -- A new incarnation: every fence given out before is refused from now on, every run is at rest.
-UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE {at_once} END, owner = NULL;
+UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE n.once END, owner = NULL,
+  seal = holdfast.standing(run_id, (%(incarnation)s::bigint << 32) | (fence & 4294967295), NULL, CASE WHEN owner IS NULL THEN due ELSE n.once END, holds, turn)
+FROM (SELECT {at_once} AS once) n;
 -- name: forget_workers
 WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'worker')
 DELETE FROM holdfast.worker;
@@ -679,7 +704,7 @@ SELECT l.bucket, l.run, l.seq, l.data, l.hash FROM holdfast.log l
 WHERE l.n = 1 AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.bucket = l.bucket AND r.id = l.run) ORDER BY l.bucket, l.run LIMIT 10000;
 -- name: run_raw
 SELECT r.bucket, r.id, r.run_id, r.fence, r.owner, r.due, r.holds, r.turn, r.status, r.tenant_id, r.skill_id, r.fingerprint, r.thread_id, r.session_key,
-  r.lane, r.queue, r.priority, r.parent_run_id, r.lineage_root, r.ended, r.doc FROM holdfast.run r WHERE r.bucket = %s AND r.run_id = %s;
+  r.lane, r.queue, r.priority, r.parent_run_id, r.lineage_root, r.ended, r.doc, r.seal FROM holdfast.run r WHERE r.bucket = %s AND r.run_id = %s;
 -- name: log_tip
 SELECT seq, hash, n, since, whole, version, step, head FROM holdfast.log WHERE bucket = %s AND run = %s ORDER BY n DESC LIMIT 1;
 -- name: log_rows
@@ -690,8 +715,9 @@ SELECT seq, data FROM holdfast.whole WHERE bucket = %s AND run = %s AND seq > %s
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
 -- name: run_put
 INSERT INTO holdfast.run (bucket, id, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
-  priority, parent_run_id, lineage_root, ended, doc)
-VALUES (%s, %s, %s, %s, %s, %s, %s, coalesce(%s, nextval('holdfast.number')), %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s);
+  priority, parent_run_id, lineage_root, ended, doc, seal)
+SELECT %s, %s, %s, %s, %s, %s, %s, n.turn, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, holdfast.standing(%s, %s, %s, %s, %s, n.turn)
+FROM (SELECT coalesce(%s::bigint, nextval('holdfast.number')) AS turn) n;
 -- name: next_number
 SELECT nextval('holdfast.number');
 -- name: run_delete
@@ -753,7 +779,8 @@ WITH gone AS (DELETE FROM holdfast.run WHERE run_id = ANY(%(runs)s::text[]) RETU
   wholes AS (DELETE FROM holdfast.whole w USING gone WHERE w.bucket = gone.bucket AND w.run = gone.id)
 DELETE FROM holdfast.inbox i USING gone WHERE i.bucket = gone.bucket AND i.run = gone.id;
 -- name: prune_beside
-WITH calls AS (DELETE FROM holdfast.call WHERE run_id = ANY(%(runs)s::text[])), tokens AS (DELETE FROM holdfast.token WHERE run_id = ANY(%(runs)s::text[])),
+WITH calls AS (DELETE FROM holdfast.call WHERE run_id = ANY(%(runs)s::text[])),
+  called AS (DELETE FROM holdfast.vouch WHERE under = ANY(%(runs)s::text[]) AND under <> '' AND kind = 'call'), tokens AS (DELETE FROM holdfast.token WHERE run_id = ANY(%(runs)s::text[])),
   intents AS (DELETE FROM holdfast.intent WHERE run_id = ANY(%(runs)s::text[])),
   rows AS (DELETE FROM holdfast.ledger WHERE run_id = ANY(%(runs)s::text[])),
   claims AS (DELETE FROM holdfast.claim WHERE run_id = ANY(%(runs)s::text[]) AND kind <> 'effect'),

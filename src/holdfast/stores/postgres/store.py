@@ -160,6 +160,8 @@ class PostgresStore:
                     await db.execute(Q.meta_set, (name, value))
                 await _vouch_for_meta(db)
         meta = dict(await _all(db, Q.meta))
+        if lost := sorted({"schema", "incarnation", "store", "system", "timeline"} - meta.keys()):
+            raise StoreCorrupt(f"{self.url}: the table meta says nothing of {', '.join(lost)}", hint="restore a backup", code="meta_record_missing")
         if meta["schema"] > len(MIGRATIONS):
             raise UnsupportedFormat(f"{self.url} has the schema {meta['schema']}, this release reads {len(MIGRATIONS)}", hint="use the release that wrote it")
         if meta["schema"] < len(MIGRATIONS):
@@ -180,7 +182,11 @@ class PostgresStore:
                 await db.execute(schema_of(self._place, script))
             await db.execute(Q.meta_set, ("schema", len(MIGRATIONS)))
             incarnation = await self._void(db, meta["incarnation"])
-            await (_vouch_anew(db) if meta["schema"] < VOUCHED else _vouch_for_meta(db))
+            if meta["schema"] < VOUCHED:
+                await _vouch_anew(db)
+            else:
+                await many(db, [*besides.vouch_for_limits(await many(db, besides.LIMITS))])
+                await _vouch_for_meta(db)
             return incarnation
 
     async def _same_server(self, db: Connection) -> None:
@@ -591,8 +597,7 @@ class PostgresStore:
     # -- limits: ports.Limiting ---------------------------------------------------------------------
 
     async def rules(self) -> list[Rule]:
-        (found,) = await self._ask((Q.rules, None))
-        return bounds.decoded(found)
+        return bounds.sound(*await self._ask((Q.rules, None), (Q.vouch_of_run, (OWN, "limit"))))
 
     async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
         async def work(db: Connection, sent: int) -> bool:
@@ -1019,11 +1024,11 @@ class PostgresStore:
         key = Key(*raws[0][:2]) if raws else upkeep.orphans(orphans).get(run_id)
         if key is None:
             return None
-        tips, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), *besides.kept_of_run(run_id, bucket))
+        tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.kept_of_run(run_id, bucket))
         lease = self._lease(*found[0][6:]) if found else None
         evidence = upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
         damage = tuple(map(record_problem, besides.damage_of_run(run_id, beside))) if raws else ()
-        return msgspec.structs.replace(evidence, problems=(*evidence.problems, *damage))
+        return msgspec.structs.replace(evidence, problems=(*evidence.problems, *damage), needs=upkeep.needs(needs) if raws else None)
 
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
         key = await self._where(run_id)

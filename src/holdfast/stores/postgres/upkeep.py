@@ -11,22 +11,22 @@ from typing import Any
 from holdfast.core import codec, ids, vouch
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, Tip
-from holdfast.core.consistency import Problem
+from holdfast.core.consistency import Problem, problem
 from holdfast.core.errors import LeaseLost, StoreError, VersionConflict
 from holdfast.core.lease import Lease
 from holdfast.core.pruned import missing
 from holdfast.core.run import Run
 from holdfast.core.vouch import Voucher
-from holdfast.ports import Dossier, Evidence, Pruned
+from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
-from holdfast.stores.evidence import COPIED, as_loaded, copied, plain, row_problems
+from holdfast.stores.evidence import COPIED, as_loaded, copied, plain, row_problems, stands
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.commits import Key, Statement, keep_blob
 from holdfast.stores.postgres.connection import Connection, Q, many
 from holdfast.stores.postgres.outbox import put_intents
 
-COLUMNS = ("bucket", "id", "run_id", "fence", "owner", "due", "holds", "turn", "status", *COPIED, "ended", "doc")
+COLUMNS = ("bucket", "id", "run_id", "fence", "owner", "due", "holds", "turn", "status", *COPIED, "ended", "doc", "seal")
 APART_US = 1_000_000
 OLD_SNAPSHOT_SECONDS = 300
 
@@ -58,7 +58,15 @@ def evidence_of(run_id: str, key: Key, row: Sequence[Any] | None, end: Sequence[
     hot = dict(zip(("version", "step", "head"), end[5:] if end is not None else (0, None, None), strict=True))
     shown = {**raw, **hot, "seq": None if end is None else end[0]}
     run = as_loaded(shown)
-    return Evidence(run_id=run_id, run=run, lease=lease, tip=tip, raw=shown, problems=tuple(row_problems(shown, run, None if end is None else end[0])))
+    found = row_problems(shown, run, None if end is None else end[0])
+    if isinstance(run, Run) and shown["ended"] != (run.finished_at if run.terminal else None):
+        found.append(problem("snapshot_field_drift", "the column ended differs from the row it indexes", "holdfast repair-state --apply writes the fold of the events", run_id))
+    return Evidence(run_id=run_id, run=run, lease=lease, tip=tip, raw=shown, problems=tuple(found))
+
+
+def needs(found: Sequence[Sequence[Any]]) -> Needs:
+    """What is noted of what a run needs."""
+    return Needs(frozenset(lender for lender, _ in found if lender is not None), frozenset(digest for _, digest in found if digest is not None))
 
 
 def health(found: Sequence[Any], here: int) -> list[Problem]:
@@ -94,7 +102,9 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
     run, fence = commits[-1].run, commits[-1].fence
     key, tip = Key(evidence.raw["bucket"], evidence.raw["id"]), evidence.tip
     assert tip is not None
-    held = {name: evidence.raw.get(name) for name in ("fence", "owner", "due", "holds", "turn", "status")}
+    seen = {name: evidence.raw.get(name) for name in ("fence", "owner", "due", "holds", "turn", "status")}
+    sound = "doc" not in evidence.raw or stands(evidence.raw)
+    held: dict[str, Any] = seen if sound else {"owner": None, "due": None, "holds": apply.would_hold(run), "turn": None, "status": ""}
     locked, ends, unread, holder = await many(
         db,
         [
@@ -105,11 +115,11 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
         ],
     )
     there = None if not locked else (locked[0][2], locked[0][3], locked[0][4], locked[0][5], locked[0][6])
-    shown = None if "doc" not in evidence.raw else (held["fence"], held["owner"], held["holds"], held["turn"], held["status"])
+    shown = None if "doc" not in evidence.raw else (seen["fence"], seen["owner"], seen["holds"], seen["turn"], seen["status"])
     if there != shown or not ends or ends[0][1] != tip.hash:
         raise VersionConflict(f"{run.run_id} has changed since it was looked at", hint="look again")
-    if held["owner"] is not None and evidence.lease is not None and evidence.lease.live(now):
-        raise LeaseLost(f"{run.run_id} is held by {held['owner']}", hint="wait until it rests")
+    if seen["owner"] is not None and evidence.lease is not None and evidence.lease.live(now):
+        raise LeaseLost(f"{run.run_id} is held by {seen['owner']}", hint="wait until it rests")
     writes: list[Statement] = []
     n, since = tip.row, tip.since
     for commit in commits:
@@ -120,13 +130,17 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
     owner, holds = (None, False) if run.terminal else (held["owner"], bool(held["holds"]) and not holder)
     due = None if run.terminal else apply.due_rebuilt(commits[-1], owner, held["due"], held["status"] != run.status.value, now, bool(unread[0][0]))
     writes += [(Q.run_delete, (key.bucket, key.id)), _row(run, key.id, fence=fence, owner=owner, due=due, holds=holds, turn=held["turn"])]
+    if evidence.needs is not None:
+        writes += [(Q.carry_insert, (lender, run.run_id)) for lender in sorted(evidence.needs.lenders)]
+        writes += [(Q.use_again, (run.run_id, digest)) for digest in sorted(evidence.needs.blobs)]
     await many(db, writes)
 
 
 def _row(run: Run, id: int, *, fence: int, owner: str | None, due: int | None, holds: bool, turn: int | None) -> Statement:
     bucket, ended = ids.bucket_number(run.run_id), run.finished_at if run.terminal else None
     columns = [copied(run, name) for name in COPIED]
-    return Q.run_put, (bucket, id, run.run_id, fence, owner, due, holds, turn, run.status.value, *columns, ended, codec.encode_run(run))
+    stands = (fence, owner, due, holds)
+    return Q.run_put, (bucket, id, run.run_id, *stands, run.status.value, *columns, ended, codec.encode_run(run), run.run_id, *stands, turn)
 
 
 # -- carrying over ----------------------------------------------------------------------------------

@@ -11,11 +11,11 @@ from typing import Any, TypeVar
 import apsw
 import msgspec
 
-from holdfast.core import chunks, codec, vouch
+from holdfast.core import blobs, chunks, codec, vouch
 from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import DedupClaim, InboxItem
 from holdfast.core.effects import Effect
-from holdfast.core.errors import RecordDamaged, RunNotFound
+from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound
 from holdfast.core.pruned import Tombstone
 from holdfast.core.pruned import missing as said
 from holdfast.core.schedules import Schedule
@@ -272,19 +272,33 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
         "worker": [vouch.of_worker(*r) for r in rows(db, Q.workers)],
         "offer": [vouch.of_offer(*r) for r in rows(db, Q.offers_all)],
         "pruned": [vouch.of_pruned(*r) for r in rows(db, Q.pruned_all)],
+        "limit": [vouch.of_limit(*r) for r in rows(db, Q.rules)],
+        "bucket": [vouch.of_bucket(*r) for r in rows(db, Q.buckets)],
+        "call": [vouch.of_call(*r) for r in rows(db, Q.calls_all)],
     }
     out: list[RecordDamaged] = []
     for kind, records in found.items():
         out += vouch.damage(vouch.by_id(records), vouch.by_id(stated(db, OWN, kind)))
     left = {Voucher(*r) for r in rows(db, Q.vouch_runless)}
-    out += vouch.damage(
-        vouch.by_id(map(vouch.of_effect_row, rows(db, Q.effects_runless))), vouch.by_id(v for v in left if v.kind == "effect")
-    )
+    runless = rows(db, Q.effects_runless)
+    out += vouch.damage(vouch.by_id(map(vouch.of_effect_row, runless)), vouch.by_id(v for v in left if v.kind == "effect"))
+    out += [RecordDamaged("blob_use", r[1], digest, missing=True) for r in runless for digest in _unnoted(db, r)]
     out += [RecordDamaged(v.kind, v.run_id, v.id, missing=True) for v in left if v.kind != "effect"]
     return out
+
+
+def _unnoted(db: apsw.Connection, kept: Sequence[Any]) -> list[str]:
+    """The large results that an effect of a pruned run names, and that nobody has noted as needed."""
+    try:
+        large = blobs.named((), [codec.decode_effect(kept[-1])])
+    except HoldfastError:
+        return []  # what is wrong with it is told as such
+    return [digest for digest in large if not row(db, Q.blob_used, (kept[1], bytes.fromhex(digest)))[0]]
 
 
 def vouch_anew(db: apsw.Connection) -> None:
     """Vouches for all records as they are now, and for none that is not there."""
     db.execute(Q.vouch_forget)
     seal_all(db)
+    for kept in rows(db, Q.effects_runless):
+        db.executemany(Q.blob_use, [(kept[1], bytes.fromhex(digest)) for digest in _unnoted(db, kept)])

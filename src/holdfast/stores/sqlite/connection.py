@@ -168,6 +168,7 @@ def connect(path: str, *, patience: float = PATIENCE, create: bool = False, read
             db.pragma("cache_size", -16384)
             db.pragma("journal_size_limit", LOG_LIMIT)
             db.pragma("trusted_schema", "OFF")
+            db.create_scalar_function("standing", _standing, 6, deterministic=True)
         except BaseException:
             shut(db)
             raise
@@ -277,6 +278,11 @@ def seal_all(db: apsw.Connection) -> None:
 def _seal(*parts: Any) -> bytes:
     """``vouch.seal`` as a function of SQL, for the migration that seals what a past release has written."""
     return vouch.seal(*parts)
+
+
+def _standing(*columns: Any) -> bytes:
+    """``vouch.standing`` as a function of SQL, for the statements that change what a run's row says beside its log."""
+    return vouch.standing(*columns)
 
 
 def schema_number(path: str) -> int:

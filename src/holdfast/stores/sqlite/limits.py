@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 
 import apsw
 
-from holdfast.core import codec
+from holdfast.core import codec, vouch
 from holdfast.core.lease import at_once
 from holdfast.core.limits import Backlog, Held, Later, Limit, Rule, Rules, Use, in_force, may_enter
+from holdfast.core.vouch import OWN
 from holdfast.ports import Usage
+from holdfast.stores.sqlite import besides
 from holdfast.stores.sqlite.connection import Q, row, rows
 from holdfast.stores.sqlite.owners import Owners
 
@@ -19,12 +21,25 @@ def rules(db: apsw.Connection) -> list[Rule]:
     return [codec.decode_rule(data) for _, data in rows(db, Q.rules)]
 
 
+def sound_rules(db: apsw.Connection) -> list[Rule]:
+    """All rules, for whoever looks at them or changes them.
+
+    Raises:
+        RecordDamaged: one is lost, or is not what was set.
+    """
+    found = rows(db, Q.rules)
+    vouch.hold((vouch.of_limit(*r) for r in found), besides.stated(db, OWN, "limit"))
+    return [codec.decode_rule(data) for _, data in found]
+
+
 def put_rule(db: apsw.Connection, rule: Rule, before: Rule | None) -> bool:
     """Inside a transaction: keeps a rule if nobody else has changed it meanwhile."""
-    there = next((r for r in rules(db) if r.name == rule.name), None)
+    there = next((r for r in sound_rules(db) if r.name == rule.name), None)
     if there != before:
         return False
-    db.execute(Q.rule_put, (rule.name, codec.encode_rule(rule)))
+    data = codec.encode_rule(rule)
+    db.execute(Q.rule_put, (rule.name, data))
+    besides.vouch_for(db, [vouch.of_limit(rule.name, data)])
     return True
 
 
@@ -49,6 +64,7 @@ def buckets(db: apsw.Connection) -> dict[str, int]:
 def keep_buckets(db: apsw.Connection, changed: Mapping[str, int]) -> None:
     if changed:
         db.executemany(Q.bucket_put, list(changed.items()))
+        besides.vouch_for(db, [vouch.of_bucket(name, full_at) for name, full_at in changed.items()])
 
 
 def use(db: apsw.Connection, owners: Owners, rules_now: Rules, owner: str, now: int) -> Use:
@@ -99,26 +115,43 @@ def enter(
         return None
     if isinstance(got, Later):
         if resting and row(db, Q.call_get, (place,)) is None:
-            db.execute(Q.call_put, (place, got.name, None, run_id, now))
+            _put_calls(db, [(place, got.name, None, run_id, now)])
         return got
     keep_buckets(db, got)
-    db.execute(Q.call_drop, (place,))
-    db.executemany(Q.call_put, [(place, name, owner, run_id, now) for name in needs])
+    _dropped(db, Q.call_drop, (place,))
+    _put_calls(db, [(place, name, owner, run_id, now) for name in needs])
     for gone in _lost(db, owners):
-        db.execute(Q.calls_left, (gone,)).fetchall()
+        _dropped(db, Q.calls_left, (gone,))
     return None
+
+
+def _put_calls(db: apsw.Connection, calls: Sequence[tuple[str, str, str | None, str, int]]) -> None:
+    db.executemany(Q.call_put, calls)
+    besides.vouch_for(db, [vouch.of_call(*call) for call in calls])
+
+
+def _dropped(db: apsw.Connection, statement: str, values: Sequence[str]) -> list[str]:
+    """Deletes calls, with what vouches for them; the names of the limits they held."""
+    gone = rows(db, statement, values)
+    db.executemany(Q.vouch_drop, [(OWN, "call", vouch.call_id(place, name)) for place, name in gone])
+    return [name for _, name in gone]
+
+
+def forget(db: apsw.Connection, run_id: str) -> None:
+    """Inside a transaction: drops the calls of a run that goes."""
+    _dropped(db, Q.prune_call, (run_id,))
 
 
 def leave(db: apsw.Connection, owner: str, places: Sequence[str] | None, now: int) -> None:
     """Inside a transaction: ends calls (None: all of the owner's), and wakes who has waited longest for what they held."""
     freed: Counter[str] = Counter()
     if places is None:
-        freed.update(name for (name,) in rows(db, Q.calls_left, (owner,)))
+        freed.update(_dropped(db, Q.calls_left, (owner,)))
     for place in places or ():
-        freed.update(name for (name,) in rows(db, Q.call_left, (place, owner)))
+        freed.update(_dropped(db, Q.call_left, (place, owner)))
     for name, n in freed.items():
         for (key,) in rows(db, Q.line, (name, now, n)):
             db.execute(Q.wake, (at_once(now), key))
 
 
-__all__ = ["backlog", "buckets", "enter", "held", "keep_buckets", "leave", "may", "put_rule", "rules", "usage", "use", "waiting_in"]
+__all__ = ["backlog", "buckets", "enter", "forget", "held", "keep_buckets", "leave", "may", "put_rule", "rules", "sound_rules", "usage", "use", "waiting_in"]

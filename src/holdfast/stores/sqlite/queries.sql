@@ -38,17 +38,21 @@ SELECT run_id, version, fence FROM run INDEXED BY run_thread_turn
 WHERE thread_id = ? AND tenant_id = ? AND status IN ('completed', 'failed', 'canceled') ORDER BY turn DESC LIMIT 1;
 -- name: run_insert
 INSERT INTO run (seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, status, priority, fingerprint, doc,
-                 run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+                 run_id, tenant_id, skill_id, thread_id, session_key, lane, queue, parent_run_id, lineage_root, seal)
+VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, ?12, ?13, ?14, ?15, ?16, ?17, ?18, ?19, ?20, ?21, ?22, ?23, ?24, ?25, standing(?17, ?7, ?8, ?9, ?10, ?11));
 -- name: run_update
 -- The row was read in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is.
-UPDATE run SET seq = ?, tip = ?, since = ?, version = ?, step = ?, head = ?, fence = ?, owner = ?, due = ?, holds = ?, turn = ?, whole = ?,
-               status = ?, priority = ?, fingerprint = ?, doc = ifnull(?, doc)
-WHERE id = ?;
+UPDATE run SET seq = ?1, tip = ?2, since = ?3, version = ?4, step = ?5, head = ?6, fence = ?7, owner = ?8, due = ?9, holds = ?10, turn = ?11, whole = ?12,
+               status = ?13, priority = ?14, fingerprint = ?15, doc = ifnull(?16, doc), seal = standing(run_id, ?7, ?8, ?9, ?10, ?11)
+WHERE id = ?17;
 -- name: whole_insert
 INSERT INTO whole (run, seq, log, data) VALUES (?, ?, ?, ?);
 -- name: carry_insert
 INSERT INTO carry (source, run) SELECT id, ? FROM run WHERE run_id = ?;
+-- name: carry_again
+INSERT INTO carry (source, run) SELECT id, ? FROM run WHERE run_id = ? ON CONFLICT DO NOTHING;
+-- name: lenders
+SELECT s.run_id FROM carry c JOIN run s ON s.id = c.source WHERE c.run = ?;
 -- name: inbox_take
 UPDATE inbox SET taken = ? WHERE run = ? AND key = ? AND taken IS NULL;
 -- name: inbox_unread
@@ -123,7 +127,8 @@ INSERT INTO inbox (run, key, put_at, command) VALUES (?, ?, ?, ?) ON CONFLICT (r
 SELECT key, command, put_at, taken FROM inbox WHERE run = ? AND key = ?;
 -- name: inbox_wake
 -- A run at rest becomes claimable in the transaction that put something into its inbox (§10.16).
-UPDATE run SET due = min(ifnull(due, ?1), ?1) WHERE id = ?2 AND owner IS NULL AND status NOT IN ('completed', 'failed', 'canceled');
+UPDATE run SET due = min(ifnull(due, ?1), ?1), seal = standing(run_id, fence, owner, min(ifnull(due, ?1), ?1), holds, turn)
+WHERE id = ?2 AND owner IS NULL AND status NOT IN ('completed', 'failed', 'canceled');
 -- name: inbox_untaken
 SELECT key, command, put_at, taken FROM inbox WHERE run = ? AND taken IS NULL ORDER BY id;
 -- name: inbox_all
@@ -174,11 +179,12 @@ SELECT run_id FROM (SELECT run_id FROM run WHERE tenant_id = ?1 AND session_key 
 LIMIT 1;
 -- name: take_due
 -- Due runs at rest are taken a hundred at a time, so no column is set that an index would be written for in vain.
-UPDATE run SET owner = ?, fence = fence + 1, holds = 1 WHERE id = ? AND fence = ?;
+UPDATE run SET owner = ?1, fence = fence + 1, holds = 1, seal = standing(run_id, fence + 1, ?1, due, 1, turn) WHERE id = ?2 AND fence = ?3;
 -- name: take_due_holder
-UPDATE run SET owner = ?, fence = fence + 1 WHERE id = ? AND fence = ?;
+UPDATE run SET owner = ?1, fence = fence + 1, seal = standing(run_id, fence + 1, ?1, due, holds, turn) WHERE id = ?2 AND fence = ?3;
 -- name: take
-UPDATE run SET owner = ?, fence = fence + 1, holds = 1, due = min(ifnull(due, ?2), ?2) WHERE id = ?3 AND fence = ?4;
+UPDATE run SET owner = ?1, fence = fence + 1, holds = 1, due = min(ifnull(due, ?2), ?2), seal = standing(run_id, fence + 1, ?1, min(ifnull(due, ?2), ?2), 1, turn)
+WHERE id = ?3 AND fence = ?4;
 
 -- Workers -------------------------------------------------------------------------------------------
 
@@ -209,7 +215,7 @@ DELETE FROM vouch WHERE run = '' AND kind = 'offer' AND id NOT IN (SELECT owner 
 SELECT count(*) FROM run WHERE owner = ?;
 -- name: hand_back
 -- The fence moves too: nothing its old owner still has in hand can be written.
-UPDATE run SET owner = NULL, fence = fence + 1, due = ? WHERE owner = ?;
+UPDATE run SET owner = NULL, fence = fence + 1, due = ?1, seal = standing(run_id, fence + 1, NULL, ?1, holds, turn) WHERE owner = ?2;
 
 -- Limits --------------------------------------------------------------------------------------------
 
@@ -225,23 +231,25 @@ INSERT INTO bucket (name, full_at) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SE
 SELECT owner, queue, tenant_id, count(*) FROM run INDEXED BY run_owner WHERE owner IS NOT NULL GROUP BY owner, queue, tenant_id;
 -- name: calls
 SELECT owner, name, count(*) FROM call INDEXED BY call_owner WHERE owner IS NOT NULL GROUP BY owner, name;
+-- name: calls_all
+SELECT place, name, owner, run_id, since FROM call ORDER BY place, name;
 -- name: call_get
 SELECT owner, since FROM call WHERE place = ? LIMIT 1;
 -- name: call_put
 INSERT INTO call (place, name, owner, run_id, since) VALUES (?, ?, ?, ?, ?)
 ON CONFLICT (place, name) DO UPDATE SET owner = excluded.owner, run_id = excluded.run_id, since = excluded.since;
 -- name: call_left
-DELETE FROM call WHERE place = ? AND owner = ? RETURNING name;
+DELETE FROM call WHERE place = ? AND owner = ? RETURNING place, name;
 -- name: calls_left
-DELETE FROM call WHERE owner = ? RETURNING name;
+DELETE FROM call WHERE owner = ? RETURNING place, name;
 -- name: call_drop
-DELETE FROM call WHERE place = ? AND owner IS NULL;
+DELETE FROM call WHERE place = ? AND owner IS NULL RETURNING place, name;
 -- name: line
 -- Who has waited longest for a limit and is not due yet.
 SELECT r.id FROM call c JOIN run r ON r.run_id = c.run_id
 WHERE c.name = ? AND c.owner IS NULL AND r.owner IS NULL AND r.due > ? ORDER BY c.since LIMIT ?;
 -- name: wake
-UPDATE run SET due = ? WHERE id = ?;
+UPDATE run SET due = ?1, seal = standing(run_id, fence, owner, ?1, holds, turn) WHERE id = ?2;
 -- name: waiting_in
 -- How many runs of a tenant wait in a queue and have not begun.
 SELECT count(*) FROM run INDEXED BY run_due WHERE due IS NOT NULL AND owner IS NULL AND queue = ? AND priority = ? AND tenant_id = ? AND status = 'pending';
@@ -347,7 +355,8 @@ SELECT id, hash FROM log ORDER BY id DESC LIMIT 1;
 SELECT hash FROM log WHERE id = ?;
 -- name: move_fences
 -- A new incarnation: every fence given out before is refused from now on, every run is at rest (§1.9, X-02).
-UPDATE run SET fence = (?1 << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE ?2 END, owner = NULL;
+UPDATE run SET fence = (?1 << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE ?2 END, owner = NULL,
+  seal = standing(run_id, (?1 << 32) | (fence & 4294967295), NULL, CASE WHEN owner IS NULL THEN due ELSE ?2 END, holds, turn);
 -- name: forget_workers
 DELETE FROM worker;
 -- name: vouch_forget_workers
@@ -363,7 +372,7 @@ SELECT r.id, r.run_id, r.tip, r.seq FROM run r WHERE r.id > ? ORDER BY r.id LIMI
 SELECT run_id FROM run WHERE run_id > ? ORDER BY run_id LIMIT ?;
 -- name: run_raw
 SELECT id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, fingerprint,
-  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc
+  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc, seal
 FROM run WHERE run_id = ?;
 -- name: log_end
 SELECT seq, hash FROM log WHERE id = ?;
@@ -389,10 +398,10 @@ INSERT INTO whole (run, seq, log, data) SELECT id, 0, 0, ? FROM run WHERE run_id
 DELETE FROM run WHERE id = ?;
 -- name: run_adopt
 INSERT INTO run (id, seq, tip, since, version, step, head, fence, owner, due, holds, turn, whole, run_id, status, tenant_id, skill_id, fingerprint,
-  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
+  thread_id, session_key, lane, queue, priority, parent_run_id, lineage_root, doc, seal)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?);
 -- name: run_adopted
-UPDATE run SET tip = ?, since = ?, whole = ?, due = ? WHERE id = ?;
+UPDATE run SET tip = ?1, since = ?2, whole = ?3, due = ?4, seal = standing(run_id, fence, owner, ?4, holds, turn) WHERE id = ?5;
 -- name: inbox_adopt
 INSERT INTO inbox (run, key, put_at, taken, command) VALUES (?, ?, ?, ?, ?);
 -- name: claim_adopt
@@ -431,7 +440,7 @@ DELETE FROM blob WHERE sha256 = ?1 AND NOT EXISTS (SELECT 1 FROM blob_use WHERE 
 -- name: prune_intent
 DELETE FROM intent WHERE run_id = ?;
 -- name: prune_call
-DELETE FROM call WHERE run_id = ?;
+DELETE FROM call WHERE run_id = ? RETURNING place, name;
 -- name: prune_ledger
 DELETE FROM ledger WHERE run_id = ?;
 -- name: prune_claim

@@ -554,7 +554,7 @@ class SqliteStore:
 
     async def rules(self) -> list[Rule]:
         with mapped(self.path):
-            return limits.rules(self._read())
+            return limits.sound_rules(self._read())
 
     async def put_rule(self, rule: Rule, before: Rule | None) -> bool:
         def work(committer: Committer) -> bool:
@@ -954,7 +954,7 @@ class SqliteStore:
             if raw is not None:
                 found = upkeep.evidence_of(raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), row(db, Q.log_end, (raw["tip"],)))
                 beside = [record_problem(e) for e in [*besides.damage_of_run(db, run_id, raw["id"]), *outbox.damage_of_run(db, run_id)]]
-                return msgspec.structs.replace(found, problems=(*found.problems, *beside))
+                return msgspec.structs.replace(found, problems=(*found.problems, *beside), needs=upkeep.needs(db, run_id, raw["id"]))
             place = self._orphan(db, run_id)
             return None if place is None else upkeep.orphaned(run_id, *place, row(db, Q.log_end, (place[1],)))
 

@@ -21,18 +21,18 @@ from holdfast.core.errors import HoldfastError, LeaseLost, StoreError, VersionCo
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
 from holdfast.core.vouch import OWN, Voucher
-from holdfast.ports import Dossier, Evidence, Pruned
+from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
 from holdfast.stores.apply import WHOLE_FLOOR
-from holdfast.stores.evidence import COPIED, as_loaded, copied, plain, row_problems
+from holdfast.stores.evidence import COPIED, STANDING, as_loaded, copied, plain, row_problems, stands
 from holdfast.stores.files import on_disk
-from holdfast.stores.sqlite import besides, outbox
+from holdfast.stores.sqlite import besides, limits, outbox
 from holdfast.stores.sqlite.commits import keep_blob
 from holdfast.stores.sqlite.connection import Q, row, rows
 
 COLUMNS = (
     "id", "seq", "tip", "since", "version", "step", "head", "fence", "owner", "due", "holds", "turn", "whole", "run_id", "status", "tenant_id",
-    "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc",
+    "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root", "doc", "seal",
 )  # fmt: skip
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 
@@ -74,6 +74,17 @@ def evidence_of(raw: dict[str, Any], lease: Any, last: tuple[int, bytes] | None)
 def orphaned(run_id: str, key: int, tip: int, last: tuple[int, bytes]) -> Evidence:
     """The evidence of a run without a row."""
     return Evidence(run_id=run_id, run=None, lease=None, tip=Tip(last[0], last[1], tip, WHOLE_FLOOR + 1, 0), raw={"id": key})
+
+
+def needs(db: apsw.Connection, run_id: str, key: int) -> Needs:
+    """What is noted of what a run needs."""
+    return Needs(
+        frozenset(str(r) for (r,) in rows(db, Q.lenders, (key,))), frozenset(plainly(digest) for (digest,) in rows(db, Q.blobs_of_run, (run_id,)))
+    )
+
+
+def plainly(digest: Any) -> str:
+    return digest.hex() if isinstance(digest, bytes) else str(digest)
 
 
 # -- mending ----------------------------------------------------------------------------------------
@@ -121,11 +132,11 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
         db.execute(Q.step_log, (key, sealed.seq, number, sealed.hash, sealed.data))
         number, digest = db.last_insert_rowid(), sealed.hash
         since += len(sealed.data)
-    held: dict[str, Any] = raw if raw is not None else {"owner": None, "due": None, "holds": 0, "turn": number, "status": ""}
+    held: dict[str, Any] = raw if raw is not None and stands(raw) else {"owner": None, "due": None, "holds": apply.would_hold(run), "turn": number, "status": ""}
     if run.terminal:
         owner, due, holds = None, None, 0
     else:
-        owner, due, holds = held["owner"], held["due"], held["holds"]
+        owner, due, holds = held["owner"], held["due"], int(held["holds"])
         unread = bool(row(db, Q.inbox_unread, (key,))[0])
         due = apply.due_rebuilt(commits[-1], owner, due, held["status"] != run.status.value, now, unread)
         if holds and row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, key)):
@@ -134,6 +145,9 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
     _insert(
         db, run, key, seq=commits[-1].events[-1].seq, tip=number, since=since, fence=fence, owner=owner, due=due, holds=holds, turn=held["turn"], whole=whole
     )
+    if evidence.needs is not None:
+        db.executemany(Q.carry_again, [(key, lender) for lender in evidence.needs.lenders])
+        db.executemany(Q.blob_use, [(run.run_id, bytes.fromhex(name)) for name in evidence.needs.blobs])
     return number, digest
 
 
@@ -142,6 +156,7 @@ def _insert(db: apsw.Connection, run: Run, key: int | None, **columns: Any) -> i
         "id": key, "version": run.version, "step": run.current_step_id, "head": run.checkpoint_head, "run_id": run.run_id,
         "status": run.status.value, "doc": codec.encode_run(run), **columns, **{n: copied(run, n) for n in COPIED},
     }  # fmt: skip
+    values["seal"] = vouch.standing(run.run_id, *[values[n] for n in STANDING])
     db.execute(Q.run_adopt, [values[n] for n in COLUMNS])
     return db.last_insert_rowid() if key is None else key
 
@@ -222,8 +237,9 @@ def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
             if digest not in kept:
                 db.execute(Q.prune_blob_use, (run_id, digest))
                 db.execute(Q.prune_blob, (digest,))
-        for statement in (Q.prune_intent, Q.prune_ledger, Q.prune_call, Q.vouch_prune):
+        for statement in (Q.prune_intent, Q.prune_ledger, Q.vouch_prune):
             db.execute(statement, (run_id,))
+        limits.forget(db, run_id)
         for claim in besides.claims_of(db, run_id):
             if claim.kind != "effect":
                 db.execute(Q.prune_claim, (claim.kind, claim.scope, claim.key))

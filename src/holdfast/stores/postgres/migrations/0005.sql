@@ -1,0 +1,10 @@
+-- What a run's row says that no event tells (fence, owner, due, holds, turn) carries a digest of its own (§12.1, core/vouch.py); rows that
+-- are here already are taken as they are. Limits, what their rates have given and the calls that hold them are vouched for from now on.
+
+CREATE OR REPLACE FUNCTION holdfast.standing(run_id text, fence bigint, owner text, due bigint, holds boolean, turn bigint) RETURNS bytea LANGUAGE sql IMMUTABLE AS $$
+  SELECT substring(sha256(convert_to(run_id || chr(31) || fence || chr(31) || coalesce(owner, chr(30)) || chr(31) || coalesce(due::text, chr(30)) || chr(31)
+    || CASE WHEN holds THEN '1' ELSE '0' END || chr(31) || turn, 'UTF8')) FROM 1 FOR 16)
+$$;
+
+ALTER TABLE holdfast.run ADD COLUMN seal bytea;
+UPDATE holdfast.run SET seal = holdfast.standing(run_id, fence, owner, due, holds, turn);
