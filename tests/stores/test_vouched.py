@@ -162,7 +162,9 @@ class InSqlite:
 
     def columns(self, table: str) -> dict[str, str]:
         with contextlib.closing(apsw.Connection(str(self._whole))) as db:
-            return {name: kind for _, name, kind, *_ in db.execute(f"PRAGMA table_info({table})") if name not in ("id", "lease_until")}
+            found = {str(name): str(kind) for _, name, kind, *_ in db.execute(f"PRAGMA table_info({table})")}
+        moves_on = ("id", "lease_until", "ticks") if table == "intent" else ("id",)  # how long a sender may take is renewed without its voucher
+        return {name: kind for name, kind in found.items() if name not in moves_on}
 
 
 class InPostgres:
