@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
@@ -119,11 +119,16 @@ class Outbox(Protocol):
         each: int = 1_000_000,
         room: Mapping[tuple[str, str, str], int] | None = None,
         run_id: str | None = None,
+        held: Collection[str] = (),
+        doubt: bool = False,
     ) -> list[Intent]:
         """Takes intents of these types that are due, and those whose sender is lost: its lease is over, or it is proven dead (§9.4).
 
         Of one (tenant, type, order key) only the oldest that is open is free. Of one lane (type, tenant, target) no more than
         ``each`` are taken, or what ``room`` says of it; lanes take turns, so that none starves the others.
+
+        ``held``: what this owner is sending. In ``doubt``, as after a claim whose answer was lost, it takes anew whatever else is in its
+        hands: nothing of that was begun.
         """
 
     async def renew_intents(self, owner: str, ttl_us: int) -> None:

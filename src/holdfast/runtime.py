@@ -195,6 +195,7 @@ class Runtime:
         self._routes = {**_OWN_ROUTES, **routes(door.transports(transports))}
         self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.standing)
         self._links = Links(self._store, lambda: base_url)
+        self._sender: Sender | None = None
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
         self._working: set[Worker] = set()
@@ -304,8 +305,9 @@ class Runtime:
 
     async def _dispatcher(self) -> Dispatcher:
         await self._own()
-        sender = Sender(self._services.owner, lambda: self._services.alive(), self._ttl_us)
-        return Dispatcher(self._store, self._clock, sender, self._routes, self._links, limits=self._services.limits)
+        if self._sender is None or self._sender.owner != self._services.owner:
+            self._sender = Sender(self._services.owner, lambda: self._services.alive(), self._ttl_us)
+        return Dispatcher(self._store, self._clock, self._sender, self._routes, self._links, limits=self._services.limits)
 
     async def _end_work(self) -> None:
         """Ends the workers of this runtime and what it drives otherwise; what a thread does can be waited for, and no more."""

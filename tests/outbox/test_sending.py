@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append
-from holdfast.core.errors import AttemptMayLive, IntentNotFound, IntentSettled, InvalidInput, StoreFull, UsageError
+from holdfast.core.errors import AttemptMayLive, IntentNotFound, IntentSettled, InvalidInput, StoreError, StoreFull, UsageError
 from holdfast.stores import MemoryStore
 from holdfast.transports import Absent, Further, Happened, MaybeSent, PermanentError, RetryAfter, Row, Signal, Unknown
 
@@ -426,6 +426,94 @@ async def test_a_store_that_fails_ends_the_dispatcher(open_rt: Open) -> None:
         rt.store.claim_intents = broken  # type: ignore[method-assign]
         with pytest.raises(StoreFull):
             await rt.dispatch(until_idle=True)
+
+
+class Unheard:
+    """A way to a store whose claims of intents are applied, and whose caller is cancelled before it hears of it."""
+
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self.claimed = asyncio.Event()
+        self.told = asyncio.Event()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def claim_intents(self, *args: Any, **wanted: Any) -> Any:
+        found = await self._store.claim_intents(*args, **wanted)
+        if found and not self.told.is_set():
+            self.claimed.set()
+            await self.told.wait()
+        return found
+
+
+async def test_a_sender_that_is_ended_while_it_claims(tmp_path: Path) -> None:
+    """§9.4: it has begun nothing: what it took is free again, and no person is asked."""
+    box = Mailbox()
+    unheard = Unheard(Shared())
+    async with Runtime(unheard, skills=[sender()], transports={"mail": box}) as rt:  # type: ignore[arg-type]
+        await rt.submit("sender")
+        await rt.worker(until_idle=True, dispatch=False)
+        for _ in range(2):
+            sending = asyncio.ensure_future(rt.dispatch())
+            await unheard.claimed.wait()
+            sending.cancel()
+            unheard.told.set()
+            await asyncio.gather(sending, return_exceptions=True)
+            (intent,) = await rt.intents()
+            assert (intent.state, box.calls) == ("queued", 0)
+            unheard.claimed.clear()
+            unheard.told.clear()
+        unheard.told.set()
+        assert await rt.dispatch(until_idle=True) == 1
+        (intent,) = await rt.intents()
+        assert (intent.state, box.calls) == ("sent", 1)
+
+
+class Broken(Unheard):
+    """One claim that takes something is applied, and its answer lost, once ``armed``."""
+
+    armed = False
+
+    async def claim_intents(self, *args: Any, **wanted: Any) -> Any:
+        found = await self._store.claim_intents(*args, **wanted)
+        if found and self.armed:
+            self.armed = False
+            raise StoreError("the answer was lost", code="store_unreachable")
+        return found
+
+
+async def test_a_claim_whose_answer_is_lost_beside_a_sending() -> None:
+    """§9.4, X-14: the sending comes to its end though its dispatcher's store has failed, and the next dispatcher finds what was claimed."""
+    got: list[str] = []
+    going, done = asyncio.Event(), asyncio.Event()
+
+    async def slow(payload: Any, key: str) -> None:
+        got.append(key)
+        going.set()
+        await done.wait()
+
+    store = Broken(Shared())
+    async with Runtime(store, skills=[sender()], transports={"mail": slow}) as rt, asyncio.timeout(20):  # type: ignore[arg-type]
+        await rt.submit("sender")
+        await rt.worker(until_idle=True, dispatch=False)
+        first = asyncio.ensure_future(rt.dispatch())
+        await going.wait()
+        store.armed = True
+        await rt.submit("sender")
+        await rt.worker(until_idle=True, dispatch=False)
+        while store.armed:
+            await rt.store.wait_for_change(0.05)
+        second = asyncio.ensure_future(rt.dispatch(until_idle=True))
+        while len(got) < 2:
+            await rt.store.wait_for_change(0.05)
+        assert not first.done()
+        done.set()
+        with pytest.raises(StoreError):
+            await first
+        assert await second == 1
+        assert [(i.state, [t.outcome for t in i.attempts]) for i in await rt.intents()] == [("sent", ["sent"]), ("sent", ["late", "sent"])]
+        assert len(set(got)) == len(got) == 2
 
 
 async def test_wrong_words(open_rt: Open) -> None:

@@ -7,7 +7,7 @@ to say. So what is kept is every attempt, and whether anybody can still be at it
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import Any
 from urllib.parse import urlsplit
@@ -225,17 +225,26 @@ class Late(msgspec.Struct, frozen=True):
 Outcome = Sent | Refused | Failed | Doubtful | Late
 
 
-def claimed(intent: Intent, owner: str, now: int, until: int, *, lost: bool = False, dead: bool = False) -> Intent:
-    """The intent as its sender holds it. ``lost``: it is taken from a sender that is gone; ``dead``: of which there is proof."""
+def unheard(intent: Intent, owner: str, held: Collection[str], *, doubt: bool) -> bool:
+    """Whether an intent is in this owner's hands by a claim whose answer it never had, so that nothing of it was begun."""
+    return doubt and intent.state is IntentState.SENDING and intent.owner == owner and intent.intent_id not in held
+
+
+def claimed(intent: Intent, owner: str, now: int, until: int, *, lost: bool = False, dead: bool = False, unheard: bool = False) -> Intent:
+    """The intent as its sender holds it. ``lost``: it is taken from a sender that is gone; ``dead``: of which there is proof; ``unheard``: it is
+    its own, by a claim whose answer was lost."""
     tries = intent.tries
-    if lost:
+    if unheard:
+        before = [t for t in tries[:-1] if t.outcome is not Ended.LATE]
+        tries = (*before, replace(tries[-1], ended_at=now, outcome=Ended.LATE, closed=True))
+    elif lost:
         tries = tuple(replace(t, ended_at=now, outcome=Ended.LOST, closed=dead) if t.outcome is None else t for t in tries)
         if not tries and intent.attempts:  # begun under the first release, which kept no attempts
             tries = (Delivery(intent.attempts, intent.owner or "", intent.created_at, now, Ended.LOST, closed=dead),)
     number = intent.attempts + 1
     return replace(
         intent, state=IntentState.SENDING, owner=owner, lease_until=until, attempts=number, tries=(*tries, Delivery(number, owner, now)),
-        detail=SENDER_LOST if lost else intent.detail,
+        detail=SENDER_LOST if lost and not unheard else intent.detail,
     )  # fmt: skip
 
 
@@ -377,5 +386,5 @@ def stands(there: Intent, before: Intent) -> bool:
 
 __all__ = [
     "ABANDON", "MARK_SENT", "MAY_LIVE", "OPEN", "REDRIVE", "RETENTION_US", "RULINGS", "SENDER_LOST", "WAIT_LINK", "Ask", "Delivery", "Doubtful", "Ended", "Failed", "Intent", "IntentState", "Late", "LookUp", "Outcome", "Refused", "Ruling", "Send", "Sending", "Sent", "absent", "after", "asked", "claimed", "digest",
-    "dropped", "may_live", "next_move", "redriven", "ruled", "same", "stands", "target",
+    "dropped", "may_live", "next_move", "redriven", "ruled", "same", "stands", "target", "unheard",
 ]  # fmt: skip

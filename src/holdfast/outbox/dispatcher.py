@@ -15,11 +15,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import msgspec
 from msgspec.structs import replace
 
 from holdfast.core import canon, intents
@@ -41,6 +40,7 @@ SWEEP_SECONDS = 300.0
 SWEEP_BATCH = 500
 THREADS = 32
 VERIFY_SECONDS = 30.0
+ENDED = "its sender was ended before it began"
 
 log = logging.getLogger("holdfast.outbox")
 
@@ -62,12 +62,33 @@ class Shut(Exception):
 LOOK_US = 50_000
 
 
-class Sender(msgspec.Struct):
-    """Whoever a dispatcher sends for: the owner of its leases, and ``safe``, whether something may begin under them."""
+class Sender:
+    """Whoever the dispatchers of one process send for: the owner of their leases, and ``safe``, whether something may begin under them.
 
-    owner: str
-    safe: Callable[[], bool]
-    ttl_us: int
+    It knows what all of them hold, so that a claim whose answer was lost is told from one of them that is sending: one claim at a time.
+    """
+
+    def __init__(self, owner: str, safe: Callable[[], bool], ttl_us: int) -> None:
+        self.owner = owner
+        self.safe = safe
+        self.ttl_us = ttl_us
+        self._held: set[str] = set()
+        self._doubt = False
+        self._lock = asyncio.Lock()
+
+    async def claim(self, claim: Callable[[Collection[str], bool], Awaitable[list[Intent]]]) -> list[Intent]:
+        """What ``claim`` takes, being told what is held, and whether there may be more. It goes on though its caller does not: await it as
+        a task of its own."""
+        async with self._lock:
+            held, doubt, self._doubt = frozenset(self._held), self._doubt, True
+            found = await claim(held, doubt)
+            self._doubt = False
+            self._held.update(i.intent_id for i in found)
+        return found
+
+    def settled(self, intent_ids: Iterable[str]) -> None:
+        """They are in its hands no more."""
+        self._held.difference_update(intent_ids)
 
 
 class Dispatcher:
@@ -97,6 +118,7 @@ class Dispatcher:
         self._each = each
         self._limits = limits
         self._tasks: dict[asyncio.Task[None], Intent] = {}
+        self._claiming: asyncio.Task[list[Intent]] | None = None
         self._done: list[Settlement] = []
         self._pace: dict[Lane, int] = {}
         self._news = asyncio.Event()
@@ -135,6 +157,10 @@ class Dispatcher:
                 await self._pause(bool(found))
                 if watch.done() and not stopping:
                     watch.result()
+        except StoreError:
+            if self._tasks:  # the store's trouble is none of the receivers': what is being sent comes to its end
+                await asyncio.wait(self._tasks)
+            raise
         finally:
             watch.cancel()
             await asyncio.shield(self._break_off())
@@ -179,6 +205,11 @@ class Dispatcher:
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
             self._pool = None
+        claiming, self._claiming = self._claiming, None
+        if claiming is not None:  # it was ended before it had the answer, or the store failed
+            await asyncio.wait([claiming])
+            for intent in [] if claiming.cancelled() or claiming.exception() is not None else claiming.result():
+                self._done.append(Settlement(intent, intents.after(intent, Late(ENDED), self._routes[intent.type].how, self._store.now())))
         with contextlib.suppress(StoreError):  # what cannot be kept is found by whoever comes after this sender's lease
             await self._settle()
 
@@ -190,9 +221,16 @@ class Dispatcher:
         for intent in self._tasks.values():
             busy[intent.lane] = busy.get(intent.lane, 0) + 1
         room = {lane: max(0, self._pace.get(lane, self._each) - busy.get(lane, 0)) for lane in {*busy, *self._pace}}
-        return await self._store.claim_intents(
-            self._sender.owner, tuple(self._routes), limit=free, ttl_us=self._sender.ttl_us, each=self._each, room=room, run_id=run_id
-        )
+
+        def claim(held: Collection[str], doubt: bool) -> Awaitable[list[Intent]]:
+            return self._store.claim_intents(
+                self._sender.owner, tuple(self._routes), limit=free, ttl_us=self._sender.ttl_us, each=self._each, room=room, run_id=run_id, held=held, doubt=doubt
+            )
+
+        self._claiming = asyncio.ensure_future(self._sender.claim(claim))
+        found = await asyncio.shield(self._claiming)
+        self._claiming = None
+        return found
 
     async def _renew(self) -> None:
         """What takes long is not taken away meanwhile: speech, an upload."""
@@ -224,6 +262,7 @@ class Dispatcher:
             raise
         except HoldfastError:
             kept = [await self._alone(s) for s in done]
+        self._sender.settled(s.before.intent_id for s in done)
         self.settled += sum(kept)
         for s, held in zip(done, kept, strict=True):
             if not held:

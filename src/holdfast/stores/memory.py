@@ -11,7 +11,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -31,7 +31,7 @@ from holdfast.core.errors import (
     RunNotFound,
     StoreError,
 )
-from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
+from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands, unheard
 from holdfast.core.lease import Alive, Lease, Take, at_once, due_since, due_time
 from holdfast.core.limits import Backlog, Due, Held, Later, Limit, Rule, Use, chosen, in_force, may_enter
 from holdfast.core.offers import Offer
@@ -654,6 +654,8 @@ class MemoryStore:
         each: int = 1_000_000,
         room: Mapping[tuple[str, str, str], int] | None = None,
         run_id: str | None = None,
+        held: Collection[str] = (),
+        doubt: bool = False,
     ) -> list[Intent]:
         now = self.now()
         open_now = [i for i in self._intents.values() if i.open]
@@ -661,15 +663,16 @@ class MemoryStore:
         for intent in open_now:
             if intent.order_key:
                 heads.setdefault(intent.order, intent.intent_id)
-        mine = [i for i in open_now if i.type in types and run_id in (None, i.run_id)]
-        lost = [i for i in mine if i.state == IntentState.SENDING and (i.owner in self._dead or self._over(i, now))]
-        due = [i for i in mine if i.state == IntentState.QUEUED and i.due <= now and heads.get(i.order, i.intent_id) == i.intent_id]
+        wanted = [i for i in open_now if i.type in types and run_id in (None, i.run_id)]
+        lost = [i for i in wanted if i.state == IntentState.SENDING and (i.owner in self._dead or self._over(i, now) or unheard(i, owner, held, doubt=doubt))]
+        due = [i for i in wanted if i.state == IntentState.QUEUED and i.due <= now and heads.get(i.order, i.intent_id) == i.intent_id]
         chosen = apply.by_turns(lost, sorted(due, key=lambda i: i.due), limit, each, room or {})
         with self._atomic():
             out = []
             for intent in chosen:
                 gone = intent.state == IntentState.SENDING
-                taken = claimed(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self._dead)
+                mine = unheard(intent, owner, held, doubt=doubt)
+                taken = claimed(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self._dead, unheard=mine)
                 self._set(self._intents, intent.intent_id, taken)
                 self._set(self._leased, intent.intent_id, self._ticks() + ttl_us)
                 out.append(taken)

@@ -22,7 +22,7 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -715,11 +715,13 @@ class WorkspaceStore(MemoryStore):
         each: int = 1_000_000,
         room: Mapping[tuple[str, str, str], int] | None = None,
         run_id: str | None = None,
+        held: Collection[str] = (),
+        doubt: bool = False,
     ) -> list[Intent]:
         if not any(i.open for i in self._intents.values()):
             return []
         self._writable()
-        taken = await super().claim_intents(owner, types, limit=limit, ttl_us=ttl_us, each=each, room=room, run_id=run_id)
+        taken = await super().claim_intents(owner, types, limit=limit, ttl_us=ttl_us, each=each, room=room, run_id=run_id, held=held, doubt=doubt)
         self._noted(taken)
         return taken
 

@@ -118,6 +118,21 @@ async def case_a_dead_sender_needs_no_waiting(h: Harness) -> None:
 
 
 @case
+async def case_a_claim_whose_answer_was_lost(h: Harness) -> None:
+    """X-09, §9.4: its owner takes anew what it holds without knowing, and nothing of that was sent; not what it is sending, nor another's."""
+    now = h.store.now()
+    await outbox(h, *(intent("r1", name, now) for name in ("lost", "sending", "theirs", "free")))
+    one, two = senders(h)
+    got = {i.intent_id: i for i in await one.claim_intents("d1", MAIL, limit=2, ttl_us=TTL)}
+    assert names(await two.claim_intents("d2", MAIL, limit=1, ttl_us=TTL)) == ["theirs"]
+    assert names(await one.claim_intents("d1", MAIL, limit=9, ttl_us=TTL, held=("sending",))) == ["free"], "nothing is in doubt"
+    assert await two.claim_intents("d2", MAIL, limit=9, ttl_us=TTL, held=("theirs",), doubt=True) == []
+    (again,) = await one.claim_intents("d1", MAIL, limit=9, ttl_us=TTL, held=("sending", "free"), doubt=True)
+    assert (again.intent_id, again.attempts, [t.outcome for t in again.tries], again.doubts) == ("lost", 2, ["late", None], ())
+    assert again.detail == "" and not await settle(one, got["lost"]) and await settle(one, again) and await settle(one, got["sending"])
+
+
+@case
 async def case_long_sends_are_renewed(h: Harness) -> None:
     """§9.1: speech, an upload: what is still being sent is not taken away."""
     now = h.store.now()

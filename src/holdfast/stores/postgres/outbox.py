@@ -6,7 +6,7 @@ are free is found lane by lane; what another dispatcher is just claiming is pass
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast.core import codec, vouch
 from holdfast.core.commit import InboxItem, Settlement
 from holdfast.core.errors import EventUnreadable
-from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands
+from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands, unheard
 from holdfast.stores import apply
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.connection import Connection, Q, many
@@ -95,12 +95,17 @@ async def claim(
     each: int,
     room: Mapping[tuple[str, str, str], int],
     run_id: str | None,
+    held: Collection[str],
+    *,
+    doubt: bool,
 ) -> list[Intent]:
     """Takes what may be sent now: of lost senders, then of one lane after the other."""
-    values = {"types": list(types), "dead": list(dead), "run": run_id, "limit": limit, "now": now}
+    values = {"types": list(types), "dead": list(dead), "run": run_id, "limit": limit, "now": now, "me": owner if doubt else None, "held": list(held)}
     lost, due = await many(db, [(Q.intents_lost, values), (Q.intents_due if run_id is None else Q.intents_of_run_due, values)])
     chosen = apply.by_turns(sound(lost), sound(due), limit, each, room)
-    out = [claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=i.owner in dead) for i in chosen]
+    out = [
+        claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=i.owner in dead, unheard=unheard(i, owner, held, doubt=doubt)) for i in chosen
+    ]
     await many(db, [*_keep(out)])
     return out
 

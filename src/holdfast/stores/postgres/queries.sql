@@ -580,7 +580,7 @@ SELECT DISTINCT i.owner, w.boot FROM holdfast.intent i JOIN holdfast.worker w ON
 -- name: intents_lost
 SELECT {intent} FROM {intents}
 WHERE i.state = 'sending' AND i.type = ANY(%(types)s::text[]) AND (%(run)s::text IS NULL OR i.run_id = %(run)s)
-  AND (i.lease_until IS NULL OR i.lease_until <= {now} OR i.owner = ANY(%(dead)s::text[]))
+  AND (i.lease_until IS NULL OR i.lease_until <= {now} OR i.owner = ANY(%(dead)s::text[]) OR (i.owner = %(me)s::text AND i.intent_id <> ALL(%(held)s::text[])))
 ORDER BY i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED;
 -- name: intents_due
 -- Lane by lane; of one order key only the oldest that is open is free, if it is due.

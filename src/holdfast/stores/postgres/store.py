@@ -20,7 +20,7 @@ import secrets
 import tempfile
 import threading
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -874,12 +874,15 @@ class PostgresStore:
         each: int = 1_000_000,
         room: Mapping[tuple[str, str, str], int] | None = None,
         run_id: str | None = None,
+        held: Collection[str] = (),
+        doubt: bool = False,
     ) -> list[Intent]:
         async def work(db: Connection, sent: int) -> list[Intent]:
             senders, clock = await many(db, [(Q.intents_senders, None), (Q.see_now, {"now": self._clock()})])
             dead = [name for name, its in senders if self._alive(name, its) is Alive.NO]
             now = clock[0][0]
-            return await outbox.claim(db, owner, types, dead, now, now + ttl_us, limit, each, room or {}, run_id)
+            again = doubt or sent > 0  # sent before, and the answer was lost
+            return await outbox.claim(db, owner, types, dead, now, now + ttl_us, limit, each, room or {}, run_id, held, doubt=again)
 
         return await self._do(work)
 

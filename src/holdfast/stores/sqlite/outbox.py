@@ -104,9 +104,10 @@ class Search:
         self._after: dict[str, tuple[str, str, str]] = {}
 
     def ready(
-        self, db: apsw.Connection, types: Sequence[str], now: int, limit: int, each: int, room: Mapping[tuple[str, str, str], int], run_id: str | None
+        self, db: apsw.Connection, types: Sequence[str], now: int, limit: int, each: int, room: Mapping[tuple[str, str, str], int], run_id: str | None,
+        mine: Callable[[Intent], bool] | None = None,
     ) -> list[tuple[Intent, bool]]:
-        """Intents that may be sent now, and whether their sender is proven dead."""
+        """Intents that may be sent now, and whether their sender is proven dead. ``mine``: in the caller's hands without its knowledge."""
         lost: list[Intent] = []
         dead: set[str] = set()
         for *kept, ticks in rows(db, Q.intents_sending):
@@ -116,10 +117,12 @@ class Search:
             worker = self._owners.find(db, owner) if owner is not None else None
             gone = worker is not None and self._owners.alive(worker) is Alive.NO
             left = (until or now) - now if ticks is None or worker is None else self._owners.until(worker, ticks, until or now)
-            if gone or left <= 0:
-                mine = _sound(db, [kept])
-                lost += mine
-                dead.update([owner] if gone and mine else [])
+            if not gone and left > 0 and mine is None:
+                continue
+            found = _sound(db, [kept])
+            if gone or left <= 0 or (mine is not None and any(map(mine, found))):
+                lost += found
+                dead.update([owner] if gone and found else [])
         due = self._of_run(db, types, now, limit, run_id) if run_id is not None else self._by_lanes(db, types, now, limit, each, room)
         chosen = apply.by_turns(lost, due, limit, each, room)
         return [(i, i.owner in dead) for i in chosen]
@@ -157,8 +160,10 @@ class Search:
         return out
 
 
-def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int, ticks: int) -> list[Intent]:
-    out = [claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead) for i, dead in ready]
+def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int, ticks: int, mine: Callable[[Intent], bool] | None) -> list[Intent]:
+    out = [
+        claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead, unheard=mine is not None and mine(i)) for i, dead in ready
+    ]
     besides.vouch_for(db, [_keep(db, i) for i in out])
     db.executemany(Q.intent_ticks, [(ticks, i.intent_id) for i in out])
     return out

@@ -18,7 +18,8 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import apsw
@@ -44,7 +45,7 @@ from holdfast.core.errors import (
     UnknownStatus,
     UsageError,
 )
-from holdfast.core.intents import Intent
+from holdfast.core.intents import Intent, unheard
 from holdfast.core.lease import Alive, Lease, at_once, due_since
 from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, chosen, in_force
 from holdfast.core.offers import Offer
@@ -792,16 +793,19 @@ class SqliteStore:
         each: int = 1_000_000,
         room: Mapping[tuple[str, str, str], int] | None = None,
         run_id: str | None = None,
+        held: Collection[str] = (),
+        doubt: bool = False,
     ) -> list[Intent]:
         with mapped(self.path):
-            if not self._search.ready(self._read(), types, self._now(), 1, each, room or {}, run_id):
+            if not doubt and not self._search.ready(self._read(), types, self._now(), 1, each, room or {}, run_id):
                 return []
 
         def work(committer: Committer) -> list[Intent]:
             now = self._now()
             with committer.writing():
-                ready = self._search.ready(committer.db, types, now, limit, each, room or {}, run_id)
-                return outbox.claim(committer.db, ready, owner, now, now + ttl_us, self._owners.after(ttl_us))
+                mine = partial(unheard, owner=owner, held=held, doubt=True) if doubt else None
+                ready = self._search.ready(committer.db, types, now, limit, each, room or {}, run_id, mine)
+                return outbox.claim(committer.db, ready, owner, now, now + ttl_us, self._owners.after(ttl_us), mine)
 
         return await self._write().run(work)
 
