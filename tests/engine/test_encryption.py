@@ -112,7 +112,8 @@ async def lived(store: Any, keys: Any, *, strict: bool = True) -> dict[str, str]
         assert run.status == "waiting_for_human"
         assert run.waits[0].show == {"what": f"{WORD} shown"}
         await rt.decide(run.run_id, "answer", payload=f"{WORD} answer", note=f"{WORD} note", actor="ada")
-        await rt.signal(run.run_id, "news", {"x": f"{WORD} signal"}, key="s1", actor="ada")
+        for key in ("s1", "s2"):  # each answers one of the two that wait
+            await rt.signal(run.run_id, "news", {"x": f"{WORD} signal"}, key=key, actor="ada")
         run = await rt.resume(run.run_id)
         waiting = await rt.invoke("notes", {"text": f"{WORD} waits", "size": 1}, thread_id="t2")
         await rt.deny(waiting.run_id, reason=f"{WORD} reason", actor="ada")
@@ -194,6 +195,7 @@ async def test_a_new_key_writes_and_the_old_one_reads(at: Callable[[Path], str],
     async with Runtime(url, skills=[skill(), failing()], encryption=Encryption(BOTH, strict=True)) as rt:
         run = await rt.decide(ids["open"], "answer", payload="fine", actor="bob")
         await rt.signal(ids["open"], "news", 1)
+        await rt.signal(ids["open"], "news", 2)
         run = await rt.resume(ids["open"])
         assert run.status == "completed"
         again = await rt.replay(ids["run"])
@@ -243,6 +245,7 @@ async def test_a_store_that_was_plain_goes_on_encrypted(at: Callable[[Path], str
     async with Runtime(url, skills=[skill()], encryption=FIRST) as rt:
         await rt.decide(old.run_id, "answer", payload=f"{WORD} answer", actor="ada")
         await rt.signal(old.run_id, "news", f"{WORD} signal")
+        await rt.signal(old.run_id, "news", f"{WORD} signal")
         assert (await rt.resume(old.run_id)).status == "completed"
         fresh = await rt.invoke("notes", {"text": "new", "size": 1}, thread_id="t2")
         assert [p.code for p in await rt.check() if p.severity == "error"] == []
@@ -276,6 +279,7 @@ async def test_what_is_carried_away_stays_encrypted(at: Callable[[Path], str], t
         assert [p.code for p in await rt.check() if p.severity == "error"] == []
         await rt.decide(ids["open"], "answer", payload="fine", actor="bob")
         await rt.signal(ids["open"], "news", 1)
+        await rt.signal(ids["open"], "news", 2)
         assert (await rt.resume(ids["open"])).status == "completed"
     async with Runtime("memory:", skills=[skill()]) as rt:
         plain = await rt.invoke("notes", {"text": "plain"})
@@ -343,7 +347,7 @@ CLEAR = frozenset(
     """
     absent acknowledge acknowledged action active_handoff active_since active_us actor after amounts answer approvals at at_rest attempt
     attempt_id attempted_at attempts authoritative available_actions base began began_at binding bindings blob blocked_by budget budgets
-    cancel_requested_at capabilities capability carries cascade catch_up cause changes channels checkpoint_head checkpoint_id child_run_id
+    came later cancel_requested_at capabilities capability carries cascade catch_up cause changes channels checkpoint_head checkpoint_id child_run_id
     chosen closed code covers created_at cron current_step_id deadline decided_at decision decisions digest done due effect_class effect_id
     effects ended_at environment error every_us evidence extensions fence file fingerprint finished_at fired force forced frames function
     goto grace_us hash holds idempotent index inherits intent_id intent_type intents interrupted_at job_id key kind kinds lane last_run

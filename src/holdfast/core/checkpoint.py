@@ -160,13 +160,23 @@ class Tried(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Unfinished(msgspec.Struct, frozen=True, array_like=True):
-    """What is on record of the tasks that wait while the run goes on. A whole checkpoint holds it, for loading begins there."""
+    """What is on record of tasks that have not come to a barrier's end. A whole checkpoint holds it, for loading begins there.
+
+    With a barrier these are the tasks that wait while the run goes on. One that was saved later, with a signal, holds all that has happened
+    since the barrier, up to event ``upto``. Signals themselves stay in the log: ``heard`` is the first event since the barrier that
+    tells of one, 0 if none has come, and ``names`` what they were called.
+    """
 
     results: tuple[TaskResult | StepRecord, ...] = ()
     attempts: tuple[Tried, ...] = ()
     asked: tuple[Tried, ...] = ()
     questions: tuple[Wait, ...] = ()
     failed: dict[str, ErrorValue] = {}
+    takeovers: int = 0
+    late: int = 0
+    heard: int = 0
+    names: tuple[str, ...] = ()
+    upto: int = 0
 
 
 class Carry(msgspec.Struct, frozen=True, array_like=True):
@@ -228,6 +238,11 @@ class Checkpoint(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def checkpoint_id(self) -> str:
         return ids.checkpoint_id(self.run_id, self.seq)
+
+    @property
+    def upto(self) -> int:
+        """The last event that loading from here need not look at."""
+        return self.seq if self.unfinished is None else max(self.seq, self.unfinished.upto)
 
     @property
     def taken(self) -> int:

@@ -366,7 +366,7 @@ class _Whole(msgspec.Struct, frozen=True, array_like=True):
 
 
 WITH_WAITING = FORMAT + 100
-"""The format of a whole checkpoint with tasks that wait while the run goes on: a release that does not know of them refuses it."""
+"""The format of a whole checkpoint that holds what is on record of unfinished tasks: a release that does not know of it refuses it."""
 _whole = msgspec.msgpack.Decoder(_Whole)
 
 
@@ -376,7 +376,7 @@ def encode_whole(cp: Checkpoint, chain: bytes) -> bytes:
     seen = {n: dict(s) for n, s in cp.seen.items()}
     data = _encoder.encode(
         _Whole(
-            WITH_WAITING if cp.held else FORMAT, cp.seq, cp.step, values, dict(cp.versions), seen, cp.pending, cp.parent, tuple(sorted(cp.skipped)),
+            FORMAT if cp.unfinished is None and not cp.held else WITH_WAITING, cp.seq, cp.step, values, dict(cp.versions), seen, cp.pending, cp.parent, tuple(sorted(cp.skipped)),
             cp.topics, cp.waits, cp.source, cp.hash, cp.created_at, chain,
             packed(cp.values, cp.held), cp.idle, cp.unfinished,
         )

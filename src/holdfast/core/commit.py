@@ -9,13 +9,15 @@ from holdfast.core.blobs import Blob, named
 from holdfast.core.checkpoint import Checkpoint, Result
 from holdfast.core.chunks import Emitted
 from holdfast.core.effects import Effect
-from holdfast.core.events import Event, voucher
+from holdfast.core.events import Event, SignalReceived, voucher
 from holdfast.core.intents import Intent
 from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch, counter
 from holdfast.core.run import Run
 from holdfast.core.schedules import Move
 
 WHOLE_FLOOR = 64 * 1024
+SIGNAL_WEIGHT = 2 * 1024
+"""What a signal counts beside its bytes: signals save no checkpoint of their own, and a run may get thousands (§5.11)."""
 
 
 def whole_due(since: int, whole: int) -> bool:
@@ -131,7 +133,8 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """Everything that one decision makes durable. Applied whole, or not at all.
 
     ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was
-    decided; with ``Take`` and ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``.
+    decided; with ``Take`` and ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``. ``stands`` is the head
+    with all that is on record since, to be saved whole, where it is time for that and the commit has no checkpoint of its own.
     ``due``: when the run next needs a worker, or ``AT_ONCE``; None: as the run itself says. ``unfit``: whoever writes cannot take what waits
     in the run's inbox, so that ``due`` stands over it.
     ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born. ``follows``: how its thread must still
@@ -163,6 +166,12 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     follows: ThreadEnd | None = None
     emitted: Emitted | None = None
     unfit: bool = False
+    stands: Checkpoint | None = None
+
+    @property
+    def signals(self) -> int:
+        """How many signals it tells of; each was taken from the inbox."""
+        return sum(type(e.fact) is SignalReceived for e in self.events) if self.took else 0
 
     @property
     def plain(self) -> bool:
@@ -178,6 +187,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         assert events, "a commit without events decides nothing"
         assert (self.after is None) == (events[0].type == "run.submitted"), "a run begins with run.submitted"
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint travels with its delta"
+        assert self.stands is None or (self.checkpoint is None and self.stands.upto == events[-1].seq), "what stands is not what the commit leaves"
         assert self.behind is None or self.checkpoint is not None, "only a checkpoint carries anything"
         for seq, e in enumerate(events, first):
             assert e.seq == seq, "event numbers have a gap"

@@ -43,7 +43,9 @@ from holdfast.core.status import LIVE, RESUMABLE, TERMINAL, Status
 from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
 
 Facts = tuple[ev.Fact, ...]
-MAX_SIGNALS = 1_000
+MAX_SIGNALS = 100_000
+MAX_AT_HAND = 1_000
+"""So many signals, over all names, may be in a run's record, which is written with each."""
 _NOTHING = encode(None)
 
 
@@ -276,8 +278,10 @@ def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:
     """It answers the oldest open wait for its name, else it is kept until somebody asks (§5.11)."""
     if run.status in (Status.COMPLETED, Status.CANCELED):
         raise AlreadyTerminal(f"the run is already {run.status}; nobody will ask for the signal {c.name!r}", hint="start another run")
-    if len(run.signals) >= MAX_SIGNALS:
+    if run.unasked >= MAX_SIGNALS:
         raise TooManySignals(f"{MAX_SIGNALS} signals wait for {run.run_id} already", hint="let the run take some first")
+    if len(run.signals) >= MAX_AT_HAND and run.at_hand(c.name):
+        raise TooManySignals(f"{MAX_AT_HAND} signals of so many names wait for {run.run_id} already", hint="let the run take some first, or use fewer names")
     received = ev.SignalReceived(c.name, c.signal_key, c.payload, c.actor)
     wait = next((w for w in run.waits if w.kind is WaitKind.SIGNAL and w.name == c.name), None)
     if wait is None or run.status is Status.FAILED:
@@ -285,9 +289,9 @@ def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:
     return (received, ev.WaitDecided(signalled(wait, c.signal_key, c.payload, c.actor, now)))
 
 
-def signalled(wait: Wait, key: str, payload: bytes, actor: str, now: int) -> Decision:
-    """A signal as the answer to the wait that asked for it."""
-    return Decision(wait_id=wait.wait_id, action=ws.SIGNAL, actor=actor, payload=payload, decided_at=now, asked=wait.asked, key=key)
+def signalled(wait: Wait, key: str, payload: bytes, actor: str, now: int, came: int = 0) -> Decision:
+    """A signal as the answer to the wait that asked for it. ``came``: the event that told of it, where the run's record does not hold it."""
+    return Decision(wait_id=wait.wait_id, action=ws.SIGNAL, actor=actor, payload=payload, decided_at=now, asked=wait.asked, key=key, came=came)
 
 
 def _child(run: Run, c: cmd.ChildEnded, now: int) -> Facts:

@@ -162,6 +162,7 @@ class DecisionView(Shape, frozen=True, kw_only=True):
     key: str
     policy: str | None
     forced: bool
+    came: int | None
 
 
 class VersionsView(Shape, frozen=True, kw_only=True):
@@ -419,6 +420,7 @@ def decision(of: Decision) -> DecisionView:
         key=of.key,
         policy=of.policy,
         forced=of.forced,
+        came=of.came or None,
     )
 
 

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import msgspec
+
 from holdfast.core import canon, compensation, payloads, views
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
@@ -35,12 +37,15 @@ class Progress:
     failed attempts by (task, path), with when the next may begin. ``takeovers``: how many owners have died since the run last got on,
     and ``late`` how many were late with their lease though they lived (§10.6). ``asked``: how often each place has opened a wait,
     and ``questions`` the newest one there;
-    ``news``: signals not yet written to channels of their names. ``hash`` is the chain hash of the last row.
+    ``news``: signals not yet written to channels of their names; ``older``: where in the log more of them are, from which event to which,
+    for a whole checkpoint does not hold signals. ``hash`` is the chain hash of the last row.
 
     ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with what the run carries from its thread (§4.15).
     """
 
-    __slots__ = ("asked", "attempts", "checkpoint", "failed", "hash", "late", "news", "questions", "records", "results", "seq", "takeovers", "waits")
+    __slots__ = (
+        "_first", "_names", "asked", "attempts", "checkpoint", "failed", "hash", "late", "news", "older", "questions", "records", "results", "seq", "takeovers", "waits",
+    )  # fmt: skip
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
         self.checkpoint: Checkpoint = cps.empty(run_id)
@@ -56,21 +61,42 @@ class Progress:
         self.asked: dict[tuple[str, str], int] = {}
         self.questions: dict[tuple[str, str], Wait] = {}
         self.news: list[ev.SignalReceived] = []
+        self.older: tuple[int, int] | None = None
+        self._first, self._names = 0, dict[str, None]()
         if whole is not None:
             self.checkpoint, self.hash = whole
-            self.seq = self.checkpoint.seq
+            self.seq = self.checkpoint.upto
             self.waits = self.checkpoint.waits
-            if self.checkpoint.unfinished is not None:
-                self._recall(self.checkpoint.unfinished)
+            if (kept := self.checkpoint.unfinished) is not None:
+                self._recall(kept)
+                self.takeovers, self.late, self._first = kept.takeovers, kept.late, kept.heard
+                self._names = dict.fromkeys(kept.names)
+                self.older = (kept.heard, kept.upto) if kept.heard else None
 
     def _recall(self, kept: Unfinished) -> None:
         """Takes over what a whole checkpoint holds of the tasks that wait while the run goes on."""
         for result in kept.results:
-            self._record(result)
+            self.record(result)
         self.attempts = {(t.task, t.path): (t.count, t.due) for t in kept.attempts}
         self.asked = {(t.task, t.path): t.count for t in kept.asked}
         self.questions = {(w.task, w.path): w for w in kept.questions}
         self.failed = dict(kept.failed)
+
+    def standing(self) -> Checkpoint:
+        """The head with all that is on record since: what to save whole where the log stands now, so that loading can begin here."""
+        kept = Unfinished(
+            results=(*self.results.values(), *self.records.values()),
+            attempts=tuple([Tried(t, path, count, due) for (t, path), (count, due) in self.attempts.items()]),
+            asked=tuple([Tried(t, path, count) for (t, path), count in self.asked.items()]),
+            questions=tuple(self.questions.values()),
+            failed=dict(self.failed),
+            takeovers=self.takeovers,
+            late=self.late,
+            heard=self._first,
+            names=tuple(self._names),
+            upto=self.seq,
+        )
+        return msgspec.structs.replace(self.checkpoint, waits=self.waits, unfinished=kept)
 
     def unfinished(self, of: Checkpoint) -> Unfinished:
         """What is on record of the tasks that a checkpoint carries on."""
@@ -83,7 +109,16 @@ class Progress:
             failed={t: e for t, e in self.failed.items() if t in keys},
         )
 
-    def _record(self, result: Result) -> None:
+    def left_out(self, names: Iterable[str]) -> bool:
+        """Whether signals of such names may be among those that are in the log alone."""
+        return self.older is not None and not self._names.keys().isdisjoint(names)
+
+    def caught_up(self, older: list[ev.SignalReceived]) -> None:
+        """Takes the older signals in, read from the log."""
+        self.news[:0] = older
+        self.older = None
+
+    def record(self, result: Result) -> None:
         if isinstance(result, TaskResult):
             self.results[result.task] = result
         else:
@@ -92,7 +127,7 @@ class Progress:
     @property
     def busy(self) -> bool:
         """Whether anything is on record since the last barrier."""
-        return bool(self.results or self.records or self.attempts or self.failed or self.asked or self.questions or self.news)
+        return bool(self.results or self.records or self.attempts or self.failed or self.asked or self.questions or self.news or self.older)
 
     def barrier(self, *, first: bool = False) -> None:
         """Forgets what the barrier took, all but what is on record of the tasks that it carried on. The first checkpoint carries no signals."""
@@ -107,6 +142,8 @@ class Progress:
             self._recall(kept)
         if not first:
             self.news.clear()
+            self.older, self._first = None, 0
+            self._names.clear()
 
     def heard(self, fact: ev.Fact | ev.Unknown) -> None:
         """Notes what later steps of this super-step must know; live code and loading call it alike."""
@@ -174,7 +211,7 @@ class Progress:
             KeyUnavailable: what it says is encrypted under a key that is not at hand (§14.5).
         """
         for result in record.results:
-            self._record(result)
+            self.record(result)
         for event in record.events:
             self._note(event)
         if record.delta is not None:
@@ -200,8 +237,18 @@ class Progress:
                 self.barrier(first=before < 0)
         self.seq, self.hash = record.seq, record.hash
 
+    def tell(self, events: Iterable[ev.Event], hash: bytes = b"") -> None:
+        """Applies what a commit without a checkpoint tells, its results apart, before it is in the log."""
+        for event in events:
+            self._note(event)
+            self.seq = event.seq
+        self.hash = hash
+
     def _note(self, event: ev.Event) -> None:
         self.heard(event.fact)
+        if type(event.fact) is ev.SignalReceived:
+            self._first = self._first or event.seq
+            self._names[event.fact.name] = None
         match event.fact:
             case ev.RunSubmitted(input=given):
                 self.results[cps.INPUT_TASK] = TaskResult(cps.INPUT_TASK, writes=given)

@@ -46,6 +46,18 @@ def shaped(fingerprint: str, workspace: str | None) -> str:
     return fingerprint if workspace is None else f"{fingerprint}@{workspace}"
 
 
+class Later(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """How many signals of a name have come after those that the run's record holds. They are in the log alone, after event ``after``."""
+
+    name: str
+    count: int
+    after: int
+
+
+AT_HAND = 32
+"""So many signals of a name that nobody has asked for are in the run's record; it is written with each signal and must not grow with them."""
+
+
 class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     """The folded record of a run. Times are microseconds since 1970, UTC; ``result`` is encoded.
 
@@ -118,6 +130,16 @@ class Run(msgspec.Struct, frozen=True, array_like=True, kw_only=True, gc=False):
     secrets: tuple[str, ...] = ()
     waived: tuple[str, ...] = ()
     workspace: str | None = None
+    later: tuple[Later, ...] = ()
+
+    @property
+    def unasked(self) -> int:
+        """How many signals have come that nobody has asked for yet."""
+        return len(self.signals) + sum(later.count for later in self.later)
+
+    def at_hand(self, name: str) -> bool:
+        """Whether the record itself takes the next signal of this name; else the log alone has it."""
+        return all(later.name != name for later in self.later) and sum(s.name == name for s in self.signals) < AT_HAND
 
     @property
     def terminal(self) -> bool:
@@ -250,13 +272,21 @@ def _decided(run: Run, e: ev.Event, f: ev.WaitDecided | ev.WaitTimedOut) -> Run:
     if run.status in (Status.COMPLETED, Status.CANCELED):
         return run  # a late answer must not revive what has ended (T-08)
     waived = (*run.waivers, f.decision) if f.decision.action == "continue_with_waiver" else run.waivers
-    signals = run.signals
-    if f.decision.key:
-        signals = tuple(s for s in signals if (s.name, s.key) != (f.decision.asked.partition(":")[2], f.decision.key))
+    signals, later = _asked_for(run, f.decision) if f.decision.key else (run.signals, run.later)
     # The owner of a live run records the answer in this very commit; at rest it stays until the run is resumed.
     kept = run.decisions if run.status in LIVE else (*run.decisions, f.decision)
     extended = {**run.budgets, **_extended(run, f.decision)} if run.budgets else run.budgets
-    return replace(run, decisions=kept, waivers=waived, signals=signals, budgets=extended, **_without(run, f.decision.wait_id))
+    return replace(run, decisions=kept, waivers=waived, signals=signals, later=later, budgets=extended, **_without(run, f.decision.wait_id))
+
+
+def _asked_for(run: Run, decision: Decision) -> tuple[tuple[Buffered, ...], tuple[Later, ...]]:
+    """What is left of the signals once one has answered a wait: it was in the record, or else the oldest in the log after those."""
+    name = decision.asked.partition(":")[2]
+    left = tuple(s for s in run.signals if (s.name, s.key) != (name, decision.key))
+    if len(left) < len(run.signals):
+        return left, run.later
+    moved = [Later(x.name, x.count - 1, max(x.after, decision.came)) if x.name == name else x for x in run.later]
+    return left, tuple([x for x in moved if x.count > 0])
 
 
 def _extended(run: Run, decision: Decision) -> dict[str, float]:
@@ -277,7 +307,10 @@ def _wait_closed(run: Run, e: ev.Event, f: ev.WaitClosed) -> Run:
 def _signalled(run: Run, e: ev.Event, f: ev.SignalReceived) -> Run:
     if run.status in (Status.COMPLETED, Status.CANCELED):
         return run
-    return replace(run, signals=(*run.signals, Buffered(f.name, f.key, f.payload, f.actor)))
+    if run.at_hand(f.name):
+        return replace(run, signals=(*run.signals, Buffered(f.name, f.key, f.payload, f.actor)))
+    kept = next((x for x in run.later if x.name == f.name), Later(f.name, 0, e.seq - 1))
+    return replace(run, later=(*(x for x in run.later if x.name != f.name), replace(kept, count=kept.count + 1)))
 
 
 def _step_started(run: Run, e: ev.Event, f: ev.StepStarted) -> Run:

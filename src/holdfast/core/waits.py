@@ -179,7 +179,8 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
 class Decision(msgspec.Struct, frozen=True, array_like=True):
     """What was decided about a wait, by whom. ``payload`` is encoded; None means that none was given.
 
-    ``key`` is the key of the signal that answered; ``policy`` the snapshot under which the question was asked (§5.8).
+    ``key`` is the key of the signal that answered, ``came`` the event that told of it, if it was not in the run's record; ``policy`` the
+    snapshot under which the question was asked (§5.8).
     """
 
     wait_id: str
@@ -194,6 +195,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     key: str = ""
     policy: str | None = None
     forced: bool = False
+    came: int = 0
 
     def same(self, other: Decision) -> bool:
         """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""

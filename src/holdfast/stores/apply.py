@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core import blobs, codec
 from holdfast.core.checkpoint import Delta, Source
-from holdfast.core.commit import WHOLE_FLOOR, Commit, DedupClaim, Step, Tip, whole_due
+from holdfast.core.commit import SIGNAL_WEIGHT, WHOLE_FLOOR, Commit, DedupClaim, Step, Tip, whole_due
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, HoldfastError, InboxUnread, LeaseLost, QueueFull, RunNotFound, TokenRefused, VersionConflict
 from holdfast.core.events import WaitClosed
@@ -63,12 +63,13 @@ def prepare(commit: Commit) -> Prepared:
     if after is None:
         after = _NOWHERE
     sealed = codec.seal(commit, after.hash)
-    since, size = len(sealed.row.data) + after.since, after.whole
+    since, size = len(sealed.row.data) + after.since + SIGNAL_WEIGHT * commit.signals, after.whole
     if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
         since, size = since + commit.behind.since, size + commit.behind.whole
     whole = None
-    if whole_due(since, size) and commit.checkpoint is not None and _advanced(commit):
-        whole = codec.encode_whole(commit.checkpoint, sealed.row.hash)
+    saved = commit.stands if commit.checkpoint is None else commit.checkpoint if whole_due(since, size) and _advanced(commit) else None
+    if saved is not None:
+        whole = codec.encode_whole(saved, sealed.row.hash)
         since, size = 0, len(whole)
     creates = tuple([prepare(c) for c in commit.creates]) if commit.creates else ()
     step = None
@@ -277,7 +278,7 @@ def due_rebuilt(commit: Commit, owner: str | None, due: int | None, moved: bool,
     forgotten = due is None and owner is None and run.status in WAITING
     if not moved and not forgotten:
         return due
-    return at_once(now) if forgotten and (run.signals or any(d.resume for d in run.decisions)) else due_after(commit, owner, now, unread)
+    return at_once(now) if forgotten and (run.unasked or any(d.resume for d in run.decisions)) else due_after(commit, owner, now, unread)
 
 
 def mendable(evidence: Evidence, there: Evidence | None, now: int) -> HoldfastError | None:

@@ -6,6 +6,7 @@ without a pause, hence atomically in its loop; an error in the middle undoes wha
 
 from __future__ import annotations
 
+import bisect
 import contextlib
 import secrets
 import threading
@@ -109,7 +110,7 @@ class MemoryStore:
         self._wholes: dict[str, tuple[int, bytes]] = {}
         self._origins: dict[str, bytes] = {}
         self._carries: dict[str, tuple[str, ...]] = {}
-        self._inbox = Indexed[tuple[str, str], _Item](run=lambda item: item.run_id)
+        self._inbox = Indexed[tuple[str, str], _Item](run=lambda item: item.run_id, unread=lambda item: item.run_id if item.taken_seq is None else None)
         self._claims: dict[tuple[str, str, str], DedupClaim] = {}
         self._effects = Indexed[str, tuple[Effect, bytes]](key=lambda e: e[0].key, run=lambda e: e[0].run_id, lineage=lambda e: e[0].lineage_root)
         self._intents: dict[str, Intent] = {}
@@ -258,7 +259,7 @@ class MemoryStore:
         return ThreadEnd() if newest is None else ThreadEnd(newest.run.run_id, newest.version, newest.fence)
 
     def _unread(self, run_id: str) -> bool:
-        return any(i.taken_seq is None for i in self._inbox.of("run", run_id))
+        return bool(self._inbox.of("unread", run_id))
 
     def _beside(self, p: Prepared, now: int) -> None:
         """What a commit writes beside its log row."""
@@ -553,10 +554,12 @@ class MemoryStore:
         return out[: query.limit]
 
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
-        return [self._log[run_id, s] for s in self._order.get(run_id, ()) if s > after][:limit]
+        order = self._order.get(run_id, ())
+        first = bisect.bisect_right(order, after)
+        return [self._log[run_id, s] for s in order[first : None if limit is None else first + limit]]
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
-        return [_item(i) for i in self._inbox.of("run", run_id) if taken or i.taken_seq is None]
+        return [_item(i) for i in self._inbox.of("run" if taken else "unread", run_id)]
 
     async def marked(self, owner: str) -> list[str]:
         owned = {r.run.run_id for r in self._runs.values() if r.owner == owner}

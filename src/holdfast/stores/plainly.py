@@ -11,7 +11,7 @@ import msgspec
 
 from holdfast.core import views
 from holdfast.core.errors import ErrorValue, EventUnreadable, Frame, UnknownStatus
-from holdfast.core.run import Buffered, Run, Versions
+from holdfast.core.run import Buffered, Later, Run, Versions
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
@@ -24,7 +24,7 @@ _TIMES = frozenset(
 )  # fmt: skip
 _INNER: dict[type[msgspec.Struct], dict[str, type[msgspec.Struct]]] = {
     Run: {
-        "versions": Versions, "error": ErrorValue, "waits": Wait, "decisions": Decision, "waivers": Decision, "rearm": Wait, "signals": Buffered,
+        "versions": Versions, "error": ErrorValue, "waits": Wait, "decisions": Decision, "waivers": Decision, "rearm": Wait, "signals": Buffered, "later": Later,
     },
     ErrorValue: {"frames": Frame},
 }  # fmt: skip

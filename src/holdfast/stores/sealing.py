@@ -232,6 +232,7 @@ class SealedStore:
             run=of.seal(run),
             events=tuple([e if isinstance(e.fact, Unknown) else replace(e, fact=of.seal(e.fact, f"event:{e.seq}")) for e in c.events]),
             checkpoint=None if c.checkpoint is None else of.checkpoint(c.checkpoint),
+            stands=None if c.stands is None else of.checkpoint(c.stands),
             delta=delta,
             results=of.seal(c.results, place),
             effects=tuple([self._effect(e) for e in c.effects]),

@@ -10,22 +10,39 @@ V = TypeVar("V")
 
 
 class Indexed(dict[K, V]):
-    """A dict whose rows ``of`` finds by ``fields``, oldest first as in the dict itself. A row's fields stay what they were at first."""
+    """A dict whose rows ``of`` finds by ``fields``, oldest first as in the dict itself."""
 
     def __init__(self, **fields: Callable[[V], Hashable]) -> None:
         super().__init__()
         self._fields = fields
-        self._found: dict[str, dict[Hashable, dict[K, None]]] = {name: {} for name in fields}
+        self._found: dict[str, dict[Hashable, dict[K, int]]] = {name: {} for name in fields}
+        self._count = 0
 
     def of(self, name: str, value: Hashable) -> list[V]:
         """The rows with that value in that field."""
-        return [self[key] for key in self._found[name].get(value, ())]
+        found = self._found[name].get(value, {})
+        return [self[key] for key in sorted(found, key=found.__getitem__)]
 
     def __setitem__(self, key: K, row: V) -> None:
-        if key not in self:
-            for name, field in self._fields.items():
-                self._found[name].setdefault(field(row), {})[key] = None
+        old = self.get(key)
+        if old is None:
+            self._count += 1
+        for name, field in self._fields.items():
+            value = field(row)
+            number = self._count
+            if old is not None:
+                if (was := field(old)) == value:
+                    continue
+                number = self._drop(name, was, key)
+            self._found[name].setdefault(value, {})[key] = number
         super().__setitem__(key, row)
+
+    def _drop(self, name: str, value: Hashable, key: K) -> int:
+        keys = self._found[name][value]
+        number = keys.pop(key)
+        if not keys:
+            del self._found[name][value]
+        return number
 
     def setdefault(self, key: K, row: V) -> V:
         if key not in self:
@@ -36,10 +53,7 @@ class Indexed(dict[K, V]):
         if key in self:
             row = self[key]
             for name, field in self._fields.items():
-                keys = self._found[name][field(row)]
-                del keys[key]
-                if not keys:
-                    del self._found[name][field(row)]
+                self._drop(name, field(row), key)
         return super().pop(key, *default)
 
     def __copy__(self) -> Indexed[K, V]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar
 
 import msgspec
@@ -22,8 +22,9 @@ from holdfast.core import blobs, canon, codec, views
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult, advance
+from holdfast.core.codec import open_row
 from holdfast.core.commands import Cancel
-from holdfast.core.commit import Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, ThreadEnd, Tip
+from holdfast.core.commit import SIGNAL_WEIGHT, Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, ThreadEnd, Tip, whole_due
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StoreError
 from holdfast.core.graph import Program
@@ -32,7 +33,7 @@ from holdfast.core.intents import Intent
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.line import Line
 from holdfast.core.progress import Progress
-from holdfast.core.run import Run, fold_all
+from holdfast.core.run import Buffered, Run, fold_all
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
 from holdfast.engine.base.safe_points import Boundaries
@@ -43,6 +44,7 @@ from holdfast.ports import Loaded, Store
 
 T = TypeVar("T")
 REPLAYED = "replayed"
+SOME_ROWS = 64
 _making = threading.Lock()
 
 
@@ -137,6 +139,7 @@ class Journal:
         self.acts: dict[str, Act] = {}
         self.cut = False
         self.stopped: list[str] = []
+        self.taking: set[tuple[str, str]] = set()  # signals, by name and key, that a wait of this driving has taken
         self.boundaries = Boundaries(lambda: None)
         self.expects: Callable[[int | None], None] = lambda due: None  # told of each change of the open waits: when they fall due
         self.quiet = asyncio.Event()
@@ -420,6 +423,8 @@ class Journal:
         if ring is not None and ring.writing is not None:
             await asyncio.wait([ring.writing])  # what was emitted before this commit is there before it
         commit = self._number(draft, checkpoint, delta, lease, due, actor, behind, follows)
+        if checkpoint is None and draft.took and self.tip is not None and whole_due(self.tip.since + SIGNAL_WEIGHT * commit.signals, self.tip.whole):
+            commit = await self._standing(commit)
         if ring is not None:
             commit = self._riding(commit, ring)
         try:
@@ -444,6 +449,48 @@ class Journal:
             stood, self._progress.checkpoint = self._progress.checkpoint.step, commit.checkpoint
             if commit.checkpoint.step != stood:
                 self._progress.barrier(first=stood < 0)
+
+    async def _standing(self, commit: Commit) -> Commit:
+        """The commit of a signal with what is to be saved whole, so that the log need not be walked from further back each time (§5.11).
+
+        It is made from what is on record, not from what this driving has in hand: that is what loading would find.
+        """
+        if not commit.signals or (loaded := await self.store.load(self.run.run_id)) is None or loaded.tip != self.tip:
+            return commit
+        if loaded.whole is None and codec.carried(loaded.rows):
+            return commit  # what it carries from its thread is not at hand here
+        progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
+        for result in commit.results:
+            progress.record(result)
+        progress.tell(commit.events)
+        return msgspec.structs.replace(commit, stands=progress.standing())
+
+    async def catch_up(self) -> None:
+        """Reads the signals since the last barrier that a whole checkpoint has left in the log (§5.11)."""
+        if self._progress.older is None:
+            return
+        news = [e.fact async for e in self._told(*self._progress.older) if isinstance(e.fact, ev.SignalReceived)]
+        self._progress.caught_up(news)
+
+    async def later(self, name: str) -> tuple[Buffered, int] | None:
+        """The oldest signal of a name that nobody has asked for and that the run's record does not hold, and the event that tells of it."""
+        kept = next((x for x in self.run.later if x.name == name), None)
+        if kept is None:
+            return None
+        async for event in self._told(kept.after + 1, self.run.version):
+            fact = event.fact
+            if isinstance(fact, ev.SignalReceived) and fact.name == name and (name, fact.key) not in self.taking:
+                return Buffered(fact.name, fact.key, fact.payload, fact.actor), event.seq
+        return None
+
+    async def _told(self, first: int, last: int) -> AsyncIterator[ev.Event]:
+        """The events of the run from one number to another, as the log has them."""
+        while first <= last and (rows := await self.asking(self.store.rows(self.run.run_id, first - 1, SOME_ROWS))):
+            for row in rows:
+                for event in open_row(row).events:
+                    if first <= event.seq <= last:
+                        yield event
+            first = rows[-1].seq + 1
 
     def _riding(self, commit: Commit, ring: Ring) -> Commit:
         """The commit with what steps have emitted until now, and with what its results replace of that."""

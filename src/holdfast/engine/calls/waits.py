@@ -210,11 +210,14 @@ def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
 async def _arrived(attempt: Attempt, wait: Wait) -> RawDecision | None:
     """The oldest signal of that name that came before anybody asked, taken in the commit that records it (T-37)."""
     journal = attempt.journal
-    found = next((s for s in journal.run.signals if s.name == wait.name), None)
+    at_hand = next((s for s in journal.run.signals if s.name == wait.name and (s.name, s.key) not in journal.taking), None)
+    found = (at_hand, 0) if at_hand is not None else await journal.later(wait.name)
     if found is None:
         return None
+    signal, came = found
+    journal.taking.add((signal.name, signal.key))
     attempt.waits.pop(wait.wait_id, None)
-    given = decisions.signalled(wait, found.key, found.payload, found.actor, attempt.services.clock.now())
+    given = decisions.signalled(wait, signal.key, signal.payload, signal.actor, attempt.services.clock.now(), came)
     opened = [] if any(w.wait_id == wait.wait_id for w in journal.run.waits) else [ev.WaitRequested(wait)]
     await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
     return given

@@ -28,9 +28,11 @@ from holdfast.core.errors import (
     HoldfastError,
     NotDecidable,
     SignalConflict,
+    StoreError,
     TokenRefused,
     UsageError,
 )
+from holdfast.core.graph import Program
 from holdfast.core.lease import AT_ONCE, TOUCH, Alive
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token, hashed
@@ -171,8 +173,8 @@ class Desk:
         """Why a command was refused, if it has been taken already, by whomever."""
         if item.key in settled:
             return settled[item.key]
-        there = next((i for i in await self._store.inbox(item.run_id, taken=True) if i.key == item.key), None)
-        if there is None or there.taken_seq is None:
+        there = await self._store.put(item)  # it is there already, and comes back as it is now
+        if there.taken_seq is None:
             return None  # its owner will take it
         return next((decisions.refusal([e.fact for e in open_row(r).events], item.key) for r in await self._store.rows(item.run_id, there.taken_seq - 1, 1)), None)
 
@@ -181,7 +183,7 @@ class Desk:
         if loaded.lease.live(self._store.now()):
             return False
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
-        if due is None and source is None and (any(d.resume for d in loaded.run.decisions) or self.woken(loaded.run, journal, draft)):
+        if due is None and source is None and (any(d.resume for d in loaded.run.decisions) or await self.woken(loaded.run, journal, draft)):
             due = AT_ONCE  # an answer on record has queued a resume, which nothing written meanwhile may unqueue
         try:
             if source is None:
@@ -192,23 +194,37 @@ class Desk:
             return False
         return True
 
-    def woken(self, run: records.Run, journal: Journal, draft: Draft | None = None) -> bool:
+    async def woken(self, run: records.Run, journal: Journal, draft: Draft | None = None) -> bool:
         """Whether a signal has come that lets a node of this waiting run go on (§5.11). Where its code is not here, whoever has it looks."""
-        news = [*journal.progress.news, *(f for f in (draft.facts if draft is not None else ()) if isinstance(f, ev.SignalReceived))]
-        if not news or run.status not in WAITING:
+        progress = journal.progress
+        fresh = [f for f in (draft.facts if draft is not None else ()) if isinstance(f, ev.SignalReceived)]
+        if run.status not in WAITING or not (fresh or progress.news or progress.older):
             return False
         try:
             program = self._services.skills.for_run(run)
-            return superstep.wakes(program, journal.checkpoint, superstep.signalled(program, [(f.name, f.payload) for f in news]), journal.progress.results)
+            if not program.listeners:
+                return False
+            if self._wakes(program, journal, fresh):
+                return True
+            if progress.left_out(program.listeners):
+                await journal.catch_up()
+                return self._wakes(program, journal, fresh)
+        except StoreError:
+            raise
         except HoldfastError:  # another's code, or a reducer's refusal, which its driver meets and says
             return True
+        return False
+
+    def _wakes(self, program: Program, journal: Journal, fresh: Iterable[ev.SignalReceived]) -> bool:
+        signals = superstep.signalled(program, [(f.name, f.payload) for f in (*journal.progress.news, *fresh)])
+        return superstep.wakes(program, journal.checkpoint, signals, journal.progress.results)
 
     async def due_by_a_signal(self, run: records.Run) -> bool:
         """Whether a waiting run is to go on for a signal alone, its open questions as they are."""
-        if run.status not in WAITING or run.decisions or not run.signals:
+        if run.status not in WAITING or run.decisions or not run.unasked:
             return False
         loaded = await self._reader.loaded(run.run_id)
-        return self.woken(loaded.run, Journal.load(self._store, loaded, 0))
+        return await self.woken(loaded.run, Journal.load(self._store, loaded, 0))
 
     async def found_out(self, run_id: str) -> None:
         """Takes over what other runs of the lineage know of the acts that this one asks about."""
@@ -219,6 +235,10 @@ class Desk:
         """Turns what waits in the inbox of a run at rest into events; a live run's owner does it itself. Gives the keys it took, and
         what was refused of them."""
         taken: dict[str, HoldfastError | None] = {}
+        _, lease = await self._reader.found(run_id)
+        if lease.live(self._store.now()):  # its log need not be read to tell
+            self._services.attendant.nudge(run_id)
+            return taken
         for _ in range(PATIENCE):
             loaded = await self._reader.loaded(run_id)
             if not loaded.inbox:
@@ -242,6 +262,8 @@ class Desk:
                 taken |= {key: found.refused.get(key) for key in found.keys}
                 if found.ends:
                     await self._children(loaded.run)
+                if len(found.keys) == len(loaded.inbox):
+                    break  # what has come since is settled by whoever put it
         return taken
 
     async def time_out(self, run_id: str) -> None:

@@ -294,6 +294,7 @@ class Driver:
         journal = self._journal
         if claim is None and journal.run.terminal:
             return journal.run  # it ended with its birth
+        await journal.catch_up()
         if claim is not None:
             self._late = claim.cause == EXPIRED and await self._services.store.owner_alive(claim.previous_owner or "") is Alive.YES
             journal.hold(Draft(facts=self._entry(claim, named)))

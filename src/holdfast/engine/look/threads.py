@@ -175,8 +175,12 @@ class Threads:
             StoreCorrupt: it carries from a run that is not there, or not as it was.
         """
         loaded = await self._store.load(run_id)
-        if loaded is None or loaded.whole is not None or (origin := await self.origin(run_id, loaded.rows)) is None:
+        if loaded is None or (loaded.whole is not None and (loaded.whole[0].seq or loaded.whole[0].unfinished is None)):
             return loaded
+        if (origin := await self.origin(run_id, loaded.rows)) is None:
+            return loaded
+        if loaded.whole is not None:  # saved before the run's first checkpoint, when signals had come to it already
+            origin = msgspec.structs.replace(loaded.whole[0], values=origin[0].values), loaded.whole[1]
         return msgspec.structs.replace(loaded, whole=origin)
 
     async def origin(self, run_id: str, rows: Iterable[Row], known: Mapping[tuple[str, int, bytes], Mapping[str, Any]] = NONE_KNOWN) -> Origin | None:
@@ -233,7 +237,7 @@ class Threads:
                 code="checkpoint_head_missing",
             )  # fmt: skip
         begin, rows = loaded.whole, loaded.rows
-        if begin is not None and begin[0].seq > carry.seq:  # it was resumed since, and has a newer one
+        if begin is not None and begin[0].upto > carry.seq:  # it has gone on since, and has a newer one
             begin, rows = await self._kept(carry.run_id), tuple(await self._store.rows(carry.run_id))
         rows = tuple([r for r in rows if r.seq <= carry.seq])
         return _Log(begin, rows, () if begin is not None else codec.carried(rows))

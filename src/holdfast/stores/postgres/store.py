@@ -662,6 +662,7 @@ class PostgresStore:
     async def load(self, run_id: str) -> Loaded | None:
         bucket = ids.bucket_number(run_id)
         by, name = (bucket, run_id), {"b": bucket, "run": run_id, "now": self._clock(), "taken": False}
+        known = self._tips.get(run_id)  # what is acknowledged while the answer is on its way need not be in it
         found, tips, wholes, rows, items, stated, emitted = await self._ask(
             (Q.run_get, name), (Q.load_tip, by), (Q.load_whole, by), (Q.load_rows, by), (Q.inbox_of, name), (Q.vouch_untaken, (run_id,)),
             (Q.chunks_newest, (run_id,)),
@@ -673,16 +674,11 @@ class PostgresStore:
             raise StoreCorrupt(f"the newest commit of {run_id} is missing from the log", hint="restore a backup", code="checkpoint_head_missing")
         seq, digest, n, since, size = tips[0]
         tip = Tip(seq, digest, n, since, size)
-        self._remember(run_id, tip)
+        if known is not None and tip.row < known.row:  # a log that ends before what was committed here has lost its tail (§1.9)
+            self._rolled[run_id] = f"{run_id} ends with commit {tip.row}, but commit {known.row} was acknowledged here"
         whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
         newest = tuple([chunks.decode(data) for (data,) in emitted])
         return Loaded(run, tip, lease, whole, tuple([_row(r) for r in rows]), tuple(besides.items(run_id, items, stated)), newest)
-
-    def _remember(self, run_id: str, tip: Tip) -> None:
-        """A log that ends before what was committed here has lost its tail (§1.9)."""
-        known = self._tips.get(run_id)
-        if known is not None and tip.row < known.row:
-            self._rolled[run_id] = f"{run_id} ends with commit {tip.row}, but commit {known.row} was acknowledged here"
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         values = {field: getattr(query, field) for field in _FILTERS if getattr(query, field) is not None}
