@@ -20,7 +20,7 @@ from holdfast.core.events import WaitClosed
 from holdfast.core.intents import Intent
 from holdfast.core.lease import AT_ONCE, COUNTER_BITS, EXPIRED, OWNER_DEAD, RECLAIMED, Alive, Keep, Release, Take, Touch, at_once, counter
 from holdfast.core.run import Run
-from holdfast.core.status import TERMINAL, WAITING, Status
+from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
 from holdfast.ports import Claim, Dossier, Evidence, Pruned
 
@@ -234,8 +234,11 @@ def due_ranges(now: int) -> tuple[tuple[int, int], ...]:
 
 
 def woken(found: Found, due: int | None, now: int) -> int | None:
-    """When a run needs a worker once a command was put into its inbox: at rest now, or earlier (§10.16); else as before."""
-    if found.owner is not None or found.status in TERMINAL:
+    """When a run needs a worker once a command was put into its inbox: at rest now, or earlier (§10.16); else as before.
+
+    One that nobody drives in mid-run and that is never due is interrupted: it goes on when a named actor resumes it (§10.6).
+    """
+    if found.owner is not None or found.status in TERMINAL or (due is None and found.status in LIVE):
         return due
     return at_once(now) if due is None else min(at_once(now), due)
 

@@ -477,6 +477,20 @@ async def case_put_between_look_and_rest(h: Harness) -> None:
 
 
 @case
+async def case_put_resumes_no_interrupted_run(h: Harness) -> None:
+    """§10.6: what is held for a person is not made due by a command, whether it came before or after."""
+    await h.store.register("w", TTL)
+    for name, early in (("before", True), ("after", False)):
+        script = await Script(h.store, name).begin("w")
+        if early:
+            await h.store.put(signal(name, "k", h.store.now()))
+        await script.write(script.commit(ev.RunInterrupted("its owner died"), lease=RELEASE))
+        await h.store.put(signal(name, "later", h.store.now()))
+        assert await h.store.claim("w", (), None, limit=1) == []
+        assert [c.run_id for c in await h.store.claim("w", (), None, limit=1, run_id=name)] == [name]
+
+
+@case
 async def case_no_later_time_over_what_was_put(h: Harness) -> None:
     """§10.16: whoever holds a run leaves it for no later time over a command that came meanwhile, be it in a wait, before it has begun,
     or at work; only one that could not take it does."""

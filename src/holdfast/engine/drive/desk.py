@@ -243,7 +243,9 @@ class Desk:
             loaded = await self._reader.loaded(run_id)
             if not loaded.inbox:
                 break
-            if loaded.lease.live(self._store.now()) or loaded.run.status in LIVE:
+            live = loaded.run.status in LIVE
+            held = live and loaded.run.interrupted_at is not None and loaded.lease.owner is None  # it is told, and goes on when a person says so
+            if loaded.lease.live(self._store.now()) or (live and not held):
                 self._services.attendant.nudge(run_id)
                 break
             first = loaded.inbox[0]
@@ -255,8 +257,8 @@ class Desk:
                     await self._children(loaded.run)
                 continue
             goes_on = any(isinstance(f, ev.WaitDecided | ev.WaitTimedOut) and f.decision.resume for f in found.facts)
-            draft = Draft(facts=list(found.facts), took=list(found.keys))
-            due = AT_ONCE if goes_on and not found.ends else None
+            draft = Draft(facts=list(found.facts), took=list(found.keys), results=list(decisions.answered(found.facts)) if held else [])
+            due = AT_ONCE if goes_on and not found.ends and not held else None
             source = cps.Source.CANCEL if found.ends else None
             if await self.at_rest(loaded, draft, actor=getattr(first.command, "actor", ev.SYSTEM), source=source, due=due):
                 taken |= {key: found.refused.get(key) for key in found.keys}

@@ -59,6 +59,8 @@ async def driven(services: Services, driver: Driver, claim: Claim | None, inbox:
         run = await driver.drive(claim, inbox, named=named)
         for child in driver.journal.stopped:
             await Desk(services, Reader(services)).settle(child)  # at rest it ends at once, as if it had been asked itself (§10.12)
+        if run.interrupted_at is not None:
+            await Desk(services, Reader(services)).settle(run.run_id)  # what it was told before it was set aside for a person
         return run
     except (Exception, asyncio.CancelledError, KeyboardInterrupt) as e:
         if driver.journal.tip is not None:

@@ -257,7 +257,7 @@ DELETE FROM holdfast.shelf WHERE name = %s AND starts_with(key, %s) RETURNING ke
 -- name: lock_run
 SELECT bucket, id, owner, status FROM holdfast.run WHERE bucket = %s AND run_id = %s FOR NO KEY UPDATE;
 -- name: put
--- A run at rest becomes claimable in the transaction that put something into its inbox. Its row was locked by the statement before:
+-- A run at rest becomes claimable in the transaction that put something into its inbox, unless it is interrupted. Its row was locked before:
 -- a rest that is being committed is over, and is seen. Gives the item that was there already, if any, with what vouches for it; or a
 -- row of nothing, where one was there and is lost.
 WITH put AS (
@@ -269,7 +269,8 @@ WITH put AS (
 ), woken AS (
   UPDATE holdfast.run r SET due = least(r.due, n.once), seal = holdfast.standing(r.run_id, r.fence, r.owner, least(r.due, n.once), r.holds, r.turn)
   FROM put, (SELECT {at_once} AS once) n
-  WHERE r.bucket = put.bucket AND r.id = put.run AND r.owner IS NULL AND r.status NOT IN ('completed', 'failed', 'canceled') RETURNING 1
+  WHERE r.bucket = put.bucket AND r.id = put.run AND r.owner IS NULL AND r.status NOT IN ('completed', 'failed', 'canceled')
+    AND NOT (r.due IS NULL AND r.status IN ('running', 'replaying')) RETURNING 1
 )
 SELECT i.key, i.command, i.put_at, i.taken, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
 LEFT JOIN holdfast.vouch v ON v.run = r.run_id AND v.kind = 'inbox' AND v.id = i.key

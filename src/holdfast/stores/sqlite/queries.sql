@@ -126,9 +126,9 @@ INSERT INTO inbox (run, key, put_at, command) VALUES (?, ?, ?, ?) ON CONFLICT (r
 -- name: inbox_get
 SELECT key, command, put_at, taken FROM inbox WHERE run = ? AND key = ?;
 -- name: inbox_wake
--- A run at rest becomes claimable in the transaction that put something into its inbox (§10.16).
+-- A run at rest becomes claimable in the transaction that put something into its inbox (§10.16), unless it is interrupted (§10.6).
 UPDATE run SET due = min(ifnull(due, ?1), ?1), seal = standing(run_id, fence, owner, min(ifnull(due, ?1), ?1), holds, turn)
-WHERE id = ?2 AND owner IS NULL AND status NOT IN ('completed', 'failed', 'canceled');
+WHERE id = ?2 AND owner IS NULL AND status NOT IN ('completed', 'failed', 'canceled') AND NOT (due IS NULL AND status IN ('running', 'replaying'));
 -- name: inbox_untaken
 SELECT key, command, put_at, taken FROM inbox WHERE run = ? AND taken IS NULL ORDER BY id;
 -- name: inbox_all
