@@ -484,6 +484,21 @@ class Copies(Protocol):
 
 
 @runtime_checkable
+class Indexed(Protocol):
+    """A store whose indexes can be made anew from its tables."""
+
+    async def reindex(self) -> None: ...
+
+
+@runtime_checkable
+class Vouched(Protocol):
+    """A store whose records beside the log have vouchers (§12.1)."""
+
+    async def vouch_anew(self) -> None:
+        """An operator accepts the records as they are: what is lost is lost, what was altered counts as it stands."""
+
+
+@runtime_checkable
 class Served(Protocol):
     """What a store behind a server can say of that server, beside what is kept there."""
 
@@ -602,6 +617,16 @@ def offers_health(store: object) -> TypeGuard[Served]:
 def offers_copies(store: object) -> TypeGuard[Copies]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Copies)
+
+
+def offers_reindexing(store: object) -> TypeGuard[Indexed]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Indexed)
+
+
+def offers_vouching(store: object) -> TypeGuard[Vouched]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Vouched)
 
 
 def offers_shelves(store: object) -> TypeGuard[Shelves]:

@@ -16,7 +16,7 @@ from holdfast.core import describe
 from holdfast.core.errors import Conflict, StoreCorrupt, UsageError
 from holdfast.engine.keep.check import Checker, Findings
 from holdfast.engine.keep.repair import Repair
-from holdfast.ports import Store, offers_health
+from holdfast.ports import Store, offers_health, offers_reindexing, offers_vouching
 from holdfast.runtime import Runtime
 
 
@@ -24,8 +24,6 @@ class File(Protocol):
     """A store that is a file of its own."""
 
     async def acknowledge(self) -> None: ...
-    async def reindex(self) -> None: ...
-    async def vouch_anew(self) -> None: ...
     async def backup(self, path: str) -> None: ...
     async def restore(self, path: str) -> None: ...
 
@@ -94,12 +92,12 @@ async def mended(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = Fals
     done = []
     if rebuild:
         found = await rt.check()
-        if any(p.code in _OF_INDEXES for p in found) and hasattr(rt.store, "reindex"):
+        if any(p.code in _OF_INDEXES for p in found) and offers_reindexing(rt.store):
             with contextlib.suppress(StoreCorrupt):  # a table's own pages: what is wrong is told below
-                await _file(rt.store, "reindex").reindex()
+                await rt.store.reindex()
             found = await rt.check()
-        if acknowledge and any("_record_" in p.code for p in found):
-            await _file(rt.store, "vouch_anew").vouch_anew()
+        if acknowledge and any("_record_" in p.code for p in found) and offers_vouching(rt.store):
+            await rt.store.vouch_anew()
             found = await rt.check()
         for run_id in dict.fromkeys(p.run_id for p in found if p.run_id is not None):
             done.append(await rt.repair_run_state(run_id, True, actor=actor, rebuild=True))

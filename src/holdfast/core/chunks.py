@@ -8,6 +8,7 @@ that is entered again after a wait goes on with its turn, and what it emits once
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 import msgspec
 
@@ -116,4 +117,17 @@ def decode(data: bytes) -> Batch:
     return _batch.decode(data)
 
 
-__all__ = ["LINGER_US", "RING_BYTES", "RING_CHUNKS", "RUN_BYTES", "Batch", "Emitted", "Place", "Stored", "Turn", "decode", "encode", "replaced_by"]
+def read(kept: Iterable[Any]) -> list[Batch]:
+    """Batches as they are kept. What cannot be read is left out: chunks are provisional."""
+    return [batch for data in kept if (batch := readable(data)) is not None]
+
+
+def readable(data: Any) -> Batch | None:
+    """A batch as it is kept, whatever a damaged page gives; None where it cannot be read."""
+    try:
+        return decode(data)
+    except (msgspec.MsgspecError, TypeError):
+        return None
+
+
+__all__ = ["LINGER_US", "RING_BYTES", "RING_CHUNKS", "RUN_BYTES", "Batch", "Emitted", "Place", "Stored", "Turn", "decode", "encode", "read", "readable", "replaced_by"]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, TypeVar
 
 from msgspec.structs import replace
@@ -37,15 +38,30 @@ from holdfast.stores.vault import Vault
 VALUES = ""
 """The one channel of a sealed checkpoint, which no program can name: all its values in one envelope."""
 _TENANTS = 100_000
-PLAIN = frozenset(
-    {
-        "abandon", "acknowledge", "backlog", "backup", "claim", "claimed", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "folder", "health",
-        "incarnation", "intent_counts", "issue_token", "leave", "loans", "marked", "now", "offer", "open", "outlive", "owner_alive", "path", "patience",
-        "place", "prune", "pruned", "put_rule", "register", "renew", "renew_intents", "restore", "retire", "rules", "run_ids", "suspect", "thread_end", "token", "unshelve", "url",
-        "usage", "verify", "wait_for_change", "workers",
-    }
-)  # fmt: skip
-"""What carries no payload, and is the store's own beneath."""
+
+
+class Passes(Enum):
+    """What becomes of a verb, or of anything else that a store shows, which this store does not have itself."""
+
+    CLEAR = "it carries no payload: it is the store's own beneath"
+    REFUSED = "it would carry payloads past the encryption: an encrypted store has none"
+
+
+VERBS: Mapping[str, Passes] = {
+    **dict.fromkeys(
+        (
+            "abandon", "acknowledge", "backlog", "backup", "claim", "claimed", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "folder", "health",
+            "incarnation", "intent_counts", "issue_token", "leave", "loans", "marked", "now", "offer", "open", "outlive", "owner_alive", "path", "patience",
+            "place", "prune", "pruned", "put_rule", "register", "reindex", "renew", "renew_intents", "restore", "retire", "rules", "run_ids", "suspect",
+            "thread_end", "token", "unshelve", "url", "usage", "verify", "vouch_anew", "wait_for_change", "workers",
+        ),
+        Passes.CLEAR,
+    ),
+    "step": Passes.REFUSED,  # what is fused comes as a commit
+    "note": Passes.REFUSED,  # a file for people in a run's directory
+}  # fmt: skip
+"""All that stores show, beside what ``SealedStore`` does itself. A test holds it against the ports and against every store, so that whoever
+adds a verb says here what becomes of it; until then an encrypted store has no such verb."""
 T = TypeVar("T")
 
 
@@ -196,7 +212,7 @@ class SealedStore:
         self._tenants: dict[str, str] = {}
 
     def __getattr__(self, name: str) -> Any:
-        if name not in PLAIN:  # a verb that is new may carry a payload: it is none of this store's until somebody has looked
+        if VERBS.get(name) is not Passes.CLEAR:  # a verb that is new may carry a payload: it is none of this store's until somebody has looked
             raise AttributeError(f"an encrypted store has no {name!r}", name=name, obj=self)
         return getattr(self.as_kept, name)
 
@@ -509,4 +525,4 @@ class SealedStore:
         return codec.encode_whole(self._of(run_id, await self._tenant(run_id) or "").checkpoint(checkpoint), chain)
 
 
-__all__ = ["Payloads", "SealedStore"]
+__all__ = ["VERBS", "Passes", "Payloads", "SealedStore"]
