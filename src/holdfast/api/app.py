@@ -11,6 +11,7 @@ import asyncio
 import contextlib
 import hashlib
 import logging
+import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
@@ -40,6 +41,7 @@ from holdfast.ui import Pages
 log = logging.getLogger("holdfast.api")
 ANSWERS = "holdfast.answers"
 KEPT_US = 24 * 3600 * 1_000_000
+TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _encode = msgspec.json.Encoder().encode
 
 
@@ -130,9 +132,8 @@ class Api:
         return await self._once(route, request, access, text(key, "Idempotency-Key"), data, lambda: self._call(request, access, query, body, key))
 
     def _call(self, request: Request, access: Access, query: Any, body: Any, key: str | None) -> Call:
-        trace = request.headers.get("traceparent", "").split("-")
         return Call(
-            rt=self.rt, access=access, path=request.path_params, query=query, body=body, key=key, trace=trace[1] if len(trace) == 4 and len(trace[1]) == 32 else None,
+            rt=self.rt, access=access, path=request.path_params, query=query, body=body, key=key, trace=_trace(request.headers.get("traceparent", "")),
             match=request.headers.get("if-match"), jobs=self.jobs,
         )  # fmt: skip
 
@@ -205,6 +206,12 @@ class Api:
             return True
 
         return streams.Beat(allowed, self.stopping)
+
+
+def _trace(context: str) -> str | None:
+    """The trace of a trace context, by the rules of W3C: a later version may add something behind it, the first one may not."""
+    found = TRACEPARENT.fullmatch(context)
+    return None if found is None or (found[1] == "00" and found[3]) else found[2]
 
 
 def _query(request: Request) -> dict[str, str]:

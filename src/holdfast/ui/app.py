@@ -23,7 +23,7 @@ from holdfast.core.status import Condition
 from holdfast.engine.look.looker import Wanted
 from holdfast.handle import when
 from holdfast.runtime import Runtime
-from holdfast.ui import render
+from holdfast.ui import render, words
 from holdfast.ui.sessions import COOKIE, SHELF, Sessions, Viewer, set_cookie
 
 MOST_BYTES = 2 * 2**20
@@ -393,14 +393,16 @@ def _payload(form: Mapping[str, str], wait: describe.WaitView | None) -> Any:
     """The answer of a form: its JSON, or its fields as the wait's schema says."""
     if form.get("payload", "").strip():
         return _json(form["payload"], "payload")
-    schema = wait.schema if wait is not None and isinstance(wait.schema, dict) else {}
+    schema = words.form_of(wait.schema) if wait is not None else {}
     if schema.get("type") != "object" and "value" in form:
         return _typed(form["value"], schema, "value")
-    found = {n: _typed(form[f"f.{n}"], s, n) for n, s in schema.get("properties", {}).items() if isinstance(s, dict) and form.get(f"f.{n}", "") != ""}
+    found = {n: _typed(form[f"f.{n}"], s, n) for n, s in schema.get("properties", {}).items() if form.get(f"f.{n}", "") != ""}
     return found if found else ...
 
 
 def _typed(text: str, schema: Mapping[str, Any], field: str) -> Any:
+    if isinstance(schema.get("enum"), list):
+        return next((one for one in schema["enum"] if one == text or words.line(one) == text), text)
     match schema.get("type"):
         case "integer" | "number" | "array" | "object":
             return _json(text, field)

@@ -21,7 +21,7 @@ def _environment() -> jinja2.Environment:
     made.filters.update(shown=words.shown, line=words.line, span=words.span, clock=words.clock, clean=words.clean, label=words.label)
     made.globals.update(
         signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, offered=offered,
-        answer_command=words.answer_command, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"),
+        answer_command=words.answer_command, form_of=words.form_of, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"),
     )  # fmt: skip
     return made
 

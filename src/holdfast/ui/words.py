@@ -6,7 +6,7 @@ import datetime as dt
 import json
 import shlex
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -84,6 +84,35 @@ def answer_command(store: str, wait: WaitView, action: str, *, alone: bool) -> s
         return command(store, "deny", wait.run_id, *which, "--reason", "WHY")
     more = ["--payload", "JSON"] if action in ("answer", "record_result") else ["--feedback", "TEXT"] if action in NEEDS_FEEDBACK else []
     return command(store, "decide", wait.run_id, *which, "--action", action, *more)
+
+
+def form_of(schema: Any) -> dict[str, Any]:
+    """What a form asks for, from a wait's schema: an object with its fields, or one plain value; empty where an answer can only be JSON."""
+    if not isinstance(schema, Mapping):
+        return {}
+    kinds = schema.get("$defs")
+    kinds = kinds if isinstance(kinds, Mapping) else {}
+    top = _followed(schema, kinds)
+    fields = top.get("properties")
+    if top.get("type") == "object" and isinstance(fields, Mapping):
+        made = {n: _followed(s, kinds) for n, s in fields.items() if isinstance(s, Mapping)}
+        must = top.get("required")
+        return {"type": "object", "properties": made, "required": must if isinstance(must, Sequence) else []} if made else {}
+    return top if top.get("type") in PLAIN else {}
+
+
+PLAIN = ("string", "integer", "number", "boolean")
+
+
+def _followed(schema: Mapping[str, Any], kinds: Mapping[str, Any]) -> dict[str, Any]:
+    """A schema in place of the reference to it, with what stands beside the reference."""
+    found = dict(schema)
+    for _ in range(len(kinds)):
+        there = kinds.get(str(found.pop("$ref", "")).removeprefix("#/$defs/"))
+        if not isinstance(there, Mapping):
+            break
+        found = {**there, **found}
+    return found
 
 
 # -- words as on the command line -------------------------------------------------------------------
