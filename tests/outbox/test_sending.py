@@ -11,9 +11,11 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append
+from holdfast.core import canon
 from holdfast.core.errors import AttemptMayLive, IntentNotFound, IntentSettled, InvalidInput, StoreError, StoreFull, UsageError
 from holdfast.stores import MemoryStore
 from holdfast.transports import Absent, Further, Happened, MaybeSent, PermanentError, RetryAfter, Row, Signal, Unknown
+from tests.engine.support import World
 
 Open = Callable[..., Runtime]
 
@@ -531,3 +533,102 @@ async def test_wrong_words(open_rt: Open) -> None:
     for wrong in (3, object(), lambda payload: None):
         with pytest.raises(UsageError, match="mail"):
             Runtime("memory:", transports={"mail": wrong})
+
+
+async def test_a_day_after_it_was_settled_what_it_carried_is_dropped() -> None:
+    """§9.7: looked for every five minutes; its key, state, times and attempts stay, so that a replay sends nothing again. What waits for a person keeps all."""
+
+    class Choosy(Mailbox):
+        retry = 1
+
+        async def send(self, payload: Any, key: str) -> str:
+            if payload["step"]:
+                raise PermanentError("no such address")
+            return await super().send(payload, key)
+
+    world, box, graph = World(), Choosy(), sender(steps=3)
+    async with world.runtime(graph, transports={"mail": box}) as rt:
+        run = await rt.invoke(graph, {})
+        assert [i.state for i in await rt.intents(run.run_id)] == ["sent", "dead", "dead"]
+        given_up = (await rt.intents(run.run_id))[1]
+        await rt.settle(given_up.intent_id, "abandoned", actor="ada", reason="he has moved")
+        settled = await rt.intents(run.run_id)
+        stop = asyncio.Event()
+        sending = asyncio.ensure_future(rt.dispatch(stop=stop))
+
+        async def carried(seconds: int, until: list[bool] | None = None) -> list[bool]:
+            """Whether each still has its payload, when so much time has passed and the dispatcher has looked round once more."""
+            world.clock.at += seconds * 1_000_000
+            async with asyncio.timeout(20):
+                for _ in range(20):
+                    await rt.shelf("news").put("k", b"v")
+                    await asyncio.sleep(0)
+                while until is not None and [i.payload is not None for i in await rt.intents(run.run_id)] != until:
+                    await rt.store.wait_for_change(0.05)
+            return [i.payload is not None for i in await rt.intents(run.run_id)]
+
+        assert await carried(24 * 3600 - 200) == [True, True, True]
+        assert await carried(290) == [True, True, True], "a day is over, and the five minutes since it last looked are not"
+        assert await carried(20, [False, False, True]) == [False, False, True]
+        stop.set()
+        await sending
+        for before, after in zip(settled, await rt.intents(run.run_id), strict=True):
+            assert (after.key, after.state, after.created_at, after.settled_at, after.attempts, after.rulings) == (
+                before.key, before.state, before.created_at, before.settled_at, before.attempts, before.rulings,
+            )  # fmt: skip
+        replay = await rt.replay(run.run_id)
+        assert replay.status == "completed" and len(box.got) == 1
+
+
+class Book(State):
+    paid: Annotated[list[str], append]
+
+
+def bookkeeping(broken: list[bool]) -> Graph[Book]:
+    """Two steps at once that each record rows; one fails while it is ``broken``."""
+    graph: Graph[Book] = Graph("book", Book, version="1")
+
+    @graph.node(start=True)
+    async def pay(state: Book, ctx: Context) -> dict[str, Any]:
+        ctx.record("book", "debit", {"amount": 3})
+        ctx.record("book", "credit", {"amount": -3})
+        return {"paid": ["ada"]}
+
+    @graph.node(start=True)
+    async def fee(state: Book, ctx: Context) -> dict[str, Any]:
+        ctx.record("book", "fee", {"amount": 1})
+        if broken:
+            raise ValueError("no")
+        return {"paid": ["bank"]}
+
+    return graph
+
+
+async def rows_of(rt: Runtime, run_id: str) -> tuple[list[tuple[str, Any]], Any]:
+    """The rows of a run beside the values of its head."""
+    return [(r.key, canon.thaw(canon.decode(r.data))) for r in await rt.store.ledger(run_id)], (await rt.get(run_id)).values["paid"]
+
+
+ALL = ([("debit", {"amount": 3}), ("credit", {"amount": -3}), ("fee", {"amount": 1})], ["ada", "bank"])
+
+
+@pytest.mark.parametrize("after", [False, True])
+async def test_ledger_rows_commit_with_the_checkpoint(after: bool) -> None:
+    """§9.6: killed before the commit there is neither, after it both, and each once, whoever goes on."""
+    world, graph = World(), bookkeeping([])
+    run_id = await world.crash(graph, when=lambda c: bool(c.ledger), after=after)
+    async with world.runtime(graph) as rt:
+        assert await rows_of(rt, run_id) == (ALL if after else ([], []))
+        await rt.recover()
+        assert await rows_of(rt, run_id) == ALL
+
+
+async def test_ledger_rows_of_a_round_come_all_or_none() -> None:
+    """§9.6: one step of a round fails, so the other's rows are not there either, as its writes are not; once it is mended, all are."""
+    broken = [True]
+    async with Runtime("memory:", skills=[graph := bookkeeping(broken)]) as rt:
+        run = await rt.invoke(graph, {})
+        assert run.status == "failed" and await rows_of(rt, run.run_id) == ([], [])
+        broken.clear()
+        await rt.resume(run.run_id, acknowledge=run.stop_reason)
+        assert await rows_of(rt, run.run_id) == ALL

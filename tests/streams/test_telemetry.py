@@ -87,7 +87,7 @@ class Away(SpanExporter):
 
 
 async def test_while_the_exporter_is_away_no_run_is_slower_or_fails() -> None:
-    """Runs commit as often as without; what waits is bounded; afterwards spans are sent again."""
+    """§18.1: runs commit as often as without; what waits is bounded; afterwards spans are sent again."""
     graph = Graph("line", Notes)
 
     @graph.node(start=True)
