@@ -508,8 +508,10 @@ class SealedStore:
             of = self._of(dossier.run.run_id, dossier.run.tenant_id)
             for row in dossier.rows:
                 of.record(codec.open_row(row))
-            for record in (*dossier.inbox, *dossier.effects, *dossier.intents, *dossier.ledger):
+            for record in (dossier.run, *dossier.inbox, *dossier.effects, *dossier.intents, *dossier.ledger):
                 of.open(record)
+            if dossier.origin is not None and VALUES not in codec.decode_whole(dossier.run.run_id, dossier.origin)[0].values:
+                raise of.refused("checkpoint:0.values")
             for blob in dossier.blobs:
                 if blob.data is not None and blobs.envelope_of(blob.data) is None:
                     raise of.refused(blobs.place(blob.digest))

@@ -35,9 +35,11 @@ from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run, fold
 from holdfast.core.tokens import Token
 from holdfast.core.waits import Wait, WaitKind
-from holdfast.ports import Dossier, Loaded, RunFilter, Store, Upkeep
+from holdfast.engine.keep.transfer import dossier
+from holdfast.ports import Loaded, RunFilter, Store, Upkeep, as_kept
 from holdfast.stores.apply import WHOLE_FLOOR
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sealing import SealedStore
 
 TTL = 30_000_000
 SECOND = 1_000_000
@@ -64,6 +66,12 @@ class Harness(Protocol):
     store: Store
 
     def kill(self, owner: str) -> None: ...
+
+
+def elsewhere(h: Harness) -> Store:
+    """Another store, empty, whose records this one takes in: encrypted under the same keys where this one's are."""
+    beneath = MemoryStore(now=h.clock)
+    return SealedStore(beneath, h.store.encryption) if isinstance(h.store, SealedStore) else beneath
 
 
 class Script:
@@ -989,18 +997,23 @@ async def case_rebuild(h: Harness) -> None:
 @case
 async def case_adopt(h: Harness) -> None:
     """§12.5: a run from elsewhere, byte for byte, once; it goes on under a fence of this store."""
-    elsewhere = MemoryStore(now=h.clock)
-    await elsewhere.register("w", TTL)
-    there = await (await (await Script(elsewhere, "r1").begin("w")).steps(3)).wait()
-    assert there.run is not None
-    found = Dossier(run=there.run, rows=tuple(await elsewhere.rows("r1")), effects=(effect("r1", 1, "k", EffectStatus.RECORDED),))
+    there, other = elsewhere(h), elsewhere(h)
+    for store in (there, other):
+        await store.register("w", TTL)
+    script = await (await Script(there, "r1").begin("w")).steps(3)
+    recorded = effect("r1", 1, "k", EffectStatus.RECORDED)
+    await script.write(script.commit(ev.SideEffectRecorded(recorded.effect_id, "k", 1, "act"), effects=(recorded,)))
+    await script.wait()
+    found = await dossier(there, "r1")
     keeper = _keeper(h)
     assert await keeper.adopt(found)
     assert not await keeper.adopt(found)
-    assert tuple(await h.store.rows("r1")) == found.rows
-    assert await h.store.effects("r1") == list(found.effects)
+    assert tuple(await as_kept(h.store).rows("r1")) == found.rows
+    assert await as_kept(h.store).effects("r1") == list(found.effects)
+    assert await h.store.effects("r1") == [recorded] == await there.effects("r1")
     assert await keeper.run_ids() == ["r1"]
-    await refused(VersionConflict, keeper.adopt(replace(found, rows=(replace(found.rows[0], data=b"other"), *found.rows[1:]))))
+    await (await Script(other, "r1", lane="another").begin("w")).steps(3)
+    await refused(VersionConflict, keeper.adopt(await dossier(other, "r1")))
     await h.store.register("v", TTL)
     assert await h.store.claim("v", (), None, limit=1) == []
     (claim,) = await h.store.claim("v", (), None, limit=1, run_id="r1")
@@ -1051,9 +1064,8 @@ async def case_whoever_is_late_for_a_pruned_run_is_told(h: Harness) -> None:
     late = script.commit(ev.NoteAdded("late"))
     await script.complete()
     keeper = _keeper(h)
-    loaded = await h.store.load("r1")
-    assert loaded is not None and await keeper.pruned("r1") is None
-    copy = Dossier(run=loaded.run, rows=tuple(await h.store.rows("r1")))
+    assert await keeper.pruned("r1") is None
+    copy = await dossier(h.store, "r1")
     h.clock.forward(SECOND)
     await keeper.prune(h.store.now(), dry=True, actor="eve")
     assert await keeper.pruned("r1") is None

@@ -13,9 +13,8 @@ from holdfast.core.commit import Commit
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import StoreCorrupt, VersionConflict
 from holdfast.engine.keep.transfer import copy, dossier
-from holdfast.ports import Upkeep
-from holdfast.stores.memory import MemoryStore
-from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, effect, refused
+from holdfast.ports import Upkeep, as_kept
+from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, effect, elsewhere, refused
 
 
 def bulk(letter: str = "x") -> Blob:
@@ -98,14 +97,14 @@ async def case_blob_is_pruned_with_the_last_that_names_it(h: Harness) -> None:
 @case
 async def case_blob_travels_with_its_run(h: Harness) -> None:
     """§12.5: what is carried to another store, and back, has its large results with it."""
-    elsewhere = MemoryStore(now=h.clock)
-    blob = bulk()
-    for number, (source, target) in enumerate(((h.store, elsewhere), (elsewhere, h.store)), 1):
+    there, blob = elsewhere(h), bulk()
+    for number, (source, target) in enumerate(((h.store, there), (there, h.store)), 1):
         await source.register("w", TTL)
         script = await Script(source, f"r{number}").begin("w")
         await script.write(recording(script, blob, key=f"k{number}"))
         await script.complete()
-        assert (await dossier(source, f"r{number}")).blobs == (blob,)
+        assert (await dossier(source, f"r{number}", opened=True)).blobs == (blob,)
+        assert [b.data for b in (await dossier(source, f"r{number}")).blobs] == [await as_kept(source).blob(blob.digest)]
         assert await copy(source, target, f"r{number}")
         assert await target.blob(blob.digest) == blob.data
 

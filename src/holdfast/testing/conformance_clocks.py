@@ -8,9 +8,8 @@ from collections.abc import Awaitable, Callable
 from holdfast.core import events as ev
 from holdfast.core.intents import Intent
 from holdfast.core.lease import AT_ONCE, RELEASE, at_once
-from holdfast.ports import Dossier, Upkeep
-from holdfast.stores.memory import MemoryStore
-from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, signal
+from holdfast.engine.keep.transfer import copy
+from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, elsewhere, signal
 
 HOUR = 3600 * SECOND
 LONG = 100 * HOUR
@@ -143,11 +142,10 @@ async def case_a_time_that_was_asked_for(h: Harness) -> None:
 async def case_due_at_once_after_an_import(h: Harness) -> None:
     """X-20, §12.5: a run that is taken over from elsewhere."""
     await h.store.register("w", LONG)
-    elsewhere = MemoryStore(now=h.clock)
-    script = await Script(elsewhere, "r1").submit()
-    assert script.run is not None and isinstance(h.store, Upkeep)
+    there = elsewhere(h)
+    await Script(there, "r1").submit()
     h.clock.forward(HOUR)
-    assert await h.store.adopt(Dossier(run=script.run, rows=tuple(await elsewhere.rows("r1"))))
+    assert await copy(there, h.store, "r1")
     h.clock.forward(-HOUR)
     assert [c.run_id for c in await h.store.claim("w", (), None, limit=1)] == ["r1"]
 

@@ -8,9 +8,9 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, Carry, Delta, Source, TaskResult, advance, empty
 from holdfast.core.commit import Behind, Commit
 from holdfast.core.errors import VersionConflict
-from holdfast.ports import Dossier, Upkeep
-from holdfast.stores.memory import MemoryStore
-from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused
+from holdfast.engine.keep.transfer import dossier
+from holdfast.ports import Upkeep, as_kept
+from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, elsewhere, refused
 
 SAID = canon.admit({"text": "said before"})
 PART = 40_000
@@ -111,19 +111,22 @@ async def case_carry_keeps_its_lender(h: Harness) -> None:
 @case
 async def case_carry_travels_with_its_origin(h: Harness) -> None:
     """§12.5: what came with its origin needs nobody here, and is on loan from nobody."""
-    elsewhere = MemoryStore(now=h.clock)
-    await elsewhere.register("w", TTL)
-    first = await (await Script(elsewhere, "r1").begin("w")).complete()
-    second = await Script(elsewhere, "r2").begin("w")
+    there = elsewhere(h)
+    await there.register("w", TTL)
+    first = await (await Script(there, "r1").begin("w")).complete()
+    second = await Script(there, "r2").begin("w")
     await second.write(carrying(second, first))
     await second.complete()
-    assert second.run is not None
-    rows = tuple(await elsewhere.rows("r2"))
-    assert await keeper(h).adopt(Dossier(run=second.run, rows=rows, origin=origin_of("r2")))
+    assert isinstance(there, Upkeep)
+    await there.keep_origin("r2", origin_of("r2"))
+    carried = await dossier(there, "r2")
+    assert carried.origin is not None
+    assert await keeper(h).adopt(carried)
     assert await keeper(h).loans() == []
     loaded = await h.store.load("r2")
     assert loaded is not None and loaded.whole is not None
-    assert (loaded.whole[0].values, loaded.rows, loaded.tip.whole) == (SAID, rows, len(origin_of("r2")))
+    assert (loaded.whole[0].values, loaded.tip.whole) == (SAID, len(carried.origin))
+    assert tuple(await as_kept(h.store).rows("r2")) == carried.rows
     assert await h.store.verify() == []
 
 
