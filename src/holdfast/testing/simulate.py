@@ -27,7 +27,7 @@ from holdfast.handle import Run
 from holdfast.testing.crash import Fault, SimulatedCrash
 from holdfast.testing.invariants import Violation
 from holdfast.testing.plays import PLAYS, STAGE, Play
-from holdfast.testing.world import Host, World, approve_all
+from holdfast.testing.world import MOST_EVENTS, Host, World, approve_all
 
 LEASE = 3.0
 CHAOS = 15.0
@@ -226,6 +226,9 @@ class Simulation:
             client = await self.client()
             try:
                 for run_id in list(self.submitted):
+                    found = await client.rt.store.get(run_id)
+                    if found is not None and (found[0].version > MOST_EVENTS or (found[0].terminal and found[0].status is not Status.FAILED)):
+                        continue  # nobody is needed any more, or nobody can help
                     run = await client.rt.get(run_id)
                     if run.waits and (run.status not in TERMINAL or run.status is Status.FAILED):
                         answers = [self._answer(client, run)]
