@@ -3,7 +3,6 @@ not before (§2.9, §5.4, §10.6)."""
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -13,7 +12,7 @@ from holdfast import Context, Graph, Runtime, State
 from holdfast.core.commands import LateResult
 from holdfast.core.commit import InboxItem
 from holdfast.handle import Run
-from holdfast.testing import World
+from holdfast.testing import VirtualClock, World
 
 
 class Paper(State):
@@ -22,7 +21,7 @@ class Paper(State):
     news: str = ""
 
 
-def paper() -> Graph[Paper]:
+def paper(clock: VirtualClock) -> Graph[Paper]:
     graph = Graph("paper", Paper)
 
     @graph.node(start=True)
@@ -31,7 +30,7 @@ def paper() -> Graph[Paper]:
 
     @graph.node(start=True)
     async def works(state: Paper, ctx: Context) -> None:
-        await asyncio.sleep(50)
+        await clock.sleep(50)
 
     @graph.node(on=["news"])
     async def hears(state: Paper) -> dict[str, str]:
@@ -65,7 +64,7 @@ async def cancels(rt: Runtime, run: Run[Any]) -> None:
     ("tell", "kind"), [(approves, "wait.decided"), (denies, "wait.decided"), (signals, "signal.received"), (is_late, "note.added"), (cancels, "run.canceled")]
 )
 def test_it_is_told_and_stays(holdfast_world: World, tell: Callable[[Runtime, Run[Any]], Awaitable[None]], kind: str, when: str) -> None:
-    skill = paper()
+    skill = paper(holdfast_world.clock)
 
     async def story() -> None:
         one = await holdfast_world.host(skill)
