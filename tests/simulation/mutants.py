@@ -22,7 +22,8 @@ from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls.places import Places
 from holdfast.engine.desk import intake
 from holdfast.stores import apply
-from holdfast.stores.memory import MemoryStore
+from holdfast.stores.memory import Seen
+from holdfast.stores.small import Present
 
 Patch = pytest.MonkeyPatch
 
@@ -63,13 +64,13 @@ def fence_ignored(patch: Patch) -> None:
 @mutant
 def live_owner_not_respected(patch: Patch) -> None:
     """A claim takes runs whose owner is well and renews (§10.1)."""
-    patch.setattr(MemoryStore, "_lost", lambda self, owner: "expired")
+    patch.setattr(Present, "lost", lambda self, owner: "expired")
 
 
 @mutant
 def lost_owner_not_seen(patch: Patch) -> None:
     """Nobody takes over from the dead (§10.6, L-21)."""
-    patch.setattr(MemoryStore, "_lost", lambda self, owner: None)
+    patch.setattr(Present, "lost", lambda self, owner: None)
 
 
 # -- lanes -------------------------------------------------------------------------------------------
@@ -78,17 +79,14 @@ def lost_owner_not_seen(patch: Patch) -> None:
 @mutant
 def lane_ignored(patch: Patch) -> None:
     """Runs of one lane go on side by side (§10.8, T-83)."""
-    patch.setattr(MemoryStore, "_blocker", lambda *_: None)
+    patch.setattr(Seen, "blocker", lambda *_: None)
 
 
 @mutant
 def lane_order_ignored(patch: Patch) -> None:
     """A lane is held, but whoever comes first gets it next (§10.8, T-84)."""
 
-    def blocker(self: Any, run_id: str, lane: Any, now: int, turn: int) -> str | None:
-        return next((r.run.run_id for r in self._runs.values() if r.lane == lane and r.run.run_id != run_id and r.holds), None)
-
-    patch.setattr(MemoryStore, "_blocker", blocker)
+    patch.setattr(Seen, "blocker", lambda self, run, turn: next((r.run.run_id for r in self.lane(run) if r.holds), None))
 
 
 @mutant

@@ -28,7 +28,7 @@ T = TypeVar("T")
 TTL = 10
 CLAIMS = 4
 KEY = "k"
-TABLES = ("_runs", "_log", "_order", "_wholes", "_inbox", "_claims", "_effects", "_intents", "_ledger", "_workers")
+TABLES = ("_runs", "_log", "_order", "_wholes", "_inbox", "_claims", "_effects", "_intents", "_ledger")
 
 
 def now(verb: Coroutine[Any, Any, T]) -> T:
@@ -70,7 +70,9 @@ class World:
         other.store.incarnation = self.store.incarnation
         for table in TABLES:
             setattr(other.store, table, copy.copy(getattr(self.store, table)))
-        other.store._dead, other.store._count = set(self.store._dead), self.store._count
+        mine, its = other.store.present, self.store.present
+        mine.workers, mine.until, mine.dead = dict(its.workers), dict(its.until), set(its.dead)
+        other.store._count = self.store._count
         other.minds = {}
         for name, mind in self.minds.items():
             script = copy.copy(mind.script)
@@ -89,7 +91,7 @@ class World:
     def key(self) -> Any:
         """What tells one state from another; times and ids that nothing depends on are left out."""
         row = self.store._runs["r"]
-        live = tuple(self.store._lost(o) or "" for o in self.minds)
+        live = tuple(self.store.present.lost(o) or "" for o in self.minds)
         minds = tuple((m.phase, m.fence, m.script is not None and m.script.tip == row.tip) for m in self.minds.values())
         return (row.status, row.owner, row.fence, live, minds, self.acts, tuple((e.status, e.owner) for e in self.effects), self.dead)
 

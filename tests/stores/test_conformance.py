@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 from tests.postgres.server import shared
+from tests.stores.third import ThirdStore
 
 from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, WorkspaceStore
 from holdfast.testing import (
@@ -70,10 +71,21 @@ class Partitioned:
         self.store.abandon(owner)
 
 
-Harnesses = type[Memory] | type[Sqlite] | type[Workspace] | type[Postgres] | type[Partitioned]
+class Third:
+    """What one more engine costs: ``third.py``."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.store = ThirdStore(str(folder / "third.db"), now=self.clock)
+
+    def kill(self, owner: str) -> None:
+        self.store.abandon(owner)
 
 
-STORES = [Memory, Sqlite, Workspace, Postgres, pytest.param(Partitioned, marks=pytest.mark.heavy)]
+Harnesses = type[Memory] | type[Sqlite] | type[Workspace] | type[Postgres] | type[Partitioned] | type[Third]
+
+
+STORES = [Memory, Sqlite, Workspace, Postgres, Third, pytest.param(Partitioned, marks=pytest.mark.heavy)]
 
 
 @pytest.mark.parametrize("harness", STORES, ids=lambda h: h.__name__.lower())

@@ -7,19 +7,50 @@ differ only in how they keep things.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.core import blobs, codec
+from holdfast.core import blobs, codec, limits
 from holdfast.core.checkpoint import Delta, Source
-from holdfast.core.commit import SIGNAL_WEIGHT, WHOLE_FLOOR, Commit, DedupClaim, Step, Tip, whole_due
+from holdfast.core.commit import SIGNAL_WEIGHT, WHOLE_FLOOR, Commit, DedupClaim, Step, ThreadEnd, Tip, whole_due
+from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
-from holdfast.core.errors import Conflict, HoldfastError, InboxUnread, LeaseLost, QueueFull, RunNotFound, TokenRefused, VersionConflict
+from holdfast.core.errors import (
+    Conflict,
+    EffectInProgress,
+    HoldfastError,
+    InboxUnread,
+    LeaseLost,
+    QueueFull,
+    RunNotFound,
+    StoreError,
+    TokenRefused,
+    VersionConflict,
+)
 from holdfast.core.events import WaitClosed
-from holdfast.core.intents import Intent
-from holdfast.core.lease import AT_ONCE, COUNTER_BITS, EXPIRED, OWNER_DEAD, RECLAIMED, Alive, Keep, Release, Take, Touch, at_once, counter
+from holdfast.core.intents import Intent, IntentState
+from holdfast.core.lease import (
+    AT_ONCE,
+    COUNTER_BITS,
+    EXPIRED,
+    OWNER_DEAD,
+    RECLAIMED,
+    Alive,
+    Keep,
+    Release,
+    Take,
+    Touch,
+    at_once,
+    counter,
+    due_since,
+    due_time,
+)
+from holdfast.core.limits import Backlog, Chosen, Due, Later, Limit, Rule, Use, in_force, may_enter
 from holdfast.core.run import Run
+from holdfast.core.schedules import Schedule
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
 from holdfast.ports import Claim, Dossier, Evidence, Pruned
@@ -136,6 +167,93 @@ def ruled(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) ->
     turn = 0 if found.status in TERMINAL and not c.run.terminal else found.turn
     lane = (turn or LAST_TURN) if wants_lane(c) and not found.holds else None
     return Ruling(owner_after(c, found.owner), holds_after(c, found.holds), turn, lane, c.run.terminal and found.status not in TERMINAL)
+
+
+class Sight(Protocol):
+    """What a commit may need to know of a store beside the run's own row: each is asked only of a commit that touches it."""
+
+    def missing(self, run_id: str) -> RunNotFound:
+        """What is said of a run that is not there."""
+
+    def there(self, run_id: str) -> bool: ...
+
+    def blocker(self, run: Run, turn: int) -> str | None:
+        """The run that holds the lane of this one, or is due in it before that turn (§10.8)."""
+
+    def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd: ...
+
+    def unread(self, run_id: str, took: Sequence[str]) -> bool:
+        """Whether the run's inbox holds what nobody has taken, apart from these."""
+
+    def untaken(self, run_id: str, key: str) -> bool: ...
+
+    def claimant(self, claim: DedupClaim) -> str | None:
+        """The run that has this key already."""
+
+    def attempts(self, key: str) -> Collection[str]:
+        """The open attempts under an effect's key."""
+
+    def has_blob(self, digest: str) -> bool: ...
+
+    def schedule(self, schedule_id: str) -> Schedule | None: ...
+
+    def waiting(self, queue: str, tenant_id: str) -> int:
+        """How many runs of a tenant wait in a queue and have not begun."""
+
+
+def admitted(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, taker: bool) -> Ruling:
+    """What a commit makes of a run in this state, once everything that it touches beside the run's row has been held against it.
+
+    It says nothing of the runs that the commit creates: each is admitted by itself.
+
+    Raises:
+        HoldfastError: why it may not be applied, as ``Store.commit`` has it.
+    """
+    ruling, c, run = ruled(p, found, incarnation=incarnation, taker=taker), p.commit, p.commit.run
+    if isinstance(ruling, RunNotFound):
+        raise sight.missing(run.run_id)
+    if isinstance(ruling, HoldfastError):
+        raise ruling
+    if ruling.lane is not None and (blocker := sight.blocker(run, ruling.lane)) is not None:
+        raise lane_busy(run, blocker)
+    if c.follows is not None and sight.thread_end(run.tenant_id, run.thread_id) != c.follows:
+        raise thread_moved(run)
+    for key in c.took:
+        if not sight.untaken(run.run_id, key):
+            raise inbox_taken(run.run_id, key)
+    if ruling.ends and sight.unread(run.run_id, c.took):
+        raise unread_at_the_end(run.run_id)
+    if not c.plain:
+        _beside(p, sight)
+    if c.max_queued is not None:
+        waits = ruling.owner is None and run.status is Status.PENDING
+        if sight.waiting(run.queue, run.tenant_id) + waits > c.max_queued:
+            raise queue_full(run, c.max_queued)
+    return ruling
+
+
+def _beside(p: Prepared, sight: Sight) -> None:
+    """Refuses what a commit would write beside its log row, where somebody else has it or it is not there."""
+    c, run_id = p.commit, p.commit.run.run_id
+    for lender in c.behind.runs if c.behind is not None else ():
+        if not sight.there(lender):
+            raise lender_gone(run_id, lender)
+    for claim in c.claims:
+        if (taken := sight.claimant(claim)) is not None:
+            raise claim_taken(claim.kind, claim.key, taken)
+    for effect in c.effects:
+        if effect.open and any(other != effect.effect_id for other in sight.attempts(effect.key)):
+            raise EffectInProgress(f"another attempt under the key {effect.key!r} is not settled", hint="wait for it")
+    for blob in c.blobs:
+        if blob.data is None and not sight.has_blob(blob.digest):
+            raise blobs.missing(blob.digest)
+    born = {run_id, *(q.run_id for q in p.creates)}
+    for item in c.puts:
+        if item.run_id not in born and not sight.there(item.run_id):
+            raise sight.missing(item.run_id)
+    for move in c.moves:
+        if sight.schedule(move.after.schedule_id) != move.before:
+            raise schedule_moved(move.after.schedule_id)
 
 
 def refusal(commit: Commit, found: Found) -> HoldfastError | None:
@@ -262,6 +380,98 @@ def lost(expires_in: int | None, alive: Alive) -> str | None:
     return EXPIRED if expires_in is None or expires_in <= 0 else None
 
 
+class Wanted(msgspec.Struct, frozen=True):
+    """What a claimer takes: of which queues (none: all of them), of which skills and shapes (None: any); or one run by its name."""
+
+    claimer: str
+    queues: Sequence[str] = ()
+    skills: Sequence[str] | None = None
+    shapes: Sequence[str] | None = None
+    run_id: str | None = None
+
+    def fits(self, run: Run, found: Found, due: int | None, now: int) -> bool:
+        """Whether a run may be claimed, its lane and what limits it apart."""
+        if self.run_id is not None:
+            return run.run_id == self.run_id and takeable(found, self.claimer)
+        if not takeable(found, "") or (found.owner is None and (due is None or due > now)):
+            return False
+        if (self.queues and run.queue not in self.queues) or (self.skills is not None and run.skill_id not in self.skills):
+            return False
+        return self.shapes is None or run.shape in self.shapes
+
+
+class Candidate(msgspec.Struct, frozen=True):
+    """A run that may be claimed; ``key`` is the store's own."""
+
+    key: Any
+    run: Run
+    found: Found
+    due: int | None
+
+
+def chosen(candidates: Iterable[Candidate], wanted: Wanted, sight: Sight, use: Use, now: int, limit: int) -> Chosen:
+    """Which of these runs a claimer takes, and the buckets after that (§10.8, §10.11). What it holds already it holds, whatever is full."""
+    fit = [c for c in candidates if wanted.fits(c.run, c.found, c.due, now)]
+    free = [c for c in fit if c.found.holds or sight.blocker(c.run, c.found.turn) is None]
+    if wanted.run_id is not None and free and free[0].found.owner == wanted.claimer:
+        return Chosen((free[0].key,), {})
+    return limits.chosen([Due(c.key, c.run.queue, c.run.tenant_id, c.run.priority, due_since(c.due or 0, now), c.found.turn) for c in free], use, limit)
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A call that holds limits, or waits for them: then nobody is its ``owner`` (§10.11)."""
+
+    place: str
+    owner: str | None
+    run_id: str
+    names: tuple[str, ...]
+    since: int
+
+
+class Entry(msgspec.Struct, frozen=True):
+    """What becomes of a call that wants to begin: ``call`` is kept, ``buckets`` are changed; ``later``: it may not begin yet."""
+
+    call: Call | None = None
+    buckets: Mapping[str, int] = {}
+    later: Later | None = None
+
+
+def entered(
+    wanted: Call, needs: Mapping[str, Limit | None], there: Call | None, rules: Iterable[Rule], in_use: Mapping[str, int], buckets: Mapping[str, int], *, resting: bool
+) -> Entry:
+    """A call that uses these limits begins, or says when to come back (§10.11). ``there``: the call that is at its place already."""
+    if there is not None and there.owner == wanted.owner:
+        return Entry()
+    stored, since = in_force({}, rules).limits, None if there is None else there.since
+    got = may_enter([(name, stored.get(name, limit), in_use.get(name, 0)) for name, limit in needs.items()], buckets, wanted.since, since)
+    if not isinstance(got, Later):
+        return Entry(wanted, got)
+    queues_up = resting and since is None
+    return Entry(msgspec.structs.replace(wanted, owner=None, names=(got.name,)) if queues_up else None, later=got)
+
+
+def next_in_line(ended: Iterable[Call], waiting: Iterable[Call], asleep: Callable[[str], bool]) -> list[str]:
+    """The runs to wake when these calls have ended: of those that wait for what they held, whoever has waited longest; each keeps its
+    place until it enters. ``asleep``: whether a run is at rest and not due."""
+    room = Counter(name for call in ended for name in call.names)
+    out: list[str] = []
+    for call in sorted(waiting, key=lambda c: c.since):
+        if room[call.names[0]] > 0 and call.run_id not in out and asleep(call.run_id):
+            room[call.names[0]] -= 1
+            out.append(call.run_id)
+    return out
+
+
+def backlog(due: Iterable[tuple[Run, int, bool]]) -> list[Backlog]:
+    """Due runs that nobody has taken, counted; of each when it became due, and whether it stands behind another run of its lane."""
+    found: dict[tuple[str, str, str, str], Backlog] = {}
+    for run, at, laned in due:
+        place = (run.queue, run.tenant_id, run.skill_id, run.shape)
+        b = found.get(place, Backlog(*place, 0, 0, due_time(at)))
+        found[place] = b._replace(due=b.due + 1, laned=b.laned + laned, oldest=min(b.oldest, due_time(at)))
+    return [found[place] for place in sorted(found)]
+
+
 def usable(token: Token | None, now: int, *, answered: bool) -> Token | None:
     """The token after its use; None where it stays as it is, because the question has been answered otherwise (§5.9).
 
@@ -274,14 +484,29 @@ def usable(token: Token | None, now: int, *, answered: bool) -> Token | None:
     return None if answered else msgspec.structs.replace(token, used_at=now)
 
 
-def due_rebuilt(commit: Commit, owner: str | None, due: int | None, moved: bool, now: int, unread: bool) -> int | None:
-    """When a run whose row is written anew next needs a worker. What the row said stands, for a repair resumes nothing, unless the
-    status ``moved``, or a wait's deadline or an answer was forgotten: those are found again from what the events tell (§5.10)."""
-    run = commit.run
+class Stands(msgspec.Struct, frozen=True):
+    """The operational columns of a row that is written anew."""
+
+    owner: str | None
+    due: int | None
+    holds: bool
+
+
+def rebuilt(commit: Commit, stood: Stands | None, moved: bool, now: int, *, unread: bool, taken: bool) -> Stands:
+    """How a run stands whose row is written anew. What the row said stands, for a repair resumes nothing, unless the status ``moved``, or a
+    wait's deadline or an answer was forgotten: those are found again from what the events tell (§5.10). ``stood``: None where nothing is known; ``taken``: another run
+    holds its lane.
+    """
+    run, stood = commit.run, stood or Stands(None, None, would_hold(commit.run))
+    owner, due = stood.owner, stood.due
+    if run.terminal:
+        return Stands(None, None, False)
     forgotten = due is None and owner is None and run.status in WAITING
-    if not moved and not forgotten:
-        return due
-    return at_once(now) if forgotten and (run.unasked or any(d.resume for d in run.decisions)) else due_after(commit, owner, now, unread)
+    if forgotten and (run.unasked or any(d.resume for d in run.decisions)):
+        due = at_once(now)
+    elif moved or forgotten:
+        due = due_after(commit, owner, now, unread)
+    return Stands(owner, due, stood.holds and not taken)
 
 
 def mendable(evidence: Evidence, there: Evidence | None, now: int) -> HoldfastError | None:
@@ -336,32 +561,42 @@ def tombstones(effects: Iterable[Effect]) -> tuple[list[str], set[str]]:
     return [e.effect_id for e in effects if not e.shared], set(blobs.named((), kept))
 
 
-def prunable(
-    members: Mapping[str, Sequence[tuple[str, int | None]]],
-    links: Sequence[tuple[str, str]],
-    root_of: Mapping[str, str],
-    before: int,
-    open_roots: Set[str],
-    loans: Sequence[tuple[str, str]] = (),
-) -> Pruned:
+class Aged(msgspec.Struct, frozen=True):
+    """A run as pruning looks at it. ``ended``: when it ended; None while it has not."""
+
+    run_id: str
+    root: str
+    parent: str | None
+    ended: int | None
+
+    @classmethod
+    def of(cls, run: Run) -> Aged:
+        return cls(run.run_id, run.lineage_root, run.parent_run_id, run.finished_at if run.terminal else None)
+
+
+def prunable(runs: Iterable[Aged], before: int, open_roots: Set[str], loans: Sequence[tuple[str, str]] = ()) -> Pruned:
     """Which lineages may go as a whole (§6.10).
 
     Args:
-        members: by lineage root, its runs with when each ended; None while it has not.
-        links: children and their parents; a family goes together.
-        root_of: the lineage of each run.
+        runs: all there are; children go with their parents.
         before: runs must have ended before that time.
         open_roots: lineages with intents or effects that are not settled.
         loans: runs that carry their thread on from another one's log, and that one (§4.15).
     """
+    members: dict[str, list[Aged]] = {}
+    root_of: dict[str, str] = {}
+    for run in runs:
+        members.setdefault(run.root, []).append(run)
+        root_of[run.run_id] = run.root
     kept: dict[str, str] = {}
-    for root, runs in members.items():
-        if any(ended is None for _, ended in runs):
+    for root, family in members.items():
+        if any(r.ended is None for r in family):
             kept[root] = "a run has not ended"
-        elif any(ended >= before for _, ended in runs if ended is not None):
+        elif any(r.ended >= before for r in family if r.ended is not None):
             kept[root] = ""
         elif root in open_roots:
             kept[root] = "an effect or an intent is not settled"
+    links = [(r.run_id, r.parent) for family in members.values() for r in family if r.parent is not None]
     changed = True
     while changed:
         changed = False
@@ -373,9 +608,27 @@ def prunable(
         for borrower, lender in loans:
             if root_of[borrower] in kept and root_of[lender] not in kept:
                 kept[root_of[lender]], changed = "a later run of its thread carries on from it", True
-    old = {r for r, runs in members.items() if all(ended is not None and ended < before for _, ended in runs)}
-    run_ids = tuple(sorted(run_id for root, runs in members.items() if root not in kept for run_id, _ in runs))
+    old = {root for root, family in members.items() if all(r.ended is not None and r.ended < before for r in family)}
+    run_ids = tuple(sorted(r.run_id for root, family in members.items() if root not in kept for r in family))
     return Pruned(run_ids, {root: why for root, why in kept.items() if root in old})
+
+
+def sendable(
+    open_intents: Iterable[Intent], types: Sequence[str], run_id: str | None, now: int, gone: Callable[[Intent], bool]
+) -> tuple[list[Intent], list[Intent]]:
+    """Of the open intents, oldest first, those whose sender is ``gone``, and those that are due and first under their order key (§9.4)."""
+    heads: dict[tuple[str, str, str], str] = {}
+    lost: list[Intent] = []
+    due: list[Intent] = []
+    for i in open_intents:
+        first = not i.order_key or heads.setdefault(i.order, i.intent_id) == i.intent_id
+        if i.type not in types or run_id not in (None, i.run_id):
+            continue
+        if i.state == IntentState.SENDING and gone(i):
+            lost.append(i)
+        elif i.state == IntentState.QUEUED and i.due <= now and first:
+            due.append(i)
+    return lost, sorted(due, key=lambda i: i.due)
 
 
 def by_turns(
@@ -402,6 +655,18 @@ def overlay(run: Run, *, status: str, version: int, step: str | None, head: str 
     if run.version != version or run.current_step_id != step or run.checkpoint_head != head:
         run = msgspec.structs.replace(run, version=version, current_step_id=step, checkpoint_head=head)
     return run
+
+
+def broken(run_id: str, rows: Iterable[codec.Row]) -> Problem | None:
+    """What is wrong with a run's log: the first row that does not follow the one before (§1.9)."""
+    previous = b""
+    for row in rows:
+        try:
+            codec.from_chain(row, previous)
+        except StoreError as e:
+            return Problem(e.code, "error", e.message, e.hint, run_id)
+        previous = row.hash
+    return None
 
 
 def inbox_taken(run_id: str, key: str) -> Conflict:
@@ -441,7 +706,7 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 
 __all__ = [
-    "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Found", "Keep", "Prepared", "Ruling", "adopted", "by_turns", "claim_taken", "due_after", "due_at_rest", "due_rebuilt", "inbox_taken",
-    "lane_busy", "lender_gone", "lost", "mendable", "overlay", "prepare", "prunable", "queue_full", "ruled", "same", "schedule_moved", "step_refused", "still_taken", "takeable", "taken", "thread_moved", "tombstones",
-    "unread_at_the_end", "usable", "woken", "would_hold",
+    "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Aged", "Call", "Candidate", "Entry", "Found", "Keep", "Prepared", "Ruling", "Sight", "Stands", "Wanted", "admitted", "adopted", "backlog", "broken", "by_turns", "chosen", "claim_taken",
+    "due_after", "due_at_rest", "entered", "inbox_taken", "lane_busy", "lender_gone", "lost", "mendable", "next_in_line", "overlay", "prepare", "prunable", "queue_full", "rebuilt", "ruled",
+    "same", "schedule_moved", "sendable", "step_refused", "still_taken", "takeable", "taken", "thread_moved", "tombstones", "unread_at_the_end", "usable", "woken", "would_hold",
 ]  # fmt: skip

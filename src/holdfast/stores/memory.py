@@ -12,7 +12,7 @@ import secrets
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,27 +25,23 @@ from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
-    Conflict,
-    EffectInProgress,
     HoldfastError,
-    LeaseLost,
     RunNotFound,
-    StoreError,
 )
 from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands, unheard
-from holdfast.core.lease import Alive, Lease, Take, at_once, due_since, due_time
-from holdfast.core.limits import Backlog, Due, Held, Later, Limit, Rule, Use, chosen, in_force, may_enter
-from holdfast.core.offers import Offer
+from holdfast.core.lease import Lease, Take, at_once
+from holdfast.core.limits import Backlog, Held, Later, Limit, Rule, Use, in_force
 from holdfast.core.pruned import Tombstone, missing
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.machine import ticks
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Usage, Worker
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, Loaded, Pruned, RunFilter, Usage
 from holdfast.stores import apply, rings
-from holdfast.stores.apply import Found, Prepared
+from holdfast.stores.apply import Aged, Call, Candidate, Found, Prepared, Stands, Wanted
 from holdfast.stores.changes import Changes
+from holdfast.stores.small import Present, Small
 from holdfast.stores.tables import Indexed
 
 
@@ -79,23 +75,7 @@ class _Item(msgspec.Struct, frozen=True):
     taken_seq: int | None
 
 
-class _Call(msgspec.Struct, frozen=True):
-    """A call that holds limits, or waits for them: then nobody is its ``owner``."""
-
-    owner: str | None
-    run_id: str
-    names: tuple[str, ...]
-    since: int
-
-
-class _Worker(msgspec.Struct, frozen=True):
-    """``until``: the end of its lease by the clock that nobody sets (§10.3)."""
-
-    started_at: int
-    until: int
-
-
-class MemoryStore:
+class MemoryStore(Small):
     """A store that lives as long as this object. ``now`` gives its clock, microseconds since 1970; it stands in for the clock of leases too."""
 
     url = "memory:"
@@ -123,26 +103,23 @@ class MemoryStore:
         self._shelves: dict[tuple[str, str], bytes] = {}
         self._rings: dict[str, rings.Ring] = {}
         self._pruned: dict[str, Tombstone] = {}
-        self._workers: dict[str, _Worker] = {}
-        self._dead: set[str] = set()
-        self._offers: dict[str, Offer] = {}
+        self.present = Present(self._now, self._ticks)
         self._rules: dict[str, Rule] = {}
         self._buckets: dict[str, int] = {}
-        self._calls: dict[str, _Call] = {}
-        self._acting: set[str] = set()  # retired while something of them still ran
+        self._calls: dict[str, Call] = {}
         self._count = 0
         self._undo: list[Callable[[], None]] = []
         self._guard = threading.RLock()
-        self._changes = Changes()
+        self.changes = Changes()
 
     # -- life ---------------------------------------------------------------------------------------
 
     async def open(self) -> None:
-        self._changes.reopen()
+        self.changes.reopen()
 
     async def close(self) -> None:
-        self._dead.update(self._workers)
-        self._changes.close()
+        self.present.dead.update(self.present.workers)
+        self.changes.close()
 
     def now(self) -> int:
         return self._now()
@@ -178,7 +155,7 @@ class MemoryStore:
         prepared = apply.prepare(commit)
         with self._atomic():
             tip = self._apply(prepared)
-        self._changes.tell()
+        self.changes.tell()
         return tip
 
     async def step(self, step: Step) -> Tip:
@@ -194,33 +171,19 @@ class MemoryStore:
             self._set(self._runs, run_id, moved)
             self._set(self._log, (run_id, step.seq), Row(step.seq, step.data, step.hash))
             self._set(self._order, run_id, (*self._order.get(run_id, ()), step.seq))
-        self._changes.tell()
+        self.changes.tell()
         return tip
 
     def _apply(self, p: Prepared) -> Tip:
         c, now, run_id = p.commit, self.now(), p.commit.run.run_id
         old = self._runs.get(run_id)
-        taker = not isinstance(c.lease, Take) or c.lease.owner in self._workers
-        ruling = apply.ruled(p, None if old is None else self._found(old), incarnation=self.incarnation, taker=taker)
-        if isinstance(ruling, RunNotFound):
-            raise self._missing(run_id)
-        if isinstance(ruling, HoldfastError):
-            raise ruling
-        lane = (c.run.tenant_id, c.run.session_key, c.run.lane)
-        if ruling.lane is not None and (blocker := self._blocker(run_id, lane, now, ruling.lane)):
-            raise apply.lane_busy(c.run, blocker)
-        if c.follows is not None and self._thread_end(c.run.tenant_id, c.run.thread_id) != c.follows:
-            raise apply.thread_moved(c.run)
+        taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
+        ruling = apply.admitted(p, None if old is None else self._found(old), Seen(self), incarnation=self.incarnation, taker=taker)
         number = old.number if old else self._next()
         turn = ruling.turn or self._next()
         tip = p.tip(self._next())
         for key in c.took:
-            item = self._inbox.get((run_id, key))
-            if item is None or item.taken_seq is not None:
-                raise apply.inbox_taken(run_id, key)
-            self._set(self._inbox, (run_id, key), msgspec.structs.replace(item, taken_seq=tip.seq))
-        if ruling.ends and self._unread(run_id):
-            raise apply.unread_at_the_end(run_id)
+            self._set(self._inbox, (run_id, key), msgspec.structs.replace(self._inbox[run_id, key], taken_seq=tip.seq))
         doc = p.sealed.doc if p.sealed.doc is not None or old is None else old.doc
         self._set(
             self._runs,
@@ -236,41 +199,25 @@ class MemoryStore:
         if p.whole is not None:
             self._set(self._wholes, run_id, (tip.seq, p.whole))
         if c.behind is not None:
-            if gone := [r for r in c.behind.runs if r not in self._runs]:
-                raise apply.lender_gone(run_id, gone[0])
             self._set(self._carries, run_id, c.behind.runs)
         for wait_id in p.closed:
             for token in [t for t in self._tokens.values() if t.run_id == run_id and t.wait_id == wait_id and t.open]:
                 self._set(self._tokens, token.hash, msgspec.structs.replace(token, revoked_at=now))
         self._beside(p, now)
-        if c.max_queued is not None and self._queued(c.run.queue, c.run.tenant_id) > c.max_queued:
-            raise apply.queue_full(c.run, c.max_queued)
         return tip
 
-    def _queued(self, queue: str, tenant: str) -> int:
-        return sum(1 for r in self._runs.values() if r.status == Status.PENDING and r.owner is None and (r.run.queue, r.run.tenant_id) == (queue, tenant))
-
     async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
-        return self._thread_end(tenant_id, thread_id)
-
-    def _thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
-        mine = [r for r in self._runs.values() if r.run.thread_id == thread_id and r.run.tenant_id == tenant_id and r.status in TERMINAL]
-        newest = max(mine, key=lambda r: r.turn, default=None)
-        return ThreadEnd() if newest is None else ThreadEnd(newest.run.run_id, newest.version, newest.fence)
+        return Seen(self).thread_end(tenant_id, thread_id)
 
     def _unread(self, run_id: str) -> bool:
-        return bool(self._inbox.of("unread", run_id))
+        return Seen(self).unread(run_id, ())
 
     def _beside(self, p: Prepared, now: int) -> None:
         """What a commit writes beside its log row."""
         c = p.commit
         for claim in c.claims:
-            if (taken := self._claimed(claim.kind, claim.scope, claim.key, now)) is not None:
-                raise apply.claim_taken(claim.kind, claim.key, taken.run_id)
             self._set(self._claims, (claim.kind, claim.scope, claim.key), claim)
         for effect in c.effects:
-            if effect.open and any(e.open and e.effect_id != effect.effect_id for e, _ in self._effects.of("key", effect.key)):
-                raise EffectInProgress(f"another attempt under the key {effect.key!r} is not settled")
             self._set(self._effects, effect.effect_id, (effect, codec.encode_effect(effect)))
         for intent in c.intents:
             self._set(self._intents, intent.intent_id, intent)
@@ -285,8 +232,6 @@ class MemoryStore:
         for item in c.puts:
             self._put(item, now)
         for move in c.moves:
-            if self._schedules.get(move.after.schedule_id) != move.before:
-                raise apply.schedule_moved(move.after.schedule_id)
             self._set(self._schedules, move.after.schedule_id, move.after)
 
     def _keep(self, run_id: str, blob: Blob) -> None:
@@ -318,7 +263,7 @@ class MemoryStore:
         with self._atomic():
             for e in self._current(emitted):
                 self._emit(e, self.now())
-        self._changes.tell()
+        self.changes.tell()
 
     def _current(self, emitted: Sequence[Emitted]) -> list[Emitted]:
         """Those that come from whoever holds the run."""
@@ -330,25 +275,14 @@ class MemoryStore:
     async def put(self, item: InboxItem) -> InboxItem:
         with self._atomic():
             kept = self._put(item, self.now())
-        self._changes.tell()
+        self.changes.tell()
         return kept
 
     # -- leases and lanes ---------------------------------------------------------------------------
 
-    def _lost(self, owner: str) -> str | None:
-        """Why an owner's runs may be taken over; None while it lives."""
-        worker = self._workers.get(owner)
-        return apply.lost(None if worker is None else worker.until - self._ticks(), self._alive(owner))
-
     def _found(self, row: _Row) -> Found:
-        live = row.owner is not None and self._lost(row.owner) is None
+        live = row.owner is not None and self.present.lost(row.owner) is None
         return Found(row.fence, row.owner, live, row.tip.row, row.tip.hash, row.holds, row.turn, row.status)
-
-    def _blocker(self, run_id: str, lane: tuple[str, str, str], now: int, turn: int) -> str | None:
-        """The run that holds the lane, or is due before this turn (§10.8)."""
-        others = [r for r in self._runs.values() if r.lane == lane and r.run.run_id != run_id]
-        found = [r for r in others if r.holds] + [r for r in others if r.due is not None and r.due <= now and r.turn < turn]
-        return found[0].run.run_id if found else None
 
     async def claim(
         self,
@@ -363,16 +297,13 @@ class MemoryStore:
     ) -> list[Claim]:
         now = self.now()
         with self._atomic():
-            if owner not in self._workers:
-                raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+            self.present.need(owner)
             if run_id is not None and run_id not in self._runs:
                 raise self._missing(run_id)
             rows = self._runs.values() if run_id is None else [self._runs[run_id]]
-            found = [r for r in rows if self._claimable(r, owner, now, queues, skills, run_id, shapes)]
-            if run_id is not None and found and found[0].owner == owner:
-                return [self._take(found[0], owner, now)]
             use = Use(in_force(limits, self._rules.values()), owner, self._holders(), self._buckets, now)
-            got = chosen([Due(r, r.run.queue, r.run.tenant_id, r.run.priority, due_since(r.due or 0, now), r.turn) for r in found], use, limit)
+            wanted = Wanted(owner, queues, skills, shapes, run_id)
+            got = apply.chosen([Candidate(r, r.run, self._found(r), r.due) for r in rows], wanted, Seen(self), use, now, limit)
             for name, full_at in got.buckets.items():
                 self._set(self._buckets, name, full_at)
             return [self._take(r, owner, now) for r in got.keys]
@@ -380,11 +311,11 @@ class MemoryStore:
     # -- limits: ports.Limiting ---------------------------------------------------------------------
 
     def _holders(self) -> list[Held]:
-        found = Counter((r.owner, r.run.queue, r.run.tenant_id) for r in self._runs.values() if r.owner is not None and self._lost(r.owner) is None)
+        found = Counter((r.owner, r.run.queue, r.run.tenant_id) for r in self._runs.values() if r.owner is not None and self.present.lost(r.owner) is None)
         return [Held(owner, queue, tenant, count) for (owner, queue, tenant), count in found.items()]
 
     def _in_use(self) -> Counter[str]:
-        return Counter(name for c in self._calls.values() if c.owner is not None and self._lost(c.owner) is None for name in c.names)
+        return Counter(name for c in self._calls.values() if c.owner is not None and self.present.lost(c.owner) is None for name in c.names)
 
     async def rules(self) -> list[Rule]:
         return [self._rules[name] for name in sorted(self._rules)]
@@ -393,7 +324,7 @@ class MemoryStore:
         if self._rules.get(rule.name) != before:
             return False
         self._rules = {**self._rules, rule.name: rule}
-        self._changes.tell()
+        self.changes.tell()
         return True
 
     async def usage(self) -> Usage:
@@ -401,81 +332,42 @@ class MemoryStore:
 
     async def backlog(self) -> list[Backlog]:
         now = self.now()
-        found: dict[tuple[str, str, str, str], Backlog] = {}
-        for r in self._runs.values():
-            if r.owner is None and r.due is not None and r.due <= now:
-                place = (r.run.queue, r.run.tenant_id, r.run.skill_id, r.run.shape)
-                laned = int(not r.holds and self._blocker(r.run.run_id, r.lane, now, r.turn) is not None)
-                since = due_time(r.due)
-                b = found.get(place, Backlog(*place, 0, 0, since))
-                found[place] = b._replace(due=b.due + 1, laned=b.laned + laned, oldest=min(b.oldest, since))
-        return [found[place] for place in sorted(found)]
+        due = [r for r in self._runs.values() if r.owner is None and r.due is not None and r.due <= now]
+        return apply.backlog((r.run, r.due or 0, not r.holds and Seen(self).blocker(r.run, r.turn) is not None) for r in due)
 
     async def enter(self, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], *, resting: bool = False) -> Later | None:
-        now, stored = self.now(), in_force({}, self._rules.values()).limits
-        if owner not in self._workers:
-            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+        self.present.need(owner)
+        now = self.now()
         with self._atomic():
-            there = self._calls.get(place)
-            if there is not None and there.owner == owner:
-                return None
-            count, since = self._in_use(), None if there is None else there.since
-            got = may_enter([(name, stored.get(name, limit), count[name]) for name, limit in needs.items()], self._buckets, now, since)
-            if isinstance(got, Later):
-                if resting and since is None:
-                    self._set(self._calls, place, _Call(None, run_id, (got.name,), now))
-                return got
-            for name, full_at in got.items():
+            call, there = Call(place, owner, run_id, tuple(needs), now), self._calls.get(place)
+            entry = apply.entered(call, needs, there, self._rules.values(), self._in_use(), self._buckets, resting=resting)
+            for name, full_at in entry.buckets.items():
                 self._set(self._buckets, name, full_at)
-            self._set(self._calls, place, _Call(owner, run_id, tuple(needs), now))
-        return None
+            if entry.call is not None:
+                self._set(self._calls, place, entry.call)
+        return entry.later
 
     async def leave(self, owner: str, places: Sequence[str]) -> None:
         with self._atomic():
             self._free([self._calls.pop(p) for p in places if p in self._calls and self._calls[p].owner == owner])
-        self._changes.tell()
+        self.changes.tell()
 
-    def _free(self, calls: Iterable[_Call]) -> None:
-        """Wakes whoever has waited longest for what these held; their places in the line stay until they enter."""
-        now, wake = self.now(), Counter(name for c in calls for name in c.names)
-        for call in sorted((c for c in self._calls.values() if c.owner is None), key=lambda c: c.since):
-            row = self._runs.get(call.run_id)
-            if wake[call.names[0]] > 0 and row is not None and row.owner is None and row.due is not None and row.due > now:
-                wake[call.names[0]] -= 1
-                self._set(self._runs, call.run_id, msgspec.structs.replace(row, due=at_once(now)))
+    def _free(self, calls: Sequence[Call]) -> None:
+        """Wakes whoever has waited longest for what these held."""
+        now = self.now()
 
-    def _claimable(
-        self, row: _Row, owner: str, now: int, queues: Sequence[str], skills: Sequence[str] | None, run_id: str | None, shapes: Sequence[str] | None
-    ) -> bool:
-        if not apply.takeable(self._found(row), owner if run_id is not None else ""):
-            return False
-        if run_id is not None:
-            wanted = row.run.run_id == run_id
-        else:
-            due = row.owner is not None or (row.due is not None and row.due <= now)
-            wanted = due and (not queues or row.run.queue in queues) and (skills is None or row.run.skill_id in skills)
-            wanted = wanted and (shapes is None or row.run.shape in shapes)
-        return wanted and (row.holds or self._blocker(row.run.run_id, row.lane, now, row.turn) is None)
+        def asleep(run_id: str) -> bool:
+            row = self._runs.get(run_id)
+            return row is not None and row.owner is None and row.due is not None and row.due > now
+
+        for run_id in apply.next_in_line(calls, [c for c in self._calls.values() if c.owner is None], asleep):
+            self._set(self._runs, run_id, msgspec.structs.replace(self._runs[run_id], due=at_once(now)))
 
     def _take(self, row: _Row, owner: str, now: int) -> Claim:
-        lost = None if row.owner is None else self._lost(row.owner)
+        lost = None if row.owner is None else self.present.lost(row.owner)
         due = at_once(now) if row.due is None else min(at_once(now), row.due)
         self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=owner, fence=row.fence + 1, holds=True, due=due))
         return apply.taken(row.run.run_id, row.fence, row.owner, owner, lost)
-
-    async def register(self, owner: str, ttl_us: int) -> None:
-        if owner in self._workers:
-            raise Conflict(f"the worker {owner} is registered already", hint="an owner id is unique per process start", code="owner_taken")
-        self._workers[owner] = _Worker(self.now(), self._ticks() + ttl_us)
-        self._dead.discard(owner)
-
-    async def renew(self, owner: str, ttl_us: int) -> int:
-        with self._guard:
-            worker = self._workers.get(owner)
-            if worker is None or owner in self._dead:
-                return 0
-            self._workers[owner] = msgspec.structs.replace(worker, until=self._ticks() + ttl_us)
-            return self.now() + ttl_us
 
     async def retire(self, owner: str) -> None:
         now = self.now()
@@ -483,32 +375,8 @@ class MemoryStore:
             for row in [r for r in self._runs.values() if r.owner == owner]:
                 self._set(self._runs, row.run.run_id, msgspec.structs.replace(row, owner=None, fence=row.fence + 1, due=at_once(now)))
             self._free([self._calls.pop(p) for p in [p for p, c in self._calls.items() if c.owner == owner]])
-            self._workers.pop(owner, None)
-            if owner not in self._acting:
-                self._dead.add(owner)
-        self._changes.tell()
-
-    async def outlive(self, owner: str) -> None:
-        self._acting.add(owner)
-
-    async def owner_alive(self, owner: str) -> Alive:
-        return self._alive(owner)
-
-    def abandon(self, owner: str) -> None:
-        """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
-        self._dead.add(owner)
-
-    async def workers(self) -> list[Worker]:
-        held = [r.owner for r in self._runs.values()]
-        return [Worker(o, w.started_at, self._expires_at(w), self._alive(o).value, held.count(o), self._offers.get(o)) for o, w in self._workers.items()]
-
-    async def offer(self, owner: str, offer: Offer) -> None:
-        self._offers = {o: kept for o, kept in self._offers.items() if o in self._workers} | {owner: offer}
-
-    def _alive(self, owner: str) -> Alive:
-        if owner in self._dead:
-            return Alive.NO
-        return Alive.YES if owner in self._workers or owner in self._acting else Alive.UNKNOWN
+            self.present.retire(owner)
+        self.changes.tell()
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -516,13 +384,7 @@ class MemoryStore:
         return apply.overlay(codec.decode_run(row.doc), status=row.status, version=row.version, step=row.step, head=row.head)
 
     def _lease(self, row: _Row) -> Lease:
-        worker = self._workers.get(row.owner or "")
-        alive = self._alive(row.owner) if row.owner else Alive.UNKNOWN
-        return Lease(row.fence, row.owner, None if worker is None else self._expires_at(worker), alive, row.due)
-
-    def _expires_at(self, worker: _Worker) -> int:
-        """What the store's clock will show at the end of its lease, if nobody sets it."""
-        return self.now() + worker.until - self._ticks()
+        return self.present.lease(row.fence, row.owner, row.due)
 
     async def load(self, run_id: str) -> Loaded | None:
         row = self._runs.get(run_id)
@@ -561,10 +423,6 @@ class MemoryStore:
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
         return [_item(i) for i in self._inbox.of("run" if taken else "unread", run_id)]
 
-    async def marked(self, owner: str) -> list[str]:
-        owned = {r.run.run_id for r in self._runs.values() if r.owner == owner}
-        return list(dict.fromkeys(i.run_id for i in self._inbox.values() if i.taken_seq is None and i.run_id in owned))
-
     async def issue_token(self, token: Token) -> None:
         if token.run_id not in self._runs:
             raise self._missing(token.run_id)
@@ -580,38 +438,26 @@ class MemoryStore:
             if used is not None:
                 self._set(self._tokens, hash, used)
             kept = self._put(item, now)
-        self._changes.tell()
+        self.changes.tell()
         return kept
 
     async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
         if self._schedules.get(schedule.schedule_id) != before:
             return False
         self._schedules[schedule.schedule_id] = schedule
-        self._changes.tell()
+        self.changes.tell()
         return True
 
     async def drop_schedule(self, schedule_id: str) -> bool:
         return self._schedules.pop(schedule_id, None) is not None
-
-    async def schedule(self, schedule_id: str) -> Schedule | None:
-        return self._schedules.get(schedule_id)
 
     async def schedules(self, due: int | None = None) -> list[Schedule]:
         found = [s for s in self._schedules.values() if due is None or (s.due is not None and s.due <= due)]
         return sorted(found, key=lambda s: (s.due is None, s.due or 0))
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None:
-        return self._claimed(kind, scope, key, self.now())
-
-    def _claimed(self, kind: str, scope: str, key: str, now: int) -> DedupClaim | None:
-        claim = self._claims.get((kind, scope, key))
-        if claim is None:
-            return None
-        row = self._runs.get(claim.run_id)
-        return claim if apply.still_taken(claim, None if row is None else row.status, now) else None
-
-    async def open_effects(self, owner: str) -> list[Effect]:
-        return [codec.decode_effect(data) for e, data in self._effects.values() if e.open and e.owner == owner]
+        there = self._claims.get((kind, scope, key))
+        return there if there is not None and Seen(self).claimant(there) is not None else None
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
         choices = (("key", key), ("run", run_id), ("lineage", lineage_root))
@@ -623,7 +469,7 @@ class MemoryStore:
         if there is None or there[0].status != expected:
             return False
         self._effects[effect.effect_id] = (effect, codec.encode_effect(effect))
-        self._changes.tell()
+        self.changes.tell()
         return True
 
     # -- outbox and ledger --------------------------------------------------------------------------
@@ -644,9 +490,6 @@ class MemoryStore:
             found = found[next((n for n, i in enumerate(found, 1) if i.intent_id == after), len(found)) :]
         return found[:limit]
 
-    async def intent(self, intent_id: str) -> Intent | None:
-        return self._intents.get(intent_id)
-
     async def claim_intents(
         self,
         owner: str,
@@ -661,21 +504,17 @@ class MemoryStore:
         doubt: bool = False,
     ) -> list[Intent]:
         now = self.now()
-        open_now = [i for i in self._intents.values() if i.open]
-        heads: dict[tuple[str, str, str], str] = {}
-        for intent in open_now:
-            if intent.order_key:
-                heads.setdefault(intent.order, intent.intent_id)
-        wanted = [i for i in open_now if i.type in types and run_id in (None, i.run_id)]
-        lost = [i for i in wanted if i.state == IntentState.SENDING and (i.owner in self._dead or self._over(i, now) or unheard(i, owner, held, doubt=doubt))]
-        due = [i for i in wanted if i.state == IntentState.QUEUED and i.due <= now and heads.get(i.order, i.intent_id) == i.intent_id]
-        chosen = apply.by_turns(lost, sorted(due, key=lambda i: i.due), limit, each, room or {})
+        lost, due = apply.sendable(
+            [i for i in self._intents.values() if i.open], types, run_id, now,
+            lambda i: i.owner in self.present.dead or self._over(i, now) or unheard(i, owner, held, doubt=doubt),
+        )  # fmt: skip
+        chosen = apply.by_turns(lost, due, limit, each, room or {})
         with self._atomic():
             out = []
             for intent in chosen:
                 gone = intent.state == IntentState.SENDING
                 mine = unheard(intent, owner, held, doubt=doubt)
-                taken = claimed(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self._dead, unheard=mine)
+                taken = claimed(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self.present.dead, unheard=mine)
                 self._set(self._intents, intent.intent_id, taken)
                 self._set(self._leased, intent.intent_id, self._ticks() + ttl_us)
                 out.append(taken)
@@ -695,7 +534,7 @@ class MemoryStore:
     async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
         with self._atomic():
             kept = [self._settle(s) for s in settlements]
-        self._changes.tell()
+        self.changes.tell()
         return kept
 
     def _settle(self, s: Settlement) -> bool:
@@ -718,13 +557,6 @@ class MemoryStore:
         for intent in old:
             self._intents[intent.intent_id] = dropped(intent)
         return len(old)
-
-    async def intent_counts(self) -> list[IntentCount]:
-        found: dict[tuple[str, str], IntentCount] = {}
-        for i in self._intents.values():
-            one = found.get((i.type, i.state), IntentCount(i.type, i.state, 0, i.created_at))
-            found[i.type, i.state] = IntentCount(i.type, i.state, one.count + 1, min(one.oldest, i.created_at))
-        return sorted(found.values(), key=lambda c: (c.type, c.state))
 
     async def ledger(
         self,
@@ -749,15 +581,6 @@ class MemoryStore:
 
     async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
         self._shelves |= {(shelf, key): data for key, data in rows.items()}
-
-    async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
-        there = self._shelves.get((shelf, key))
-        if there is None:
-            await self.shelve(shelf, {key: data})
-        return there
-
-    async def shelved(self, shelf: str, key: str) -> bytes | None:
-        return self._shelves.get((shelf, key))
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
         return sorted((k, data) for (s, k), data in self._shelves.items() if s == shelf and k.startswith(prefix) and k > after)[:limit]
@@ -785,9 +608,6 @@ class MemoryStore:
         raw = {"number": row.number, "fence": row.fence, "status": row.status, "version": row.version, "doc": row.doc.hex()}
         return Evidence(run_id=run_id, run=run, lease=self._lease(row), tip=row.tip, raw=raw)
 
-    async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
-        return await self.rows(run_id, after, limit)
-
     async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
         seq, data = self._wholes.get(run_id, (0, b"")) if after >= 0 or run_id not in self._origins else (0, self._origins[run_id])
         if seq <= after or not data:
@@ -801,7 +621,7 @@ class MemoryStore:
         now = await self._as_shown(evidence)
         with self._atomic():
             self._mend(evidence, commits, now)
-        self._changes.tell()
+        self.changes.tell()
         return ""
 
     async def _as_shown(self, evidence: Evidence) -> int:
@@ -820,16 +640,16 @@ class MemoryStore:
             self._set(self._log, (run_id, p.sealed.row.seq), p.sealed.row)
             self._set(self._order, run_id, (*self._order.get(run_id, ()), p.sealed.row.seq))
         tip = written[-1].tip(self._next())
-        owner = None if old is None or run.terminal else old.owner
-        due = old.due if old is not None else None
-        due = apply.due_rebuilt(commits[-1], owner, due, old is None or old.status != run.status.value, now, self._unread(run_id))
+        stood = None if old is None else Stands(old.owner, old.due, old.holds)
+        moved, taken = old is None or old.status != run.status.value, any(r.holds and r is not old for r in Seen(self).lane(run))
+        stands = apply.rebuilt(commits[-1], stood, moved, now, unread=self._unread(run_id), taken=taken)
         self._set(
             self._runs,
             run_id,
             _Row(
                 number=old.number if old else self._next(), doc=codec.encode_run(run), run=run, status=run.status.value, version=run.version,
                 step=run.current_step_id, head=run.checkpoint_head, tip=tip, fence=commits[-1].fence, turn=old.turn if old else self._next(),
-                owner=owner, due=None if run.terminal else due, holds=bool(old and old.holds and not run.terminal),
+                owner=stands.owner, due=stands.due, holds=stands.holds,
             ),
         )  # fmt: skip
         return written
@@ -845,7 +665,7 @@ class MemoryStore:
             raise self._missing(run_id)
         with self._atomic():
             self._take_over(dossier, None)
-        self._changes.tell()
+        self.changes.tell()
         return True
 
     def _take_over(self, d: Dossier, owner: str | None) -> None:
@@ -892,7 +712,7 @@ class MemoryStore:
         self._origins.setdefault(run_id, origin)
 
     def _missing(self, run_id: str) -> RunNotFound:
-        return missing(run_id, self._pruned.get(run_id))
+        return Seen(self).missing(run_id)
 
     async def pruned(self, run_id: str) -> Tombstone | None:
         return self._pruned.get(run_id)
@@ -903,19 +723,14 @@ class MemoryStore:
             with self._atomic():
                 self._forget(set(found.run_ids))
                 self._pruned |= {run_id: Tombstone(run_id, self.now(), actor) for run_id in found.run_ids}
-            self._changes.tell()
+            self.changes.tell()
         return found
 
     def _prunable(self, before: int, loans: Sequence[tuple[str, str]]) -> Pruned:
-        members: dict[str, list[tuple[str, int | None]]] = {}
-        for row in self._runs.values():
-            ended = row.run.finished_at if row.status in TERMINAL else None
-            members.setdefault(row.run.lineage_root, []).append((row.run.run_id, ended))
-        links = [(r.run.run_id, r.run.parent_run_id) for r in self._runs.values() if r.run.parent_run_id is not None]
-        root_of = {run_id: root for root, runs in members.items() for run_id, _ in runs}
+        root_of = {r.run.run_id: r.run.lineage_root for r in self._runs.values()}
         unsettled = {root_of[i.run_id] for i in self._intents.values() if i.open and i.run_id in root_of}
         unsettled |= {e.lineage_root for e, _ in self._effects.values() if e.open}
-        return apply.prunable(members, links, root_of, before, unsettled, loans)
+        return apply.prunable((Aged.of(r.run) for r in self._runs.values()), before, unsettled, loans)
 
     def _forget(self, gone: set[str]) -> None:
         """Deletes runs and what hangs on them; effects under keys that other runs share stay."""
@@ -946,27 +761,63 @@ class MemoryStore:
                 del self._users[digest]
                 self._blobs.pop(digest, None)
 
-    # -- the rest -----------------------------------------------------------------------------------
 
-    async def wait_for_change(self, timeout: float) -> None:
-        await self._changes.wait(timeout)
+class Seen:
+    """What a commit needs to know of the store in memory (``apply.Sight``)."""
 
-    async def verify(self) -> list[Problem]:
-        """Nothing can be wrong with a store that has no file; each run's chain is still held against its hashes."""
-        problems = []
-        for run_id, seqs in self._order.items():
-            previous = b""
-            for seq in seqs:
-                try:
-                    codec.from_chain(self._log[run_id, seq], previous)
-                except StoreError as e:
-                    problems.append(Problem(e.code, "error", e.message, e.hint, run_id))
-                previous = self._log[run_id, seq].hash
-        return problems
+    def __init__(self, store: MemoryStore) -> None:
+        self._store = store
+
+    def missing(self, run_id: str) -> RunNotFound:
+        return missing(run_id, self._store._pruned.get(run_id))
+
+    def there(self, run_id: str) -> bool:
+        return run_id in self._store._runs
+
+    def lane(self, run: Run) -> list[_Row]:
+        """The other runs of a run's lane."""
+        lane = (run.tenant_id, run.session_key, run.lane)
+        return [r for r in self._store._runs.values() if r.lane == lane and r.run.run_id != run.run_id]
+
+    def blocker(self, run: Run, turn: int) -> str | None:
+        others, now = self.lane(run), self._store.now()
+        found = [r for r in others if r.holds] + [r for r in others if r.due is not None and r.due <= now and r.turn < turn]
+        return found[0].run.run_id if found else None
+
+    def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
+        rows = self._store._runs.values()
+        mine = [r for r in rows if r.run.thread_id == thread_id and r.run.tenant_id == tenant_id and r.status in TERMINAL]
+        newest = max(mine, key=lambda r: r.turn, default=None)
+        return ThreadEnd() if newest is None else ThreadEnd(newest.run.run_id, newest.version, newest.fence)
+
+    def unread(self, run_id: str, took: Sequence[str]) -> bool:
+        return any(i.key not in took for i in self._store._inbox.of("unread", run_id))
+
+    def untaken(self, run_id: str, key: str) -> bool:
+        item = self._store._inbox.get((run_id, key))
+        return item is not None and item.taken_seq is None
+
+    def claimant(self, claim: DedupClaim) -> str | None:
+        there = self._store._claims.get((claim.kind, claim.scope, claim.key))
+        row = None if there is None else self._store._runs.get(there.run_id)
+        return there.run_id if there is not None and apply.still_taken(there, None if row is None else row.status, self._store.now()) else None
+
+    def attempts(self, key: str) -> list[str]:
+        return [e.effect_id for e, _ in self._store._effects.of("key", key) if e.open]
+
+    def has_blob(self, digest: str) -> bool:
+        return bool(self._store._users.get(digest))
+
+    def schedule(self, schedule_id: str) -> Schedule | None:
+        return self._store._schedules.get(schedule_id)
+
+    def waiting(self, queue: str, tenant_id: str) -> int:
+        rows = self._store._runs.values()
+        return sum(1 for r in rows if r.status == Status.PENDING and r.owner is None and (r.run.queue, r.run.tenant_id) == (queue, tenant_id))
 
 
 def _item(kept: _Item) -> InboxItem:
     return InboxItem(kept.run_id, kept.key, codec.decode_command(kept.command), kept.put_at, kept.taken_seq)
 
 
-__all__ = ["MemoryStore"]
+__all__ = ["MemoryStore", "Seen"]

@@ -195,7 +195,7 @@ class WorkspaceStore(MemoryStore):
 
     def _catch_up(self, run_id: str | None, *, held: bool) -> None:
         if not held:  # whoever wrote here before is gone
-            self._dead.update(r.owner for r in self._runs.values() if r.owner is not None and r.owner not in self._workers)
+            self.present.dead.update(r.owner for r in self._runs.values() if r.owner is not None and r.owner not in self.present.workers)
         self._held_elsewhere = held
         found = {name: self._stamp(name) for name in (self._on_disk() if run_id is None else [run_id])}
         gone = self._stamps.keys() - found.keys() - {TOP} if run_id is None else {n for n, stamp in found.items() if not stamp and n in self._stamps}
@@ -368,7 +368,7 @@ class WorkspaceStore(MemoryStore):
         lease = self._meta_place(run_id, kept.rows[-1]) or place
         owner = lease.get("owner") if not run.terminal else None
         if owner is not None and not self._held_elsewhere:
-            self._dead.add(owner)
+            self.present.dead.add(owner)
         fence = max(int(lease.get("fence") or 0), codec.open_row(kept.rows[-1]).fence)
         unread = row_.due is not None and row_.due <= self.now()
         self._runs[run_id] = replace(
@@ -444,7 +444,7 @@ class WorkspaceStore(MemoryStore):
         if commit.moves:
             with contextlib.suppress(StoreError):  # left behind it fires its slot again, and finds that the slot has its run
                 self._agenda(self._schedules)
-        self._changes.tell()
+        self.changes.tell()
         return tip
 
     def _usable(self, run_id: str) -> None:
@@ -511,7 +511,7 @@ class WorkspaceStore(MemoryStore):
             for e in self._current(emitted):
                 self._emit(e, self.now())
                 self._note_ring(e.run_id)
-        self._changes.tell()
+        self.changes.tell()
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
         if self._lock >= 0:
@@ -619,7 +619,7 @@ class WorkspaceStore(MemoryStore):
             kept = self._put(item, self.now())
             if new:
                 self._lines(item.run_id, "inbox", [item], {"of": "", "by": ""})
-        self._changes.tell()
+        self.changes.tell()
         return kept
 
     async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
@@ -627,7 +627,7 @@ class WorkspaceStore(MemoryStore):
         if self._schedules.get(schedule.schedule_id) != before:
             return False
         self._agenda({**self._schedules, schedule.schedule_id: schedule})
-        self._changes.tell()
+        self.changes.tell()
         return True
 
     async def drop_schedule(self, schedule_id: str) -> bool:
@@ -974,7 +974,7 @@ class WorkspaceStore(MemoryStore):
                     self._append(p, None)
         self._meta([run_id])
         self._parsed = None
-        self._changes.tell()
+        self.changes.tell()
         return backup
 
     async def adopt(self, dossier: Dossier) -> bool:
@@ -1056,7 +1056,7 @@ class WorkspaceStore(MemoryStore):
         self._named(TOP, left)
         self._forget(gone)
         self._pruned |= {t.run_id: t for t in graves}
-        self._changes.tell()
+        self.changes.tell()
         return found
 
 

@@ -22,12 +22,13 @@ import msgspec
 import psycopg
 from psycopg import errors as sql
 
-from holdfast.core import blobs, chunks, codec, ids, vouch
+from holdfast.core import chunks, codec, ids, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.chunks import LINGER_US, Emitted
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, Tip
-from holdfast.core.errors import EffectInProgress, HoldfastError, RecordDamaged, RunNotFound, StoreError
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, ThreadEnd, Tip
+from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StoreError
 from holdfast.core.lease import Take, Touch
+from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN
@@ -61,16 +62,17 @@ class _Waiting(msgspec.Struct, gc=False):
 
 
 class Seen(msgspec.Struct):
-    """What the first round trip of a group has read. ``after``: the hash of the row that follows each commit's tip, if there is one;
-    ``untaken`` and ``vouched``: the inbox items that it takes, those that are there and those that are vouched for; ``tokens``: the
-    open links of waits that it closes; ``numbers``: of the ledger rows that it writes."""
+    """What the first round trip of a group has read: ``apply.Sight``. ``after``: the hash of the row that follows each commit's tip, if there
+    is one; ``unread``: the runs whose inbox holds more than the commit takes; ``taking`` and ``vouched``: the inbox items that it takes, those
+    that are there and those that are vouched for; ``tokens``: the open links of waits that it closes; ``numbers``: of the ledger rows that it
+    writes."""
 
     now: int
     incarnation: int
     keys: dict[str, Key]
     found: dict[str, Found]
-    unread: dict[str, bool]
-    untaken: dict[str, set[str]]
+    unread_runs: set[str]
+    taking: dict[str, set[str]]
     vouched: dict[str, set[str]]
     after: dict[str, bytes | None]
     takers: set[str]
@@ -83,6 +85,40 @@ class Seen(msgspec.Struct):
     tokens: list[Token]
     numbers: Iterator[int]
     queued: dict[tuple[str, str], int]
+
+    def missing(self, run_id: str) -> RunNotFound:
+        return RunNotFound(f"there is no run {run_id}")
+
+    def there(self, run_id: str) -> bool:
+        return run_id in self.keys or run_id in self.lenders
+
+    def blocker(self, run: Run, turn: int) -> str | None:
+        holder, first, at = self.lanes[run.run_id]
+        return holder or (first if at is not None and at < turn else None)
+
+    def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
+        raise AssertionError("a store without ``ports.Threads`` is asked for no thread's end")
+
+    def unread(self, run_id: str, took: Sequence[str]) -> bool:
+        return run_id in self.unread_runs
+
+    def untaken(self, run_id: str, key: str) -> bool:
+        return key in self.taking.get(run_id, ())
+
+    def claimant(self, claim: DedupClaim) -> str | None:
+        return self.claims.get((claim.kind, claim.scope, claim.key))
+
+    def attempts(self, key: str) -> set[str]:
+        return self.effects.get(key, set())
+
+    def has_blob(self, digest: str) -> bool:
+        return digest in self.blobs
+
+    def schedule(self, schedule_id: str) -> Schedule | None:
+        return self.schedules.get(schedule_id)
+
+    def waiting(self, queue: str, tenant_id: str) -> int:
+        return self.queued[queue, tenant_id]
 
 
 class Committer:
@@ -341,8 +377,8 @@ class Committer:
             incarnation=incarnation,
             keys={},
             found={},
-            unread={},
-            untaken={},
+            unread_runs=set(),
+            taking={},
             vouched={},
             after={},
             takers={owner for (owner,) in more[0]},
@@ -364,52 +400,23 @@ class Committer:
             n, digest, after, boot, left, unread, untaken, vouched = ends.get(run, (0, b"", None, None, None, False, (), ()))
             live = owner is not None and self._judge(owner, boot, left) is None
             seen.found[run] = Found(fence, owner, live, n or 0, digest or b"", holds, turn, status)
-            seen.after[run], seen.unread[run], seen.untaken[run], seen.vouched[run] = after, unread, set(untaken), set(vouched)
+            seen.after[run], seen.taking[run], seen.vouched[run] = after, set(untaken), set(vouched)
+            if unread:
+                seen.unread_runs.add(run)
         return seen
 
     def _rule(self, p: Prepared, seen: Seen) -> Ruling | HoldfastError:
-        """What becomes of a commit, or why it may not be applied: everything that can be seen before it is written."""
-        c, run = p.commit, p.commit.run
+        """What becomes of a commit and of those that it creates, or why it may not be applied."""
+        c, run_id = p.commit, p.commit.run.run_id
         taker = not isinstance(c.lease, Take) or c.lease.owner in seen.takers
-        ruling = apply.ruled(p, seen.found.get(run.run_id), incarnation=seen.incarnation, taker=taker)
-        if isinstance(ruling, HoldfastError):
-            return ruling
-        if ruling.lane is not None:
-            holder, first, turn = seen.lanes[run.run_id]
-            if (blocker := holder or (first if turn is not None and turn < ruling.lane else None)) is not None:
-                return apply.lane_busy(run, blocker)
-        if ruling.ends and seen.unread.get(run.run_id):
-            return apply.unread_at_the_end(run.run_id)
-        for key in c.took:
-            if key not in seen.untaken.get(run.run_id, ()):
-                return apply.inbox_taken(run.run_id, key)
-            if key not in seen.vouched.get(run.run_id, ()):
-                return RecordDamaged("inbox", run.run_id, key)
-        for blob in c.blobs:
-            if blob.data is None and blob.digest not in seen.blobs:
-                return blobs.missing(blob.digest)
-        for claim in c.claims:
-            if (taken := seen.claims.get((claim.kind, claim.scope, claim.key))) is not None:
-                return apply.claim_taken(claim.kind, claim.key, taken)
-        for effect in c.effects:
-            if effect.open and seen.effects.get(effect.key, set()) - {effect.effect_id}:
-                return EffectInProgress(f"another attempt under the key {effect.key!r} is not settled", hint="wait for it")
-        for lender in c.behind.runs if c.behind is not None else ():
-            if lender not in seen.lenders:
-                return apply.lender_gone(run.run_id, lender)
-        born = {q.commit.run.run_id for q in p.creates}
-        for item in c.puts:
-            if item.run_id not in seen.keys and item.run_id not in born and item.run_id != run.run_id:
-                return RunNotFound(f"there is no run {item.run_id}")
-        for move in c.moves:
-            if seen.schedules.get(move.after.schedule_id) != move.before:
-                return apply.schedule_moved(move.after.schedule_id)
-        for child in p.creates:
-            if isinstance(error := self._rule(child, seen), HoldfastError):
-                return error
-        if c.max_queued is not None and seen.queued[run.queue, run.tenant_id] >= c.max_queued:
-            return apply.queue_full(run, c.max_queued)
-        return ruling
+        try:
+            ruling = apply.admitted(p, seen.found.get(run_id), seen, incarnation=seen.incarnation, taker=taker)
+        except HoldfastError as e:
+            return e
+        if lost := set(c.took) - seen.vouched.get(run_id, set()):
+            return RecordDamaged("inbox", run_id, min(lost))
+        refused = (error for child in p.creates if isinstance(error := self._rule(child, seen), HoldfastError))
+        return next(refused, ruling)
 
     # -- what is written ----------------------------------------------------------------------------
 
@@ -417,7 +424,7 @@ class Committer:
         """The statements of a commit, the run's own first: its answer is the run's key."""
         c, run, log = p.commit, p.commit.run, p.sealed.row
         key = seen.keys.get(run.run_id)
-        due = apply.due_after(c, ruling.owner, seen.now, seen.unread.get(run.run_id, False))
+        due = apply.due_after(c, ruling.owner, seen.now, seen.unread(run.run_id, c.took))
         end = (log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data)
         ended = run.finished_at if run.terminal else None
         if key is None:

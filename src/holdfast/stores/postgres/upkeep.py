@@ -19,7 +19,7 @@ from holdfast.core.run import Run
 from holdfast.core.vouch import Voucher
 from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
-from holdfast.stores.apply import WHOLE_FLOOR
+from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
 from holdfast.stores.evidence import COPIED, as_loaded, copied, plain, row_problems, stands
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.commits import Key, Statement, keep_blob
@@ -127,9 +127,10 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
         n, since = n + 1, since + len(log.data)
         end = (commit.run.version, commit.run.current_step_id, commit.run.checkpoint_head, log.hash, log.data)
         writes.append((Q.log_append, (key.bucket, key.id, n, log.seq, since, tip.whole, *end)))
-    owner, holds = (None, False) if run.terminal else (held["owner"], bool(held["holds"]) and not holder)
-    due = None if run.terminal else apply.due_rebuilt(commits[-1], owner, held["due"], held["status"] != run.status.value, now, bool(unread[0][0]))
-    writes += [(Q.run_delete, (key.bucket, key.id)), _row(run, key.id, fence=fence, owner=owner, due=due, holds=holds, turn=held["turn"])]
+    stood, moved = Stands(held["owner"], held["due"], bool(held["holds"])), held["status"] != run.status.value
+    left = apply.rebuilt(commits[-1], stood, moved, now, unread=bool(unread[0][0]), taken=bool(holder))
+    writes.append((Q.run_delete, (key.bucket, key.id)))
+    writes.append(_row(run, key.id, fence=fence, owner=left.owner, due=left.due, holds=left.holds, turn=held["turn"]))
     if evidence.needs is not None:
         writes += [(Q.carry_insert, (lender, run.run_id)) for lender in sorted(evidence.needs.lenders)]
         writes += [(Q.use_again, (run.run_id, digest)) for digest in sorted(evidence.needs.blobs)]
@@ -192,16 +193,12 @@ async def prune(db: Connection, roots: Sequence[str], before: int, *, dry: bool,
     asked: list[Statement] = [(Q.members, among), (Q.loans_among, among), (Q.open_among, among)]
     answers = await many(db, asked if dry else [(Q.lock_members, among), *asked])
     rows, loans, unsettled = answers[-3:]
-    members: dict[str, list[tuple[str, int | None]]] = {}
-    for run_id, root, _, ended in rows:
-        members.setdefault(root, []).append((run_id, ended))
-    root_of = {run_id: root for run_id, root, *_ in rows}
-    links = [(run_id, parent) for run_id, _, parent, _ in rows if parent is not None]
-    lent = [] if dry else [(borrower, lender) for borrower, lender in loans if lender in root_of]
-    strangers = {borrower for borrower, _ in lent} - root_of.keys()
-    for borrower in strangers:  # a run that came meanwhile and was not looked at: what it is on stays
-        members[borrower], root_of[borrower] = [(borrower, None)], borrower
-    found = apply.prunable(members, links, root_of, before, {r for (r,) in unsettled}, lent)
+    known = {run_id for run_id, *_ in rows}
+    lent = [] if dry else [(borrower, lender) for borrower, lender in loans if lender in known]
+    runs = [Aged(*row) for row in rows]
+    # A run that came meanwhile and was not looked at: what it is on stays.
+    runs += [Aged(borrower, borrower, None, None) for borrower in {b for b, _ in lent} - known]
+    found = apply.prunable(runs, before, {r for (r,) in unsettled}, lent)
     if found.run_ids and not dry:
         await _forget(db, list(found.run_ids))
         await many(db, [*besides.bury(found.run_ids, at, by)])

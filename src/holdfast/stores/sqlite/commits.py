@@ -15,17 +15,18 @@ from typing import Any
 import apsw
 import msgspec
 
-from holdfast.core import blobs, codec, vouch
+from holdfast.core import codec, vouch
 from holdfast.core.blobs import Blob
-from holdfast.core.commit import InboxItem, Step, ThreadEnd, Tip
-from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound
+from holdfast.core.commit import DedupClaim, InboxItem, Step, ThreadEnd, Tip
+from holdfast.core.errors import RecordDamaged, RunNotFound
 from holdfast.core.lease import Take, Touch, at_once
+from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.sqlite import besides, limits, outbox
-from holdfast.stores.sqlite.connection import Q, abort, row, writing
+from holdfast.stores.sqlite.connection import Q, abort, row, rows, writing
 from holdfast.stores.sqlite.owners import Owners
 
 Write = Prepared | Step
@@ -159,13 +160,10 @@ class Committer:
         run = c.run
         state = row(self.db, Q.run_state, (run.run_id,))
         key, tip = (0, 0) if state is None else state[:2]
-        ruling = self._ruled(p, None if state is None else state[1:])
+        sight = Sight(self.db, now, key, bool(state[8]) if state is not None else False)
+        ruling = self._ruled(p, None if state is None else state[1:], sight)
         self._log_id = number = self._log_id + 1
         self._log_hash = log.hash
-        if ruling.lane is not None:
-            self._need_lane(p, key, ruling.lane, now)
-        if c.follows is not None and thread_end(self.db, run.tenant_id, run.thread_id) != c.follows:
-            raise apply.thread_moved(run)
         owner = ruling.owner
         hot = (log.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, c.fence, owner)
         cold = (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.shape, p.sealed.doc)
@@ -176,28 +174,20 @@ class Committer:
         execute(Q.steps_log, (number, key, log.seq, tip, log.hash, log.data))
         for taken in c.took:
             execute(Q.inbox_take, (log.seq, key, taken))
-            if self.db.changes() != 1:
-                raise apply.inbox_taken(run.run_id, taken)
             execute(Q.vouch_taken, (log.seq, run.run_id, taken))
             if self.db.changes() != 1:
                 raise RecordDamaged("inbox", run.run_id, taken)
         if state is not None:
-            unread = owner is None and bool(row(self.db, Q.inbox_unread, (key,))[0] if c.took else state[8])
-            if ruling.ends and unread:
-                raise apply.unread_at_the_end(run.run_id)
+            unread = owner is None and sight.unread(run.run_id, c.took)
             execute(Q.run_update, (*hot, apply.due_after(c, owner, now, unread), *cold, key))
         if p.whole is not None:
             execute(Q.whole_insert, (key, log.seq, number, p.whole))
         for lender in c.behind.runs if c.behind is not None else ():
             execute(Q.carry_insert, (key, lender))
-            if self.db.changes() != 1:
-                raise apply.lender_gone(run.run_id, lender)
         for wait_id in p.closed:
             besides.revoke_tokens(self.db, run.run_id, key, wait_id, now)
         if not c.plain:
             self._beside(p, key, now)
-        if c.max_queued is not None and limits.waiting_in(self.db, run.queue, run.tenant_id) > c.max_queued:
-            raise apply.queue_full(run, c.max_queued)
         return Applied(p.tip(number), key, owner is not None)
 
     def _apart(self, s: Step) -> Applied:
@@ -213,21 +203,15 @@ class Committer:
         assert done[0] is not None, "the run's key is there"
         return done[0]
 
-    def _ruled(self, p: Prepared, state: tuple[Any, ...] | None) -> Ruling:
+    def _ruled(self, p: Prepared, state: tuple[Any, ...] | None, sight: Sight) -> Ruling:
         """What becomes of the run's row, of which ``state`` holds tip, fence, owner, holds, turn, status and the tip's hash."""
         lease = p.commit.lease
         taker = not isinstance(lease, Take) or self._known(lease.owner)
         if state is None:
-            ruling = apply.ruled(p, None, incarnation=self._incarnation(), taker=taker)
-        else:
-            tip, fence, owner, holds, turn, status, digest, _ = state
-            live = owner is not None and isinstance(lease, Take | Touch) and self._owners.lost(self._owners.find(self.db, owner)) is None
-            ruling = apply.ruled(p, Found(fence, owner, live, tip, digest, bool(holds), turn, status), incarnation=0, taker=taker)
-        if isinstance(ruling, RunNotFound):
-            raise besides.missing(self.db, p.commit.run.run_id)
-        if isinstance(ruling, HoldfastError):
-            raise ruling
-        return ruling
+            return apply.admitted(p, None, sight, incarnation=self._incarnation(), taker=taker)
+        tip, fence, owner, holds, turn, status, digest, _ = state
+        live = owner is not None and isinstance(lease, Take | Touch) and self._owners.lost(self._owners.find(self.db, owner)) is None
+        return apply.admitted(p, Found(fence, owner, live, tip, digest, bool(holds), turn, status), sight, incarnation=0, taker=taker)
 
     def _known(self, owner: str) -> bool:
         """Whether there is such a worker; looked up once in a transaction."""
@@ -240,18 +224,10 @@ class Committer:
             self._looked[""] = int(row(self.db, Q.meta_get, ("incarnation",))[0])
         return self._looked[""]
 
-    def _need_lane(self, p: Prepared, key: int, turn: int, now: int) -> None:
-        """A run begins to execute only if nobody holds its lane and nobody due is before it (§10.8)."""
-        run = p.commit.run
-        if blocker := lane_blocker(self.db, (run.tenant_id, run.session_key, run.lane), key, turn, now):
-            raise apply.lane_busy(run, blocker)
-
     def _beside(self, p: Prepared, key: int, now: int) -> None:
         """What a commit writes beside its log row."""
         c, execute, db = p.commit, self._cursor.execute, self.db
         for claim in c.claims:
-            if (there := besides.claimed(db, claim.kind, claim.scope, claim.key, now)) is not None:
-                raise apply.claim_taken(claim.kind, claim.key, there.run_id)
             execute(Q.claim_put, (claim.kind, claim.scope, claim.key, claim.run_id, claim.digest, claim.expires_at))
         vouchers: list[Voucher] = [vouch.of_claim(claim) for claim in c.claims]
         vouchers += [besides.put_effect(db, effect) for effect in c.effects]
@@ -268,8 +244,7 @@ class Committer:
         for item in c.puts:
             self.put(item, now)
         for move in c.moves:
-            if not self.put_schedule(move.after, move.before):
-                raise apply.schedule_moved(move.after.schedule_id)
+            besides.put_schedule(db, move.after)
 
     def put_schedule(self, s: Schedule, before: Schedule | None) -> bool:
         """Inside a transaction: writes a schedule if it still stands as whoever moves it has seen it."""
@@ -297,10 +272,53 @@ class Committer:
         return msgspec.structs.replace(item, taken_seq=None)
 
 
-def thread_end(db: apsw.Connection, tenant_id: str, thread_id: str) -> ThreadEnd:
-    """The newest ended run of a thread."""
-    found = row(db, Q.thread_end, (thread_id, tenant_id))
-    return ThreadEnd() if found is None else ThreadEnd(*found)
+class Sight:
+    """What a commit needs to know of the database, read inside its transaction (``apply.Sight``). ``key`` is that of the run it writes to,
+    ``unread``: whether anything is in that one's inbox."""
+
+    def __init__(self, db: apsw.Connection, now: int, key: int, unread: bool) -> None:
+        self._db, self._now, self._key, self._unread = db, now, key, unread
+        self._keys: set[str] | None = None
+
+    def _untaken(self) -> set[str]:
+        if self._keys is None:
+            self._keys = {name for (name,) in rows(self._db, Q.inbox_untaken_keys, (self._key,))} if self._unread else set()
+        return self._keys
+
+    def missing(self, run_id: str) -> RunNotFound:
+        return besides.missing(self._db, run_id)
+
+    def there(self, run_id: str) -> bool:
+        return row(self._db, Q.run_tip, (run_id,)) is not None
+
+    def blocker(self, run: Run, turn: int) -> str | None:
+        return lane_blocker(self._db, (run.tenant_id, run.session_key, run.lane), self._key, turn, self._now)
+
+    def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
+        found = row(self._db, Q.thread_end, (thread_id, tenant_id))
+        return ThreadEnd() if found is None else ThreadEnd(*found)
+
+    def unread(self, run_id: str, took: Sequence[str]) -> bool:
+        return bool(self._untaken().difference(took)) if took else self._unread
+
+    def untaken(self, run_id: str, key: str) -> bool:
+        return key in self._untaken()
+
+    def claimant(self, claim: DedupClaim) -> str | None:
+        there = besides.claimed(self._db, claim.kind, claim.scope, claim.key, self._now)
+        return None if there is None else there.run_id
+
+    def attempts(self, key: str) -> list[str]:
+        return [effect_id for (effect_id,) in rows(self._db, Q.effects_under_way, (key,))]
+
+    def has_blob(self, digest: str) -> bool:
+        return row(self._db, Q.blob_there, (bytes.fromhex(digest),)) is not None
+
+    def schedule(self, schedule_id: str) -> Schedule | None:
+        return besides.schedule(self._db, schedule_id)
+
+    def waiting(self, queue: str, tenant_id: str) -> int:
+        return limits.waiting_in(self._db, queue, tenant_id)
 
 
 def lane_blocker(db: apsw.Connection, lane: tuple[str, str, str], key: int, turn: int, now: int) -> str | None:
@@ -315,5 +333,3 @@ def keep_blob(db: apsw.Connection, run_id: str, blob: Blob, now: int) -> None:
     if blob.data is not None:
         db.execute(Q.blob_insert, (digest, blob.size, now, blob.data))
     db.execute(Q.blob_use, (run_id, digest))
-    if db.changes() != 1 and not row(db, Q.blob_used, (run_id, digest))[0]:
-        blobs.read_back(blob.digest, None)

@@ -57,6 +57,10 @@ SELECT s.run_id FROM carry c JOIN run s ON s.id = c.source WHERE c.run = ?;
 UPDATE inbox SET taken = ? WHERE run = ? AND key = ? AND taken IS NULL;
 -- name: inbox_unread
 SELECT EXISTS (SELECT 1 FROM inbox WHERE run = ? AND taken IS NULL);
+-- name: inbox_untaken_keys
+SELECT key FROM inbox WHERE run = ? AND taken IS NULL;
+-- name: effects_under_way
+SELECT effect_id FROM effect WHERE key = ? AND status IN ('attempted', 'unknown');
 -- name: claim_put
 -- Only where there is none, or one that is free again.
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?)
@@ -85,8 +89,8 @@ SELECT ifnull(max(id), 0) FROM ledger;
 INSERT INTO blob (sha256, size, created_at, data) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
 -- name: blob_use
 INSERT INTO blob_use (run_id, sha256) SELECT ?, sha256 FROM blob WHERE sha256 = ? ON CONFLICT DO NOTHING;
--- name: blob_used
-SELECT EXISTS (SELECT 1 FROM blob_use WHERE run_id = ? AND sha256 = ?);
+-- name: blob_there
+SELECT 1 FROM blob WHERE sha256 = ?;
 -- name: blob_get
 SELECT data FROM blob WHERE sha256 = ?;
 

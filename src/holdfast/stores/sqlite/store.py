@@ -62,7 +62,7 @@ from holdfast.stores.files import Identity, on_disk, told
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, limits, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
-from holdfast.stores.sqlite.commits import Committer, lane_blocker, thread_end
+from holdfast.stores.sqlite.commits import Committer, Sight, lane_blocker
 from holdfast.stores.sqlite.connection import (
     LOG_LIMIT,
     LOOP_BUSY,
@@ -332,7 +332,7 @@ class SqliteStore:
 
     async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
         with mapped(self.path):
-            return thread_end(self._read(), tenant_id, thread_id)
+            return Sight(self._read(), self._now(), 0, False).thread_end(tenant_id, thread_id)
 
     async def step(self, step: Step) -> Tip:
         return await self._write().commit(step)

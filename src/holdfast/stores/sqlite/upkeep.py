@@ -23,7 +23,7 @@ from holdfast.core.status import TERMINAL
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.ports import Dossier, Evidence, Needs, Pruned
 from holdfast.stores import apply
-from holdfast.stores.apply import WHOLE_FLOOR
+from holdfast.stores.apply import WHOLE_FLOOR, Aged, Stands
 from holdfast.stores.evidence import COPIED, STANDING, as_loaded, copied, plain, row_problems, stands
 from holdfast.stores.files import on_disk
 from holdfast.stores.sqlite import besides, limits, outbox
@@ -133,17 +133,13 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
         number, digest = db.last_insert_rowid(), sealed.hash
         since += len(sealed.data)
     held: dict[str, Any] = raw if raw is not None and stands(raw) else {"owner": None, "due": None, "holds": apply.would_hold(run), "turn": number, "status": ""}
-    if run.terminal:
-        owner, due, holds = None, None, 0
-    else:
-        owner, due, holds = held["owner"], held["due"], int(held["holds"])
-        unread = bool(row(db, Q.inbox_unread, (key,))[0])
-        due = apply.due_rebuilt(commits[-1], owner, due, held["status"] != run.status.value, now, unread)
-        if holds and row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, key)):
-            holds = 0
+    stood, moved = Stands(held["owner"], held["due"], bool(held["holds"])), held["status"] != run.status.value
+    taken = row(db, Q.lane_holder, (run.tenant_id, run.session_key, run.lane, key)) is not None
+    left = apply.rebuilt(commits[-1], stood, moved, now, unread=bool(row(db, Q.inbox_unread, (key,))[0]), taken=taken)
     db.execute(Q.run_delete, (key,))
     _insert(
-        db, run, key, seq=commits[-1].events[-1].seq, tip=number, since=since, fence=fence, owner=owner, due=due, holds=holds, turn=held["turn"], whole=whole
+        db, run, key, seq=commits[-1].events[-1].seq, tip=number, since=since, fence=fence, turn=held["turn"], whole=whole,
+        owner=left.owner, due=left.due, holds=int(left.holds),
     )
     if evidence.needs is not None:
         db.executemany(Q.carry_again, [(key, lender) for lender in evidence.needs.lenders])
@@ -200,21 +196,16 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
 
 def prunable(db: apsw.Connection, before: int, loans: Sequence[tuple[str, str]]) -> Pruned:
     """The runs of all lineages that may go, and the lineages that are old enough but may not (§6.10)."""
-    members: dict[str, list[tuple[str, int | None]]] = {}
-    links: list[tuple[str, str]] = []
-    root_of: dict[str, str] = {}
-    for run_id, root, parent, status, doc in db.execute(Q.run_lineages):
-        ended = None
-        if status in _TERMINAL:
-            try:
-                ended = codec.decode_run(doc).finished_at
-            except HoldfastError:
-                ended = None
-        members.setdefault(root, []).append((run_id, ended))
-        root_of[run_id] = root
-        if parent is not None:
-            links.append((run_id, parent))
-    return apply.prunable(members, links, root_of, before, {r for (r,) in db.execute(Q.lineages_open)}, loans)
+    found = [Aged(run_id, root, parent, _ended(status, doc)) for run_id, root, parent, status, doc in db.execute(Q.run_lineages)]
+    return apply.prunable(found, before, {r for (r,) in db.execute(Q.lineages_open)}, loans)
+
+
+def _ended(status: str, doc: bytes) -> int | None:
+    """When a run ended; None where it has not, or where that cannot be read."""
+    try:
+        return codec.decode_run(doc).finished_at if status in _TERMINAL else None
+    except HoldfastError:
+        return None
 
 
 def prune(db: apsw.Connection, run_ids: Iterable[str]) -> None:
