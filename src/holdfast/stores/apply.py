@@ -79,6 +79,11 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
         return self.commit.run.run_id
 
     @property
+    def effects(self) -> list[Effect]:
+        """In the order in which they are written: an attempt is settled before the next one under its key begins."""
+        return sorted(self.commit.effects, key=lambda e: e.open)
+
+    @property
     def closed(self) -> tuple[str, ...]:
         """The waits that this commit closes: what links were given out for them is revoked (§5.9, §5.14)."""
         return () if self.step is not None else tuple(e.fact.wait_id for e in self.commit.events if isinstance(e.fact, WaitClosed))
@@ -241,8 +246,10 @@ def _beside(p: Prepared, sight: Sight) -> None:
     for claim in c.claims:
         if (taken := sight.claimant(claim)) is not None:
             raise claim_taken(claim.kind, claim.key, taken)
-    for effect in c.effects:
-        if effect.open and any(other != effect.effect_id for other in sight.attempts(effect.key)):
+    written = {e.effect_id for e in c.effects}  # what the commit settles is out of the way of what it begins
+    begun = [e for e in c.effects if e.open]
+    for effect in begun:
+        if not written.issuperset(sight.attempts(effect.key)) or sum(e.key == effect.key for e in begun) > 1:
             raise EffectInProgress(f"another attempt under the key {effect.key!r} is not settled", hint="wait for it")
     for blob in c.blobs:
         if blob.data is None and not sight.has_blob(blob.digest):

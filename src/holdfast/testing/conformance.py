@@ -892,6 +892,23 @@ async def case_effects(h: Harness) -> None:
 
 
 @case
+async def case_an_attempt_follows_the_one_that_its_commit_settles(h: Harness) -> None:
+    """§6.8: one attempt under a key is settled and the next begins in one commit, in whichever order they stand there; two do not begin."""
+    await h.store.register("w", TTL)
+    script = await Script(h.store, "r1").begin("w")
+    fact, before = ev.SideEffectAttempted("x", "k"), effect("r1", 0, "k")
+    await script.write(script.commit(fact, effects=(before,)))
+    for number in (1, 2):
+        done, after = replace(before, status=EffectStatus.FAILED), effect("r1", number, "k")
+        await script.write(script.commit(fact, effects=(done, after) if number == 1 else (after, done)))
+        assert [(e.effect_id, e.open) for e in await h.store.effects(key="k") if e.open] == [(after.effect_id, True)]
+        before = after
+    twice = (replace(before, status=EffectStatus.FAILED), effect("r1", 3, "k"), effect("r1", 4, "k"))
+    await refused(EffectInProgress, h.store.commit(script.commit(fact, effects=twice)))
+    await script.steps(1)
+
+
+@case
 async def case_ledger(h: Harness) -> None:
     """§9.6, T-63: three rows or none."""
     await h.store.register("w", TTL)
