@@ -1,16 +1,20 @@
 """One wrong input for each command: one clear line on stderr with a stable code, the right exit code, no traceback."""
 
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 from tests.cli.conftest import Type
+
+from holdfast.cli.main import cli
 
 NOBODY = "0" * 26
 RUN = ["run", "work.py", "--input"]
 
 WRONG: list[tuple[list[str], int, str]] = [
-    ([], 2, "usage"),
+    (["--sotre"], 2, "usage"),
     (["rnus"], 2, "usage"),
     (["run", "nowhere.py"], 3, "skill_unknown"),
     (["run", "no.such.module:graph"], 3, "skill_unknown"),
@@ -164,3 +168,20 @@ def test_what_a_run_says_cannot_move_the_cursor(holdfast: Type) -> None:
     for page in (said.out, said.err, holdfast("show", run_id).out, holdfast("runs").out, holdfast("waits").out, holdfast("events", run_id).out):
         assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f\u202e]", page)
     assert "gone" in said.out
+
+
+def groups(group: click.Group, *path: str) -> Iterator[tuple[str, ...]]:
+    """The names of all groups that do nothing by themselves."""
+    if not group.invoke_without_command:
+        yield path
+    for name, command in group.commands.items():
+        if isinstance(command, click.Group):
+            yield from groups(command, *path, name)
+
+
+@pytest.mark.parametrize("words", list(groups(cli)), ids=" ".join)
+def test_a_group_alone_is_its_help(holdfast: Type, words: tuple[str, ...]) -> None:
+    """Issue «First hour», 5: whoever types the name alone asks what there is; line by line, on stdout."""
+    alone, asked = holdfast(*words), holdfast(*words, "--help")
+    assert (alone.code, alone.out, alone.err) == (0, asked.out, "")
+    assert len(alone.out.splitlines()) > 5

@@ -505,6 +505,10 @@ def _ended(act: Callable[[], Any]) -> int:
     except click.Abort:
         _say("stopped")
         return 130
+    except click.exceptions.NoArgsIsHelpError as e:
+        assert e.ctx is not None
+        click.echo(e.ctx.get_help(), color=e.ctx.color)
+        return 0
     except click.UsageError as e:
         name = e.ctx.command_path if e.ctx is not None else "holdfast"
         _say(f"usage: {e.format_message()} ({name} --help)")
