@@ -79,6 +79,17 @@ def test_approve_commits_and_says_who_will_drive(holdfast: Type) -> None:
     assert [e["payload"]["decision"]["actor"] for e in events if e["event_type"] == "wait.decided"] == ["ada"]
 
 
+@pytest.mark.parametrize("verb", ["resume", "fork", "replay"])
+def test_a_target_may_run_a_loop_of_its_own(holdfast: Type, folder: Path, verb: str) -> None:
+    """A script that ends with ``asyncio.run(main())`` is imported before our loop runs, by every command that drives."""
+    run_id = begun(holdfast)
+    assert holdfast("approve", run_id, "--actor", "ada").code == 0
+    with open(folder / "work.py", "a", encoding="utf-8") as file:
+        file.write("import asyncio\nasyncio.run(asyncio.sleep(0))\n")
+    said = holdfast(verb, run_id, "work.py")
+    assert (said.code, "target_broken" in said.err) == (0 if verb == "resume" else 4, False), said.err
+
+
 def test_deny_halts(holdfast: Type) -> None:
     """§5.5: a denial ends the run canceled, settled, condition halted; a later resume is refused, exit code 6."""
     run_id = begun(holdfast)

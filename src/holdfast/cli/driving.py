@@ -185,10 +185,10 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
     It may be answered, failed, canceled, or left behind by a dead process.
     """
     progress = progress_for(call)
+    code = targets.several((target,) if target else ())  # before the loop runs: a module may have one of its own
 
     async def act(rt: Runtime) -> dict[str, Any]:
         before = await rt.get(run_id)
-        code = targets.several((target,) if target else ())
         rt.add(*targets.skills(code))
         if before.skill_id not in {t.skill.id for t in code}:
             unknown(call, before.skill_id, run_id, before.target, "resume")
@@ -280,10 +280,10 @@ def _when(text: str) -> dt.datetime:
 def _reborn(call: Call, run_id: str, target: str | None, verb: str, make: Callable[[Runtime], Awaitable[Run[Any]]]) -> int:
     """Makes a run out of another and drives it to its rest."""
     progress = progress_for(call)
+    code = targets.several((target,) if target else ())
 
     async def act(rt: Runtime) -> dict[str, Any]:
         source = await rt.get(run_id)
-        code = targets.several((target,) if target else ())
         rt.add(*targets.skills(code))
         if source.skill_id not in {t.skill.id for t in code}:
             unknown(call, source.skill_id, run_id, source.target, verb)

@@ -506,8 +506,7 @@ def _ended(act: Callable[[], Any]) -> int:
         _say("stopped")
         return 130
     except click.exceptions.NoArgsIsHelpError as e:
-        assert e.ctx is not None
-        click.echo(e.ctx.get_help(), color=e.ctx.color)
+        click.echo(e.message)  # of a group that is typed alone the message is its help
         return 0
     except click.UsageError as e:
         name = e.ctx.command_path if e.ctx is not None else "holdfast"
