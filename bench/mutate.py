@@ -276,19 +276,24 @@ class Lane:
                 spent += ended.seconds
                 if ended.failed is None:
                     met += len(some) if ended.code == 0 else 0
-                    if ended.code not in (0, None, 5):
+                    if ended.code not in (0, None, 5) and self._without(mutant, some, source, text, anew).code == 0:
                         return Shown(True, f"pytest ends with {ended.code}", spent)
                     break
                 again = self.run(mutant, [ended.failed], limit, anew=anew)
                 spent += again.seconds
-                if again.code != 0:
-                    (self.tree / mutant.path).write_text(source)
-                    without = self.run(None, [ended.failed], limit, anew=anew)
-                    (self.tree / mutant.path).write_text(text)
-                    if without.code == 0:
-                        return Shown(True, ended.failed, spent)
+                if again.code != 0 and self._without(mutant, [ended.failed], source, text, anew).code == 0:
+                    return Shown(True, ended.failed, spent)
                 some = some[some.index(ended.failed) + 1 :] if ended.failed in some else []  # it fails now and then, with or without a mutant
         return Shown(False, f"met {met} of {len(tests)} tests", spent)
+
+    def _without(self, mutant: Mutant, tests: Sequence[str], source: str, text: str, anew: bool) -> Answer:
+        """The same tests where there is no mutant."""
+        target = self.tree / mutant.path
+        target.write_text(source)
+        try:
+            return self.run(None, tests, 300, anew=anew)
+        finally:
+            target.write_text(text)
 
 
 def _anew(tree: pathlib.Path, request: Request) -> Answer:

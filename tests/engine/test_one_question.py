@@ -111,3 +111,25 @@ async def test_a_source_that_had_not_asked_yet_finds_what_its_fork_was_told() ->
         await rt.decide(fork.run_id, "record_result", payload="by hand", actor="ada")
         assert (await rt.resume(fork.run_id)).result == "by hand"
         assert ((await rt.resume(source)).result, post.sent) == ("by hand", 0)
+
+
+async def test_each_of_two_questions_shows_its_own_act() -> None:
+    """Two acts were under way when the process died: in every run of the lineage each question is about one of them."""
+
+    async def send(to: str) -> str:
+        return f"sent to {to}"
+
+    @flow("post")
+    async def post(ctx: Context) -> list[str]:
+        return list(await ctx.gather(ctx.effect(send, "ada"), ctx.effect(send, "bob")))
+
+    world = World()
+    run_id = await world.crash(post, when=says(ev.SideEffectRecorded), after=False)
+    async with world.runtime(post) as rt:
+        await rt.resume(run_id)
+        acts = {e.effect_id: (e.key, e.request_hash) for e in await rt.effects(run_id)}
+        assert len(set(acts.values())) == 2
+        fork = await rt.fork(run_id, actor="ada")
+        for found in (await rt.get(run_id), fork):
+            shown = {w.effect_id: w.show for w in found.waits}
+            assert {i: (s["key"], s["arguments"]) for i, s in shown.items()} == acts

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast import Context, Flow, Graph, Retry, Runtime, State, append, flow
 from holdfast.core import events as ev
+from holdfast.core.checkpoint import StepRecord
 from holdfast.core.codec import open_row
 from holdfast.core.errors import RunFailed, StepTimeout
 from holdfast.core.status import Status
@@ -64,6 +65,23 @@ async def test_recorded_results_are_returned_without_running() -> None:
     assert run.result == ["A", "B", "C"]
     assert ran == {"a": 1, "b": 1, "c": 1}
     assert len(seen) == 2 and seen[0] == seen[1], "time and dice are recorded"
+
+
+async def test_the_clock_and_the_dice_are_on_record_by_name() -> None:
+    """§4.12: what a resume of a run of an earlier release is held against: a call of another name there is no longer the same program."""
+
+    @flow("f")
+    async def f(ctx: Context) -> str:
+        ctx.now(), ctx.random(), ctx.uuid()
+        return await ctx.step(work, "a")
+
+    world = World()
+    async with world.runtime(f) as rt:
+        run = await rt.invoke(f)
+        found = [r for row in await world.store.rows(run.run_id) for r in open_row(row).results if isinstance(r, StepRecord)]
+        assert [(r.path, r.kind, r.name) for r in sorted(found, key=lambda r: r.path)] == [
+            ("0", "value", "now"), ("1", "value", "random"), ("2", "value", "uuid"), ("3", "step", "work"),
+        ]  # fmt: skip
 
 
 @pytest.mark.parametrize("after", [False, True])

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from psycopg.errors import UniqueViolation
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
 from holdfast import Graph, Runtime, State
 from holdfast.core import events as ev
-from holdfast.core.errors import LeaseLost, StoreError, UsageError
+from holdfast.core.errors import Conflict, EffectInProgress, HoldfastError, LeaseLost, StoreError, UsageError, VersionConflict
 from holdfast.engine.keep.check import Checker
 from holdfast.stores import PostgresStore, open_url
-from holdfast.stores.postgres.connection import MIGRATIONS
+from holdfast.stores.postgres.connection import MIGRATIONS, translate
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
 
@@ -108,3 +110,35 @@ async def test_an_older_schema_is_brought_up_to_date() -> None:
     await refused(LeaseLost, both[0].commit(script.commit(ev.NoteAdded("late"))))
     for s in both:
         await s.close()
+
+
+class Violation(UniqueViolation):
+    """A unique index said no."""
+
+    def __init__(self, table: str, index: str) -> None:
+        super().__init__("duplicate key value violates unique constraint")
+        self._said = SimpleNamespace(table_name=table, constraint_name=index)
+
+    @property
+    def diag(self) -> Any:
+        return self._said
+
+
+@pytest.mark.parametrize(
+    ("table", "index", "error", "code"),
+    [
+        ("effect", "effect_open", EffectInProgress, "effect_in_progress"),
+        ("run_17", "run_17_tenant_id_session_key_lane_idx", Conflict, "lane_busy"),
+        ("run", "run_lane_holder", Conflict, "lane_busy"),
+        ("worker", "worker_owner", Conflict, "owner_taken"),
+        ("run", "run_pkey", VersionConflict, "version_conflict"),
+        ("run_3", "run_3_bucket_run_id_key", VersionConflict, "version_conflict"),
+        ("log", "log_pkey", VersionConflict, "version_conflict"),
+        ("shelf", "shelf_pkey", StoreError, "constraint"),
+        (None, None, StoreError, "constraint"),
+    ],
+)
+def test_what_it_means_that_an_index_says_no(table: Any, index: Any, error: type[HoldfastError], code: str) -> None:
+    """§10.14: where two write at once the index decides, and each is told what has happened; in a partition as in one table."""
+    told = translate(Violation(table, index), "postgresql:///x")
+    assert (type(told), told.code) == (error, code)

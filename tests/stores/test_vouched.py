@@ -344,6 +344,7 @@ async def test_a_worker_s_row_is_vouched_for(kept: InSqlite | InPostgres, kind: 
             await store.offer("w", Offer(("q",), ()))
             kept.hand(f"UPDATE {kind} SET {name} = {other} WHERE owner = 'w'")
             assert f"{kind}_record_altered" in await codes(store), name
+            assert {p.message for p in await Checker(store).all() if p.run_id != "r2"} == {f"the {kind} record 'w' is not what was written"}, name
             await store.renew("w", TTL)
             assert await codes(store) == ({"offer_record_altered"} if kind == "offer" else set()), "whoever renews writes its row anew"
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -289,3 +290,20 @@ async def test_the_runtime_repairs(tmp_path: Path) -> None:
         assert (await rt.repair_run_state("r1", apply=True)).reason == "nothing to repair"
 
 
+async def test_the_backup_is_whole_on_the_disk_before_anything_is_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§12.3: what is synced is all of it, not what a buffer has let go by then."""
+    store = await damaged(tmp_path, *TABLE["snapshot_status_drift"])
+    synced: dict[str, bytes] = {}
+    sync = os.fsync
+
+    def noted(fd: int) -> None:
+        name = os.readlink(f"/proc/self/fd/{fd}")
+        if name.endswith(".json"):
+            synced[name] = Path(name).read_bytes()
+        sync(fd)
+
+    monkeypatch.setattr(os, "fsync", noted)
+    report = await Repairer(store).repair("r1", apply=True, actor="ada")
+    assert report.applied and report.backup is not None
+    assert synced == {report.backup: Path(report.backup).read_bytes()} and synced[report.backup]
+    await store.close()
