@@ -409,7 +409,7 @@ def main() -> int:
         done: dict[str, list[Any]] = json.loads(results.read_text()) if results.exists() else {}
         if options.again:
             done = {name: kept for name, kept in done.items() if kept[0]}
-        waiting = [m for m in chosen if m.name not in done]
+        waiting = sorted((m for m in chosen if m.name not in done), key=reach.at_import)  # what takes long comes last
         lanes = [Lane(reach, tree) for tree in trees]
         for lane in lanes:
             stack.callback(lane.close)
