@@ -17,7 +17,7 @@ import pytest
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core.errors import ChainBroken, IncarnationChanged, StoreError, StoreMoved
 from holdfast.engine.keep.check import Checker
-from holdfast.stores import SqliteStore
+from holdfast.stores import SqliteStore, WorkspaceStore
 from holdfast.stores.sqlite import anchor
 from holdfast.testing.conformance import TTL, Script, refused, signal
 
@@ -167,6 +167,92 @@ async def test_an_idle_store_notices_too(tmp_path: Path, monkeypatch: pytest.Mon
                 break
         assert isinstance(store.suspect, StoreMoved)
         assert "store_moved" in {p.code for p in await store.verify()}
+
+
+LOGS = {
+    "removed": lambda path: path.unlink(),
+    "replaced": lambda path: (shutil.copy(path, path.with_name("copy")), path.with_name("copy").replace(path)),
+}
+
+
+@pytest.mark.parametrize("how", LOGS)
+async def test_a_write_ahead_log_that_moves_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str) -> None:
+    """X-27: another process would begin another log beside it, and what is written to this one would go with its process."""
+    monkeypatch.setattr(anchor, "SYNC_EVERY", 0.01)
+    path = tmp_path / "s.db"
+    async with opened(path) as store:
+        await store.register("w", TTL)
+        script = await (await Script(store, "r1").begin("w")).steps(2)
+        for _ in range(20):
+            await store.wait_for_change(0.01)
+        LOGS[how](path.with_name("s.db-wal"))
+        for _ in range(500):
+            await store.wait_for_change(0.01)
+            if store.suspect is not None:
+                break
+        error = await refused(StoreMoved, script.write(script.step()))
+        assert "s.db-wal" in error.message and error.hint
+    async with opened(path) as store:
+        assert len(await store.rows("r1")) == 3, "an orderly end has brought all of it into the file"
+
+
+MOVED = {
+    "removed": shutil.rmtree,
+    "moved": lambda folder: folder.rename(folder.with_name("elsewhere")),
+    "replaced": lambda folder: (shutil.copytree(folder, folder.with_name("copy")), shutil.rmtree(folder), folder.with_name("copy").rename(folder)),
+}
+
+
+@pytest.mark.parametrize("how", MOVED)
+async def test_a_workspace_that_moves_is_noticed(tmp_path: Path, how: str) -> None:
+    """X-27: nothing is acknowledged into a folder that nobody will find again, and none is made in its place."""
+    folder = tmp_path / "ws"
+    store = WorkspaceStore(folder)
+    await store.open()
+    await store.register("w", TTL)
+    script = await (await Script(store, "r1").begin("w")).steps(2)
+    MOVED[how](folder)
+    error = await refused(StoreMoved, script.write(script.step()), "store_moved")
+    assert str(folder) in error.message and error.hint
+    await refused(StoreMoved, store.put(signal("r1", "k", 0)), "store_moved")
+    await refused(StoreMoved, store.shelve("cups", {"a": b"1"}), "store_moved")
+    assert "store_moved" in {p.code for p in await store.verify()}
+    assert folder.exists() is (how == "replaced")
+    await store.close()
+
+
+FILES = {
+    "removed": lambda path: path.unlink(),
+    "older": lambda path: path.write_bytes(path.read_bytes()[: path.read_bytes().rindex(b"\n", 0, -1) + 1]),
+    "longer": lambda path: path.write_bytes(path.read_bytes() * 2),
+}
+
+
+@pytest.mark.parametrize("how", FILES)
+@pytest.mark.parametrize("written", [True, False], ids=["written", "only read"])
+async def test_a_log_that_moves_under_a_workspace_is_noticed(tmp_path: Path, how: str, written: bool) -> None:
+    """X-27: a commit follows the one before in the same file, or it is none."""
+    store = WorkspaceStore(tmp_path / "ws")
+    await store.open()
+    await store.register("w", TTL)
+    script = await (await Script(store, "r1").begin("w")).steps(2)
+    if not written:
+        await store.close()
+        store = WorkspaceStore(tmp_path / "ws")
+        await store.open()
+        await store.register("v", TTL)
+        script.store = store
+        (claim,) = await store.claim("v", [], None, limit=1)
+        loaded = await store.load("r1")
+        assert loaded is not None
+        script.fence, script.tip = claim.fence, loaded.tip
+    FILES[how](Path(store.place("r1"), "events.jsonl"))
+    before = {p: p.read_bytes() for p in tmp_path.rglob("events.jsonl")}
+    await refused(StoreMoved, script.write(script.step()), "store_moved")
+    assert {p: p.read_bytes() for p in tmp_path.rglob("events.jsonl")} == before
+    other = await Script(store, "r2").begin("w" if written else "v")
+    assert len(await store.rows("r2")) == 1 and other.tip is not None, "the others go on"
+    await store.close()
 
 
 async def test_an_anchor_that_cannot_be_synced_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

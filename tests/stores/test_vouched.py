@@ -423,3 +423,14 @@ async def test_the_anchor_covers_every_acknowledged_write(in_sqlite: InSqlite, t
     await again.acknowledge()
     await again.put(signal("r1", "more", 0))
     await again.close()
+
+
+@pytest.mark.parametrize(("table", "column"), [("worker", "host"), ("claim", "scope"), ("effect", "lineage_root"), ("shelf", "key"), ("schedule", "tenant_id")])
+async def test_a_text_that_is_none_is_named_and_accepted(in_sqlite: InSqlite, table: str, column: str) -> None:
+    """§12.1: a byte that is no UTF-8 ends neither the look at it nor its acceptance by a raw error."""
+    where = {"worker": "owner = 'w'", **FIRST}[table]
+    async with in_sqlite.after(f"UPDATE {table} SET {column} = CAST(x'f66d' AS TEXT) WHERE {where}") as store:
+        kinds = {code.partition("_record_")[0] for code in await codes(store) if "_record_" in code}
+        assert table in kinds
+        await store.vouch_anew()  # type: ignore[attr-defined]
+        assert f"{table}_record_altered" not in await codes(store)

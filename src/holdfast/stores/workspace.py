@@ -45,6 +45,7 @@ from holdfast.core.errors import (
     StoreBusy,
     StoreCorrupt,
     StoreError,
+    StoreMoved,
     StoreReadOnly,
     VersionConflict,
 )
@@ -58,7 +59,7 @@ from holdfast.core.status import TERMINAL
 from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Pruned, RunFilter
 from holdfast.stores import apply, rings
 from holdfast.stores.apply import Prepared
-from holdfast.stores.files import disk_told, told
+from holdfast.stores.files import Identity, disk_told, told
 from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, numbered, read_beside, read_log, unline
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.plainly import agenda, plainly, revived, scheduled
@@ -117,7 +118,8 @@ class WorkspaceStore(MemoryStore):
         self._ends: dict[str, dict[str, End]] = {}  # where the files beside a run's log end
         self._unnoted: dict[str, rings.Ring] = {}  # rings as their files have them, where memory is ahead
         self._ring_sizes: dict[str, int] = {}  # of the files that hold what runs emit
-        self._looked: set[str] = set()  # runs whose tail is known to be clean; a failed append looks again
+        self._looked: dict[str, int] = {}  # runs whose tail is known to be clean, and how long their logs are; a failed append looks again
+        self._place: Identity | None = None  # of the folder, while it is written to
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -133,7 +135,8 @@ class WorkspaceStore(MemoryStore):
         await super().close()
         if self._lock >= 0:
             os.close(self._lock)
-            self._lock = -1
+            self._lock, self._place = -1, None
+            self._looked.clear()
 
     def _take_lock(self) -> bool:
         """One writer: the lock is on the directory itself, so that looking leaves no file behind."""
@@ -161,8 +164,13 @@ class WorkspaceStore(MemoryStore):
         return False
 
     def _writable(self) -> None:
-        """Makes the folder and takes the lock, at the first write; what others wrote until then is read before anything is written."""
+        """Makes the folder and takes the lock, at the first write; what others wrote until then is read before anything is written.
+
+        Raises:
+            StoreMoved: the folder that was written to until now is not there any more.
+        """
         if self._lock >= 0:
+            self._same_folder()
             return
         try:
             os.makedirs(self.folder, exist_ok=True)
@@ -170,9 +178,16 @@ class WorkspaceStore(MemoryStore):
             raise StoreReadOnly(f"{self.folder} cannot be made: {e.strerror}", hint="a file is in its way") from e
         if not self._take_lock():
             raise StoreBusy(f"another process writes {self.folder}", hint="a workspace has one writer: let that one end")
+        self._place = Identity(self.folder)
         self._catch_up(None, held=False)
         if not os.path.exists(os.path.join(self.folder, HOUSE)):
             self._write_house({})
+
+    def _same_folder(self) -> None:
+        """Looks whether the path still leads to the folder that is locked: nothing is acknowledged into another one (X-27)."""
+        if self._place is not None and (what := self._place.lost()):
+            way_out = "put the folder back, or end the processes that use it and open what is there now"
+            raise StoreMoved(f"{self.folder} {what} while it was open", hint=way_out)
 
     def place(self, run_id: str) -> str:
         """The directory of a run."""
@@ -468,6 +483,7 @@ class WorkspaceStore(MemoryStore):
             self._append(p, None)
             if c.after is None:
                 _sync_folder(self.folder)
+        self._same_folder()  # between the write and the answer
 
     def _besides(self, p: Prepared, digest: str) -> None:
         c, run_id = p.commit, p.commit.run.run_id
@@ -554,18 +570,30 @@ class WorkspaceStore(MemoryStore):
         text, files = commit_lines(run, p.sealed.row, place)
         for name, data in files.items():
             self._replace(self._at(run.run_id, "checkpoints", f"{name}.json"), data, sync=True)
-        self._cut_tail(run.run_id)
+        self._cut_tail(run.run_id, p.commit.after)
+        size = os.path.getsize(path) if os.path.exists(path) else 0
+        if size != self._looked[run.run_id]:
+            way_out = "put it back, or open the workspace again and look at what is there (holdfast check)"
+            raise StoreMoved(f"{path} was removed, replaced or written to by somebody else while it was open", hint=way_out)
         _add(path, text)
+        self._looked[run.run_id] = size + len(text)
 
-    def _cut_tail(self, run_id: str) -> None:
-        """A commit begins on a clean line: what a crash or a full disk left of another one is set aside (X-10)."""
+    def _cut_tail(self, run_id: str, after: Tip | None) -> None:
+        """A commit begins on a clean line: what a crash or a full disk left of another one is set aside (X-10).
+
+        Raises:
+            StoreMoved: the log does not end where this process left it.
+        """
         if run_id in self._looked:
             return
         kept = self._kept(run_id)
+        ends = [r.seq for r in kept.rows]
+        if after is not None and (not ends or kept.rows[-1].hash != after.hash or ends != sorted(set(ends))):
+            raise StoreMoved(f"{self._at(run_id, EVENTS)} does not end where it did when it was read", hint="open the workspace again and look (holdfast check)")
         if kept.tail:
             self._replace(self._at(run_id, "repairs", f"tail-{kept.size}.bin"), kept.tail, sync=True)
             os.truncate(self._at(run_id, EVENTS), kept.size)
-        self._looked.add(run_id)
+        self._looked[run_id] = kept.size
 
     @contextlib.contextmanager
     def _disk(self) -> Any:
@@ -895,6 +923,10 @@ class WorkspaceStore(MemoryStore):
     async def verify(self) -> list[Problem]:
         """What is wrong with a run is told with it; here only what is wrong with the house."""
         self._look()
+        try:
+            self._same_folder()
+        except StoreMoved as e:
+            return [Problem(e.code, "error", e.message, e.hint), *self._house]
         return list(self._house)
 
     # -- upkeep: ports.Upkeep, from the files as they are -------------------------------------------
@@ -970,6 +1002,7 @@ class WorkspaceStore(MemoryStore):
                 written = self._mend(evidence, commits, now)
                 if kept.tail:
                     os.truncate(self._at(run_id, EVENTS), kept.size)
+                self._looked.pop(run_id, None)
                 for p in written:
                     self._append(p, None)
         self._meta([run_id])
@@ -989,6 +1022,7 @@ class WorkspaceStore(MemoryStore):
             return False
         final, building = self._at(run_id), self._at(f".{run_id}.tmp")
         try:
+            self._looked.pop(run_id, None)
             with self._disk():
                 shutil.rmtree(building, ignore_errors=True)
                 os.makedirs(building)
@@ -1055,6 +1089,8 @@ class WorkspaceStore(MemoryStore):
                 shutil.rmtree(away)
         self._named(TOP, left)
         self._forget(gone)
+        for run_id in gone:
+            self._looked.pop(run_id, None)
         self._pruned |= {t.run_id: t for t in graves}
         self.changes.tell()
         return found
@@ -1097,17 +1133,34 @@ _MALFORMED = (LookupError, TypeError, ValueError, AttributeError, OverflowError,
 KIND_OF = {"effects": "effect", "intents": "intent", "inbox": "inbox", "ledger": "ledger", "claims": "claim"}
 Dump = Callable[[Any], dict[str, Any]]
 Revive = Callable[[str, dict[str, Any]], Any]
+
+
+def _text(fields: Mapping[str, Any], name: str) -> str:
+    """A field of a line that somebody else may have written."""
+    value = fields[name]
+    if not isinstance(value, str):
+        raise TypeError(f"{name} is no text")
+    return value
+
+
+def _number(fields: Mapping[str, Any], name: str) -> int:
+    value = fields[name]
+    if not isinstance(value, int) or isinstance(value, bool):
+        raise TypeError(f"{name} is no number")
+    return value
+
+
 _ASIDE: dict[str, tuple[Dump, Revive]] = {
     "effects": (_dump_effect, lambda run_id, f: codec.decode_effect(base64.b64decode(f["data"]))),
     "intents": (_dump_intent, lambda run_id, f: _intent.decode(base64.b64decode(f["data"]))),
-    "inbox": (_dump_inbox, lambda run_id, f: InboxItem(run_id, f["key"], codec.decode_command(base64.b64decode(f["data"])), f["at"], f["taken"])),
+    "inbox": (_dump_inbox, lambda run_id, f: InboxItem(run_id, _text(f, "key"), codec.decode_command(base64.b64decode(f["data"])), _number(f, "at"), None if f["taken"] is None else _number(f, "taken"))),
     "ledger": (
         lambda r: {"topic": r.topic, "key": r.key, "at": r.at, "step_id": r.step_id, "shown": canon.reveal(r.data), "data": b64(r.data)},
-        lambda run_id, f: LedgerRow(run_id, f["topic"], f["key"], base64.b64decode(f["data"]), f["at"], f.get("step_id", "")),
+        lambda run_id, f: LedgerRow(run_id, _text(f, "topic"), _text(f, "key"), base64.b64decode(f["data"]), _number(f, "at"), _text({"step_id": "", **f}, "step_id")),
     ),
     "claims": (
         lambda c: {"kind": c.kind, "scope": c.scope, "key": c.key, "digest": c.digest, "expires_at": c.expires_at},
-        lambda run_id, f: DedupClaim(f["kind"], f["scope"], f["key"], run_id, f["digest"], f["expires_at"]),
+        lambda run_id, f: DedupClaim(*[_text(f, n) for n in ("kind", "scope", "key")], run_id, _text(f, "digest"), None if f["expires_at"] is None else _number(f, "expires_at")),
     ),
 }
 

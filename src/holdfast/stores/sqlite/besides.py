@@ -5,7 +5,7 @@ All functions work on a connection inside whatever transaction is open there.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import apsw
@@ -13,7 +13,7 @@ import msgspec
 
 from holdfast.core import blobs, chunks, codec, vouch
 from holdfast.core.chunks import LINGER_US, Emitted
-from holdfast.core.commit import DedupClaim, InboxItem
+from holdfast.core.commit import DedupClaim, InboxItem, LedgerRow
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound
 from holdfast.core.pruned import Tombstone
@@ -22,7 +22,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.stores import apply
-from holdfast.stores.sqlite.connection import Q, row, rows, seal_all
+from holdfast.stores.sqlite.connection import Q, row, rows
 
 R = TypeVar("R")
 T = TypeVar("T")
@@ -263,9 +263,9 @@ def damage_of_run(db: apsw.Connection, run_id: str, key: int | None) -> list[Rec
     return out
 
 
-def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
-    """Every record of the store itself, or of a run that is not here, that is gone or is not what was written."""
-    found: dict[str, Iterable[Voucher]] = {
+def _of_store(db: apsw.Connection) -> dict[str, list[Voucher]]:
+    """What would vouch for the records of the store itself, as they are."""
+    return {
         "claim": [vouch.of_claim(DedupClaim(*r)) for r in rows(db, Q.claims_all)],
         "schedule": [vouch.of_schedule_row(r) for r in rows(db, Q.schedules_kept)],
         "shelf": [vouch.of_shelf(*r) for r in rows(db, Q.shelves_all)],
@@ -276,8 +276,12 @@ def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
         "bucket": [vouch.of_bucket(*r) for r in rows(db, Q.buckets)],
         "call": [vouch.of_call(*r) for r in rows(db, Q.calls_all)],
     }
+
+
+def damage_of_store(db: apsw.Connection) -> list[RecordDamaged]:
+    """Every record of the store itself, or of a run that is not here, that is gone or is not what was written."""
     out: list[RecordDamaged] = []
-    for kind, records in found.items():
+    for kind, records in _of_store(db).items():
         out += vouch.damage(vouch.by_id(records), vouch.by_id(stated(db, OWN, kind)))
     left = {Voucher(*r) for r in rows(db, Q.vouch_runless)}
     runless = rows(db, Q.effects_runless)
@@ -297,8 +301,14 @@ def _unnoted(db: apsw.Connection, kept: Sequence[Any]) -> list[str]:
 
 
 def vouch_anew(db: apsw.Connection) -> None:
-    """Vouches for all records as they are now, and for none that is not there."""
+    """Vouches for all records as they are now, and for none that is not there. A text that is none counts as it is read, so no function of
+    SQL does this."""
     db.execute(Q.vouch_forget)
-    seal_all(db)
+    vouch_for(db, [voucher for records in _of_store(db).values() for voucher in records])
+    vouch_for(db, [vouch.of_effect_row(r) for r in rows(db, Q.effects_all)])
+    vouch_for(db, [vouch.of_inbox(*r) for r in rows(db, Q.inbox_kept)])
+    vouch_for(db, [vouch.of_token(Token(*r)) for r in rows(db, Q.tokens_kept)])
+    vouch_for(db, [vouch.of_intent_row(r) for r in rows(db, Q.intents)])
+    vouch_for(db, [vouch.of_ledger(LedgerRow(*r)) for r in rows(db, Q.ledger)])
     for kept in rows(db, Q.effects_runless):
         db.executemany(Q.blob_use, [(kept[1], bytes.fromhex(digest)) for digest in _unnoted(db, kept)])

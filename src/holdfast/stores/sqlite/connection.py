@@ -40,7 +40,6 @@ _HERE = Path(__file__).parent  # importlib.resources would load archive and temp
 
 Q: Any = named(_HERE.joinpath("queries.sql").read_text("utf-8"))
 MIGRATIONS = numbered(_HERE / "migrations")
-_SEALING = "".join(script[script.index("INSERT INTO vouch") :] for script in MIGRATIONS if "INSERT INTO vouch" in script)
 
 
 def translate(error: apsw.Error, path: str) -> HoldfastError:
@@ -146,6 +145,8 @@ def mapped(path: str) -> Iterator[None]:
         yield
     except apsw.Error as e:
         raise translate(e, path) from e
+    except UnicodeDecodeError as e:  # a text that no reader writes out: what it belongs to is named by the checker
+        raise StoreCorrupt(f"{path} is damaged: a text in it is none: {e}", hint="holdfast check names the record") from e
 
 
 def connect(path: str, *, patience: float = PATIENCE, create: bool = False, readonly: bool = False) -> apsw.Connection:
@@ -267,12 +268,6 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
         except BaseException:
             abort(db)
             raise
-
-
-def seal_all(db: apsw.Connection) -> None:
-    """Vouches for every record beside the log that has no voucher."""
-    db.create_scalar_function("seal", _seal, deterministic=True)
-    db.execute(_SEALING)
 
 
 def _seal(*parts: Any) -> bytes:

@@ -15,7 +15,7 @@ from holdfast.core.vouch import OWN
 from holdfast.machine import boot, ticks
 from holdfast.stores import apply
 from holdfast.stores.liveness import Liveness
-from holdfast.stores.sqlite.connection import Q
+from holdfast.stores.sqlite.connection import Q, row, rows
 
 FORGET_AFTER_US = 3600 * 1_000_000
 
@@ -73,11 +73,11 @@ class Owners:
         return gone
 
     def find(self, db: apsw.Connection, owner: str) -> WorkerRow | None:
-        row = db.execute(Q.worker, (owner,)).fetchone()
-        return None if row is None else WorkerRow(*row)
+        found = row(db, Q.worker, (owner,))
+        return None if found is None else WorkerRow(*found)
 
     def all(self, db: apsw.Connection) -> list[WorkerRow]:
-        return [WorkerRow(*row) for row in db.execute(Q.workers)]
+        return [WorkerRow(*found) for found in rows(db, Q.workers)]
 
     def left(self, row: WorkerRow) -> int:
         """Microseconds until the lease runs out; below one it has."""

@@ -137,6 +137,8 @@ WHERE id = ?2 AND owner IS NULL AND status NOT IN ('completed', 'failed', 'cance
 SELECT key, command, put_at, taken FROM inbox WHERE run = ? AND taken IS NULL ORDER BY id;
 -- name: inbox_all
 SELECT key, command, put_at, taken FROM inbox WHERE run = ? ORDER BY id;
+-- name: inbox_kept
+SELECT r.run_id, i.key, i.put_at, i.command, i.taken FROM inbox i JOIN run r ON r.id = i.run ORDER BY i.id;
 
 -- Claims --------------------------------------------------------------------------------------------
 
@@ -467,6 +469,9 @@ SELECT hash FROM token WHERE run = ? AND wait_id = ? AND revoked_at IS NULL AND 
 -- name: tokens_of_run
 SELECT t.hash, r.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at
 FROM token t JOIN run r ON r.id = t.run WHERE t.run = ? ORDER BY t.hash;
+-- name: tokens_kept
+SELECT t.hash, r.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at
+FROM token t JOIN run r ON r.id = t.run ORDER BY t.hash;
 
 -- Schedules -----------------------------------------------------------------------------------------
 

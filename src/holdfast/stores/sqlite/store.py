@@ -141,6 +141,7 @@ class SqliteStore:
         self._noted = (0, 0)
         self._overgrown: HoldfastError | None = None
         self._file: Identity | None = None
+        self._log: Identity | None = None  # of the write-ahead log, from when it is first seen until the last connection here ends
         self._orphans: dict[str, tuple[int, int]] = {}
         self._db: apsw.Connection | None = None
         self._writer: Writer | None = None
@@ -252,8 +253,9 @@ class SqliteStore:
             self.suspect = told(error, self._anchor.path)
 
     def _each_second(self) -> None:
-        """In the anchor's thread: looks at the file, and empties a log that a reader which has left had let grow."""
+        """In the anchor's thread: looks at the file and its log, and empties a log that a reader which has left had let grow."""
         self._same_file()
+        self._same_log()
         if self.suspect is None:
             try:
                 begin_anew(self.path, LOG_LIMIT)
@@ -283,6 +285,18 @@ class SqliteStore:
             way_out = "put the file back, or end the processes that use it and open what is there now"
             self.suspect = StoreMoved(f"{self.path} {what} while it was open", hint=way_out)
 
+    def _same_log(self) -> None:
+        """Looks whether the write-ahead log is the one that is open: in another one nobody else would see what is written here, and what is
+        written here would go with this process."""
+        try:
+            if self._log is None:
+                self._log = Identity(self.path + "-wal") if os.path.exists(self.path + "-wal") else None
+            elif self.suspect is None and (what := self._log.lost()):
+                way_out = "end this process in an orderly way, which brings what it wrote into the file; then open it again"
+                self.suspect = StoreMoved(f"{self.path}-wal {what} while it was open", hint=way_out)
+        except HoldfastError as e:
+            self.suspect = self.suspect or e
+
     async def close(self) -> None:
         """Ends what is in hand, syncs the anchor, and lets go of every owner's proof of life."""
         self._changes.close()
@@ -295,6 +309,7 @@ class SqliteStore:
                 self._renewing = None
         self._liveness.close()
         self._anchor.close()
+        self._log = None
         if self._db is not None:
             shut(self._db)
             self._db = None

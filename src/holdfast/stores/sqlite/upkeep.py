@@ -196,8 +196,8 @@ def adopt(db: apsw.Connection, d: Dossier, incarnation: int, now: int) -> tuple[
 
 def prunable(db: apsw.Connection, before: int, loans: Sequence[tuple[str, str]]) -> Pruned:
     """The runs of all lineages that may go, and the lineages that are old enough but may not (§6.10)."""
-    found = [Aged(run_id, root, parent, _ended(status, doc)) for run_id, root, parent, status, doc in db.execute(Q.run_lineages)]
-    return apply.prunable(found, before, {r for (r,) in db.execute(Q.lineages_open)}, loans)
+    found = [Aged(run_id, root, parent, _ended(status, doc)) for run_id, root, parent, status, doc in rows(db, Q.run_lineages)]
+    return apply.prunable(found, before, {r for (r,) in rows(db, Q.lineages_open)}, loans)
 
 
 def _ended(status: str, doc: bytes) -> int | None:
