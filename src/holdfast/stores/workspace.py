@@ -1160,7 +1160,7 @@ _ASIDE: dict[str, tuple[Dump, Revive]] = {
     ),
     "claims": (
         lambda c: {"kind": c.kind, "scope": c.scope, "key": c.key, "digest": c.digest, "expires_at": c.expires_at},
-        lambda run_id, f: DedupClaim(*[_text(f, n) for n in ("kind", "scope", "key")], run_id, _text(f, "digest"), None if f["expires_at"] is None else _number(f, "expires_at")),
+        lambda run_id, f: DedupClaim(_text(f, "kind"), _text(f, "scope"), _text(f, "key"), run_id, _text(f, "digest"), None if f["expires_at"] is None else _number(f, "expires_at")),
     ),
 }
 
