@@ -530,3 +530,22 @@ async def test_a_cancel_revokes_links(tmp_path: Path) -> None:
         assert (await rt.approve(run.run_id)).result == "approve"
 
 
+
+
+async def test_a_threads_signal_is_for_the_run_that_has_begun() -> None:
+    """§5.11: as ``resume`` answers it; what is queued behind waits for its turn, and hears nothing. Before any has begun, the newest."""
+
+    @flow("hears")
+    async def hears(ctx: Context, n: int) -> str:
+        return f"{n} {await ctx.wait('go')}"
+
+    async with Runtime("memory:", skills=[hears]) as rt:
+        early = [await rt.submit(hears, {"n": n}, thread_id="early") for n in range(2)]
+        assert (await rt.signal("early", "go", "soon", key="k")).run_id == early[1].run_id
+        first = await rt.invoke(hears, {"n": 1}, thread_id="talk")
+        await rt.submit(hears, {"n": 2}, thread_id="talk")
+        await rt.signal("talk", "go", "on", key="k")
+        assert (await rt.resume(first.run_id)).result == "1 on"
+        assert (await rt.invoke(hears, None, thread_id="talk")).condition == "awaiting_signal"
+        await rt.signal("talk", "go", "up", key="k")
+        assert (await rt.invoke(hears, None, thread_id="talk")).result == "2 up"

@@ -40,6 +40,7 @@ from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, WaitKind, ans
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services
+from holdfast.engine.base.standing import MANY, NOT_ENDED
 from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
 from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
@@ -388,23 +389,23 @@ class Desk:
         Raises:
             NotDecidable: the runs of that thread have ended.
         """
-        if not target or await self._store.get(target) is not None:
-            return (await self._reader.found(target))[0]
-        found = [run for run, _ in await self._store.runs(RunFilter(thread_id=target, limit=500, by_turn=True))]
-        live = [run for run in found if run.status not in TERMINAL]
-        begun = [run for run in live if run.status is not Status.PENDING]
-        if not found:
-            await self._reader.found(target)
-        if not live:
+        if (live := await self._live(target)) is not None:
+            return live
+        if target and await self._store.get(target) is None and await self._store.runs(RunFilter(thread_id=target, limit=1)):
             raise NotDecidable(f"nothing waits for an answer in the thread {target!r}: its runs have ended", hint=f"holdfast runs --thread {target}")
-        return (begun or live)[0]
+        return (await self._reader.found(target))[0]
 
     async def _target(self, target: str) -> records.Run:
-        if target and await self._store.get(target) is None:
-            newest = await self._store.runs(RunFilter(thread_id=target, statuses=tuple(s for s in Status if s not in TERMINAL), limit=1))
-            if newest:
-                return newest[0][0]
-        return (await self._reader.found(target))[0]
+        return await self._live(target) or (await self._reader.found(target))[0]
+
+    async def _live(self, thread_id: str) -> records.Run | None:
+        """A thread's newest live run; what is queued behind one that has begun has nothing to ask yet, and hears nothing. None if all have ended,
+        or it is no thread."""
+        if not thread_id or await self._store.get(thread_id) is not None:
+            return None
+        found = await self._store.runs(RunFilter(thread_id=thread_id, statuses=NOT_ENDED, limit=MANY, by_turn=True))
+        begun = (run for run, _ in found if run.status is not Status.PENDING)
+        return next(begun, found[0][0] if found else None)
 
     async def issue(self, wait_id: str, *, actor: str, ttl_us: int) -> str:
         """A link that answers one wait once (§5.9). The secret is given here and kept nowhere.
