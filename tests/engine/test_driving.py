@@ -243,9 +243,9 @@ async def test_a_store_that_another_process_has_restored(tmp_path: Path) -> None
             there = [r.run_id for r in await other.runs()]
         with pytest.raises(LeaseLost, match="open the store again"):
             await rt.submit(graph, {})
-        for n in range(2):
+        for _ in range(2):
             with pytest.raises(IncarnationChanged, match="restored or acknowledged by another process"):
-                await rt.schedule(graph, every=3600 + n)
+                await rt.schedule(graph, every=3600)
     finally:
         with contextlib.suppress(IncarnationChanged):
             await rt.close()

@@ -1,6 +1,7 @@
 """What only SQLite can get wrong: files that go backwards, several processes, full disks, damaged bytes."""
 
 import asyncio
+import contextlib
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import textwrap
 import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import apsw
 import pytest
@@ -33,6 +35,7 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.lease import COUNTER_BITS, Alive, Take
+from holdfast.core.limits import Limit, Rule
 from holdfast.stores import MemoryStore, SqliteStore, open_url
 from holdfast.stores.sqlite import writer as writer_module
 from holdfast.stores.sqlite.anchor import Mark, pack, unpack
@@ -713,3 +716,44 @@ def test_closed_store_says_so(tmp_path: Path) -> None:
             await store.get("r1")
 
     run(body)
+
+
+STALE: dict[str, Callable[[SqliteStore], Awaitable[object]]] = {
+    "put": lambda s: s.put(signal_to("r1", "k", s.now())),
+    "claim": lambda s: s.claim("w", (), None, limit=1),
+    "register": lambda s: s.register("v", TTL),
+    "put_rule": lambda s: s.put_rule(Rule("model", Limit(in_flight=1)), None),
+    "shelve": lambda s: s.shelve("s", {"k": b"1"}),
+    "claim_intents": lambda s: s.claim_intents("w", ("mail",), limit=1, ttl_us=TTL, doubt=True),
+}
+
+
+@pytest.mark.parametrize("verb", STALE)
+async def test_whoever_had_a_restored_store_open_writes_nothing(tmp_path: Path, verb: str) -> None:
+    """X-02, §1.9: the refusal comes before the write, in verbs without a fence too."""
+    path = str(tmp_path / "runs.db")
+    stale = SqliteStore(path)
+    await stale.open()
+    await stale.register("w", TTL)
+    await (await Script(stale, "r1").begin("w")).wait()
+    await stale.put(signal_to("r1", "before", stale.now()))
+    await stale.backup(tmp_path / "copy.db")
+    other = SqliteStore(path)
+    await other.open()
+    await other.restore(str(tmp_path / "copy.db"))
+
+    def kept() -> dict[str, list[Any]]:
+        db = apsw.Connection(path)
+        tables = [name for (name,) in db.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")]
+        found = {name: list(db.execute(f"SELECT * FROM {name}")) for name in tables}
+        db.close()
+        return found
+
+    before = kept()
+    for _ in range(2):
+        with pytest.raises(IncarnationChanged, match="restored or acknowledged by another process"):
+            await STALE[verb](stale)
+        assert kept() == before
+    await other.close()
+    with contextlib.suppress(IncarnationChanged):
+        await stale.close()

@@ -715,6 +715,9 @@ class IncarnationChanged(StoreCorrupt):
     code = "store_incarnation_changed"
 
 
+_MADE_ANEW = {"schedule": "; then schedule anew", "limit": "; then set the limit anew", "token": "; then issue another link"}
+
+
 class RecordDamaged(StoreCorrupt):
     """A record beside the log is gone, or is not what was written (§12.1): ``kind``, ``run_id`` and ``record`` say which.
 
@@ -728,6 +731,7 @@ class RecordDamaged(StoreCorrupt):
         whose = f"the {kind} record {shown!r}" + (f" of {run_id}" if run_id else "")
         said = "is missing, though it was written" if missing else "is not what was written"
         way_out = "do not act on it again before you have looked; restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
+        way_out += _MADE_ANEW.get(kind, "")
         super().__init__(f"{whose} {said}", hint=way_out, code=f"{kind}_record_{'missing' if missing else 'altered'}")
         self.kind = kind
         self.run_id = run_id

@@ -52,9 +52,9 @@ class Applied(msgspec.Struct, frozen=True, gc=False):
 
 class Committer:
     """Applies commits on one connection. ``last`` is the newest log row it has committed, its id and hash; ``wrote`` numbers the newest
-    transaction that left no row in the log."""
+    transaction that left no row in the log. ``same`` is given the incarnation that a transaction finds; it raises if the store is another one."""
 
-    def __init__(self, db: apsw.Connection, owners: Owners, now: Callable[[], int]) -> None:
+    def __init__(self, db: apsw.Connection, owners: Owners, now: Callable[[], int], same: Callable[[int], None]) -> None:
         self.db = db
         self.last: tuple[int, bytes] = (0, b"")
         self.wrote = 0
@@ -62,6 +62,7 @@ class Committer:
         self._cursor = db.cursor()
         self._owners = owners
         self._now = now
+        self._same = same
         self._log_id = 0
         self._log_hash = b""
         self._looked: dict[str, int] = {}  # what this transaction has found: owners that are known, and under "" the incarnation
@@ -148,9 +149,10 @@ class Committer:
     def writing(self) -> Iterator[None]:
         """A transaction of any other verb, counted so that the anchor covers it too (§1.9)."""
         with writing(self.db):
+            number, incarnation = row(self.db, Q.meta_wrote)
+            self._same(int(incarnation))
             yield
-            number = int(row(self.db, Q.meta_wrote)[0])
-        self.wrote = number
+        self.wrote = int(number)
 
     # -- the general way ----------------------------------------------------------------------------
 

@@ -351,8 +351,9 @@ SELECT id, json FROM ledger WHERE run_id = ?;
 -- name: meta_get
 SELECT value FROM meta WHERE key = ?;
 -- name: meta_wrote
--- A write transaction that leaves no row in the log.
-INSERT INTO meta (key, value) VALUES ('writes', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1 RETURNING value;
+-- A write transaction that leaves no row in the log, and which store this is.
+INSERT INTO meta (key, value) VALUES ('writes', 1) ON CONFLICT (key) DO UPDATE SET value = value + 1
+RETURNING value, (SELECT m.value FROM meta m WHERE m.key = 'incarnation');
 -- name: meta_set
 INSERT INTO meta (key, value) VALUES (?, ?) ON CONFLICT (key) DO UPDATE SET value = excluded.value;
 -- name: log_last

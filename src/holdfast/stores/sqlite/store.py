@@ -186,7 +186,7 @@ class SqliteStore:
         self._changes.reopen()
 
     def _committer(self, db: apsw.Connection) -> Committer:
-        return Committer(db, self._owners, self._now)
+        return Committer(db, self._owners, self._now, self._same)
 
     def _thread_committer(self) -> Committer:
         return self._committer(self._another())
@@ -243,9 +243,22 @@ class SqliteStore:
             self._unsynced(e)
             return None
         if not followed:
-            self.suspect = IncarnationChanged(f"{self.path} was restored or acknowledged by another process", hint="open the store again")
+            self.suspect = self._replaced()
             return self.suspect
         return None
+
+    def _same(self, incarnation: int) -> None:
+        """Asked inside each transaction that no fence guards, before it writes.
+
+        Raises:
+            IncarnationChanged: another process has restored or acknowledged the store meanwhile.
+        """
+        if incarnation != self.incarnation:
+            self.suspect = self._replaced()
+            raise self.suspect
+
+    def _replaced(self) -> IncarnationChanged:
+        return IncarnationChanged(f"{self.path} was restored or acknowledged by another process", hint="open the store again")
 
     def _unsynced(self, error: OSError) -> None:
         """The anchor could not follow: whatever is acknowledged from now on nothing would vouch for. May run in any thread."""
