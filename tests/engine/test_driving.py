@@ -16,6 +16,7 @@ from holdfast.core.commit import Commit, Tip
 from holdfast.core.errors import EffectInProgress, IncarnationChanged, LeaseLost
 from holdfast.core.policy import Policy, allow, require_human
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.store import SqliteStore
 from tests.engine.support import FakeClock, World, says
 
@@ -224,8 +225,10 @@ async def test_a_gate_is_asked_again_under_another_policy_only() -> None:
         assert "2" in asked and [w.prompt for w in run.waits] == ["May it?"], "what was approved under the first policy counts for nothing now"
 
 
-async def test_a_store_that_another_process_has_restored(tmp_path: Path) -> None:
-    """X-02, §1.9: whoever had it open writes nothing more, and is told why."""
+@pytest.mark.parametrize("slow", [1000.0, -1.0], ids=["in place", "in the thread"])
+async def test_a_store_that_another_process_has_restored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slow: float) -> None:
+    """X-02, §1.9: whoever had it open writes nothing more, and is told why, in the same words wherever it is written."""
+    monkeypatch.setattr(writer, "SLOW", slow)
     path = tmp_path / "runs.db"
     graph = Graph("g", Trail)
 

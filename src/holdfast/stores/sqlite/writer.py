@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar, cast
 
 import apsw
 import msgspec
@@ -226,21 +226,25 @@ class Writer:
 
     async def run(self, work: Callable[[Committer], T]) -> T:
         """Runs a verb's transaction: in place while the database is quick and free, else in the thread."""
+
+
+        def whole(committer: Committer) -> T:
+            result = work(committer)
+            if (error := self._after(committer)) is not None:
+                raise error
+            return result
+
         if not self._away and self._average < SLOW:
             try:
-                result = work(self._here)
-                if (error := self._after(self._here)) is not None:
-                    raise error
-                return result
+                return whole(self._here)
             except apsw.BusyError:
                 pass
             except apsw.Error as e:
                 raise translate(e, self._path) from e
         try:
-            result = await self._submit(work)
+            return cast(T, await self._submit(whole))
         except apsw.Error as e:
             raise translate(e, self._path) from e
-        return result
 
     # -- the thread ---------------------------------------------------------------------------------
 
@@ -274,8 +278,8 @@ class Writer:
         while (job := self._jobs.get()) is not None:
             try:
                 committer = committer or self._there()
+                error: Exception | None = None
                 result = job.work(committer)
-                error: Exception | None = self._after(committer)
             except Exception as e:  # it is the caller's to handle, in the caller's thread
                 result, error = None, e
             try:
