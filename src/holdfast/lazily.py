@@ -6,9 +6,22 @@ holds the two together.
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
+
+
+def _by_module(name: str) -> bool:
+    """Whether this process was asked for as ``python -m name``, and is just about to find it."""
+    words = sys.orig_argv
+    return sys.argv[:1] == ["-m"] and (f"-m{name}" in words or (name in words and words[words.index(name) - 1] == "-m"))
+
+
+if _by_module("holdfast") and sys.path and sys.path[0] in ("", os.getcwd()):
+    # Python puts the current folder before its own library then. Looking at a store runs no code of that folder: what is to be run
+    # from there is named, and found there by whoever runs it (``cli/targets``).
+    del sys.path[0]
 
 
 def lazily(package: str, homes: Mapping[str, tuple[str, ...]]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:

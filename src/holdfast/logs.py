@@ -7,10 +7,12 @@ gets into a log. The same facts are attributes of the record: ``event_type``, ``
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import json
 import logging
 import sys
+import traceback
 from collections.abc import Callable
 from typing import Any, TextIO
 
@@ -20,7 +22,30 @@ from holdfast.core.errors import ErrorValue
 
 ROOT = logging.getLogger("holdfast")
 ROOT.addHandler(logging.NullHandler())
-LOG = logging.getLogger("holdfast.run")
+
+
+class Calm(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose handlers and filters, which are the application's, cannot stop what is logged: what they raise is told as
+    ``logging`` itself tells of a handler's trouble."""
+
+    def process(self, msg: Any, kwargs: Any) -> tuple[Any, Any]:
+        return msg, {**kwargs, "extra": self.extra} if self.extra else kwargs
+
+    def log(self, level: int, msg: object, *args: object, **kwargs: Any) -> None:
+        try:
+            super().log(level, msg, *args, **kwargs)
+        except Exception:
+            if logging.raiseExceptions and sys.stderr is not None:
+                with contextlib.suppress(OSError, ValueError):
+                    traceback.print_exc()
+
+
+def logger(name: str) -> Calm:
+    """The library's logger of that name."""
+    return Calm(logging.getLogger(name), {})
+
+
+LOG = logger("holdfast.run")
 
 FIELDS = ("run_id", "seq", "step_id", "attempt", "skill_id", "trace_id", "code")
 QUIET = frozenset({"step.started", "checkpoint.saved", "run.claimed", "run.queued", "attempt.started"})
@@ -114,4 +139,4 @@ def show(format: str, *, level: int = logging.INFO, out: TextIO | None = None) -
     return handler
 
 
-__all__ = ["FORMATS", "LOG", "committed", "level_of", "show"]
+__all__ = ["FORMATS", "LOG", "Calm", "committed", "level_of", "logger", "show"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import datetime as dt
-import logging
 import os
 import pathlib
 import uuid
@@ -13,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mappin
 from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, overload
 from urllib.parse import unquote
 
-from holdfast import machine, stores
+from holdfast import logs, machine, stores
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
 from holdfast.clock import SystemClock
 from holdfast.core import arguments
@@ -89,7 +88,7 @@ S = TypeVar("S", bound=State)
 R = TypeVar("R")
 P = ParamSpec("P")
 T = TypeVar("T")
-log = logging.getLogger("holdfast.runtime")
+log = logs.logger("holdfast.runtime")
 CLOSE_SECONDS = 5.0
 MOST_DECISIONS = 100_000
 """How many waits one decision may be about."""

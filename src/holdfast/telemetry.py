@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import os
 import queue
 import threading
@@ -46,7 +45,7 @@ KNOWN = 1000
 """Runs of which it is known in this process what was sent."""
 SCOPE = InstrumentationScope("holdfast")
 ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-log = logging.getLogger("holdfast.telemetry")
+log = logs.logger("holdfast.telemetry")
 
 
 class Span(msgspec.Struct, frozen=True):
@@ -279,6 +278,9 @@ class Exporter:
             self._sent.move_to_end(run_id)
             fresh = [s for s in spans(found[0], events, await self._rt.store.intents(run_id)) if s.of not in known]
             known.update(s.of for s in fresh)
+            if any(s.error for s in fresh):  # what an error says may hold a secret of the run's (§13.5)
+                hidden = await self._rt.masked(run_id)
+                fresh = [msgspec.structs.replace(s, error=hidden.text(s.error)) for s in fresh]
             self._hand_on([readable(found[0], s, self._resource) for s in fresh])
         while len(self._sent) > KNOWN:
             self._sent.popitem(last=False)

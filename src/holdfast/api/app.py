@@ -10,7 +10,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import hashlib
-import logging
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -26,6 +25,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
+from holdfast import logs
 from holdfast.access import NOBODY, SHELF, Access, Scope, Tokens, Unauthorized
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.problems import Stopped, headers, problem, status_of
@@ -38,7 +38,7 @@ from holdfast.protocols import PROTOCOLS
 from holdfast.runtime import Runtime
 from holdfast.ui import Pages
 
-log = logging.getLogger("holdfast.api")
+log = logs.logger("holdfast.api")
 ANSWERS = "holdfast.answers"
 KEPT_US = 24 * 3600 * 1_000_000
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")

@@ -14,9 +14,10 @@ from holdfast import logs
 from holdfast.cli import output as o
 from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
-from holdfast.cli.session import Call, actor_option, handling, json_of, options, over, parsed, run_argument
+from holdfast.cli.session import Call, actor_option, handling, options, over, parsed, run_argument
 from holdfast.cli.times import lasting, moment
 from holdfast.core.errors import HoldfastError, InvalidInput, LaneBlocked, NothingEligible, SkillUnknown
+from holdfast.core.jsons import json_of
 from holdfast.core.status import TERMINAL, Condition
 from holdfast.engine.desk.door import OnBusy
 from holdfast.handle import Run, when

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pathlib
 
 import click
@@ -12,6 +11,7 @@ from holdfast.cli import pages
 from holdfast.cli.session import Call, actor_option, options, over, run_argument
 from holdfast.cli.times import lasting
 from holdfast.core import describe
+from holdfast.core.jsons import json_of
 from holdfast.ports import Pruned
 from holdfast.runtime import Runtime
 
@@ -77,7 +77,7 @@ def export(call: Call, run_id: str, folder: str) -> int:
     """
     written = over(call, lambda rt: rt.export(run_id, folder), long="exporting")
     told = pathlib.Path(written, "encrypted.json")
-    keys = json.loads(told.read_text("utf-8"))["keys"] if told.is_file() else []
+    keys = json_of(told.read_text("utf-8"))["keys"] if told.is_file() else []
     if call.as_json:
         o.emit({"run_id": run_id, "directory": written, "encrypted_under": keys})
     else:

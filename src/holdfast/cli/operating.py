@@ -11,10 +11,11 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
-from holdfast.cli.session import MOST, Call, actor_option, handling, options, over, page, paged, run_argument
+from holdfast.cli.session import MOST, Call, Within, actor_option, handling, options, over, page, paged, run_argument
 from holdfast.core import describe
 from holdfast.core.describe import EffectView, LaneView, LimitView, QueueView, WorkerView
 from holdfast.core.intents import RULINGS
+from holdfast.core.limits import MOST as MOST_AT_ONCE
 from holdfast.core.limits import Limit
 from holdfast.handle import IntentView, when
 from holdfast.runtime import Runtime
@@ -326,9 +327,9 @@ def _or_none(value: float | None) -> str:
 
 @limits.command("set")
 @click.argument("name", metavar="NAME")
-@click.option("--in-flight", type=click.IntRange(1), metavar="N", help="How many at once.")
-@click.option("--per-second", type=float, metavar="R", help="How many may begin in a second.")
-@click.option("--burst", type=click.IntRange(1), metavar="B", help="How many may begin at once, of those. [default: a second's worth]")
+@click.option("--in-flight", type=click.IntRange(1, MOST_AT_ONCE), metavar="N", help="How many at once.")
+@click.option("--per-second", type=Within(0, MOST_AT_ONCE, min_open=True), metavar="R", help="How many may begin in a second.")
+@click.option("--burst", type=click.IntRange(1, MOST_AT_ONCE), metavar="B", help="How many may begin at once, of those. [default: a second's worth]")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the change.")
 @actor_option
 @options()

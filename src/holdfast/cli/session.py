@@ -8,7 +8,6 @@ import dataclasses
 import functools
 import getpass
 import io
-import json
 import math
 import os
 import re
@@ -30,6 +29,7 @@ from holdfast.cli import output as o
 from holdfast.cli.targets import setting
 from holdfast.core import canon
 from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
+from holdfast.core.jsons import json_of
 from holdfast.core.limits import Limit
 from holdfast.core.status import LIVE
 from holdfast.engine.keep.check import keeper
@@ -275,25 +275,6 @@ def parsed(text: str | None, what: str) -> Any:
         raise InvalidInput(f"{what} is not JSON: {e}", hint="""in a shell: '{"name": "Ada"}'""") from None
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """An object whose names differ: of two values under one name, nobody knows which was meant."""
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"the name {twice!r} stands there twice")
-    return found
-
-
-def json_of(text: str) -> Any:
-    """The value of a JSON text.
-
-    Raises:
-        ValueError: it is none, or a name stands in it twice.
-    """
-    return json.loads(text, parse_constant=_constant, object_pairs_hook=_once)
-
-
 MOST = 2**53
 
 
@@ -305,10 +286,6 @@ class Within(click.FloatRange):
         if not math.isfinite(found):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return found
-
-
-def _constant(name: str) -> Any:
-    raise ValueError(f"{name} is no JSON number")
 
 
 def extra(module: str, name: str = "serve") -> Any:

@@ -280,12 +280,14 @@ class AttemptLeaseExpired(Fact, frozen=True, tag=27):
 
 
 class AttemptTakenOver(Fact, frozen=True, tag=28):
-    """``takeovers``: how many owners have died without any progress in between; ``late``: how many lived, and were late with their lease."""
+    """``takeovers``: how many owners have died without any progress in between; ``late``: how many lived, and were late with their lease.
+    ``begun``: whether the last one had begun with it, or had only claimed it, when it died of another run."""
 
     wire: ClassVar[str] = "attempt.taken_over"
     owner: str
     takeovers: int
     late: int = 0
+    begun: bool = True
 
 
 class CheckpointSaved(Fact, frozen=True, tag=29):

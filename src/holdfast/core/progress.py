@@ -38,19 +38,21 @@ class Progress:
     and ``late`` how many were late with their lease though they lived (§10.6). ``asked``: how often each place has opened a wait,
     and ``questions`` the newest one there;
     ``news``: signals not yet written to channels of their names; ``older``: where in the log more of them are, from which event to which,
-    for a whole checkpoint does not hold signals. ``hash`` is the chain hash of the last row.
+    for a whole checkpoint does not hold signals. ``hash`` is the chain hash of the last row, ``fence`` the one it
+    was written under, 0 where it was not read.
 
     ``whole`` is where to begin: a whole checkpoint, or one numbered 0 with what the run carries from its thread (§4.15).
     """
 
     __slots__ = (
-        "_first", "_names", "asked", "attempts", "checkpoint", "failed", "hash", "late", "news", "older", "questions", "records", "results", "seq", "takeovers", "waits",
+        "_first", "_names", "asked", "attempts", "checkpoint", "failed", "fence", "hash", "late", "news", "older", "questions", "records", "results", "seq", "takeovers", "waits",
     )  # fmt: skip
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
         self.checkpoint: Checkpoint = cps.empty(run_id)
         self.hash = b""
         self.seq = 0
+        self.fence = 0
         self.takeovers = 0
         self.late = 0
         self.waits: tuple[Wait, ...] = ()
@@ -235,7 +237,7 @@ class Progress:
             )
             if self.checkpoint.step != before:
                 self.barrier(first=before < 0)
-        self.seq, self.hash = record.seq, record.hash
+        self.seq, self.hash, self.fence = record.seq, record.hash, record.fence
 
     def tell(self, events: Iterable[ev.Event], hash: bytes = b"") -> None:
         """Applies what a commit without a checkpoint tells, its results apart, before it is in the log."""
@@ -262,6 +264,8 @@ class Progress:
                 self.forgive()
             case ev.AttemptTakenOver(late=late) if late > self.late:
                 self.late = late
+            case ev.AttemptTakenOver(begun=False):
+                pass
             case ev.AttemptTakenOver():
                 self.takeovers += 1
             case ev.StepEnded() | ev.SideEffectRecorded():

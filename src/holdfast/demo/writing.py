@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.core.errors import PermanentError
+from holdfast.core.jsons import json_of
 
 Commit = Mapping[str, Any]
 Groups = Mapping[str, Sequence[Commit]]
@@ -132,7 +133,7 @@ def ask_model(name: str, groups: Groups, draft: str = "", feedback: str | None =
     request = urllib.request.Request(f"{url.removesuffix('/chat/completions')}/chat/completions", data=body, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=55) as answer:
-            said = json.loads(answer.read(LIMIT_BYTES))
+            said = json_of(answer.read(LIMIT_BYTES))
         text = said["choices"][0]["message"]["content"]
     except urllib.error.HTTPError as e:
         if e.code in (408, 429) or e.code >= 500:

@@ -6,14 +6,14 @@ Nothing is begun, and nothing looked up, for a run that sends nothing. What cann
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Awaitable, Callable
 
+from holdfast import logs
 from holdfast.core.errors import StoreError
 from holdfast.outbox.dispatcher import Dispatcher
 from holdfast.ports import Clock
 
-log = logging.getLogger("holdfast.outbox")
+log = logs.logger("holdfast.outbox")
 A_LITTLE_SECONDS = 0.01
 
 

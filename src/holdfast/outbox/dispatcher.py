@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec.structs import replace
 
+from holdfast import logs
 from holdfast.core import canon, intents
 from holdfast.core import effects as fx
 from holdfast.core.commands import Signal as SignalCommand
@@ -42,7 +42,7 @@ THREADS = 32
 VERIFY_SECONDS = 30.0
 ENDED = "its sender was ended before it began"
 
-log = logging.getLogger("holdfast.outbox")
+log = logs.logger("holdfast.outbox")
 
 Lane = tuple[str, str, str]
 

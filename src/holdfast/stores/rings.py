@@ -11,6 +11,7 @@ import msgspec
 
 from holdfast.core import chunks
 from holdfast.core.chunks import LINGER_US, Batch, Emitted, Stored
+from holdfast.core.jsons import json_of
 
 
 class Kept(msgspec.Struct, frozen=True):
@@ -60,7 +61,7 @@ def read(data: bytes) -> Ring:
     kept: dict[int, Kept] = {}
     for line in data.splitlines():
         try:
-            match json.loads(line):
+            match json_of(line):
                 case ["+", int(serial), str(turn), int(last), str(text), gone]:
                     chunks.decode(raw := base64.b64decode(text))
                     kept[serial] = Kept(serial, turn, last, raw, gone if isinstance(gone, int) else None)

@@ -50,6 +50,7 @@ from holdfast.core.errors import (
     VersionConflict,
 )
 from holdfast.core.intents import Intent
+from holdfast.core.jsons import json_of
 from holdfast.core.lease import COUNTER_BITS, DEFAULT_TTL_US, Alive, Lease, counter
 from holdfast.core.limits import Backlog, Limit, Rule
 from holdfast.core.pruned import Tombstone
@@ -1198,7 +1199,7 @@ def _json(fields: dict[str, Any]) -> bytes:
 def _read_json(path: str) -> dict[str, Any] | None:
     """The object in a file; None if there is none."""
     try:
-        found = json.loads(_read(path) or b"null")
+        found = json_of(_read(path) or b"null")
     except (ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
@@ -1274,7 +1275,7 @@ def _meta_run(text: bytes | None) -> tuple[Run | HoldfastError | None, dict[str,
     if text is None:
         return None, {}
     try:
-        fields = json.loads(text)
+        fields = json_of(text)
         store = fields.get("store") if isinstance(fields, dict) else None
         return revived(Run, fields), store if isinstance(store, dict) else {}
     except (ValueError, RecursionError) as e:

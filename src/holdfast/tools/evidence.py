@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import http.client
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from holdfast.core.evidence import (
     at,
     judge,
 )
+from holdfast.core.jsons import json_of
 
 LOOK_SECONDS = 10.0
 LARGEST = 256 * 1024 * 1024
@@ -69,7 +69,7 @@ def hashed(path: str) -> str:
 def _json(path: str, pointer: str) -> Any:
     if Path(path).stat().st_size > JSON_CAP:
         return Unseen(f"{path} has more than {JSON_CAP} bytes")
-    return at(json.loads(Path(path).read_bytes()), pointer)
+    return at(json_of(Path(path).read_bytes()), pointer)
 
 
 def _status(url: str) -> int:

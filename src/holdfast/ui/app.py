@@ -5,7 +5,6 @@ GET changes nothing. A POST carries a token bound to the session, does one verb,
 
 from __future__ import annotations
 
-import json
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
@@ -19,6 +18,7 @@ from starlette.routing import Route as Path
 from holdfast.access import Access, Forbidden, Scope
 from holdfast.core import describe
 from holdfast.core.errors import CheckpointNotFound, DecisionConflict, HoldfastError, InvalidInput, NotFound
+from holdfast.core.jsons import json_of
 from holdfast.core.status import Condition
 from holdfast.engine.look.looker import Wanted
 from holdfast.handle import when
@@ -384,7 +384,7 @@ async def _form(request: Request) -> dict[str, str]:
 
 def _json(text: str, field: str) -> Any:
     try:
-        return json.loads(text)
+        return json_of(text)
     except (ValueError, RecursionError) as e:
         raise InvalidInput(f"{field} is not JSON: {e}", field=field, hint='text stands in quotes: "like this"') from None
 

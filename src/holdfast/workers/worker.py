@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import math
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
+from holdfast import logs
 from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError, UsageError
 from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
@@ -31,7 +31,7 @@ SOUND_SECONDS = 5.0  # what has gone on for so long is well again
 REFUSED_US = 60_000_000  # a run whose code is not here is left to others for so long before it is looked at again
 
 
-log = logging.getLogger("holdfast.worker")
+log = logs.logger("holdfast.worker")
 
 
 class Report(msgspec.Struct, frozen=True):

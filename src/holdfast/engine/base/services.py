@@ -20,6 +20,7 @@ from holdfast.core.policy import Policy
 from holdfast.core.run import Run, shaped
 from holdfast.engine.base.driven import Attendant
 from holdfast.engine.base.pool import Pool
+from holdfast.engine.base.quarantine import Quarantine
 from holdfast.engine.base.streams import Streams
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Clock, Resolver, Store
@@ -173,6 +174,7 @@ class Services:
     limits: Mapping[str, Limit] = dataclasses.field(default_factory=dict)
     max_queued: int | None = None
     leaving: set[str] = dataclasses.field(default_factory=set)
+    quarantine: Quarantine = dataclasses.field(default_factory=Quarantine)
     streams: Streams = dataclasses.field(init=False)
     attendant: Attendant = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
@@ -221,6 +223,7 @@ class Services:
         self.driving.clear()
         self.stalled.clear()
         self.leaving.clear()
+        self.quarantine = Quarantine()
         self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
 
     async def holds(self) -> bool:

@@ -8,11 +8,11 @@ one write takes along what is pending in all runs of the process (``Streams``). 
 from __future__ import annotations
 
 import asyncio
-import logging
 import threading
 from collections import deque
 from collections.abc import Iterable, Sequence
 
+from holdfast import logs
 from holdfast.core.checkpoint import Result
 from holdfast.core.chunks import RING_BYTES, RING_CHUNKS, RUN_BYTES, Batch, Emitted, Place, Turn, replaced_by
 from holdfast.core.errors import HoldfastError
@@ -20,7 +20,7 @@ from holdfast.core.lease import counter
 from holdfast.ports import Clock, Store
 
 EVERY = 0.05
-log = logging.getLogger("holdfast.streams")
+log = logs.logger("holdfast.streams")
 
 
 class Track:

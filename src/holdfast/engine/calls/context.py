@@ -18,6 +18,7 @@ import uuid as _uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
 
+from holdfast import logs
 from holdfast.authoring import microseconds
 from holdfast.core import bounds, canon, ids
 from holdfast.core.arguments import asked, checked, function, lasting, mapping, people, variables, verb, word, words
@@ -61,7 +62,7 @@ def named(value: Any, field: str) -> str:
     return bounds.text(value, field, empty=True)
 
 
-class Discreet(logging.LoggerAdapter[logging.Logger]):
+class Discreet(logs.Calm):
     """Hides secrets in what is logged."""
 
     def __init__(self, logger: logging.Logger, extra: Mapping[str, object], hidden: Mask) -> None:

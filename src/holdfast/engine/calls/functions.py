@@ -12,7 +12,6 @@ import asyncio
 import datetime as dt
 import functools
 import inspect
-import logging
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
 from types import CoroutineType, FunctionType
@@ -20,7 +19,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from holdfast import machine
+from holdfast import logs, machine
 from holdfast.authoring import microseconds
 from holdfast.core.errors import StepTimeout
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
@@ -29,7 +28,7 @@ from holdfast.engine.base.leaving import Leaving, contained
 
 T = TypeVar("T")
 CLEANUP_SECONDS = 5.0  # so long may a coroutine go on after its cancel, to tidy up
-log = logging.getLogger("holdfast.run")
+log = logs.logger("holdfast.run")
 
 
 class Patience:

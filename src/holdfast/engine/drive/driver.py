@@ -35,7 +35,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import Program
 from holdfast.core.growth import ROOM
-from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take, at_once
+from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take, at_once, counter
 from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
@@ -82,7 +82,7 @@ class Driver:
         self._closing: asyncio.Task[None] | None = None
         self._end: Callable[[], Draft] | None = None
         self._broken: BaseException | None = None
-        self._again = self._cut = self._going = self._over = self._repeats = self._late = False
+        self._again = self._cut = self._going = self._over = self._repeats = self._late = self._suspect = False
         journal.boundaries = Boundaries(self._at_boundary)
         journal.expects = lambda due: services.attendant.expect(journal.run.run_id, due)
         self._fused = Fused(services, journal, program, self)
@@ -284,6 +284,7 @@ class Driver:
             return run
         finally:
             self._over = True
+            self._services.quarantine.leave(self._journal.progress.checkpoint.run_id)
             self._services.lengthen(self._journal.progress.checkpoint.run_id, 1)
             for task in (self._attending, self._closing):
                 if task is not None and not task.done():
@@ -298,11 +299,12 @@ class Driver:
         if claim is not None:
             self._late = claim.cause == EXPIRED and await self._services.store.owner_alive(claim.previous_owner or "") is Alive.YES
             journal.hold(Draft(facts=self._entry(claim, named)))
-            if claim.previous_owner is not None:
-                journal.supersede()
-                journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
-                if self._taken_over(claim) and await self._stop_here(named):
-                    return journal.run
+        await self._enter(claim)
+        if claim is not None and claim.previous_owner is not None:
+            journal.supersede()
+            journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
+            if self._taken_over(claim) and await self._stop_here(named):
+                return journal.run
         if journal.run.cancel_requested_at is not None and journal.run.status in LIVE:
             self._end = self._canceling  # its owner died between the request and the boundary
         else:
@@ -329,6 +331,12 @@ class Driver:
                 await self.begin()
         return self._journal.run if self._journal.run.terminal else await self._rounds()
 
+    async def _enter(self, claim: Claim | None) -> None:
+        """Waits until the run may be driven beside others; one that may end the process is driven alone (``base/quarantine``)."""
+        progress = self._journal.progress
+        self._suspect = claim is not None and progress.takeovers > 0 and not self._late and self._spent() is None
+        await self._services.quarantine.enter(progress.checkpoint.run_id, suspect=self._suspect, waits=claim is not None)
+
     def _taken_over(self, claim: Claim) -> bool:
         """Whether another owner had it. Taking one's own run up again, after an outage or a late renewal, counts nowhere (§10.6)."""
         return claim.previous_owner not in (None, self._services.owner)
@@ -342,11 +350,15 @@ class Driver:
         if claim.previous_owner is not None and run.status in LIVE:
             expired = ev.AttemptLeaseExpired(claim.previous_owner, claim.cause)
             progress = self._journal.progress
+            # One that its last owner had claimed, and not begun, when that died of another run, has killed nobody.
+            begun = not progress.takeovers or progress.fence in (0, counter(claim.fence) - 1)
             if (run.recovery == "hold" and not named) or self._spent() is not None:
                 return [expired, *facts]
             facts = [
                 expired,
-                ev.AttemptTakenOver(self._services.owner, progress.takeovers + (not self._late), progress.late + 1 if self._late else 0),
+                ev.AttemptTakenOver(
+                    self._services.owner, progress.takeovers + (begun and not self._late), progress.late + 1 if self._late else 0, begun=begun
+                ),
                 ev.RunRecovered(claim.previous_owner, claim.cause),
                 *facts,
             ]
@@ -485,6 +497,8 @@ class Driver:
             steps += enters
             if await self._superstep(journal.checkpoint.pending, ahead):
                 return journal.run
+            if self._suspect:
+                self._services.quarantine.clear(journal.run.run_id)
 
     def _enters(self, checkpoint: Checkpoint) -> bool:
         """Whether some task is to be entered: what only waits is no super-step of this invocation (§4.9)."""

@@ -13,6 +13,7 @@ new incarnation: every fence given out before is void, and workers load again.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 import os
 import platform
@@ -36,6 +37,7 @@ from holdfast.core.consistency import Problem, record_problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
     HoldfastError,
+    IncarnationChanged,
     LeaseLost,
     LogRolledBack,
     RecordDamaged,
@@ -80,6 +82,7 @@ from holdfast.stores.postgres.news import News
 OPEN_PATIENCE = 5.0
 VOUCHED = 2  # the schema from which on records beside the log have vouchers
 MAX_LIST = 10_000
+_KNOWN = frozenset({"schema", "incarnation", "store", "system", "timeline"})  # what the table meta says
 MAX_PROBLEMS = 100
 _LINEAGES = 100  # pruned in one transaction
 _FILTERS = {
@@ -112,6 +115,7 @@ class PostgresStore:
         self._mine: dict[str, dict[str, Any]] = {}
         self._tips: dict[str, Tip] = {}
         self._rolled: dict[str, str] = {}
+        self.suspect: HoldfastError | None = None
         self._history: tuple[int, int] = (0, 0)
         self._dead: tuple[str, ...] = ()
         self._pool: Connections | None = None
@@ -160,8 +164,13 @@ class PostgresStore:
                     await db.execute(Q.meta_set, (name, value))
                 await _vouch_for_meta(db)
         meta = dict(await _all(db, Q.meta))
-        if lost := sorted({"schema", "incarnation", "store", "system", "timeline"} - meta.keys()):
-            raise StoreCorrupt(f"{self.url}: the table meta says nothing of {', '.join(lost)}", hint="restore a backup", code="meta_record_missing")
+        self.suspect = None
+        if lost := sorted(_KNOWN - meta.keys()):
+            way_out = "look at what is missing (holdfast check), restore a backup, or accept the loss: holdfast doctor --acknowledge"
+            self.suspect = IncarnationChanged(f"{self.url}: the table meta says nothing of {', '.join(lost)}: nothing tells which store this is", hint=way_out)
+            self.incarnation = meta.get("incarnation", 0)
+            self._liveness = self._liveness or Liveness(_proofs(f"{meta.get('system')}.{meta.get('store')}"))
+            return
         if meta["schema"] > len(MIGRATIONS):
             raise UnsupportedFormat(f"{self.url} has the schema {meta['schema']}, this release reads {len(MIGRATIONS)}", hint="use the release that wrote it")
         if meta["schema"] < len(MIGRATIONS):
@@ -278,9 +287,16 @@ class PostgresStore:
 
         return await outlasting(work, self.url, self.patience, wrote=False)
 
-    async def _do(self, work: Callable[[Connection, int], Awaitable[T]]) -> T:
-        """A transaction. ``work`` is told how often it has been sent before."""
+    def _writable(self) -> None:
+        """Refuses to write into what may be another store than it says."""
+        if self.suspect is not None:
+            raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
+
+    async def _do(self, work: Callable[[Connection, int], Awaitable[T]], *, anyway: bool = False) -> T:
+        """A transaction. ``work`` is told how often it has been sent before; ``anyway``: also into a store that does not know itself."""
         pool = self._open()
+        if not anyway:
+            self._writable()
 
         async def transaction(sent: int) -> T:
             for attempt in range(TRIES):
@@ -308,6 +324,7 @@ class PostgresStore:
 
     async def commit(self, commit: Commit) -> Tip:
         committer = self._commits()
+        self._writable()
         prepared = apply.prepare(commit)
         if __debug__ and not prepared.step:
             commit.check()
@@ -517,6 +534,7 @@ class PostgresStore:
     async def renew(self, owner: str, ttl_us: int) -> int:
         """May be driven from any thread, by a loop of its own: it has a connection of its own, which that thread waits for."""
         self._open()
+        self._writable()
         return await asyncio.to_thread(self._renew, owner, ttl_us)
 
     def _renew(self, owner: str, ttl_us: int) -> int:
@@ -689,9 +707,18 @@ class PostgresStore:
             if not TERMINAL.intersection(query.statuses):
                 where.append(_OPEN)
         order = "r.turn DESC" if query.by_turn else "r.run_id DESC"
-        text = Q.runs + (" WHERE " + " AND ".join(where) if where else "") + f" ORDER BY {order} LIMIT %(limit)s"
-        (found,) = await self._ask((text, {**values, "limit": min(query.limit, MAX_LIST), "now": self._clock()}))
-        return [(self._run(r), self._lease(*r[6:])) for r in found]
+        text = Q.runs + (" WHERE " + " AND ".join(where) if where else "") + f" ORDER BY {order} LIMIT %(limit)s OFFSET %(seen)s"
+        limit, seen = min(query.limit, MAX_LIST), 0
+        out: list[tuple[Run, Lease]] = []
+        while len(out) < limit:
+            (found,) = await self._ask((text, {**values, "limit": limit, "seen": seen, "now": self._clock()}))
+            for kept in found:
+                with contextlib.suppress(HoldfastError):  # one that cannot be read hides no other; the checker names it (§3.6)
+                    out.append((self._run(kept), self._lease(*kept[6:])))
+            seen += len(found)
+            if len(found) < limit:
+                break
+        return out[:limit]
 
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
         (found,) = await self._ask((Q.rows, {"b": ids.bucket_number(run_id), "run": run_id, "after": after, "limit": limit}))
@@ -958,9 +985,13 @@ class PostgresStore:
 
     async def verify(self) -> list[Problem]:
         """Every chain of the log, in pages, and what was lost with a server's tail."""
-        problems = [Problem(LogRolledBack.code, "error", about, "look at what is missing: holdfast check", run) for run, about in self._rolled.items()]
+        unknown = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
+        problems = [*unknown, *self._lost_tails()]
         beside = besides.damage_of_store(await self._ask(*besides.kept_by_store(self._clock())))
         return [*problems, *map(record_problem, beside + await self._damaged_claims()), *await self._chains()]
+
+    def _lost_tails(self) -> list[Problem]:
+        return [Problem(LogRolledBack.code, "error", about, "look at what is missing: holdfast check", run) for run, about in self._rolled.items()]
 
     async def _damaged_claims(self) -> list[RecordDamaged]:
         """In pages: there may be many."""
@@ -1103,15 +1134,26 @@ class PostgresStore:
 
         async def work(db: Connection, sent: int) -> int:
             meta = dict(await _all(db, Q.meta_lock))
+            system, timeline = self._history
+            known = {"schema": len(MIGRATIONS), "store": secrets.randbits(62), "system": system, "timeline": timeline}
+            for name in known.keys() - meta.keys():
+                await db.execute(Q.meta_set, (name, known[name]))
             await db.execute(Q.forget_workers)
-            incarnation = await self._void(db, meta["incarnation"])
+            incarnation = await self._void(db, meta.get("incarnation", self.incarnation))
             await _vouch_for_meta(db)
             return incarnation
 
-        self.incarnation = await self._do(work)
+        self.incarnation = await self._do(work, anyway=True)
+        if self.suspect is not None:  # its proofs of life were kept under no name
+            self.suspect, self._liveness = None, Liveness(_proofs(await self._named()))
         self._rolled, self._tips = {}, {}
         self._commits().forget()
         self._news.tell()
+
+    async def _named(self) -> str:
+        """Which store this is, as its meta says."""
+        meta = dict((await self._ask((Q.meta, None)))[0])
+        return f"{meta['system']}.{meta['store']}"
 
 
 def _proofs(store: str) -> str:
