@@ -465,3 +465,7 @@ async def test_what_is_in_hand_is_bounded(monkeypatch: pytest.MonkeyPatch) -> No
         last = await rt.invoke(chat(), {"say": "four", "log": ["four"]}, thread_id="a")
         assert [thread for _, thread in held._ends] == ["a"]
         assert last.state.log == said("one", "two", "three", "four")
+        for word in ("x" * 200_000, "y" * 200_000):
+            await rt.invoke(chat(), {"say": "on", "log": [word]}, thread_id="a")
+        (ends,) = held._ends.values()
+        assert ends[0].tip.whole > 0 and held._weight == sum(e.tip.since + e.tip.whole for e in ends), "whole checkpoints weigh as much as the log since"

@@ -632,3 +632,19 @@ async def test_ledger_rows_of_a_round_come_all_or_none() -> None:
         broken.clear()
         await rt.resume(run.run_id, acknowledge=run.stop_reason)
         assert await rows_of(rt, run.run_id) == ALL
+
+
+async def test_an_intent_that_is_written_by_hand_says_no_more_than_it_does() -> None:
+    """§9.1: a mapping with a type; without a payload of its own the rest of it is that; without a key one is made, and it stands in no order."""
+    graph: Graph[Note] = Graph("by_hand", Note, version="1")
+
+    @graph.node(start=True)
+    async def node(state: Note) -> dict[str, Any]:
+        return {"intents": [{"type": "mail", "to": "ada"}, {"type": "mail", "payload": 7, "key": "mine", "order": "o"}]}
+
+    box = Mailbox()
+    async with Runtime("memory:", skills=[graph], transports={"mail": box}) as rt:
+        run = await rt.invoke(graph, {})
+        first, second = await rt.intents(run.run_id)
+        assert (first.payload, first.order, second.payload, second.order) == ({"to": "ada"}, "", 7, "o")
+        assert first.key.startswith(run.run_id) and second.key.endswith("mine")

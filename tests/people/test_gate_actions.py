@@ -111,6 +111,17 @@ async def test_a_rejected_step_asks_anew_when_it_is_resumed() -> None:
         assert (await rt.approve(run.run_id)).status == "completed" and till.ran == [None]
 
 
+@pytest.mark.parametrize(("said", "told"), [({}, "was rejected by ada"), ({"note": "too dear"}, "was rejected by ada: too dear"), ({"feedback": "less"}, "was rejected by ada: less")])
+async def test_a_rejection_says_by_whom_and_why(said: dict[str, str], told: str) -> None:
+    """§5.5: where nobody has said why, nothing stands in its place."""
+    till, _ = offering("gate", ("approve", "reject"), True)
+    async with World().runtime(till.graph) as rt:
+        run = await rt.invoke(till.graph)
+        await rt.decide(run.run_id, "reject", actor="ada", resume=False, **said)
+        run = await rt.resume(run.run_id)
+        assert run.error is not None and run.error.message.endswith(told)
+
+
 async def test_a_handoff_may_offer_rejection() -> None:
     @flow("sieve")
     async def sieve(ctx: Context) -> str:

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast import Context, Graph, Runtime, State, secret
+from holdfast import Context, Graph, Runtime, State, append, secret
 from holdfast.core.masks import HIDDEN, mask
 
 TEXTS = st.text(st.characters(codec="utf-8"), min_size=6, max_size=40).filter(lambda t: len(t.strip()) >= 6 and len(set(t)) > 3)
@@ -67,3 +67,22 @@ async def test_a_traceback_in_the_log_hides_it(caplog: pytest.LogCaptureFixture)
     assert "failed with" in caplog.text and HIDDEN in caplog.text
     for form in (word, repr(word)[1:-1], json.dumps(word)[1:-1], "-1234"):
         assert form not in caplog.text, form
+
+
+async def test_a_step_may_log_before_a_secret_channel_has_a_value(caplog: pytest.LogCaptureFixture) -> None:
+    """Nothing stands there yet; what does in another is hidden."""
+
+    class Keys(State):
+        token: Annotated[str, secret] = ""
+        later: Annotated[list[str], append, secret]
+
+    graph = Graph("keys", Keys, version="1")
+
+    @graph.node(start=True)
+    async def use(state: Keys, ctx: Context) -> None:
+        ctx.log.warning("with %s", state.token)
+
+    with caplog.at_level(logging.DEBUG):
+        async with Runtime("memory:", skills=[graph]) as rt:
+            run = await rt.invoke("keys", {"token": "tok-1234"})
+    assert run.status == "completed" and f"with {HIDDEN}" in caplog.text
