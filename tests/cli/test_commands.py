@@ -160,6 +160,27 @@ def test_submit_and_worker(holdfast: Type) -> None:
     assert holdfast("show", shown.json["run_id"], "--json").json["status"] == "completed"
 
 
+def test_doctor_names_due_runs_that_no_worker_looks_for(holdfast: Type) -> None:
+    """Issue «First hour», 10: it ends with what to do."""
+    assert holdfast("submit", "work.py", "--input", '{"name": "quick"}').code == 0
+    said = holdfast("doctor")
+    assert (said.code, said.err) == (0, "")
+    assert "no worker is up" in said.out and "holdfast worker TARGET" in said.out
+
+
+def test_a_worker_names_a_run_that_its_code_does_not_fit(holdfast: Type, folder: Path) -> None:
+    """§10.11: once, with the way out; the others are driven."""
+    run_id = begun(holdfast)
+    assert holdfast("approve", run_id, "--actor", "ada").code == 0
+    with open(folder / "work.py", "a", encoding="utf-8") as file:
+        file.write('\n@graph.node(after="last")\nasync def more(state: Work):\n    return None\n')
+    other = holdfast("submit", "work.py", "--input", '{"name": "quick"}', "--json").json["run_id"]
+    said = holdfast("worker", "work.py", "--until-idle")
+    assert said.code == 0, said.err
+    assert said.out.count(f"{run_id}  ! no_worker_for: ") == 1
+    assert f"{other}  work  completed" in said.out
+
+
 def test_runs_are_listed_newest_first_in_pages(holdfast: Type) -> None:
     """``{"runs": […], "next_cursor": …}``, filters in the same words as everywhere."""
     ids = [begun(holdfast, name) for name in ("quick", "Ada", "Grace")]

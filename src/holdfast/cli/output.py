@@ -15,7 +15,7 @@ import sys
 import textwrap
 import unicodedata
 from collections.abc import Container, Iterable, Mapping, Sequence
-from typing import Any, TextIO
+from typing import Any, Literal, TextIO
 
 import click
 
@@ -38,8 +38,11 @@ COLOURS: dict[str, str] = {
     Condition.UNKNOWN: "red",
     Condition.INTERRUPTED: "red",
 }
-_MARKS = {"ok": ("✓", "+"), "bad": ("✗", "x"), "ask": ("?", "?"), "go": ("→", ">"), "part": ("≈", "~"), "skip": ("–", "-"), "again": ("↻", "@"), "dot": ("·", ".")}
-_MARK_COLOURS = {"ok": "green", "bad": "red", "ask": "yellow", "part": "yellow", "again": "yellow", "go": "cyan"}
+Mark = Literal["ok", "bad", "warn", "ask", "go", "part", "skip", "again", "dot"]
+_MARKS: dict[Mark, tuple[str, str]] = {
+    "warn": ("!", "!"), "ok": ("✓", "+"), "bad": ("✗", "x"), "ask": ("?", "?"), "go": ("→", ">"), "part": ("≈", "~"), "skip": ("–", "-"), "again": ("↻", "@"), "dot": ("·", "."),
+}  # fmt: skip
+_MARK_COLOURS: dict[Mark, str] = {"ok": "green", "warn": "yellow", "bad": "red", "ask": "yellow", "part": "yellow", "again": "yellow", "go": "cyan"}
 
 
 # -- programs ---------------------------------------------------------------------------------------
@@ -74,7 +77,7 @@ def paint(text: str, colour: str | None = None, *, bold: bool = False, dim: bool
     return click.style(text, fg=colour, bold=bold or None, dim=dim or None)
 
 
-def mark(kind: str) -> str:
+def mark(kind: Mark) -> str:
     """A sign of one column, in ASCII where the output can carry no other."""
     fine, plain = _MARKS[kind]
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"

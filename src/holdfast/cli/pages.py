@@ -158,7 +158,7 @@ def _means(offer: Offered) -> str:
 
 # -- the page ---------------------------------------------------------------------------------------
 
-_SIGNS = {
+_SIGNS: dict[str, o.Mark] = {
     "step.completed": "ok",
     "step.degraded": "part",
     "step.skipped": "skip",

@@ -22,6 +22,7 @@ from holdfast.runtime import Runtime
 T = TypeVar("T")
 TICK = 0.12
 PRIMED = 2_000
+_ENDS: dict[str, o.Mark] = {"step.completed": "ok", "step.degraded": "part"}
 _WHEEL = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
 
 
@@ -63,7 +64,7 @@ class Progress:
                 self._began[place] = (event.occurred_at, time.monotonic())
                 return None
             case "step.completed" | "step.degraded" | "step.skipped" if not p.get("path"):
-                kind = {"step.completed": "ok", "step.degraded": "part"}.get(event.event_type, "skip")
+                kind = _ENDS.get(event.event_type, "skip")
                 said = "" if p["outcome"] == "ok" else f"  {o.inline(p['outcome'], 200)}"
                 again = f"  attempt {p['attempt']}" if p.get("attempt", 1) > 1 else ""
                 return f"{o.mark(kind)} {task:<24} {self._took(place, event):>9}{again}{said}"
