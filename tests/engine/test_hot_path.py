@@ -12,6 +12,7 @@ import apsw
 import pytest
 
 from holdfast import Graph, Runtime, State, append, thread
+from holdfast.engine.base import services
 from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.connection import Q
 
@@ -39,6 +40,7 @@ def line(steps: int = STEPS) -> Graph[Line]:
 def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
     """Commits count as quick however busy the machine is, so that the counts are those of the quick path."""
     monkeypatch.setattr(writer, "SLOW", float("inf"))
+    monkeypatch.setattr(services, "BOUNDS_SECONDS", float("inf"))  # limits are read again by the clock, not by steps
 
 
 @pytest.fixture
