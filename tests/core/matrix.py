@@ -142,6 +142,10 @@ HEADS: dict[str, lanes.Head] = {
     "waiting for a person": lanes.Head(waits=True),
     "waiting for a signal": lanes.Head(waits=True),
     "waiting, decided and not resumed": lanes.Head(waits=True),
+    "waiting for a timer that is due": lanes.Head(),
+    "waiting for a timer that is not due": lanes.Head(waits=True),
+    "waiting for a child": lanes.Head(waits=True),
+    "resting until a limit has room": lanes.Head(crowded=True),
     "pending, of a skill that is not here": lanes.Head(known=False),
     "pending, of another shape": lanes.Head(known=False),
 }

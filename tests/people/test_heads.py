@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Flow, Graph, Runtime, State, flow
+from holdfast import Context, Flow, Graph, Limit, Runtime, State, flow
 from holdfast.core import lanes
 from holdfast.core.errors import LaneBlocked, ThreadNotFound
+from holdfast.testing import World as VirtualWorld
 from tests.core.matrix import HEADS, head_cell
 from tests.engine.support import World
 
@@ -49,7 +50,8 @@ class Lane:
         self.go = asyncio.Event()
         self.tasks: list[asyncio.Task[Any]] = []
         self.talk = self._talk()
-        self.one, self.other = (Runtime(self.world.store, skills=[self.talk], clock=self.world.clock) for _ in range(2))
+        limits = {"one": Limit(in_flight=1)}
+        self.one, self.other = (Runtime(self.world.store, skills=[self.talk], clock=self.world.clock, limits=limits) for _ in range(2))
 
     def _talk(self) -> Flow[..., Any]:
         go = self.go
@@ -63,6 +65,12 @@ class Lane:
                     await ctx.wait("go")
                 case "rests":
                     await go.wait()
+                case "timer":
+                    await ctx.sleep(60)
+                case "child":
+                    await ctx.child(elsewhere, {})
+                case "limit":
+                    await ctx.effect(str, text, limit="one")
             return text
 
         return talk
@@ -77,6 +85,25 @@ class Lane:
 
     async def waiting(self, asks: str) -> str:
         return (await self.other.invoke(self.talk, {"text": "head", "asks": asks}, thread_id="t")).run_id
+
+    async def detached(self, asks: str) -> str:
+        return (await self.other.invoke(self.talk, {"text": "head", "asks": asks}, thread_id="t", detach=True)).run_id
+
+    async def timed(self) -> str:
+        run_id = await self.detached("timer")
+        self.world.clock.at += 61_000_000
+        return run_id
+
+    async def parent(self) -> str:
+        """Its child is for others, who have its code."""
+        self.other.add(elsewhere)
+        return await self.detached("child")
+
+    async def crowded(self) -> str:
+        """Another run holds the one place there is."""
+        await self.world.store.register("holder", 10**12)
+        await self.world.store.enter("holder", "r", "there", {"one": Limit(in_flight=1)})
+        return await self.detached("limit")
 
     async def pending(self) -> str:
         return (await self.other.submit(self.talk, {"text": "head"}, thread_id="t")).run_id
@@ -164,6 +191,10 @@ MADE: dict[str, Callable[[Lane], Awaitable[str]]] = {
     "waiting for a person": lambda here: here.waiting("person"),
     "waiting for a signal": lambda here: here.waiting("signal"),
     "waiting, decided and not resumed": Lane.undecided,
+    "waiting for a timer that is due": Lane.timed,
+    "waiting for a timer that is not due": lambda here: here.detached("timer"),
+    "waiting for a child": Lane.parent,
+    "resting until a limit has room": Lane.crowded,
     "pending, of a skill that is not here": Lane.unknown,
     "pending, of another shape": Lane.another_shape,
 }
@@ -320,3 +351,30 @@ async def test_two_processes_over_one_file(tmp_path: Path) -> None:
         go.set()
         assert (await driving).result == "said"
         assert (await asyncio.wait_for(two.resume(run.run_id), 10)).result == "said"
+
+
+def test_a_run_that_rests_for_a_limit_is_waited_for_without_being_tried_all_the_time(holdfast_world: VirtualWorld) -> None:
+    """§4.16, §10.11: ``invoke`` waits for its own run as for a timer, tries it when it is due, and goes on as soon as somebody makes room;
+    who comes behind it in this process waits with it."""
+
+    @flow("narrow")
+    async def narrow(ctx: Context, n: int) -> int:
+        return await ctx.effect(int, n, limit="one")
+
+    async def story() -> None:
+        store, clock = holdfast_world.store, holdfast_world.clock
+        host = await holdfast_world.host(narrow, limits={"one": Limit(in_flight=1)})
+        await store.register("holder", 10**12)
+        await store.enter("holder", "r", "there", {"one": Limit(in_flight=1)})
+        first = host.start(host.rt.invoke(narrow, {"n": 1}, thread_id="t"))
+        await clock.sleep(300)
+        (run,) = await host.rt.runs()
+        assert run.version < 60 and run.condition == "queued", run.version
+        behind = host.start(host.rt.invoke(narrow, {"n": 2}, thread_id="t"))
+        await clock.sleep(5)
+        assert not behind.done()
+        left = clock.elapsed
+        await store.leave("holder", ["there"])
+        assert [(await first).result, (await behind).result] == [1, 2] and clock.elapsed - left < 10
+
+    holdfast_world.run(story())

@@ -25,19 +25,21 @@ class May(StrEnum):
     LIVE = "another's live lease"
     HOLD = "a hold"
     WAIT = "a wait"
+    LIMIT = "a limit"
     NO_SKILL = "no such skill"
 
 
 class Head(msgspec.Struct, frozen=True, kw_only=True):
     """The head of a lane, as far as it matters here. ``live``: somebody alive holds it; ``here``: this process drives it; ``held``: it is
     interrupted until a named actor resumes it; ``waits``: it rests in a wait that nobody has answered and that is not due; ``known``: this
-    process has its code, in a shape that may go on with it."""
+    process has its code, in a shape that may go on with it; ``crowded``: it rests until a limit that its step uses has room."""
 
     live: bool = False
     here: bool = False
     held: bool = False
     waits: bool = False
     known: bool = True
+    crowded: bool = False
 
 
 def may(head: Head) -> May:
@@ -48,6 +50,8 @@ def may(head: Head) -> May:
         return May.HOLD
     if head.waits:
         return May.WAIT
+    if head.crowded:
+        return May.LIMIT
     return May.DRIVE if head.known else May.NO_SKILL
 
 

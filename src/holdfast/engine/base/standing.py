@@ -43,6 +43,12 @@ async def before(store: Store, run: Run, lease: Lease) -> list[tuple[Run, Lease]
     return sorted(ahead, key=lambda x: x[0].status is Status.PENDING and x[1].owner is None)
 
 
+def put_off(run: Run, lease: Lease, now: int) -> int:
+    """For how many microseconds more a run rests in mid-step until a limit has room (§10.11); zero for any other."""
+    resting = run.status in LIVE and lease.owner is None and run.interrupted_at is None
+    return max(0, lease.due - now) if resting and lease.due is not None else 0
+
+
 def judged(services: Services, run: Run, lease: Lease) -> May:
     """What this process may do about the run at the head of a lane."""
     now = services.store.now()
@@ -53,6 +59,7 @@ def judged(services: Services, run: Run, lease: Lease) -> May:
             held=run.interrupted_at is not None or (run.status in LIVE and run.recovery == "hold" and lease.owner is not None),
             waits=run.status in WAITING and not any(d.resume for d in run.decisions) and not (lease.due is not None and lease.due <= now),
             known=_known(services, run),
+            crowded=put_off(run, lease, now) > 0,
         )
     )
 
@@ -72,6 +79,8 @@ def said(what: May, run: Run, lease: Lease) -> Blocked:
         case May.LIVE | May.AWAIT | May.DRIVE:
             detail = f"{lease.owner} drives it until {views.iso(lease.expires_at)}" if lease.owner is not None else f"it is {run.status}, and goes first"
             return Blocked(run.run_id, f"{May.LIVE}: {detail}" if lease.owner is not None else detail)
+        case May.LIMIT:
+            return Blocked(run.run_id, f"{what}: it rests until {views.iso(lease.due)}, or until there is room")
         case May.HOLD:
             return Blocked(run.run_id, f"{what}: it is interrupted until somebody resumes it (holdfast resume {run.run_id})")
         case May.WAIT:
@@ -127,4 +136,4 @@ async def living(store: Store) -> list[Offer]:
     return [w.offer for w in await store.workers() if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
 
 
-__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "lacking", "limited", "living", "said"]
+__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "lacking", "limited", "living", "put_off", "said"]

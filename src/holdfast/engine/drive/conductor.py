@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from typing import Any, cast
 
@@ -74,6 +75,7 @@ class Conductor:
         self._reader = reader
         self._desk = desk
         self._own = own
+        self._waited: Counter[str] = Counter()  # runs that rest for a limit and are waited for here
 
     # -- creating -----------------------------------------------------------------------------------
 
@@ -264,6 +266,11 @@ class Conductor:
                 if lease.due > now:
                     await self._until((lease.due - now) / 1_000_000)
                     continue
+            if (left := standing.put_off(run, lease, now)) > 0:
+                if detach:
+                    return None
+                await self._room(run_id, left)
+                continue
             await self._fitting(run, upgrade)
             if lease.live(now) and not self._idle_here(run_id, lease):
                 await self._store.wait_for_change(POLL_SECONDS)
@@ -272,6 +279,14 @@ class Conductor:
                 judged, forced = None, False
             elif (blocked := await self._way_cleared(run, lease) or await self._limited(run)) is not None:
                 return blocked
+
+    async def _room(self, run_id: str, left: int) -> None:
+        """Waits until a run that rests for a limit may be tried again, as for a timer; whoever makes room makes it due earlier."""
+        self._waited[run_id] += 1
+        try:
+            await self._until(left / 1_000_000)
+        finally:
+            self._waited[run_id] -= 1
 
     async def _limited(self, run: records.Run) -> Blocked | None:
         """Waits a moment where a limit will soon let the run go, or what this process drives itself is in the way; else says what is (§10.11)."""
@@ -297,6 +312,8 @@ class Conductor:
                 return None
             for head, held in ahead:
                 what = standing.judged(self._services, head, held)
+                if what is May.LIMIT and self._waited[head.run_id]:
+                    what = May.AWAIT
                 if what is May.AWAIT:
                     await self._store.wait_for_change(POLL_SECONDS)
                     break
