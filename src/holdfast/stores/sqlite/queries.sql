@@ -89,6 +89,8 @@ SELECT ifnull(max(id), 0) FROM ledger;
 INSERT INTO blob (sha256, size, created_at, data) VALUES (?, ?, ?, ?) ON CONFLICT DO NOTHING;
 -- name: blob_use
 INSERT INTO blob_use (run_id, sha256) SELECT ?, sha256 FROM blob WHERE sha256 = ? ON CONFLICT DO NOTHING;
+-- name: blob_used
+SELECT EXISTS (SELECT 1 FROM blob_use WHERE run_id = ? AND sha256 = ?);
 -- name: blob_there
 SELECT 1 FROM blob WHERE sha256 = ?;
 -- name: blob_get
