@@ -195,23 +195,89 @@ class Limiting(Protocol):
         """Ends calls: what they held is free."""
 
 
-class Store(Outbox, Limiting, Protocol):
-    """Durable state behind few verbs; every verb is one transaction. One suite proves every store.
+class Owners(Protocol):
+    """Who holds leases, and whether it lives (§2.9, §10.4)."""
 
-    All times are the store's own clock, microseconds since 1970, UTC (§10.3). Every verb may raise StoreError.
-    """
+    async def register(self, owner: str, ttl_us: int) -> None:
+        """Makes an owner known; its liveness can be proven from now on (§2.9)."""
 
-    url: str
-    incarnation: int
+    async def renew(self, owner: str, ttl_us: int) -> int:
+        """Extends all of an owner's leases at once; gives the new expiry, 0 if the owner is no longer known (§10.4).
 
-    async def open(self) -> None:
-        """Opens or creates the store and proves that its log has not gone backwards (§1.9).
-
-        Raises:
-            StoreCorrupt, UnsupportedFormat, StoreReadOnly: by what stands in the way.
+        It may be driven from any thread, by a loop of its own.
         """
 
-    async def close(self) -> None: ...
+    async def retire(self, owner: str) -> None:
+        """A clean end: the owner's runs become claimable at once (§10.4)."""
+
+    async def outlive(self, owner: str) -> None:
+        """Something of an owner still runs, a thread that nothing can end: its proof of life stays until the process ends, also
+        when it is retired."""
+
+    async def owner_alive(self, owner: str) -> Alive:
+        """Whether an owner's process lives: NO only by proof, also of one that is no worker any more (§2.9, §6.5).
+
+        The proof is kept for as long as an open attempt that is not closed names the owner.
+        """
+
+    async def offer(self, owner: str, offer: Offer) -> None:
+        """Notes what a worker works on, for as long as it is known (§10.11)."""
+
+    async def workers(self) -> list[Worker]: ...
+
+
+class Links(Protocol):
+    """Resume tokens: one answer by whoever holds the link (§5.9)."""
+
+    async def issue_token(self, token: Token) -> None:
+        """Keeps a resume token under its hash (§5.9).
+
+        Raises:
+            RunNotFound: there is no such run.
+        """
+
+    async def token(self, hash: bytes) -> Token | None: ...
+
+    async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
+        """Uses a token and puts its decision, in one transaction; gives the item already there under that key, if any, and then
+        leaves the token unused: a refused attempt costs nothing.
+
+        Raises:
+            TokenRefused: unknown, used or expired.
+        """
+
+
+class Schedules(Protocol):
+    """What starts runs by the clock (§10.15)."""
+
+    async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
+        """Adds a schedule, or puts it in the place of ``before``; False if there is one already, or another than that (§10.15)."""
+
+    async def drop_schedule(self, schedule_id: str) -> bool: ...
+
+    async def schedule(self, schedule_id: str) -> Schedule | None: ...
+
+    async def schedules(self, due: int | None = None) -> list[Schedule]:
+        """Schedules, soonest first, those that are not due at any time last; with ``due`` those whose slot has come by then."""
+
+
+class Streams(Protocol):
+    """What steps emit until their results are durable: provisional, in a ring beside each log (§13.6)."""
+
+    async def emit(self, emitted: Sequence[Emitted]) -> None:
+        """Keeps chunks of runs in one transaction; those of a run whose fence is not the current one are left out (§13.6).
+
+        They need not outlive the machine: nobody is told that they are durable.
+        """
+
+    async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
+        """What is in the ring of a run, beyond that serial."""
+
+
+class Runs(Protocol):
+    """Runs, their logs, inboxes and effects: what an engine needs to decide, drive and show them."""
+
+    incarnation: int
 
     def now(self) -> int: ...
 
@@ -231,15 +297,6 @@ class Store(Outbox, Limiting, Protocol):
             Conflict: ``claim_taken`` (a claim's key), ``lane_busy`` (it begins to execute and its lane is held or awaited:
                 submit it as pending), ``inbox_taken``, ``schedule_moved`` (a schedule does not stand where the commit found it).
         """
-
-    async def emit(self, emitted: Sequence[Emitted]) -> None:
-        """Keeps chunks of runs in one transaction; those of a run whose fence is not the current one are left out (§13.6).
-
-        They need not outlive the machine: nobody is told that they are durable.
-        """
-
-    async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
-        """What is in the ring of a run, beyond that serial."""
 
     async def put(self, item: InboxItem) -> InboxItem:
         """Puts a command into an inbox; gives the item already there under that key, if any. A run at rest becomes claimable."""
@@ -267,31 +324,6 @@ class Store(Outbox, Limiting, Protocol):
             RunNotFound: there is no such run.
         """
 
-    async def register(self, owner: str, ttl_us: int) -> None:
-        """Makes an owner known; its liveness can be proven from now on (§2.9)."""
-
-    async def renew(self, owner: str, ttl_us: int) -> int:
-        """Extends all of an owner's leases at once; gives the new expiry, 0 if the owner is no longer known (§10.4).
-
-        It may be driven from any thread, by a loop of its own.
-        """
-
-    async def retire(self, owner: str) -> None:
-        """A clean end: the owner's runs become claimable at once (§10.4)."""
-
-    async def outlive(self, owner: str) -> None:
-        """Something of an owner still runs, a thread that nothing can end: its proof of life stays until the process ends, also
-        when it is retired."""
-
-    async def owner_alive(self, owner: str) -> Alive:
-        """Whether an owner's process lives: NO only by proof, also of one that is no worker any more (§2.9, §6.5).
-
-        The proof is kept for as long as an open attempt that is not closed names the owner.
-        """
-
-    async def offer(self, owner: str, offer: Offer) -> None:
-        """Notes what a worker works on, for as long as it is known (§10.11)."""
-
     async def load(self, run_id: str) -> Loaded | None: ...
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None: ...
@@ -305,33 +337,6 @@ class Store(Outbox, Limiting, Protocol):
 
     async def marked(self, owner: str) -> list[str]:
         """The runs of an owner whose inbox holds what nobody has taken (§10.12)."""
-
-    async def issue_token(self, token: Token) -> None:
-        """Keeps a resume token under its hash (§5.9).
-
-        Raises:
-            RunNotFound: there is no such run.
-        """
-
-    async def token(self, hash: bytes) -> Token | None: ...
-
-    async def redeem_token(self, hash: bytes, item: InboxItem) -> InboxItem:
-        """Uses a token and puts its decision, in one transaction; gives the item already there under that key, if any, and then
-        leaves the token unused: a refused attempt costs nothing.
-
-        Raises:
-            TokenRefused: unknown, used or expired.
-        """
-
-    async def put_schedule(self, schedule: Schedule, before: Schedule | None) -> bool:
-        """Adds a schedule, or puts it in the place of ``before``; False if there is one already, or another than that (§10.15)."""
-
-    async def drop_schedule(self, schedule_id: str) -> bool: ...
-
-    async def schedule(self, schedule_id: str) -> Schedule | None: ...
-
-    async def schedules(self, due: int | None = None) -> list[Schedule]:
-        """Schedules, soonest first, those that are not due at any time last; with ``due`` those whose slot has come by then."""
 
     async def claimed(self, kind: str, scope: str, key: str) -> DedupClaim | None: ...
 
@@ -351,10 +356,26 @@ class Store(Outbox, Limiting, Protocol):
             StoreCorrupt: with the code ``blob_unreadable``: it is gone, or not what was written.
         """
 
-    async def workers(self) -> list[Worker]: ...
-
     async def wait_for_change(self, timeout: float) -> None:
         """Returns when something may have changed, or after ``timeout`` seconds: a hint, never the truth (§1.5)."""
+
+
+class Store(Runs, Owners, Links, Schedules, Streams, Outbox, Limiting, Protocol):
+    """Durable state behind few verbs, by purpose; every verb is one transaction. One suite proves every store.
+
+    All times are the store's own clock, microseconds since 1970, UTC (§10.3). Every verb may raise StoreError.
+    """
+
+    url: str
+
+    async def open(self) -> None:
+        """Opens or creates the store and proves that its log has not gone backwards (§1.9).
+
+        Raises:
+            StoreCorrupt, UnsupportedFormat, StoreReadOnly: by what stands in the way.
+        """
+
+    async def close(self) -> None: ...
 
     async def verify(self) -> list[Problem]:
         """What is wrong with the store as a whole: integrity, incarnation, anchor (§1.9)."""
@@ -731,7 +752,7 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Loaded", "Outbox", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Saver", "Sealing", "Served",
-    "Shelves", "Steps", "Store", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_sealing", "offers_shelves",
+    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Links", "Loaded", "Outbox", "Owners", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Served",
+    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_sealing", "offers_shelves",
     "offers_steps", "offers_threads", "offers_upkeep",
 ]  # fmt: skip

@@ -247,11 +247,12 @@ class Conductor:
 
     async def _drive_on(
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None,
-        forced: bool = False,
+        forced: bool = False, known: tuple[records.Run, Lease] | None = None,
     ) -> Blocked | None:
-        """``drive_on``; gives what of its lane stands in the way, if that is what ended it."""
+        """``drive_on``; gives what of its lane stands in the way, if that is what ended it. ``known``: the run as it was found a moment ago."""
         while True:
-            run, lease = await self._reader.found(run_id)
+            run, lease = known or await self._reader.found(run_id)
+            known = None
             if run.status in TERMINAL or (run.interrupted_at is not None and not named) or self._services.attendant.draining:
                 return None
             now = self._store.now()
@@ -458,11 +459,12 @@ class Conductor:
             asks = await self._desk.asking(run_id)
             await self._fitting(asks, upgrade)  # before anything is on record: an answer is given where it can be acted upon
             run_id = await self._desk.answer(asks, payload, actor=actor)
-        await self._desk.found_out(run_id)
-        await self._desk.settle(run_id)
-        before, _ = await self._reader.found(run_id)
-        await self._desk.time_out(run_id)
-        run, lease = await self._reader.found(run_id)
+        before, lease = await self._reader.found(run_id)
+        if await self._desk.brought_up(before):
+            before, lease = await self._reader.found(run_id)
+        run = before
+        if await self._desk.time_out(run):
+            run, lease = await self._reader.found(run_id)
         if run.status in TERMINAL and (before.status in WAITING or payload is not ...):
             return await self._reader.get(run_id)  # what was due, or the answer, has ended it
         now = self._store.now()
@@ -486,7 +488,8 @@ class Conductor:
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
             if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=AT_ONCE):
                 raise Conflict(f"somebody else went on with {run_id} meanwhile")
-        if (blocked := await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force)) is not None:
+        known = None if run.status in TERMINAL else (run, lease)
+        if (blocked := await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force, known=known)) is not None:
             raise _lane_blocked(run_id, blocked)
         return await self._reader.get(run_id)
 

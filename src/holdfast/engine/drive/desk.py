@@ -79,7 +79,8 @@ class Desk:
             NotDecidable, ActionUnavailable, Denied: the state machine or the resolver says no.
             AttemptMayLive: the effect may happen twice; ``force`` accepts that, where the environment lets it.
         """
-        run, _ = await self._reader.found(run_id)
+        loaded = await self._reader.loaded(run_id)
+        run = loaded.run
         wait_id = wait_id or _only_wait(run, action)
         await self._found_out(run)
         command = door.decision(wait_id, action, actor=actor, feedback=feedback, note=note, given=payload, at=self._store.now(), resume=resume, force=force)
@@ -89,13 +90,14 @@ class Desk:
         elif not await self._was_put(command, run):
             decisions.decide(run, command, self._store.now())
             raise NotDecidable(f"the wait {wait_id} is not open")
-        item = await self._put(run_id, command)
+        item = await self._put(run_id, command, loaded)
         self._same(command, item)
         if wait is not None and wait.effect_id is not None:
             await self._elsewhere(run, wait.effect_id, command)
 
-    async def _found_out(self, run: records.Run) -> None:
-        """Answers this run's questions about acts that another run of its lineage has settled meanwhile."""
+    async def _found_out(self, run: records.Run) -> bool:
+        """Answers this run's questions about acts that another run of its lineage has settled meanwhile; False if there is none."""
+        told = False
         for wait in run.waits:
             if wait.effect_id is None or wait.kind is not WaitKind.EFFECT:
                 continue
@@ -107,6 +109,8 @@ class Desk:
             note = f"answered in the run {found.run_id}"
             given = cmd.Decide(wait.wait_id, RECORD_RESULT if done else ABANDON, ev.SYSTEM, note=note, payload=data, at=self._store.now())
             await self._put(run.run_id, given)
+            told = True
+        return told
 
     async def _elsewhere(self, run: records.Run, act: str, command: cmd.Decide) -> None:
         """What a person found out about an act answers the same question in the other runs of the lineage (§5.8, §6.5).
@@ -157,15 +161,20 @@ class Desk:
         await self._put(run.run_id, audit)
         raise Denied(f"{command.actor} may not {command.action} {wait.wait_id}: {reason}")
 
-    async def _put(self, run_id: str, command: cmd.AnyCommand) -> InboxItem:
+    async def _put(self, run_id: str, command: cmd.AnyCommand, known: Loaded | None = None) -> InboxItem:
         """Into the inbox, and at once out of it if the run rests. Gives the item that is there under its key, which may be another's.
+        ``known``: the run as it was read a moment ago.
 
         Raises:
             Rejected, UsageError: it is on record as having come too late.
         """
         item = await self._store.put(InboxItem(run_id=run_id, key=command.key, command=command, put_at=self._store.now()))
         # Also where it was there already: whoever put it may not have come to that.
-        settled = await self.settle(run_id) if item.taken_seq is None or item.command == command else {}
+        if known is not None and not known.lease.live(self._store.now()) and item.taken_seq is None and item.command == command:
+            known = replace(known, inbox=(*(i for i in known.inbox if i.key != item.key), item))
+            settled = await self.settle(run_id, known)
+        else:
+            settled = await self.settle(run_id) if item.taken_seq is None or item.command == command else {}
         if item.command == command and (refused := await self._outcome(item, settled)) is not None:
             raise refused
         return item
@@ -227,21 +236,23 @@ class Desk:
         loaded = await self._reader.loaded(run.run_id)
         return await self.woken(loaded.run, Journal.load(self._store, loaded, 0))
 
-    async def found_out(self, run_id: str) -> None:
-        """Takes over what other runs of the lineage know of the acts that this one asks about."""
-        run, _ = await self._reader.found(run_id)
-        await self._found_out(run)
+    async def brought_up(self, run: records.Run) -> bool:
+        """Takes over what other runs of the lineage know of the acts that this one asks about, and what lies in its inbox; False if
+        there was nothing."""
+        if not (await self._found_out(run) | bool(await self._store.inbox(run.run_id))):
+            return False
+        await self.settle(run.run_id)
+        return True
 
-    async def settle(self, run_id: str) -> dict[str, HoldfastError | None]:
+    async def settle(self, run_id: str, known: Loaded | None = None) -> dict[str, HoldfastError | None]:
         """Turns what waits in the inbox of a run at rest into events; a live run's owner does it itself. Gives the keys it took, and
-        what was refused of them."""
+        what was refused of them. ``known``: the run as it was read a moment ago."""
         taken: dict[str, HoldfastError | None] = {}
-        _, lease = await self._reader.found(run_id)
-        if lease.live(self._store.now()):  # its log need not be read to tell
+        if known is None and (await self._reader.found(run_id))[1].live(self._store.now()):  # its log need not be read to tell
             self._services.attendant.nudge(run_id)
             return taken
-        for _ in range(PATIENCE):
-            loaded = await self._reader.loaded(run_id)
+        for again in range(PATIENCE):
+            loaded = known if known is not None and not again else await self._reader.loaded(run_id)
             if not loaded.inbox:
                 break
             live = loaded.run.status in LIVE
@@ -269,13 +280,13 @@ class Desk:
                     break  # what has come since is settled by whoever put it
         return taken
 
-    async def time_out(self, run_id: str) -> None:
-        """Injects the timeouts that are due into a run at rest, by the way of decisions (§5.10)."""
-        run, _ = await self._reader.found(run_id)
+    async def time_out(self, run: records.Run) -> bool:
+        """Injects the timeouts that are due into a run at rest, by the way of decisions (§5.10); False if none is."""
         now = self._store.now()
-        for wait in run.waits if run.status in WAITING else ():
-            if wait.deadline is not None and wait.deadline <= now:
-                await self._put(run_id, cmd.FireTimeout(wait.wait_id, wait.deadline))
+        over = [(w.wait_id, w.deadline) for w in run.waits if run.status in WAITING and w.deadline is not None and w.deadline <= now]
+        for wait_id, deadline in over:
+            await self._put(run.run_id, cmd.FireTimeout(wait_id, deadline))
+        return bool(over)
 
     async def _left(self, loaded: Loaded, facts: Iterable[ev.Fact], item: InboxItem | None = None, actor: str = ev.SYSTEM, lost: Draft | None = None) -> bool | None:
         """Leaves an end that takes something back to whoever drives the run next, for that takes its code (§6.11).
