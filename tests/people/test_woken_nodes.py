@@ -586,7 +586,9 @@ async def test_a_message_at_any_moment_is_read() -> None:
             async with Runtime(store, skills=[desk.graph], clock=world.clock) as rt:  # type: ignore[arg-type]
                 run = await rt.invoke(desk.graph, {})
                 if run.status == "waiting_for_human":
+                    await rt.get(run.run_id)  # whoever decides looks at it first, and somebody goes on with it afterwards
                     await rt.decide(run.run_id, "approve")
+                    await rt.resume(run.run_id)
         if not store.reached:
             over.add(place[0])
             continue
