@@ -10,8 +10,12 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append, flow
-from holdfast.core.errors import EffectsUndone
+from holdfast.core import events as ev
+from holdfast.core.commit import Commit, Tip
+from holdfast.core.effects import Effect
+from holdfast.core.errors import EffectsUndone, StoreError, StoreUnavailable
 from holdfast.core.policy import allow, deny, require_human
+from holdfast.stores import MemoryStore
 from tests.engine.outside import Crash, House
 
 
@@ -635,3 +639,43 @@ async def test_a_shared_effect_is_taken_back_by_the_run_that_did_it(house: House
     third = await rt.invoke(order, {"ends": "well"})
     fourth = await rt.invoke(order, {"ends": "well"})
     assert third.status == fourth.status == "completed" and shop.log == ["book flight", "cancel flight", "book flight"]
+
+
+class Ailing(MemoryStore):
+    """A store that cannot be reached once: when something is taken back, by a commit or by a look at the ledger."""
+
+    def __init__(self, verb: str, shop: Shop) -> None:
+        super().__init__()
+        self.verb, self._shop = verb, shop
+
+    def _fails(self, verb: str) -> None:
+        if verb == self.verb and self._shop.undone:
+            self.verb = ""
+            raise StoreUnavailable("the disk is gone for a moment")
+
+    async def commit(self, commit: Commit) -> Tip:
+        if any(isinstance(e.fact, ev.SideEffectAttempted) for e in commit.events):
+            self._fails("commit")
+        return await super().commit(commit)
+
+    async def effects(self, run_id: str | None = None, **more: Any) -> list[Effect]:
+        self._fails("effects")
+        return await super().effects(run_id, **more)
+
+
+@pytest.mark.parametrize("verb", ["commit", "effects"])
+async def test_a_store_that_fails_while_something_is_taken_back_ends_no_undo(verb: str) -> None:
+    """§1.12, §10.6: it is no failure of the undo: the run stands where it was, and whoever goes on takes back the rest."""
+    shop = Shop()
+    store = Ailing(verb, shop)
+    shop.broken.add("book payment")
+    skill = trip(shop)
+    async with Runtime(store, skills=[skill]) as rt:
+        with pytest.raises(StoreError):
+            await rt.invoke(skill)
+        assert store.verb == "" and shop.undone == ["release car"]
+        [run] = await rt.runs()
+        assert run.status == "running" and (await kinds(rt, run.run_id)).count("side_effect.failed") == 1, "the booking, and no undo"
+        run = await rt.resume(run.run_id)
+        assert run.status == "failed" and shop.undone == ["release car", "cancel hotel", "cancel flight"]
+        assert all(e.undone for e in await rt.effects(run.run_id) if e.undo)
