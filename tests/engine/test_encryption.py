@@ -351,7 +351,7 @@ CLEAR = frozenset(
     """
     absent acknowledge acknowledged action active_handoff active_since active_us actor after amounts answer approvals at at_rest attempt
     attempt_id attempted_at attempts authoritative available_actions base began began_at binding bindings blob blocked_by budget budgets
-    came later begun cancel_requested_at capabilities capability carries cascade catch_up cause changes channels checkpoint_head checkpoint_id child_run_id
+    came cut later begun cancel_requested_at capabilities capability carries cascade catch_up cause changes channels checkpoint_head checkpoint_id child_run_id
     chosen closed code covers created_at cron current_step_id deadline decided_at decision decisions digest done due effect_class effect_id
     effects ended_at environment error every_us evidence extensions fence file fingerprint finished_at fired force forced frames function
     goto grace_us hash holds idempotent index inherits intent_id intent_type intents interrupted_at job_id key kind kinds lane last_run

@@ -369,7 +369,7 @@ async def shuts_the_default_executor_down(state: Odd) -> None:
     await asyncio.get_running_loop().shutdown_default_executor()
 
 
-@wild("completed", "running", "pending", lives=None)
+@wild("failed", lives=None)
 async def stops_the_loop(state: Odd) -> None:
     asyncio.get_running_loop().stop()
     await asyncio.sleep(0)
@@ -384,7 +384,7 @@ async def makes_no_more_tasks(state: Odd) -> None:
     asyncio.get_running_loop().set_task_factory(refuse)
 
 
-@wild("completed", "failed", "running", "pending", lives=None)
+@wild("completed", "failed", lives=None)
 async def cancels_every_task(state: Odd) -> None:
     for task in asyncio.all_tasks() - {asyncio.current_task()}:
         task.cancel()

@@ -5,17 +5,26 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import tempfile
+from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast import Context, Graph, Runtime, State, append
+from holdfast import Context, Goto, Graph, Runtime, State, append
+from holdfast.core.codec import Row
+from holdfast.core.consistency import Diagnosis
 from holdfast.core.errors import HoldfastError
+from holdfast.engine.keep import check
 from holdfast.testing import VirtualClock
 
 ACTS = ("effect", "step", "large", "send", "record", "ask", "wait", "fail")
+
+
+class Long(State):
+    n: int = 0
 
 
 class Plan(State):
@@ -125,3 +134,34 @@ async def test_a_check_beside_a_prune_tells_of_nothing_that_is_not_there(tmp_pat
         found = [await c for c in checks] + [await rt.check()]
         assert len(gone.run_ids) == 40
         assert [p for problems in found for p in problems if p.severity in ("error", "warning")] == []
+
+
+async def test_a_check_lets_others_have_their_turn() -> None:
+    """Point 2: it never blocks the loop: between two turns of another task it goes through few rows, however long a log is."""
+    turns, fed = [0], Counter[int]()
+
+    class Counted(Diagnosis):
+        def feed(self, row: Row) -> None:
+            fed[turns[0]] += 1
+            super().feed(row)
+
+    async def other() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    made = Graph("long", Long)
+
+    @made.node(start=True)
+    async def go(state: Long) -> Goto | dict[str, int]:
+        return Goto("go", {"n": state.n + 1}) if state.n < 400 else {"n": 0}
+
+    async with Runtime("memory:", skills=[made]) as rt:
+        run = await rt.invoke(made, {})
+        assert run.status == "completed"
+        with pytest.MonkeyPatch.context() as patched:
+            patched.setattr(check, "Diagnosis", Counted)
+            beside = asyncio.ensure_future(other())
+            assert list(await rt.check()) == []
+            beside.cancel()
+    assert sum(fed.values()) > 400 and max(fed.values()) <= 2 * check.SLICE_ROWS, fed.most_common(3)

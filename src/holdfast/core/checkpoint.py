@@ -177,6 +177,7 @@ class Unfinished(msgspec.Struct, frozen=True, array_like=True):
     heard: int = 0
     names: tuple[str, ...] = ()
     upto: int = 0
+    cuts: int = 0
 
 
 class Carry(msgspec.Struct, frozen=True, array_like=True):

@@ -201,9 +201,12 @@ class RunPatched(Fact, frozen=True, tag=17):
 
 
 class RunHandedBack(Fact, frozen=True, tag=18):
+    """``cut``: its driving was cancelled soon after it had begun, and nobody had asked the worker to end: its step may have done that."""
+
     wire: ClassVar[str] = "run.handed_back"
     owner: str
     why: str = ""
+    cut: bool = False
 
 
 # -- steps and attempts -----------------------------------------------------------------------------

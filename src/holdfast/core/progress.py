@@ -35,7 +35,8 @@ class Progress:
 
     ``results``: finished tasks by key. ``records``: recorded calls by (task, path). ``attempts``: the number of
     failed attempts by (task, path), with when the next may begin. ``takeovers``: how many owners have died since the run last got on,
-    and ``late`` how many were late with their lease though they lived (§10.6). ``asked``: how often each place has opened a wait,
+    ``late`` how many were late with their lease though they lived (§10.6), and ``cuts`` how often its
+    driving was cancelled as soon as it had begun. ``asked``: how often each place has opened a wait,
     and ``questions`` the newest one there;
     ``news``: signals not yet written to channels of their names; ``older``: where in the log more of them are, from which event to which,
     for a whole checkpoint does not hold signals. ``hash`` is the chain hash of the last row, ``fence`` the one it
@@ -45,7 +46,7 @@ class Progress:
     """
 
     __slots__ = (
-        "_first", "_names", "asked", "attempts", "checkpoint", "failed", "fence", "hash", "late", "news", "older", "questions", "records", "results", "seq", "takeovers", "waits",
+        "_first", "_names", "asked", "attempts", "checkpoint", "cuts", "failed", "fence", "hash", "late", "news", "older", "questions", "records", "results", "seq", "takeovers", "waits",
     )  # fmt: skip
 
     def __init__(self, run_id: str, whole: tuple[Checkpoint, bytes] | None = None) -> None:
@@ -55,6 +56,7 @@ class Progress:
         self.fence = 0
         self.takeovers = 0
         self.late = 0
+        self.cuts = 0
         self.waits: tuple[Wait, ...] = ()
         self.results: dict[str, TaskResult] = {}
         self.records: dict[tuple[str, str], StepRecord] = {}
@@ -71,7 +73,7 @@ class Progress:
             self.waits = self.checkpoint.waits
             if (kept := self.checkpoint.unfinished) is not None:
                 self._recall(kept)
-                self.takeovers, self.late, self._first = kept.takeovers, kept.late, kept.heard
+                self.takeovers, self.late, self.cuts, self._first = kept.takeovers, kept.late, kept.cuts, kept.heard
                 self._names = dict.fromkeys(kept.names)
                 self.older = (kept.heard, kept.upto) if kept.heard else None
 
@@ -94,6 +96,7 @@ class Progress:
             failed=dict(self.failed),
             takeovers=self.takeovers,
             late=self.late,
+            cuts=self.cuts,
             heard=self._first,
             names=tuple(self._names),
             upto=self.seq,
@@ -169,7 +172,7 @@ class Progress:
     def forgive(self) -> None:
         """An operator goes on with a failed run: its failures no longer count, its finished work does, but for what was taken back."""
         self.attempts.clear()
-        self.takeovers = self.late = 0
+        self.takeovers = self.late = self.cuts = 0
         self._take_back()
         for task in {task for task, _ in self.records}:
             self._forget(task, "", self.failed.get(task))
@@ -268,12 +271,14 @@ class Progress:
                 pass
             case ev.AttemptTakenOver():
                 self.takeovers += 1
+            case ev.RunHandedBack(cut=True):
+                self.cuts += 1
             case ev.StepEnded() | ev.SideEffectRecorded():
-                self.takeovers = self.late = 0
+                self.takeovers = self.late = self.cuts = 0
             case ev.WaitRequested(wait=wait):
                 self.waits = (*(w for w in self.waits if w.wait_id != wait.wait_id), wait)
             case ev.WaitDecided(decision=decision) | ev.WaitTimedOut(decision=decision):
-                self.takeovers = self.late = 0
+                self.takeovers = self.late = self.cuts = 0
                 self.waits = tuple(w for w in self.waits if w.wait_id != decision.wait_id)
             case ev.WaitClosed(wait_id=wait_id):
                 self.waits = tuple(w for w in self.waits if w.wait_id != wait_id)

@@ -45,6 +45,7 @@ from holdfast.engine.base import cancels
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.leaving import contained
+from holdfast.engine.base.quarantine import ALONE_SECONDS
 from holdfast.engine.base.safe_points import Boundaries
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
@@ -82,6 +83,7 @@ class Driver:
         self._closing: asyncio.Task[None] | None = None
         self._end: Callable[[], Draft] | None = None
         self._broken: BaseException | None = None
+        self._began: float | None = None
         self._again = self._cut = self._going = self._over = self._repeats = self._late = self._suspect = False
         journal.boundaries = Boundaries(self._at_boundary)
         journal.expects = lambda due: services.attendant.expect(journal.run.run_id, due)
@@ -305,6 +307,8 @@ class Driver:
             journal.hold(await surfaced(self._services, claim.run_id, claim.previous_owner, claim.cause))
             if self._taken_over(claim) and await self._stop_here(named):
                 return journal.run
+        elif claim is not None and self._spent() is not None and await self._stop_here(named):
+            return journal.run
         if journal.run.cancel_requested_at is not None and journal.run.status in LIVE:
             self._end = self._canceling  # its owner died between the request and the boundary
         else:
@@ -334,8 +338,14 @@ class Driver:
     async def _enter(self, claim: Claim | None) -> None:
         """Waits until the run may be driven beside others; one that may end the process is driven alone (``base/quarantine``)."""
         progress = self._journal.progress
-        self._suspect = claim is not None and progress.takeovers > 0 and not self._late and self._spent() is None
+        self._suspect = claim is not None and (progress.takeovers > 0 or progress.cuts > 1) and not self._late and self._spent() is None
         await self._services.quarantine.enter(progress.checkpoint.run_id, suspect=self._suspect, waits=claim is not None)
+        self._began = self._services.clock.monotonic()
+
+    @property
+    def fresh(self) -> bool:
+        """Whether its driving has begun a moment ago."""
+        return self._began is not None and self._services.clock.monotonic() - self._began < ALONE_SECONDS
 
     def _taken_over(self, claim: Claim) -> bool:
         """Whether another owner had it. Taking one's own run up again, after an outage or a late renewal, counts nowhere (§10.6)."""
@@ -390,8 +400,9 @@ class Driver:
         if self._late and progress.late >= most:
             said = f"{progress.late} owners in a row were late with their lease, without any progress in between"
             return StepFailure(said, code="lease_too_short", hint="find out what keeps the interpreter so long, or give Runtime(lease=) more; then resume")
-        if not self._late and progress.takeovers >= most:
-            said = f"its owners died {progress.takeovers} times without any progress in between"
+        if not self._late and progress.takeovers + progress.cuts >= most:
+            cut = f", and were cancelled {progress.cuts} times as soon as they began with it" if progress.cuts else ""
+            said = f"its owners died {progress.takeovers} times{cut} without any progress in between"
             return StepFailure(said, code="takeover_limit", hint="find out what kills them, then resume")
         return None
 

@@ -64,12 +64,13 @@ async def driven(services: Services, driver: Driver, claim: Claim | None, inbox:
         return run
     except (Exception, asyncio.CancelledError, KeyboardInterrupt) as e:
         if driver.journal.tip is not None:
-            await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e))
+            await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e, cut=driver.fresh))
         raise
 
 
-async def let_go(services: Services, run_id: str, fence: int, error: BaseException, *, due: int | None = None) -> None:
-    """Gives back the run whose driving ``error`` stopped, if it is still ours: due again at once, or at ``due``.
+async def let_go(services: Services, run_id: str, fence: int, error: BaseException, *, due: int | None = None, cut: bool = False) -> None:
+    """Gives back the run whose driving ``error`` stopped, if it is still ours: due again at once, or at ``due``. ``cut``: it had only just
+    begun; where it was cancelled, that counts as an owner that died of it, for a step can cancel whatever is in its loop.
 
     After an error of the store, or of the lease, nothing more is written (§1.12): its owner takes the run up again under a new
     fence, which also says what became of the effects in flight. The error itself is the caller's to raise or report.
@@ -79,7 +80,7 @@ async def let_go(services: Services, run_id: str, fence: int, error: BaseExcepti
         return
     again = due is not None or (isinstance(error, PASSING) and not damaged)
     why = error.line() if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
-    fact: ev.Fact = ev.RunHandedBack(services.owner) if again else ev.RunInterrupted(why[:1000])
+    fact: ev.Fact = ev.RunHandedBack(services.owner, cut=cut and isinstance(error, asyncio.CancelledError)) if again else ev.RunInterrupted(why[:1000])
     with contextlib.suppress(HoldfastError):  # a store that cannot say even this: its owner takes the run up again, or ends
         await hand_back(services, run_id, fence, fact, due=due)
 

@@ -18,6 +18,8 @@ from holdfast.engine.look.missing import missing
 from holdfast.ports import Evidence, Needs, RunFilter, Store, Upkeep, as_kept, offers_upkeep
 
 PAGE = 500
+SLICE_ROWS, SLICE_BYTES = 32, 256 * 1024
+"""After so much of a log others of the loop have their turn: a check never blocks it (§12.6)."""
 MOST = 10_000
 
 
@@ -136,11 +138,16 @@ class Checker:
         diagnosis = Diagnosis(run_id, evidence.run, evidence.lease, store.now())
         end = evidence.tip.seq if evidence.tip is not None else 0
         after, whole = 0, await self._keeper.whole(run_id)
+        rows = size = 0
         while after < end and (page := await self._keeper.log(run_id, after, PAGE)):
             for row in page:
                 if row.seq > end:
                     break
                 diagnosis.feed(row)
+                rows, size = rows + 1, size + len(row.data)
+                if rows >= SLICE_ROWS or size >= SLICE_BYTES:
+                    rows = size = 0
+                    await asyncio.sleep(0)
                 while whole is not None and whole[0] <= row.seq:
                     _feed_whole(diagnosis, whole[1])
                     whole = _further(whole[0], await self._keeper.whole(run_id, whole[0]))
@@ -175,10 +182,14 @@ class Checker:
     async def _beside(self, diagnosis: Diagnosis) -> None:
         """Effects, intents and large results; one that cannot be read is told as such."""
         try:
-            for effect in await self._store.effects(diagnosis.run_id):
+            for n, effect in enumerate(await self._store.effects(diagnosis.run_id), 1):
                 diagnosis.feed_effect(effect)
-            for intent in await self._store.intents(diagnosis.run_id, limit=MOST):
+                if not n % SLICE_ROWS:
+                    await asyncio.sleep(0)
+            for n, intent in enumerate(await self._store.intents(diagnosis.run_id, limit=MOST), 1):
                 diagnosis.feed_intent(intent)
+                if not n % SLICE_ROWS:
+                    await asyncio.sleep(0)
         except RecordDamaged as e:
             diagnosis.add(record_problem(e))
         except HoldfastError as e:
