@@ -88,6 +88,10 @@ def test_nobody_and_never_are_not_the_empty_text() -> None:
     assert len({vouch.standing("r", 1, owner, due, False, 1) for owner in (None, "") for due in (None, 0)}) == 4
 
 
+def test_what_a_damaged_page_gives_is_another_digest() -> None:
+    assert vouch.standing("r", 1, None, None, "x", 1) != vouch.standing("r", 1, None, None, True, 1)  # type: ignore[arg-type]
+
+
 def test_a_record_that_nobody_wrote() -> None:
     """A row that is swapped in from elsewhere has no voucher, and the place it came from lacks it."""
     mine, other = vouch.of_shelf("s", "a", b"1"), vouch.of_shelf("s", "b", b"1")
