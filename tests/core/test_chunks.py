@@ -70,3 +70,11 @@ def test_results_of_one_commit_replace_together() -> None:
     assert replaced_by([StepRecord("a", "0", "ask"), TaskResult("b")], PLACES, 1) == {CALL, BENEATH, OTHER}
     assert replaced_by([TaskResult("a")], PLACES, 2) == {LATER}
     assert replaced_by([], PLACES, 1) == set()
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xc1", b"\x93\x01", None, "text", 7])
+def test_what_cannot_be_read_is_left_out(damaged: object) -> None:
+    """§13.6: chunks are provisional; whatever a damaged page gives, the others are read."""
+    batch = chunks.Batch(chunks.Turn(chunks.Place(1, "n", ""), 1, 1, 0, "s", "a"), 1, 0, (b"x",))
+    assert chunks.read([chunks.encode(batch), damaged, chunks.encode(batch)]) == [batch, batch]
+    assert chunks.readable(damaged) is None
