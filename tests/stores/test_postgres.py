@@ -14,7 +14,7 @@ from tests.postgres.server import shared
 
 from holdfast import Graph, Runtime, State
 from holdfast.core import events as ev
-from holdfast.core.errors import Conflict, EffectInProgress, HoldfastError, LeaseLost, StoreError, UsageError, VersionConflict
+from holdfast.core.errors import Conflict, EffectInProgress, HoldfastError, LeaseLost, StoreError, UnsupportedFormat, UsageError, VersionConflict
 from holdfast.engine.keep.check import Checker
 from holdfast.stores import PostgresStore, open_url
 from holdfast.stores.postgres.connection import MIGRATIONS, translate
@@ -110,6 +110,23 @@ async def test_an_older_schema_is_brought_up_to_date() -> None:
     await refused(LeaseLost, both[0].commit(script.commit(ev.NoteAdded("late"))))
     for s in both:
         await s.close()
+
+
+async def test_a_store_that_cannot_be_opened_keeps_no_connection() -> None:
+    """It is refused for good, and the server is as if it had never been asked."""
+    url = shared().fresh("newer")
+    store = PostgresStore(url)
+    await store.open()
+    await store.close()
+    with shared().admin("newer") as db:
+        db.execute("UPDATE holdfast.meta SET value = 9999 WHERE key = 'schema'")
+        try:
+            await refused(UnsupportedFormat, store.open())
+            others = "SELECT count(*) FROM pg_stat_activity WHERE datname = 'newer' AND pid <> pg_backend_pid()"
+            seen = [db.execute(others).fetchone() for _ in range(500)]  # a session that was closed takes a moment to go
+            assert (0,) in seen
+        finally:
+            db.execute("UPDATE holdfast.meta SET value = %s WHERE key = 'schema'", (len(MIGRATIONS),))
 
 
 class Violation(UniqueViolation):
