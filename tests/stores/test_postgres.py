@@ -14,7 +14,16 @@ from tests.postgres.server import shared
 
 from holdfast import Graph, Runtime, State
 from holdfast.core import events as ev
-from holdfast.core.errors import Conflict, EffectInProgress, HoldfastError, LeaseLost, StoreError, UnsupportedFormat, UsageError, VersionConflict
+from holdfast.core.errors import (
+    Conflict,
+    EffectInProgress,
+    HoldfastError,
+    LeaseLost,
+    StoreError,
+    UnsupportedFormat,
+    UsageError,
+    VersionConflict,
+)
 from holdfast.engine.keep.check import Checker
 from holdfast.stores import PostgresStore, open_url
 from holdfast.stores.postgres.connection import MIGRATIONS, translate

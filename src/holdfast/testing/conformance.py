@@ -1053,7 +1053,8 @@ async def case_prune(h: Harness) -> None:
     own = replace(effect("a1", 2, "mine", EffectStatus.RECORDED), lineage_root="a1")
     for run_id, effects in (("a1", (shared, own)), ("b1", (replace(effect("b1", 1, "lost"), lineage_root="b1"),))):
         script = await _scripted(h, run_id)
-        await script.write(script.commit(ev.SideEffectAttempted("x", "k"), effects=effects))
+        claim = DedupClaim("request", "default/notes", run_id, run_id, "d")
+        await script.write(script.commit(ev.SideEffectAttempted("x", "k"), effects=effects, claims=(claim,)))
         await script.complete()
     h.clock.forward(SECOND)
     keeper = _keeper(h)
@@ -1069,6 +1070,8 @@ async def case_prune(h: Harness) -> None:
     assert await keeper.run_ids() == ["b1", "c1"]
     assert [e.key for e in await h.store.effects(key="all")] == ["all"]
     assert await h.store.effects(key="mine") == []
+    assert [await h.store.claimed("request", "default/notes", r) is None for r in ("a1", "b1")] == [True, False]
+    assert await h.store.verify() == []
     await (await _scripted(h, "c1")).steps(1)
     assert await h.store.verify() == []
 
