@@ -990,7 +990,7 @@ class Runtime:
             AlreadyTerminal: it has ended already.
         """
         await self._desk.cancel(run_id, actor=actor, reason=reason)
-        return await self._conductor.wound_up(run_id)
+        return await self._conductor.end_if_asked(run_id)
 
     @verb
     async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> Run[Any]:

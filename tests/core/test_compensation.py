@@ -130,11 +130,11 @@ def test_what_is_missing_is_what_was_not_done_again() -> None:
 
 
 @pytest.mark.parametrize(("current", "named"), [(None, 0), (f"{RUN}.1.a", 0), (f"{RUN}.2.b", 1), (f"{RUN}.9.z", 1)])
-def test_a_resume_is_bereft_of_what_earlier_steps_did(current: str | None, named: int) -> None:
+def test_a_resume_lacks_what_earlier_steps_did(current: str | None, named: int) -> None:
     """§6.11, §7.3: what the current step had taken back is done again by itself; what an earlier one had is not."""
     gone = effect("0", undone="x")
     assert gone.step == 1
-    assert len(comp.bereft([gone], RUN, current)) == named
+    assert len(comp.taken_back_before([gone], RUN, current)) == named
 
 
 def test_an_undone_effect_has_no_record_any_more() -> None:

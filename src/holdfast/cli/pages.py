@@ -14,7 +14,7 @@ from holdfast.cli.session import Call
 from holdfast.core import describe
 from holdfast.core import waits as ws
 from holdfast.core.compensation import TASK as UNDO_TASK
-from holdfast.core.compensation import bereft
+from holdfast.core.compensation import taken_back_before
 from holdfast.core.describe import EffectView
 from holdfast.core.effects import MAY_LIVE, Effect
 from holdfast.core.status import TERMINAL, Status
@@ -85,7 +85,7 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
 def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -> list[str]:
     """The commands that go on from here."""
     target = [run["target"]] if run["target"] else []
-    if run["condition"] in ("failed", "cancelled") and bereft(effects, run["run_id"], run["current_step_id"]):
+    if run["condition"] in ("failed", "cancelled") and taken_back_before(effects, run["run_id"], run["current_step_id"]):
         return [call.line("fork", run["run_id"], *target) + "    does again what was taken back; a resume would miss it"]
     match run["condition"]:
         case "queued":

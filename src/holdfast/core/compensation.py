@@ -94,7 +94,7 @@ def missing(effects: Iterable[Effect], run_id: str) -> list[Effect]:
     return [e for e in latest.values() if e.undone]
 
 
-def bereft(effects: Iterable[Effect], run_id: str, current_step_id: str | None) -> list[Effect]:
+def taken_back_before(effects: Iterable[Effect], run_id: str, current_step_id: str | None) -> list[Effect]:
     """What the steps before the current one did and is taken back: a resume would go on as if it stood, a fork does it again."""
     step = 0 if current_step_id is None else int(current_step_id.split(".")[1])
     return [e for e in missing(effects, run_id) if e.step < step]

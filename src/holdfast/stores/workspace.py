@@ -60,10 +60,10 @@ from holdfast.core.status import TERMINAL
 from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Pruned, RunFilter
 from holdfast.stores import apply, rings
 from holdfast.stores.apply import Prepared
+from holdfast.stores.documents import agenda, document, revived, scheduled
 from holdfast.stores.files import Identity, disk_told, told
 from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, numbered, read_beside, read_log, unline
 from holdfast.stores.memory import MemoryStore
-from holdfast.stores.plainly import agenda, plainly, revived, scheduled
 
 FORMAT = 1
 META, HOUSE, TOMBSTONES, SCHEDULES, SHELVES, LIMITS, BLOBS = "meta.json", "workspace.json", "tombstones.jsonl", "schedules.json", "shelves.json", "limits.json", "blobs"
@@ -631,7 +631,7 @@ class WorkspaceStore(MemoryStore):
         row = self._runs.get(run.run_id)
         place = {"seq": tip.seq, "chain": tip.hash.hex(), "events": len(codec.open_row(newest).events)}
         held = {} if row is None else {"fence": counter(row.fence), "owner": row.owner}
-        return _json({**plainly(run), "store": {**place, **held}})
+        return _json({**document(run), "store": {**place, **held}})
 
     def _decisions(self, commit: Commit) -> None:
         """Repeats decisions as files, for people; the log holds them."""

@@ -14,7 +14,7 @@ from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError,
 from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
 from holdfast.engine.base import cancels
-from holdfast.engine.base.services import Services, broke_off
+from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.base.standing import NOT_ENDED, lacking
 from holdfast.engine.drive.driver import loaded_driver
 from holdfast.engine.drive.release import driven, let_go
@@ -361,7 +361,7 @@ class Worker:
         except Exception as e:
             with contextlib.suppress(HoldfastError):
                 await let_go(services, claim.run_id, claim.fence, e)
-            if broke_off(e):
+            if may_be_held_still(e):
                 services.stalled[claim.run_id] = services.clock.monotonic() + STALL_SECONDS
             return Report(claim.run_id, None, e)
         finally:

@@ -236,6 +236,6 @@ class Services:
         return self.renew is not None and await self.renew() and self.alive()
 
 
-def broke_off(error: BaseException) -> bool:
+def may_be_held_still(error: BaseException) -> bool:
     """Whether a run may still be held here after its driver ended with this error."""
     return isinstance(error, StoreError | Conflict)

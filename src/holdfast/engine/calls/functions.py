@@ -351,9 +351,9 @@ class _Taking(Executor):
 async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], what: str, patience: Patience) -> Any:
     """A plain callable may still hand back an awaitable: a lambda around a coroutine function does."""
     loop = asyncio.get_running_loop()
-    job = pool.Job(_plainly, (function, args), what, lambda: patience.move(loop.time()))  # waiting for a thread does not count
+    job = pool.Job(_call_carried, (function, args), what, lambda: patience.move(loop.time()))  # waiting for a thread does not count
     try:
-        value = await loop.run_in_executor(_Taking(job), _plainly, function, args)
+        value = await loop.run_in_executor(_Taking(job), _call_carried, function, args)
     except asyncio.CancelledError:
         if job.running:
             pool.current.get().give_up(job)
@@ -361,7 +361,7 @@ async def _in_thread(function: Callable[..., Any], args: tuple[Any, ...], what: 
     return await value if inspect.isawaitable(value) else value
 
 
-def _plainly(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
+def _call_carried(function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
     """Calls it. A future cannot carry a StopIteration, and whoever waited for it would wait for ever; a GeneratorExit that comes out of
     one looks as if whoever waits were closed."""
     try:

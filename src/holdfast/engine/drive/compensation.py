@@ -68,7 +68,7 @@ def refuse_to_go_on(run: Run, effects: list[Effect]) -> None:
     Raises:
         EffectsUndone: naming it, and the way out.
     """
-    gone = core.bereft(effects, run.run_id, run.current_step_id)
+    gone = core.taken_back_before(effects, run.run_id, run.current_step_id)
     if gone:
         raise EffectsUndone(
             f"what its earlier steps did was taken back: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; it would go on as if that stood",

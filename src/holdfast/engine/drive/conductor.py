@@ -440,7 +440,7 @@ class Conductor:
             return run
         return await self.drive_on(run.run_id, named=named)
 
-    async def wound_up(self, run_id: str) -> Run[Any]:
+    async def end_if_asked(self, run_id: str) -> Run[Any]:
         """A run that was asked to end; driven to it where something is to be taken back first and nobody else drives it (§6.11)."""
         run = await self._reader.get(run_id)
         if run.status not in LIVE or run.lease.live(self._store.now()):

@@ -36,7 +36,7 @@ from holdfast.core.status import WAITING
 from holdfast.engine.base import pool
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
-from holdfast.engine.base.services import Services, broke_off
+from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.drive.desk import Desk
 from holdfast.engine.drive.driver import Driver
 from holdfast.ports import Claim, Store, offers_upkeep
@@ -76,7 +76,7 @@ async def let_go(services: Services, run_id: str, fence: int, error: BaseExcepti
     fence, which also says what became of the effects in flight. The error itself is the caller's to raise or report.
     """
     damaged = isinstance(error, DAMAGED) or (isinstance(error, StoreCorrupt) and error.code in DAMAGED_CODES)
-    if broke_off(error) and not damaged:
+    if may_be_held_still(error) and not damaged:
         return
     again = due is not None or (isinstance(error, PASSING) and not damaged)
     why = error.line() if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"

@@ -79,11 +79,11 @@ def orphaned(run_id: str, key: int, tip: int, last: tuple[int, bytes]) -> Eviden
 def needs(db: apsw.Connection, run_id: str, key: int) -> Needs:
     """What is noted of what a run needs."""
     return Needs(
-        frozenset(str(r) for (r,) in rows(db, Q.lenders, (key,))), frozenset(plainly(digest) for (digest,) in rows(db, Q.blobs_of_run, (run_id,)))
+        frozenset(str(r) for (r,) in rows(db, Q.lenders, (key,))), frozenset(in_hex(digest) for (digest,) in rows(db, Q.blobs_of_run, (run_id,)))
     )
 
 
-def plainly(digest: Any) -> str:
+def in_hex(digest: Any) -> str:
     return digest.hex() if isinstance(digest, bytes) else str(digest)
 
 

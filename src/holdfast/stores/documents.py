@@ -32,14 +32,14 @@ _schedules = msgspec.json.Decoder(list[Schedule])
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
-def plainly(struct: msgspec.Struct) -> dict[str, Any]:
+def document(struct: msgspec.Struct) -> dict[str, Any]:
     """A record with its field names, for people and for ``revived``."""
     return {name: _plain(name, getattr(struct, name)) for name in struct.__struct_fields__}
 
 
 def _plain(name: str, value: Any) -> Any:
     if isinstance(value, msgspec.Struct):
-        return plainly(value)
+        return document(value)
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, tuple):
@@ -97,4 +97,4 @@ def scheduled(text: bytes) -> dict[str, Schedule]:
         raise EventUnreadable(f"schedules.json cannot be read: {e}", hint="restore it from a backup, or remove it and schedule anew") from e
 
 
-__all__ = ["agenda", "plainly", "revived", "scheduled"]
+__all__ = ["agenda", "document", "revived", "scheduled"]
