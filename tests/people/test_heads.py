@@ -12,6 +12,8 @@ import pytest
 
 from holdfast import Context, Flow, Graph, Limit, Runtime, State, flow
 from holdfast.core import lanes
+from holdfast.core.commands import LateResult
+from holdfast.core.commit import InboxItem
 from holdfast.core.errors import LaneBlocked, ThreadNotFound
 from holdfast.testing import World as VirtualWorld
 from tests.core.matrix import HEADS, head_cell
@@ -351,6 +353,16 @@ async def test_two_processes_over_one_file(tmp_path: Path) -> None:
         go.set()
         assert (await driving).result == "said"
         assert (await asyncio.wait_for(two.resume(run.run_id), 10)).result == "said"
+
+
+async def test_one_that_is_put_off_and_has_something_to_take_goes_first_for_that() -> None:
+    """§4.16: its time has not come, but what was put into its inbox makes it due: it takes that, and is in nobody's way again."""
+    async with lane() as here, asyncio.timeout(10):
+        later = await here.other.submit(here.talk, {"text": "later"}, thread_id="t", delay=3600)
+        await here.world.store.put(InboxItem(later.run_id, "late:x", LateResult("x", "it gave 3"), here.world.store.now()))
+        assert (await here.one.invoke(here.talk, {"text": "mine"}, thread_id="t")).result == "mine"
+        assert [e.type for e in await here.one.events(later.run_id)].count("note.added") == 1
+        assert (await here.one.get(later.run_id)).status == "pending" and (await here.one.get(later.run_id)).record.started_at is None
 
 
 def test_a_run_that_rests_for_a_limit_is_waited_for_without_being_tried_all_the_time(holdfast_world: VirtualWorld) -> None:

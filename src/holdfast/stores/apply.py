@@ -317,6 +317,8 @@ def holds_after(commit: Commit, held: bool) -> bool:
     run = commit.run
     if run.terminal or (run.status in WAITING and run.paused_lane == "release"):
         return False
+    if run.status is Status.PENDING and isinstance(commit.lease, Release | Touch):
+        return False  # it was only told something: it has not begun
     return held or wants_lane(commit)
 
 

@@ -485,6 +485,22 @@ async def case_put_between_look_and_rest(h: Harness) -> None:
 
 
 @case
+async def case_told_before_it_begins(h: Harness) -> None:
+    """§10.8: a run that was taken for a command before its time, and given back, holds no lane: those behind it go on."""
+    await h.store.register("w", TTL)
+    later = h.store.now() + 100 * TTL
+    await Script(h.store, "early", session_key="lane", not_before=later).submit()
+    await h.store.put(signal("early", "k", h.store.now()))
+    (claim,) = await h.store.claim("w", (), None, limit=1)
+    loaded = await h.store.load("early")
+    assert loaded is not None
+    script = Script.of(h.store, loaded, claim.fence)
+    await script.write(script.commit(ev.NoteAdded("told"), ev.RunHandedBack("w"), took=("signal:go:k",), lease=RELEASE, due=later))
+    await Script(h.store, "behind", session_key="lane").submit()
+    assert [c.run_id for c in await h.store.claim("w", (), None, limit=5)] == ["behind"]
+
+
+@case
 async def case_put_resumes_no_interrupted_run(h: Harness) -> None:
     """§10.6: what is held for a person is not made due by a command, whether it came before or after."""
     await h.store.register("w", TTL)

@@ -19,11 +19,11 @@ NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
 MANY = 10_000
 
 
-def in_the_way(run: Run, now: int) -> bool:
-    """Not one that lets go of its lane while it waits, nor one whose time has not come."""
+def in_the_way(run: Run, lease: Lease, now: int) -> bool:
+    """Not one that lets go of its lane while it waits, nor one whose time has not come and that has nothing to take meanwhile."""
     if run.status in WAITING:
         return run.paused_lane != "release" or bool(run.decisions)
-    return run.status is not Status.PENDING or run.begins_at is None or run.begins_at <= now
+    return run.status is not Status.PENDING or run.begins_at is None or run.begins_at <= now or (lease.due is not None and lease.due <= now)
 
 
 async def before(store: Store, run: Run, lease: Lease) -> list[tuple[Run, Lease]]:
@@ -38,7 +38,7 @@ async def before(store: Store, run: Run, lease: Lease) -> list[tuple[Run, Lease]
     for other, held in reversed(found):
         passed = passed or other.run_id == run.run_id
         begun = other.status is not Status.PENDING or held.owner is not None
-        if other.run_id != run.run_id and other.lane == run.lane and (begun or not passed) and in_the_way(other, store.now()):
+        if other.run_id != run.run_id and other.lane == run.lane and (begun or not passed) and in_the_way(other, held, store.now()):
             ahead.append((other, held))
     return sorted(ahead, key=lambda x: x[0].status is Status.PENDING and x[1].owner is None)
 
@@ -96,7 +96,7 @@ async def blocked(services: Services, run: Run, lease: Lease) -> Blocked | None:
     ahead = await before(services.store, run, lease)
     if ahead:
         return said(judged(services, *ahead[0]), *ahead[0])
-    if not in_the_way(run, services.store.now()) or (held := await limited(services, run)) is None:
+    if not in_the_way(run, lease, services.store.now()) or (held := await limited(services, run)) is None:
         return None
     return Blocked("", held.why)
 

@@ -30,7 +30,7 @@ async def ahead(store: Store, fact: ev.RunSubmitted) -> list[Run]:
     if fact.session_key == fact.run_id:
         return []
     found = await store.runs(RunFilter(tenant_id=fact.tenant_id, session_key=fact.session_key, statuses=NOT_ENDED, limit=MANY, by_turn=True))
-    mine = [run for run, _ in reversed(found) if run.lane == fact.lane and run.run_id != fact.run_id and in_the_way(run, store.now())]
+    mine = [run for run, held in reversed(found) if run.lane == fact.lane and run.run_id != fact.run_id and in_the_way(run, held, store.now())]
     return sorted(mine, key=lambda run: run.status is Status.PENDING)
 
 
