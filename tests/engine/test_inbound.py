@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, flow
-from holdfast.core.errors import RequestConflict
+from holdfast.core.errors import InvalidInput, RequestConflict
 from holdfast.testing import VirtualClock, World
 from holdfast.testing.crash import Fault, at_write
 
@@ -104,3 +104,15 @@ def test_the_key_of_what_is_sent_survives_a_crash(holdfast_world: World, fault: 
 
     keys = holdfast_world.run(story())
     assert keys == [".1.first!0", ".1.first!1", ".2.second!0"], keys
+
+
+@pytest.mark.parametrize("name", ["a:b", ":", "order:", ":paid"])
+async def test_a_signal_s_name_holds_no_colon(name: str) -> None:
+    """§5.11: what stands on record under a name and a key could be read in two ways; nothing is recorded, and the run waits on."""
+    async with Runtime("memory:", skills=[hears]) as rt:
+        run = await rt.invoke("hears", {}, thread_id="t", detach=True)
+        before = await rt.events(run.run_id)
+        for at in (run.run_id, "t"):
+            with pytest.raises(InvalidInput, match="colon"):
+                await rt.signal(at, name, 1)
+        assert await rt.events(run.run_id) == before and await rt.store.inbox(run.run_id) == []

@@ -648,3 +648,19 @@ async def test_an_intent_that_is_written_by_hand_says_no_more_than_it_does() -> 
         first, second = await rt.intents(run.run_id)
         assert (first.payload, first.order, second.payload, second.order) == ({"to": "ada"}, "", 7, "o")
         assert first.key.startswith(run.run_id) and second.key.endswith("mine")
+
+
+@pytest.mark.parametrize("url", ["sqlite:///{}/a.db", "workspace:{}/ws"])
+async def test_what_was_dropped_stays_dropped(url: str, tmp_path: Path) -> None:
+    """§9.7: whoever opens the store again finds neither payload nor answer, and the rest as it was."""
+    box, graph, place = Mailbox(), sender(steps=2), url.format(tmp_path)
+    async with Runtime(place, skills=[graph], transports={"mail": box}) as rt:
+        run = await rt.invoke(graph, {})
+        before = await rt.intents(run.run_id)
+        assert [(i.payload is not None, i.answer) for i in before] == [(True, "ok")] * 2
+        assert await rt.store.drop_payloads(rt.store.now() + 1, 10) == 2
+    async with Runtime(place, skills=[graph]) as rt:
+        after = await rt.intents(run.run_id)
+        assert [(i.payload, i.answer) for i in after] == [(None, None)] * 2
+        assert [(i.key, i.state, i.attempts, i.settled_at) for i in after] == [(i.key, i.state, i.attempts, i.settled_at) for i in before]
+        assert [p for p in await rt.check() if p.severity == "error"] == []
