@@ -242,3 +242,20 @@ def test_what_is_no_limit_is_refused() -> None:
         busy(Meter(), limit="queue:default")
     with pytest.raises(InvalidInput):
         Tool("sh", limit="worker")
+
+
+async def test_how_much_is_in_use_is_told_of_each_limit(url: str) -> None:
+    """Of a call's limit the calls that are under way, of a queue, a tenant and the worker their runs; of what nobody uses nothing."""
+    seen: list[dict[str, int]] = []
+    graph = Graph("busy", Empty)
+
+    @graph.node(start=True, limit="llm")
+    async def work(state: Empty) -> None:
+        seen.append({v.name: v.in_use for v in await rt.limits()})
+
+    names = ("llm", "other", "worker", "queue:default", "queue:other", "queue:*", "tenant:default")
+    async with Runtime(url, skills=[graph], limits={name: Limit(in_flight=5) for name in names}) as rt:
+        await rt.invoke(graph)
+        seen.append({v.name: v.in_use for v in await rt.limits()})
+    assert seen[0] == {"llm": 1, "other": 0, "worker": 1, "queue:default": 1, "queue:other": 0, "queue:*": 1, "tenant:default": 1}
+    assert set(seen[1].values()) == {0}

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from psycopg.errors import UniqueViolation
+from psycopg.errors import InvalidSqlStatementName, UniqueViolation
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
@@ -26,7 +26,7 @@ from holdfast.core.errors import (
 )
 from holdfast.engine.keep.check import Checker
 from holdfast.stores import PostgresStore, open_url
-from holdfast.stores.postgres.connection import MIGRATIONS, translate
+from holdfast.stores.postgres.connection import MIGRATIONS, outlasting, translate
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
 
@@ -168,3 +168,17 @@ def test_what_it_means_that_an_index_says_no(table: Any, index: Any, error: type
     """§10.14: where two write at once the index decides, and each is told what has happened; in a partition as in one table."""
     told = translate(Violation(table, index), "postgresql:///x")
     assert (type(told), told.code) == (error, code)
+
+
+async def test_what_stays_unprepared_is_not_sent_for_ever() -> None:
+    """A statement that the server has forgotten is sent anew; where that does not help either, the error comes out."""
+    sent: list[int] = []
+
+    async def work(before: int) -> None:
+        sent.append(before)
+        assert len(sent) < 10
+        raise InvalidSqlStatementName("prepared statement does not exist")
+
+    with pytest.raises(InvalidSqlStatementName):
+        await outlasting(work, "postgresql:///x", 1.0)
+    assert sent == [0, 1, 2, 3]
