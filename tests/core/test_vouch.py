@@ -11,7 +11,7 @@ import pytest
 from holdfast.core import codec, consistency, intents, vouch
 from holdfast.core.commit import DedupClaim, LedgerRow
 from holdfast.core.effects import Effect, EffectClass
-from holdfast.core.errors import RecordDamaged
+from holdfast.core.errors import EventUnreadable, RecordDamaged
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from tests.core.build import raw
@@ -108,3 +108,10 @@ def test_ids_sort_as_their_numbers() -> None:
 def test_records_are_kept_as_they_are() -> None:
     assert codec.decode_intent(codec.encode_intent(INTENT)) == INTENT
     assert codec.decode_schedule(codec.encode_schedule(SCHEDULE)) == SCHEDULE
+
+
+@pytest.mark.parametrize("decode", [codec.decode_effect, codec.decode_schedule, codec.decode_command, codec.decode_rule])
+def test_no_bytes_at_all_are_unreadable(decode: Callable[[Any], Any]) -> None:
+    """A damaged page gives NULL where bytes were: a typed error, like any bytes that are none of ours."""
+    with pytest.raises(EventUnreadable):
+        decode(None)

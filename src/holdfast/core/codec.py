@@ -315,7 +315,7 @@ def decode_rule(data: bytes) -> Rule:
     """
     try:
         return msgspec.json.decode(data, type=Rule)
-    except (msgspec.MsgspecError, UsageError, UnicodeDecodeError) as e:
+    except (TypeError, msgspec.MsgspecError, UsageError, UnicodeDecodeError) as e:
         raise EventUnreadable(f"a limit cannot be read: {e}", hint="holdfast limits set NAME … puts another in its place") from e
 
 
@@ -340,7 +340,7 @@ def decode_schedule(data: bytes) -> Schedule:
 def _strict(decoder: msgspec.msgpack.Decoder[T], data: bytes, what: str) -> T:
     try:
         return decoder.decode(data)
-    except (msgspec.MsgspecError, ValueError, RecursionError) as e:
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as e:  # a damaged page gives no bytes at all
         raise EventUnreadable(f"{what} cannot be decoded: {e}") from e
 
 
