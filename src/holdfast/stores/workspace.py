@@ -484,7 +484,6 @@ class WorkspaceStore(MemoryStore):
             self._append(p, None)
             if c.after is None:
                 _sync_folder(self.folder)
-        self._same_folder()  # between the write and the answer
 
     def _besides(self, p: Prepared, digest: str) -> None:
         c, run_id = p.commit, p.commit.run.run_id
