@@ -194,6 +194,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
             return
         self.turns += 1
         if self.turns == self._most_turns:
+            ready.appendleft(handle)  # whoever ends the tasks then finds it
             raise Livelock(f"{self.turns} turns, and only {self.clock.elapsed:.3f} s have passed")
         handle._run()
 

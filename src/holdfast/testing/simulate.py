@@ -24,6 +24,7 @@ import msgspec
 from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.status import TERMINAL, Status
 from holdfast.handle import Run
+from holdfast.testing.clock import Livelock
 from holdfast.testing.crash import Fault, SimulatedCrash
 from holdfast.testing.invariants import Violation
 from holdfast.testing.plays import PLAYS, STAGE, Play
@@ -347,7 +348,11 @@ def simulate(seed: int, *, tell: bool = False) -> Story:
         told = await simulation.world.story(broken) if broken or tell else ""
         return Story(seed, tuple(broken), dict(simulation.happened), told)
 
-    return simulation.world.run(whole(), seed=seed, most_turns=MOST_TURNS)
+    try:
+        return simulation.world.run(whole(), seed=seed, most_turns=MOST_TURNS)
+    except Livelock as e:
+        broken = Violation("livelock", "", str(e))
+        return Story(seed, (broken,), dict(simulation.happened), "\n".join([str(broken), "", *simulation.world.diary.tell(simulation.world.diary.runs)]))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
