@@ -28,6 +28,7 @@ from holdfast.testing.clock import Livelock
 from holdfast.testing.crash import Fault, SimulatedCrash
 from holdfast.testing.invariants import Violation
 from holdfast.testing.plays import PLAYS, STAGE, Play
+from holdfast.testing.transcript import named
 from holdfast.testing.world import MOST_EVENTS, Host, World, approve_all
 
 LEASE = 3.0
@@ -351,8 +352,8 @@ def simulate(seed: int, *, tell: bool = False) -> Story:
     try:
         return simulation.world.run(whole(), seed=seed, most_turns=MOST_TURNS)
     except Livelock as e:
-        broken = Violation("livelock", "", str(e))
-        return Story(seed, (broken,), dict(simulation.happened), "\n".join([str(broken), "", *simulation.world.diary.tell(simulation.world.diary.runs)]))
+        broken, diary = Violation("livelock", "", str(e)), simulation.world.diary
+        return Story(seed, (broken,), dict(simulation.happened), named("\n".join([str(broken), "", *diary.tell(diary.runs)]), diary.runs))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
