@@ -80,8 +80,8 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
 
     @property
     def effects(self) -> list[Effect]:
-        """In the order in which they are written: an attempt is settled before the next one under its key begins."""
-        return sorted(self.commit.effects, key=lambda e: e.open)
+        """As the commit leaves them, in the order in which they are written: an attempt is settled before the next under its key begins."""
+        return sorted({e.effect_id: e for e in self.commit.effects}.values(), key=lambda e: e.open)
 
     @property
     def closed(self) -> tuple[str, ...]:
@@ -247,7 +247,7 @@ def _beside(p: Prepared, sight: Sight) -> None:
         if (taken := sight.claimant(claim)) is not None:
             raise claim_taken(claim.kind, claim.key, taken)
     written = {e.effect_id for e in c.effects}  # what the commit settles is out of the way of what it begins
-    begun = [e for e in c.effects if e.open]
+    begun = [e for e in p.effects if e.open]
     for effect in begun:
         if not written.issuperset(sight.attempts(effect.key)) or sum(e.key == effect.key for e in begun) > 1:
             raise EffectInProgress(f"another attempt under the key {effect.key!r} is not settled", hint="wait for it")

@@ -217,7 +217,7 @@ class MemoryStore(Small):
         c = p.commit
         for claim in c.claims:
             self._set(self._claims, (claim.kind, claim.scope, claim.key), claim)
-        for effect in c.effects:
+        for effect in p.effects:
             self._set(self._effects, effect.effect_id, (effect, codec.encode_effect(effect)))
         for intent in c.intents:
             self._set(self._intents, intent.intent_id, intent)

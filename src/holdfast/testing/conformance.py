@@ -921,6 +921,13 @@ async def case_an_attempt_follows_the_one_that_its_commit_settles(h: Harness) ->
         before = after
     twice = (replace(before, status=EffectStatus.FAILED), effect("r1", 3, "k"), effect("r1", 4, "k"))
     await refused(EffectInProgress, h.store.commit(script.commit(fact, effects=twice)))
+    third = effect("r1", 3, "k")
+    known = (replace(before, status=EffectStatus.FAILED), third, replace(third, status=EffectStatus.UNKNOWN))  # begun, and not known already
+    await script.write(script.commit(fact, effects=known))
+    fourth, fifth = effect("r1", 4, "k"), effect("r1", 5, "k")
+    ended = (replace(third, status=EffectStatus.FAILED), fourth, replace(fourth, status=EffectStatus.FAILED), fifth)
+    await script.write(script.commit(fact, effects=ended))
+    assert [e.effect_id for e in await h.store.effects(key="k") if e.open] == [fifth.effect_id]
     await script.steps(1)
 
 
