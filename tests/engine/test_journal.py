@@ -1,0 +1,57 @@
+"""What a journal says of its run: without a run, and while plain steps go along the fused line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast import Graph, State
+from holdfast.core import canon, superstep
+from holdfast.core.checkpoint import INPUT_TASK, TaskResult, empty
+from holdfast.core.progress import Progress
+from holdfast.engine.base.journal import Journal
+from holdfast.stores.memory import MemoryStore
+from holdfast.testing.conformance import TTL, Script
+
+
+class Row(State):
+    n: int = 0
+
+
+def row() -> Graph[Row]:
+    graph = Graph("row", Row, version="1")
+
+    async def node(state: Row) -> dict[str, Any]:
+        return {"n": state.n + 1}
+
+    for name, after in (("a", None), ("b", "a"), ("c", "b")):
+        graph.node(name, start=after is None, after=after)(node)
+    return graph
+
+
+async def test_whoever_looks_at_a_line_finds_its_newest_step() -> None:
+    """Where the log ends is where its last step has left it, whichever is looked at first; and the look ends the line."""
+    store = MemoryStore()
+    await store.open()
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    program = row().program
+    progress = Progress("r1")
+    given = TaskResult(INPUT_TASK, writes=canon.encode(canon.FrozenDict({"n": 0})))
+    _, progress.checkpoint = superstep.first(program, empty("r1"), given, None)
+    journal = Journal(store, script.run, script.tip, script.fence, progress)
+    line = journal.line(program)
+    assert line is not None and line.task is not None and journal.goes_along(line)
+    step = line.decide(line.task, {"n": 1}, canon.encode(canon.FrozenDict({"n": 1})), store.now())
+    assert step is not None
+    await journal.step(store.step, line, step)
+    loaded = await store.load("r1")
+    assert loaded is not None and journal.goes_along(line) and journal.due is None
+    assert journal.tip == loaded.tip != script.tip
+    assert not journal.goes_along(line) and journal.run.version == loaded.run.version
+    await store.close()
+
+
+def test_without_a_run_nothing_falls_due() -> None:
+    """The run is written with the first commit; whoever attends to it is asked before."""
+    journal = Journal(MemoryStore(), None, None, 1, Progress("r1"))
+    assert (journal.due, journal.tip, journal.stored) == (None, None, 0)
