@@ -7,6 +7,7 @@ from contextlib import ExitStack
 
 import pytest
 
+from holdfast.core.errors import StoreClosed
 from holdfast.engine.base.driven import STALE, Attendant
 from holdfast.stores.memory import MemoryStore
 from tests.engine.support import FakeClock
@@ -75,4 +76,32 @@ async def test_the_newest_deadline_counts() -> None:
         async with asyncio.timeout(5):
             await put_off.nudged.wait()
         assert (put_off.nudges, gone.nudges) == (1, 0)
+    await store.close()
+
+
+class Told(Fake):
+    """A driver that notes what it is stopped with, and ends when it likes."""
+
+    error: BaseException | None = None
+
+    def broke(self, error: BaseException) -> None:
+        self.error = error
+
+
+async def test_a_close_lasts_until_the_last_run_is_let_go() -> None:
+    """Each driver is stopped with the error at once; the close returns when all of them have ended, and not before."""
+    clock = FakeClock()
+    store = MemoryStore(now=clock.now)
+    await store.open()
+    attendant = Attendant(store, clock, lambda: "me")
+    one, other, closed = Told(None), Told(None), StoreClosed()
+    with attendant.on("other", other):
+        with attendant.on("one", one):
+            closing = asyncio.ensure_future(attendant.close(closed))
+            await asyncio.sleep(0)
+            assert one.error is other.error is closed
+        await asyncio.sleep(0)
+        assert not closing.done()
+    async with asyncio.timeout(5):
+        await closing
     await store.close()

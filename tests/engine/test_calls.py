@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Generator
 from typing import Any
 
 import pytest
 
-from holdfast.core.errors import StepTimeout
+from holdfast.core.errors import StepFailure, StepTimeout
 from holdfast.engine.calls.functions import Patience, bounded, call
 
 SECOND = 1_000_000
@@ -116,3 +117,31 @@ async def test_a_plain_function_runs_in_a_thread_and_an_awaitable_of_another_mak
 
     assert await call(lambda: 2, (), SECOND, "plain") == 2
     assert await bounded(Other(), SECOND, "other") == 3  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("met", [False, True], ids=["on its way", "met"])
+async def test_a_cancel_of_its_own_is_taken_back_at_once(met: bool) -> None:
+    """A step that cancels its own task has failed. Whoever awaits it goes on in the next turns of the loop, and no cancel is left for it."""
+    loop, turns = asyncio.get_running_loop(), 0
+    task = asyncio.current_task()
+    assert task is not None
+
+    async def cancels_itself() -> int:
+        task.cancel()
+        if met:
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0)
+        return 1
+
+    def turn() -> None:
+        nonlocal turns, spinning
+        turns += 1
+        spinning = loop.call_soon(turn)
+
+    spinning = loop.call_soon(turn)
+    try:
+        with pytest.raises(StepFailure):
+            await bounded(cancels_itself(), 0, "cancels_itself")
+    finally:
+        spinning.cancel()
+    assert turns < 10 and task.cancelling() == 0

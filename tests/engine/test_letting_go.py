@@ -405,3 +405,29 @@ async def test_a_reducer_that_refuses_the_input_fails_its_run() -> None:
         assert (run.status, run.lease.owner, run.state.total) == (Status.FAILED, None, -5)
         assert run.error is not None and "below zero" in run.error.message
         assert (await kinds(rt, left.run_id))[-4:] == ["run.claimed", "run.started", "run.failed", "checkpoint.saved"]
+
+
+class Still(MemoryStore):
+    """A store in which nothing ever changes, so that nobody is woken by it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.watched = asyncio.Event()
+
+    async def wait_for_change(self, timeout: float) -> None:
+        self.watched.set()
+        await asyncio.Event().wait()
+
+
+async def test_a_drain_wakes_an_idle_worker() -> None:
+    """§10.13: it ends when it is told to, and not with the next change of the store."""
+    store = Still()
+    async with Runtime(store) as rt:
+        stop = asyncio.Event()
+        working = asyncio.ensure_future(rt.worker(stop=stop, dispatch=False))
+        await store.watched.wait()
+        for _ in range(100):  # turns of the loop: it has looked around by then, and waits
+            await asyncio.sleep(0)
+        stop.set()
+        async with asyncio.timeout(5):
+            await working
