@@ -15,6 +15,7 @@ import psycopg
 import pytest
 from tests.postgres.server import shared
 
+from holdfast.core.errors import StoreFull
 from holdfast.stores import PostgresStore, SqliteStore
 from holdfast.stores.postgres import upkeep
 from holdfast.stores.sqlite import store as sqlite
@@ -59,6 +60,26 @@ async def test_a_long_reader_is_named_and_the_log_is_emptied_once_it_has_left(tm
     assert await store.health() == []
     await script.steps(2)
     assert await store.verify() == []
+    await store.close()
+
+
+async def test_a_log_that_cannot_be_emptied_is_told_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``doctor`` names what stands in the way for as long as it does; it is tried again each second."""
+    store = SqliteStore(tmp_path / "s.db")
+    await store.open()
+
+    def full(path: str, limit: int) -> bool:
+        raise StoreFull("no room for it")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(sqlite, "begin_anew", full)
+        until = time.monotonic() + 20
+        while not (told := await store.health()) and time.monotonic() < until:
+            await store.wait_for_change(0.05)
+        assert [(p.code, p.severity) for p in told] == [("store_full", "warning")] and "cannot be emptied: no room for it" in told[0].message
+    while await store.health() and time.monotonic() < until:
+        await store.wait_for_change(0.05)
+    assert await store.health() == []
     await store.close()
 
 

@@ -9,8 +9,9 @@ import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import apsw
@@ -686,6 +687,63 @@ def test_slow_commits_move_to_a_thread(tmp_path: Path, monkeypatch: pytest.Monke
     run(body)
 
 
+class Locked:
+    """A committer over a database that another process keeps; a group fails for a reason of its own."""
+
+    took = 0.0
+
+    def __init__(self) -> None:
+        self.db = apsw.Connection(":memory:")
+        self.tried: list[str] = []
+
+    def together(self, batch: Sequence[Any], keys: dict[str, int]) -> list[Any]:
+        raise LeaseLost("one of them was late")
+
+    def one(self, w: Any, key: int | None) -> Any:
+        self.tried.append(w.run_id)
+        raise apsw.BusyError("database is locked")
+
+
+def test_who_has_waited_for_a_locked_database_waits_no_second_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """§1.11: a member of a group that met the lock in the thread has waited there as long as it may, and is told so."""
+    monkeypatch.setattr(writer_module, "SLOW", 0.0)  # whatever is written goes to the thread
+
+    async def body() -> None:
+        committer: Any = Locked()
+        writer = writer_module.Writer("s.db", committer, lambda: committer, lambda _: None, lambda: None)
+        commits: list[Any] = [SimpleNamespace(run_id="r1"), SimpleNamespace(run_id="r2")]
+        told = await asyncio.gather(*[writer.commit(w) for w in commits], return_exceptions=True)
+        assert [type(t) for t in told] == [StoreBusy, StoreBusy]
+        assert committer.tried == ["r1", "r2"]
+        writer.close()
+
+    run(body)
+
+
+def test_the_first_step_after_a_claim_is_four_statements_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The store knows whom it has just claimed a run for: nothing is looked up again."""
+    monkeypatch.setattr(writer_module, "SLOW", float("inf"))
+
+    async def body() -> None:
+        store = await opened(tmp_path / "s.db")
+        await store.register("a", TTL)
+        await store.register("b", TTL)
+        script = await (await Script(store, "r1").begin("a")).steps(1)
+        await store.retire("a")
+        [claim] = await store.claim("b", (), None, limit=1, run_id="r1")
+        loaded = await store.load("r1")
+        assert loaded is not None
+        script = Script.of(store, loaded, claim.fence)
+        assert store._db is not None
+        seen: list[str] = []
+        store._db.set_profile(lambda sql, _: seen.append(sql.split()[0]))
+        await script.steps(1)
+        assert seen == ["BEGIN", "INSERT", "UPDATE", "COMMIT"]
+        await store.close()
+
+    run(body)
+
+
 def test_a_loop_that_died_blocks_nobody(tmp_path: Path) -> None:
     """A store outlives its loop: what one left behind does not keep the next from committing."""
     store = SqliteStore(tmp_path / "s.db")
@@ -702,6 +760,27 @@ def test_a_loop_that_died_blocks_nobody(tmp_path: Path) -> None:
 
     asyncio.run(first())
     asyncio.run(second())
+
+
+def test_a_store_closes_what_it_has_opened(tmp_path: Path) -> None:
+    """Each connection, that for renewals included, is closed by the close and not when somebody lets go of it."""
+    made: list[apsw.Connection] = []
+    apsw.connection_hooks.append(made.append)
+
+    async def body() -> None:
+        store = await opened(tmp_path / "s.db")
+        await store.register("w", TTL)
+        await store.renew("w", TTL)
+        await store.close()
+
+    try:
+        run(body)
+    finally:
+        apsw.connection_hooks.remove(made.append)
+    assert len(made) >= 2
+    for db in made:
+        with pytest.raises(apsw.ConnectionClosedError):
+            db.execute("SELECT 1")
 
 
 def test_closed_store_says_so(tmp_path: Path) -> None:
