@@ -25,8 +25,10 @@ from holdfast.core.errors import (
     VersionConflict,
 )
 from holdfast.engine.keep.check import Checker
+from holdfast.engine.keep.repair import Repairer
 from holdfast.stores import PostgresStore, open_url
-from holdfast.stores.postgres.connection import MIGRATIONS, outlasting, translate
+from holdfast.stores.postgres import news
+from holdfast.stores.postgres.connection import MIGRATIONS, Place, outlasting, translate
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
 
@@ -182,3 +184,77 @@ async def test_what_stays_unprepared_is_not_sent_for_ever() -> None:
     with pytest.raises(InvalidSqlStatementName):
         await outlasting(work, "postgresql:///x", 1.0)
     assert sent == [0, 1, 2, 3]
+
+
+async def test_a_store_that_was_closed_while_its_server_went_back_is_a_new_incarnation() -> None:
+    """§1.9: it finds another history than the one it was left with, so every fence given out before is void. Once."""
+    url = shared().fresh("history")
+    store = PostgresStore(url)
+    await store.open()
+    await store.register("w", TTL)
+    script = await Script(store, "r1").begin("w")
+    await store.close()
+    with shared().admin("history") as db:
+        db.execute("UPDATE holdfast.meta SET value = value + 1 WHERE key = 'timeline'")
+    first, second = PostgresStore(url), PostgresStore(url)
+    await first.open()
+    assert first.incarnation != store.incarnation
+    await refused(LeaseLost, first.commit(script.commit(ev.NoteAdded("late"))))
+    await second.open()
+    assert second.incarnation == first.incarnation
+    for s in (first, second):
+        await s.close()
+
+
+async def test_a_run_of_which_only_the_log_is_left_is_mended() -> None:
+    """§12.7: its row is made anew of its log, and the checker has nothing more to say."""
+    url = shared().fresh("orphans")
+    store = PostgresStore(url)
+    await store.open()
+    await store.register("w", TTL)
+    await (await (await Script(store, "r1").begin("w")).steps(2)).complete()
+    before = await store.get("r1")
+    with shared().admin("orphans") as db:
+        db.execute("DELETE FROM holdfast.run")
+    assert await store.get("r1") is None
+    report = await Repairer(store).repair("r1", apply=True, actor="ann")
+    assert report.applied, report
+    after = await store.get("r1")
+    assert before is not None and after is not None and after[0].status == before[0].status == "completed"
+    assert [p.code for p in await Checker(store).all() if p.severity == "error"] == []
+    await store.close()
+
+
+async def test_who_cannot_listen_tries_ever_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    """§10.16: a notification is a hint; a server that gives none is not asked for it all the time. Nobody waits in earnest here."""
+    asked, pauses, enough = 0, list[float](), asyncio.Event()
+    sleep = asyncio.sleep
+
+    async def unreachable(place: Place, *, conninfo: str) -> Any:
+        nonlocal asked
+        asked += 1
+        if asked == 9:
+            enough.set()
+            await asyncio.Event().wait()
+        raise OSError("nobody is there")
+
+    async def paused(seconds: float) -> None:
+        if seconds == 0 or seconds >= 0.1:  # a poll is quicker than that
+            pauses.append(seconds)
+        await sleep(0)
+
+    async def look() -> int:
+        return 1
+
+    monkeypatch.setattr(news, "connect", unreachable)
+    monkeypatch.setattr(asyncio, "sleep", paused)
+    monkeypatch.setattr(news.random, "random", lambda: 0.5)
+    pool: Any = object()
+    hints = news.News(Place("", "", listen="nobody"), look)
+    hints.open(pool)
+    waiting = asyncio.ensure_future(hints.wait(60))
+    async with asyncio.timeout(5):
+        await enough.wait()
+    await hints.close()
+    await asyncio.wait([waiting])
+    assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
