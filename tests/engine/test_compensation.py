@@ -353,6 +353,24 @@ async def test_a_function_nobody_can_find_is_for_a_person(house: House) -> None:
     assert (run.status, flight.undone, undo.status) == ("canceled", undo.effect_id, "recorded")
 
 
+async def withdraw(receipt: str) -> None:
+    """Takes a letter back; it stands in its module, not in a class."""
+
+
+async def test_an_undo_goes_by_the_name_of_its_function(house: House) -> None:
+    """§6.11: in the ledger and wherever a person is asked, without the module."""
+    shop = Shop()
+
+    @flow("letters")
+    async def letters(ctx: Context) -> None:
+        await ctx.effect(shop.book, "letter", undo=withdraw)
+        raise RuntimeError("no")
+
+    rt = await house.process(letters)
+    run = await rt.invoke(letters)
+    assert [e.capability for e in await rt.effects(run.run_id)] == ["book", "withdraw"]
+
+
 async def test_the_process_that_made_it_knows_a_function_without_a_name(house: House) -> None:
     shop = Shop()
 
@@ -642,7 +660,7 @@ async def test_a_shared_effect_is_taken_back_by_the_run_that_did_it(house: House
 
 
 class Ailing(MemoryStore):
-    """A store that cannot be reached once: when something is taken back, by a commit or by a look at the ledger."""
+    """A store that cannot be reached once: when something is taken back, by a commit, by a look at the ledger or at a receipt."""
 
     def __init__(self, verb: str, shop: Shop) -> None:
         super().__init__()
@@ -662,11 +680,28 @@ class Ailing(MemoryStore):
         self._fails("effects")
         return await super().effects(run_id, **more)
 
+    async def blob(self, digest: bytes) -> bytes:
+        self._fails("blob")
+        return await super().blob(digest)
 
-@pytest.mark.parametrize("verb", ["commit", "effects"])
+
+class Wordy(Shop):
+    """Its receipts are so large that they are kept apart."""
+
+    async def book(self, what: str) -> str:
+        return (await super().book(what)).ljust(300_000)
+
+    async def cancel(self, receipt: str, what: str) -> str:
+        return await super().cancel(receipt.rstrip(), what)
+
+    def release(self, receipt: str, *, idempotency_key: str) -> None:
+        super().release(receipt.rstrip(), idempotency_key=idempotency_key)
+
+
+@pytest.mark.parametrize("verb", ["commit", "effects", "blob"])
 async def test_a_store_that_fails_while_something_is_taken_back_ends_no_undo(verb: str) -> None:
     """§1.12, §10.6: it is no failure of the undo: the run stands where it was, and whoever goes on takes back the rest."""
-    shop = Shop()
+    shop = Wordy() if verb == "blob" else Shop()
     store = Ailing(verb, shop)
     shop.broken.add("book payment")
     skill = trip(shop)

@@ -448,6 +448,17 @@ async def test_a_thread_goes_on_after_runs_that_failed_were_canceled_or_never_be
     assert history[1]["metadata"] == {"source": "loop", "step": 1, "writes": {"turn": {"log": "one"}}}
 
 
+async def test_a_run_that_was_canceled_before_it_began_begins_when_it_is_resumed() -> None:
+    """§2.4, §7.1: its one checkpoint holds its input; it starts from that, at its first step."""
+    g = chat()
+    async with World().runtime(g) as rt:
+        queued = await rt.submit(g, {"say": "one"}, thread_id="t")
+        assert (await rt.cancel(queued.run_id)).status is Status.CANCELED
+        run = await rt.resume(queued.run_id)
+        assert (run.status, run.state.log) == (Status.COMPLETED, ["one"])
+        assert [e.type for e in await rt.events(run.run_id)].count("step.completed") == 2, "its two nodes, once each"
+
+
 async def test_a_second_writer_whose_clock_is_behind_is_not_lost() -> None:
     """L-03, §3.4: order is decided by numbers and lanes, never by a clock."""
     g = chat()

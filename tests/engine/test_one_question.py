@@ -113,6 +113,21 @@ async def test_a_source_that_had_not_asked_yet_finds_what_its_fork_was_told() ->
         assert ((await rt.resume(source)).result, post.sent) == ("by hand", 0)
 
 
+async def test_a_fork_made_between_the_answer_and_its_effect_is_told() -> None:
+    """It asks what its source has been told already and has not acted upon: whoever settles it there answers the fork too."""
+    world, post = World(), Post()
+    skill = post.flow()
+    [source] = await lineage(world, skill, 0)
+    async with world.runtime(skill) as rt:
+        await rt.decide(source, "abandon", actor="ada", resume=False)
+        fork = await rt.fork(source, actor="ada")
+        assert (fork.status, len(fork.waits)) == ("waiting_for_human", 1)
+        assert (await rt.resume(source)).status == "failed"
+        await rt.worker(until_idle=True)
+        run = await rt.get(fork.run_id)
+        assert (run.status, run.waits, run.error.code if run.error else None, post.sent) == ("failed", (), "effect_abandoned", 0)
+
+
 async def test_each_of_two_questions_shows_its_own_act() -> None:
     """Two acts were under way when the process died: in every run of the lineage each question is about one of them."""
 
@@ -130,6 +145,7 @@ async def test_each_of_two_questions_shows_its_own_act() -> None:
         acts = {e.effect_id: (e.key, e.request_hash) for e in await rt.effects(run_id)}
         assert len(set(acts.values())) == 2
         fork = await rt.fork(run_id, actor="ada")
-        for found in (await rt.get(run_id), fork):
+        again = await rt.fork(fork.run_id, actor="ada")
+        for found in (await rt.get(run_id), fork, again):
             shown = {w.effect_id: w.show for w in found.waits}
             assert {i: (s["key"], s["arguments"]) for i, s in shown.items()} == acts

@@ -11,7 +11,11 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Absent, Context, Graph, Happened, Runtime, State, Unknown, append, flow
+from holdfast.core import events as ev
+from holdfast.core.commands import Signal
+from holdfast.core.commit import Commit, Tip
 from holdfast.stores.memory import MemoryStore
+from holdfast.testing.conformance import signal
 
 
 class Trail(State):
@@ -125,7 +129,10 @@ async def test_a_cooperative_act_is_cut_off_after_the_grace(answer: Any, status:
         assert run.status == "canceled" and run.waits == () and act.done == ["cut"]
         (effect,) = await rt.effects(run_id)
         assert (effect.status == status and effect.closed is True) or effect.status == "recorded"
-        assert "step.failed" not in await kinds(rt, run_id)
+        found = await kinds(rt, run_id)
+        assert "step.failed" not in found
+        told = [k.removeprefix("side_effect.") for k in found if k.startswith("side_effect.")]
+        assert told == list(dict.fromkeys(["attempted", "unknown", status])), "it is settled once, and not taken up again"
 
 
 async def test_parallel_acts_are_each_treated_as_they_are() -> None:
@@ -368,3 +375,38 @@ async def test_a_timeout_fires_on_a_node_that_blocks() -> None:
         told = [e.payload["error"]["code"] for e in await rt.events(run.run_id) if e.type == "step.retry_scheduled"]
         assert told == ["step_timeout"]
         assert (await rt.get(run.run_id)).record.version == run.record.version, "nothing came after the end"
+
+
+class Late(MemoryStore):
+    """A store into which somebody puts a signal for a run just before its end is written."""
+
+    late = False
+
+    async def commit(self, commit: Commit) -> Tip:
+        if not self.late and any(isinstance(e.fact, ev.RunCanceled) for e in commit.events):
+            self.late = True
+            await self.put(signal(commit.run.run_id, "late", self.now()))
+        return await super().commit(commit)
+
+
+async def test_what_comes_while_a_run_is_ended_comes_too_late() -> None:
+    """§10.12: the run ends all the same; what was put is taken, and the log says that it was refused."""
+    began = asyncio.Event()
+
+    @flow("f")
+    async def f(ctx: Context) -> None:
+        began.set()
+        await asyncio.Event().wait()
+
+    store = Late()
+    async with Runtime(store, skills=[f]) as rt:
+        driving = asyncio.ensure_future(rt.invoke(f, {}, thread_id="t"))
+        await began.wait()
+        [run] = await rt.runs(thread_id="t")
+        await rt.cancel(run.run_id)
+        assert (await asyncio.wait_for(driving, 10)).status == "canceled" and store.late
+        assert await store.inbox(run.run_id) == []
+        [item] = [i for i in await store.inbox(run.run_id, taken=True) if isinstance(i.command, Signal)]
+        assert item.taken_seq is not None
+        refused = [e for e in await rt.events(run.run_id) if e.type == "note.added" and f"{item.key} was refused" in str(e.payload)]
+        assert len(refused) == 1

@@ -10,8 +10,9 @@ from typing import Annotated, Any
 import pytest
 from click.testing import CliRunner
 
-from holdfast import Context, Graph, Runtime, State, append, flow, secret
+from holdfast import Context, Graph, Runtime, State, append, flow, secret, thread
 from holdfast.cli.main import cli
+from holdfast.stores import MemoryStore
 from tests.cli.conftest import Said
 
 KEY, NEWS = "sk-live-0123456789", "hunter22222"
@@ -123,3 +124,23 @@ async def test_a_flow_may_have_secret_inputs(caplog: pytest.LogCaptureFixture) -
         assert KEY not in told and "ada" in told
         assert (await rt.record(run.run_id))["result"] == "ada:•••"
         assert "ada logs in with •••" in caplog.text and "100 % sure" in caplog.text
+
+
+class Kept(State):
+    token: Annotated[str, thread, secret]
+    said: str = ""
+
+
+async def test_a_secret_without_a_value_hides_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """§13.5: what a thread is to carry is not there yet in its first run; a node may log all the same."""
+    graph = Graph("kept", Kept)
+
+    @graph.node(start=True)
+    async def look(state: Kept, ctx: Context) -> dict[str, Any]:
+        ctx.log.warning("there is no token yet")
+        return {"said": "looked"}
+
+    async with Runtime(MemoryStore()) as rt:
+        run = await rt.invoke(graph, {})
+    assert (run.status, run.state.said) == ("completed", "looked")
+    assert "there is no token yet" in caplog.text
