@@ -10,7 +10,7 @@ from typing import Any, Protocol
 import pytest
 
 from holdfast import Absent, Context, Happened, Runtime, flow, ports
-from holdfast.stores import MemoryStore, SqliteStore
+from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, WorkspaceStore
 
 ENGINE = 20
 HINTS = {"wait_for_change", "marked", "claim_intents"}
@@ -30,6 +30,18 @@ def test_the_port_of_an_engine_is_small_and_the_whole_is_its_parts() -> None:
     assert set(ports.Store.__bases__) == {*parts, Protocol} and verbs(ports.Store) == {"open", "close", "verify"}
     for keeper in (ports.Upkeep, ports.Copies, ports.Shelves, ports.Threads, ports.Steps, ports.Served):
         assert len(verbs(keeper)) <= ENGINE
+
+
+@pytest.mark.parametrize("store", [MemoryStore, SqliteStore, PostgresStore, WorkspaceStore])
+def test_every_store_gives_the_pages_of_the_port(store: type) -> None:
+    """Whoever says no limit gets what the port promises, whatever store it is."""
+    pages = {}
+    for part in (ports.Store, ports.Upkeep):
+        for name in dir(part):
+            if inspect.isfunction(verb := getattr(part, name)) and (limit := inspect.signature(verb).parameters.get("limit")) is not None:
+                pages[name] = limit.default
+    assert {"run_ids", "log", "chunks"} <= pages.keys()
+    assert {name: inspect.signature(getattr(store, name)).parameters["limit"].default for name in pages} == pages
 
 
 def test_a_third_store_is_five_hundred_lines() -> None:

@@ -182,6 +182,24 @@ async def test_a_cut_export_is_named_and_mended(back: int, tmp_path: Path) -> No
     await again.close()
 
 
+@pytest.mark.parametrize("left", [b"{", b"{\"n\": 3, ", b"{" * 500])
+async def test_what_a_dead_process_left_of_a_line_is_cut_off(left: bytes, tmp_path: Path) -> None:
+    """X-01: one byte or many: the next line begins on a clean one, and nothing of either is lost."""
+    folder = await made(tmp_path / "ws", d.waiting)
+    store = await opened(tmp_path / "ws")
+    before = {p: p.read_bytes() for p in folder.glob("*.jsonl")}
+    await store.put(signal_to("r1", "a", 0))
+    [grown] = [p for p in folder.glob("*.jsonl") if p.read_bytes() != before.get(p, b"")]
+    with grown.open("ab") as f:
+        f.write(left)
+    await store.put(signal_to("r1", "b", 0))
+    await store.close()
+    again = await opened(tmp_path / "ws")
+    assert [i.key for i in await again.inbox("r1")] == [signal_to("r1", k, 0).key for k in "ab"]
+    assert left not in grown.read_bytes().splitlines()
+    await again.close()
+
+
 async def test_a_lost_end_is_named_by_the_cache(tmp_path: Path) -> None:
     """§1.9: cut between commits nothing is torn; ``meta.json`` still knows how far the log had come."""
     folder = await made(tmp_path / "ws", d.done)
