@@ -353,11 +353,13 @@ class Committer:
                 "lane": [r.lane for r in lanes],
             })),
             (bool(lenders), (Q.see_lenders, {"b": [ids.bucket_number(r) for r in lenders], "run": lenders})),
-            (bool(claims), (Q.see_claims, {**at, "kind": [m.kind for m in claims], "scope": [m.scope for m in claims], "key": [m.key for m in claims]})),
+            (bool(claims), (Q.see_claims, {
+                "own": OWN, "kind": [m.kind for m in claims], "scope": [m.scope for m in claims], "key": [m.key for m in claims],
+                "id": [vouch.claim_id(m.kind, m.scope, m.key) for m in claims],
+            })),
             (bool(effects), (Q.see_effects, {"keys": effects})),
             (bool(moves), (Q.see_schedules, {"ids": moves})),
             (bool(large), (Q.see_blobs, {"shas": large})),
-            (bool(claims), (Q.vouch_some, (OWN, "claim", sorted({vouch.claim_id(m.kind, m.scope, m.key) for m in claims})))),
             (bool(moves), (Q.vouch_some, (OWN, "schedule", moves))),
             (bool(closed), (Q.see_tokens, {"runs": [q.commit.run.run_id for q in closed], "waits": [w for q in closed for w in q.closed]})),
             (bool(entries), (Q.see_numbers, {"count": entries})),
@@ -367,11 +369,14 @@ class Committer:
         given = iter(answers[4:])
         more = [next(given) if wanted else [] for wanted, _ in beside]
         (now, incarnation) = answers[3][0]
-        besides.hold(map(besides.of_claim_row, more[3]), more[7])
-        taken = [DedupClaim(*row) for row in more[3]]
+        there = [row[:6] for row in more[3] if row[3] is not None]
+        besides.hold(map(besides.of_claim_row, there), [row[6:] for row in more[3] if row[6] is not None])
+        taken = [DedupClaim(*row) for row in there]
         over = sorted({m.run_id for m in taken if not apply.still_taken(m, None, now)})
         statuses = dict((await many(db, [(Q.see_statuses, {"b": [ids.bucket_number(r) for r in over], "run": over})]))[0]) if over else {}
-        besides.hold(map(vouch.of_schedule_row, more[5]), more[8])
+        if {id for id, *_ in more[5]} < {id for _, _, id, *_ in more[7]}:  # one was made between the two looks: it is there now
+            (more[5],) = await many(db, [(Q.see_schedules, {"ids": moves})])
+        besides.hold(map(vouch.of_schedule_row, more[5]), more[7])
         seen = Seen(
             now=now,
             incarnation=incarnation,
@@ -388,9 +393,9 @@ class Committer:
             effects={},
             schedules={i: codec.decode_schedule(data) for i, _, _, data in more[5]},
             blobs={sha for (sha,) in more[6]},
-            tokens=besides.sound(more[9], besides.of_token_row, besides.decode_token),
-            numbers=iter([number for (number,) in more[10]]),
-            queued={(r.queue, r.tenant_id): more[12 + 2 * n][0][0] for n, r in enumerate(queued)},
+            tokens=besides.sound(more[8], besides.of_token_row, besides.decode_token),
+            numbers=iter([number for (number,) in more[9]]),
+            queued={(r.queue, r.tenant_id): more[11 + 2 * n][0][0] for n, r in enumerate(queued)},
         )
         for key, effect_id in more[4]:
             seen.effects.setdefault(key, set()).add(effect_id)

@@ -73,10 +73,12 @@ LEFT JOIN LATERAL (
 SELECT r.run_id FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
 ORDER BY r.bucket, r.id FOR KEY SHARE OF r;
 -- name: see_claims
--- Also those that have expired: they are vouched for until they are taken again or their run is pruned.
-SELECT c.kind, c.scope, c.key, c.run_id, c.digest, c.expires_at
-FROM unnest(%(kind)s::text[], %(scope)s::text[], %(key)s::text[]) AS x (kind, scope, key)
-JOIN holdfast.claim c ON c.kind = x.kind AND c.scope = x.scope AND c.key = x.key;
+-- Also those that have expired: they are vouched for until they are taken again or their run is pruned. What vouches for them is read in the same
+-- statement: between two of them another commit may write both.
+SELECT x.kind, x.scope, x.key, c.run_id, c.digest, c.expires_at, v.run, v.kind, v.id, v.seal, v.under, v.mark
+FROM unnest(%(kind)s::text[], %(scope)s::text[], %(key)s::text[], %(id)s::text[]) AS x (kind, scope, key, id)
+LEFT JOIN holdfast.claim c ON c.kind = x.kind AND c.scope = x.scope AND c.key = x.key
+LEFT JOIN holdfast.vouch v ON v.run = %(own)s AND v.kind = 'claim' AND v.id = x.id;
 -- name: see_statuses
 -- How the runs stand that have a key whose time is over.
 SELECT r.run_id, r.status FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run;
