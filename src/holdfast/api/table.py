@@ -100,7 +100,7 @@ def _when(text: str | None, field: str) -> int | None:
     try:
         return moment(dt.datetime.fromisoformat(text), field)
     except ValueError:
-        raise InvalidInput(f"{text!r} is no time", field=field, hint="ISO 8601 with an offset: 2026-11-21T08:00Z") from None
+        raise InvalidInput(f"{text!r} is not a time", field=field, hint="ISO 8601 with an offset: 2026-11-21T08:00Z") from None
 
 
 def _picked(shown: dict[str, Any], fields: str | None) -> dict[str, Any]:

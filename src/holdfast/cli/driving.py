@@ -64,7 +64,7 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
     Exit code 0 if it is done, 1 if it failed, 4 if it rests in a wait, 5 if it was canceled.
     """
     data = inputs(given)
-    chosen = targets.one(target)
+    chosen = targets.one(target, example=given is not None)
     progress = progress_for(call)
 
     async def act(rt: Runtime) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def submit(
 ) -> int:
     """Submit a run, for a worker to drive."""
     data = inputs(given)
-    chosen = targets.one(target)
+    chosen = targets.one(target, example=given is not None)
     begin, after = None if at is None else moment(at), None if delay is None else lasting(delay)
 
     async def act(rt: Runtime) -> dict[str, Any]:
@@ -125,7 +125,10 @@ def worker(
 
     The first SIGINT or SIGTERM stops claiming and lets what runs come to its rest; a second one hands it back as it is.
     """
-    chosen = targets.skills(targets.several(target))
+    named = targets.several(target)
+    chosen = targets.skills(named)
+    if named[0].text == targets.DEMO and not target:
+        click.echo("no TARGET is given, and this project names no skills: this worker serves the example only", err=True)
     if log_format is not None:
         logs.show(log_format)
 
@@ -275,7 +278,7 @@ def _when(text: str) -> dt.datetime:
     try:
         return dt.datetime.fromisoformat(text)
     except ValueError:
-        raise InvalidInput(f"at={text} is no time", hint="at=2026-01-31T09:00:00+00:00") from None
+        raise InvalidInput(f"at={text} is not a time", hint="at=2026-01-31T09:00:00+00:00") from None
 
 
 def _reborn(call: Call, run_id: str, target: str | None, verb: str, make: Callable[[Runtime], Awaitable[Run[Any]]]) -> int:

@@ -75,11 +75,12 @@ class Call:
 
     @property
     def missing(self) -> Path | None:
-        """The file of a store that nobody has made yet."""
-        if not self.store.startswith("sqlite:///"):
-            return None
-        path = Path(unquote(self.store.removeprefix("sqlite:///")))
-        return None if path.exists() else path
+        """The file or folder of a store that nobody has made yet."""
+        for form in ("sqlite:///", "workspace:"):
+            if self.store.startswith(form):
+                path = Path(unquote(self.store.removeprefix(form)))
+                return None if path.exists() else path
+        return None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -487,7 +488,7 @@ def _ended(act: Callable[[], Any]) -> int:
         return 0
     except click.UsageError as e:
         name = e.ctx.command_path if e.ctx is not None else "holdfast"
-        _say(f"usage: {e.format_message()} ({name} --help)")
+        _say(f"usage: {_plain(e.format_message())} ({name} --help)")
         return 2
     except click.ClickException as e:
         _say(f"usage: {e.format_message()}")
@@ -508,6 +509,11 @@ def _ended(act: Callable[[], Any]) -> int:
     except Exception as e:
         _say(f"internal: {type(e).__name__}: {' '.join(str(e).split())} (--debug shows where)")
         return 1
+
+
+def _plain(message: str) -> str:
+    """What click says of a number, in words that users know."""
+    return re.sub(r"is not a valid (integer|float)( range)?\b", lambda m: "is not a whole number" if m[1] == "integer" else "is not a number", message).rstrip(".")
 
 
 def _say(line: str) -> None:

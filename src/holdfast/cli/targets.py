@@ -201,14 +201,24 @@ def several(texts: Sequence[str]) -> list[Target]:
     return [t for text in texts for t in resolve(text)] if texts else configured()
 
 
-def one(text: str | None) -> Target:
+def one(text: str | None, *, example: bool = True) -> Target:
     """The one skill to run. Besides a TARGET, the id of a configured skill will do.
 
+    Args:
+        text: the TARGET, if one was given.
+        example: without any TARGET the demo's skill will do.
+
     Raises:
-        UsageError: several could be meant; names them.
+        UsageError: several could be meant, and are named; or none was named.
     """
     if text is None:
         found = configured()
+        if not example and found[0].text == DEMO:
+            raise UsageError(
+                "no TARGET is given, and this project names no skills",
+                hint='give one: path/to/file.py or package.module:name; or set skills = ["file.py"] under [tool.holdfast] in pyproject.toml; holdfast demo runs the example',
+                code="no_target",
+            )
     elif ":" not in text and not text.endswith(".py") and (mine := [t for t in configured() if t.skill.id == text]):
         found = mine
     else:

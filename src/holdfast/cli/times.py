@@ -20,7 +20,7 @@ def lasting(text: str) -> dt.timedelta:
     """
     found = re.fullmatch(r"(\d{1,9}(?:\.\d{1,6})?)([smhdw])", text.strip())
     if found is None:
-        raise InvalidInput(f"{text!r} is no length of time", hint="a number and one of s, m, h, d, w: 30d")
+        raise InvalidInput(f"{text!r} is not a length of time", hint="a number and one of s, m, h, d, w: 30d")
     try:
         return dt.timedelta(seconds=float(found[1]) * _UNITS[found[2]])
     except OverflowError:
@@ -36,8 +36,8 @@ def moment(text: str, zone: str | None = None) -> dt.datetime:
     hint = "ISO 8601 with an offset: 2026-11-21T09:00+01:00, 2026-11-21T08:00Z"
     try:
         at = dt.datetime.fromisoformat(text.strip())
-    except ValueError as e:
-        raise InvalidInput(f"{text!r} is no time: {e}", hint=hint) from None
+    except ValueError:
+        raise InvalidInput(f"{text!r} is not a time", hint=hint) from None
     if at.tzinfo is None and zone is not None:
         return at.replace(tzinfo=CALENDAR.zone(zone))
     if at.tzinfo is None:

@@ -506,7 +506,7 @@ def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:
                 raise InvalidInput(f"{program.id} has no input {name!r}", hint="it takes " + ", ".join(allowed))
     missing = [c.name for c in program.channels.values() if c.required and c.name not in given]
     if missing:
-        raise InvalidInput(f"{program.id} needs {', '.join(missing)} in its input", hint="give it as " + ", ".join(f'"{m}"' for m in missing))
+        raise InvalidInput(f"{program.id} needs {', '.join(missing)} in its input", hint="such as {" + ", ".join(f'"{m}": …' for m in missing) + "}")
     admitted = canon.admit(dict(given), "input")
     typed = check_values(program, admitted, "input", program.writes)
     for name, value in typed.items():
