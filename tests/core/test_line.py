@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 
-from holdfast.core import canon, codec, views
+from holdfast.core import canon, codec
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import superstep as ss
@@ -35,7 +35,7 @@ def committed(prog: Program, run: Run, tip: Tip, cp: Checkpoint, results: dict[s
     vouching = tip.seq + len(facts)
     facts += [ev.StepStarted(moved.step + 1, t.key) for t in moved.pending]
     events = tuple(ev.Event(n, AT, f, fence=2) for n, f in enumerate(facts, tip.seq + 1))
-    kept = views.boundaries(events, advanced=True)
+    kept = cps.boundaries(events, advanced=True)
     moved = msgspec.structs.replace(moved, seq=vouching, created_at=AT, hash=hash, boundaries=kept)
     commit = Commit(run=fold_all(run, events), events=events, after=tip, fence=FENCE, at=AT, checkpoint=moved, delta=data)
     commit.check()

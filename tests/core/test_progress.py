@@ -187,7 +187,7 @@ def test_an_operator_forgives_failures_and_keeps_finished_work() -> None:
     before = walked(log)
     assert (before.takeovers, set(before.records), before.attempts) == (1, {("b", "0"), ("b", "1")}, {("b", ""): (1, 0)})
     decision = Progress(RUN).walk([*log.rows])
-    decision._note(ev.Event(99, 0, ev.RunResumed(cause="decision")))
+    decision.tell([ev.Event(99, 0, ev.RunResumed(cause="decision"))])
     assert decision.attempts, "a decision forgives nothing"
     after = walked(log.commit(ev.RunResumed(cause="operator")))
     assert (after.takeovers, after.attempts) == (0, {})

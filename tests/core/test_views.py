@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 
 from holdfast.core import events as ev
 from holdfast.core import views
-from holdfast.core.checkpoint import Boundary
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
@@ -164,26 +163,3 @@ def test_a_story() -> None:
 )
 def test_what_is_worth_saying(fact: ev.Fact, detail: str) -> None:
     assert views.timeline([ev.Event(1, 0, fact)])[0].detail == detail
-
-
-@pytest.mark.parametrize(
-    ("facts", "advanced", "expected"),
-    [
-        ((ev.RunStarted(), ev.StepStarted(1, "a"), ev.CheckpointSaved(b"h", "input")), False, (Boundary.RUN_STARTED,)),
-        ((ev.StepCompleted(1, "a", hash=b"h"), ev.StepStarted(2, "b")), True, (Boundary.STEP_COMPLETED,)),
-        ((ev.StepSkipped(1, "a", "skipped"), ev.StepDegraded(1, "b", "degraded", hash=b"h")), True, (Boundary.STEP_COMPLETED,)),
-        ((ev.StepCompleted(1, "a", hash=b"h"), ev.RunCompleted()), True, (Boundary.STEP_COMPLETED, Boundary.RUN_COMPLETED)),
-        ((ev.StepCompleted(1, "a"), ev.CheckpointSaved(b"h", "wait"), ev.RunWaitingForHuman()), False, (Boundary.WAITING_FOR_HUMAN,)),
-        ((ev.CheckpointSaved(b"h", "wait"), ev.RunWaitingForSignal()), False, (Boundary.WAITING_FOR_SIGNAL,)),
-        ((ev.CheckpointSaved(b"h", "loop"),), True, (Boundary.STEP_COMPLETED,)),
-        ((ev.StepCompleted(1, "a", path="0", outcome="halted: no"), ev.CheckpointSaved(b"h", "loop")), True, (Boundary.STEP_COMPLETED,)),
-        ((ev.StepCompleted(1, "a"),), False, ()),
-        ((ev.StepCompleted(1, "b"), ev.StepCompleted(1, "a", outcome="halted: no", hash=b"h")), True, ()),
-        ((ev.StepCompleted(1, "a", hash=b"h"), ev.RunFailed("x", BOOM)), False, (Boundary.RUN_FAILED,)),
-        ((ev.StepFailed(1, "a", BOOM), ev.RunFailed("x", BOOM), ev.CheckpointSaved(b"h", "failure")), False, (Boundary.RUN_FAILED,)),
-        ((ev.RunCanceled("canceled"), ev.CheckpointSaved(b"h", "cancel")), False, (Boundary.RUN_CANCELED,)),
-    ],
-)
-def test_boundaries(facts: tuple[ev.Fact, ...], advanced: bool, expected: tuple[Boundary, ...]) -> None:
-    """§4.5, §4.10; T-12: a halted step is no completed checkpoint."""
-    assert views.boundaries(numbered(facts), advanced=advanced) == expected

@@ -196,11 +196,10 @@ class ThirdStore(Small):
     def _apply(self, p: Prepared, books: Books) -> Tip:
         c, run_id, now, old = p.commit, p.run_id, self.now(), books.runs.get(p.run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
-        ruling = apply.admitted(p, None if old is None else books.found(old), books, incarnation=self.incarnation, taker=taker)
+        ruling = apply.admitted(p, None if old is None else books.found(old), books, incarnation=self.incarnation, taker=taker, now=now)
         tip = p.tip(books.next())
         books.inbox.put(*(replace(item, taken_seq=tip.seq) for key in c.took for item in books.inbox.where("run_id = ? AND key = ?", run_id, key)))
-        due = apply.due_after(c, ruling.owner, now, books.unread(run_id, ()))
-        books.runs.put(Kept(c.run, tip, c.fence, ruling.turn or books.next(), ruling.owner, due, ruling.holds))
+        books.runs.put(Kept(c.run, tip, c.fence, ruling.turn or books.next(), ruling.owner, ruling.due, ruling.holds))
         books.log.put((run_id, tip.seq, p.sealed.row))
         books.wholes.put(*([(run_id, tip.seq, p.whole)] if p.whole is not None else ()))
         books.loans.put(*((run_id, lender) for lender in (c.behind.runs if c.behind else ())))

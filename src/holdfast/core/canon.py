@@ -597,6 +597,11 @@ def chain(previous: bytes, data: bytes) -> bytes:
     return h.digest()[:HASH_BYTES]
 
 
+def chained(previous: bytes, parts: Iterable[bytes]) -> list[bytes]:
+    """The chain over these, one after the other."""
+    return [previous := chain(previous, data) for data in parts]
+
+
 def fingerprint(value: Any, blind: str = "") -> str:
     """A hash of a value that does not depend on the order of its keys; 32 hex digits.
 

@@ -7,17 +7,18 @@ A checkpoint's hash is H(parent's hash, delta's bytes); the event of its commit 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 from holdfast.core import canon, ids
+from holdfast.core import events as ev
 from holdfast.core.canon import EMPTY_DICT, EMPTY_LIST
 from holdfast.core.channels import CUSTOM, LAST, MISSING, TOPIC, reduce
 from holdfast.core.errors import ErrorValue, EventUnreadable
-from holdfast.core.outcomes import OK, SKIPPED
+from holdfast.core.outcomes import OK, SKIPPED, completes
 from holdfast.core.waits import Wait
 
 FORMAT = 100  # of everything this release writes: major x 100 + minor (§1.8)
@@ -443,6 +444,50 @@ def advanced(
         idle=parent.idle + (carries_on and all(r.task[0] == "@" for r in done)),
     )
     return moved, news
+
+
+def voucher(events: Iterable[ev.Event]) -> ev.Event | None:
+    """The event of a commit that names its checkpoint's hash (§1.8), and so numbers the checkpoint; None if it has none."""
+    for event in events:
+        if getattr(event.fact, "hash", b""):
+            return event
+    return None
+
+
+def vouched(parent: Checkpoint, events: Iterable[ev.Event], delta: bytes) -> tuple[int, bytes] | None:
+    """The number and the hash of the checkpoint that these bytes make of its parent; None if no event of their commit vouches for it."""
+    found, hash = voucher(events), canon.chain(parent.hash, delta)
+    return None if found is None or getattr(found.fact, "hash", b"") != hash else (found.seq, hash)
+
+
+STEPPED = (Boundary.STEP_COMPLETED,)
+_BOUNDARIES: dict[type, Boundary] = {
+    ev.RunStarted: Boundary.RUN_STARTED,
+    ev.RunWaitingForHuman: Boundary.WAITING_FOR_HUMAN,
+    ev.RunWaitingForSignal: Boundary.WAITING_FOR_SIGNAL,
+    ev.RunCompleted: Boundary.RUN_COMPLETED,
+    ev.RunFailed: Boundary.RUN_FAILED,
+    ev.RunCanceled: Boundary.RUN_CANCELED,
+}
+
+
+def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary, ...]:
+    """What the checkpoint saved with one commit's facts stands for, each once (§4.5, §4.10).
+
+    ``advanced``: the checkpoint is a barrier's, one super-step further than its parent. Its tasks may have ended in
+    earlier commits; a task that ends in this one must have completed, by the one predicate (§4.11).
+    """
+    found = []
+    for event in events:
+        fact = event.fact
+        if isinstance(fact, ev.StepEnded):
+            if advanced and not fact.path and fact.outcome != OK:
+                advanced = completes(fact.outcome)
+        elif (boundary := _BOUNDARIES.get(type(fact))) is not None and boundary not in found:
+            found.append(boundary)
+    if not advanced:
+        return tuple(found)
+    return (Boundary.STEP_COMPLETED, *found) if found else STEPPED
 
 
 class Ended(msgspec.Struct, frozen=True):

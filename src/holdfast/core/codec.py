@@ -8,7 +8,7 @@ registered upcasters, another major is a typed error.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -145,6 +145,26 @@ def open_row(row: Row, previous: bytes | None = None) -> Record:
         ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with it.
     """
     from_chain(row, previous)
+    return _opened(row)
+
+
+def opened(rows: Sequence[Row], previous: bytes | None = b"") -> list[Record]:
+    """A log decoded, each row held against the chain; ``previous`` is the hash before its first row, None where that is not at hand.
+
+    Raises:
+        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with the first row that is not in order.
+    """
+    if previous is None and rows:
+        return [_opened(rows[0]), *opened(rows[1:], rows[0].hash)]
+    records = []
+    for row, hash in zip(rows, canon.chained(previous or b"", [row.data for row in rows]), strict=True):
+        if hash != row.hash:
+            raise _unchained(row)
+        records.append(_opened(row))
+    return records
+
+
+def _opened(row: Row) -> Record:
     raw = _incoming(row)
     first = row.seq - len(raw.facts) + 1
     events = tuple(
@@ -158,18 +178,6 @@ def open_row(row: Row, previous: bytes | None = None) -> Record:
     delta_bytes = b"" if raw.delta is None else bytes(raw.delta)
     record = Record(row.seq, raw.at, raw.fence, raw.actor, events, delta, delta_bytes, results, row.hash, len(row.data))
     return record if row.opener is None else row.opener.record(record)
-
-
-def opened(rows: Iterable[Row]) -> Iterator[Record]:
-    """A log decoded from its first row on, each row held against the chain.
-
-    Raises:
-        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with it.
-    """
-    previous = b""
-    for row in rows:
-        yield open_row(row, previous)
-        previous = row.hash
 
 
 def _incoming(row: Row) -> _Incoming:
@@ -196,7 +204,11 @@ def carried(rows: Iterable[Row]) -> tuple[Carry, ...]:
 def from_chain(row: Row, previous: bytes | None) -> None:
     """Holds a row against the chain; None skips it, where the row before is not at hand."""
     if previous is not None and canon.chain(previous, row.data) != row.hash:
-        raise ChainBroken(f"the commit that ends with event {row.seq} does not match its hash", hint="holdfast check names the damage; restore a backup")
+        raise _unchained(row)
+
+
+def _unchained(row: Row) -> ChainBroken:
+    return ChainBroken(f"the commit that ends with event {row.seq} does not match its hash", hint="holdfast check names the damage; restore a backup")
 
 
 def _fact(raw: msgspec.Raw, format: int, seq: int) -> ev.Fact | ev.Unknown:

@@ -6,14 +6,15 @@ import msgspec
 
 from holdfast.core import commands
 from holdfast.core.blobs import Blob, named
-from holdfast.core.checkpoint import Checkpoint, Result
+from holdfast.core.checkpoint import Checkpoint, Result, voucher
 from holdfast.core.chunks import Emitted
 from holdfast.core.effects import Effect
-from holdfast.core.events import Event, SignalReceived, voucher
+from holdfast.core.events import Event, RunSubmitted, SignalReceived
 from holdfast.core.intents import Intent
-from holdfast.core.lease import KEEP, LeaseAction, Release, Take, Touch, counter
+from holdfast.core.lease import COUNTER, KEEP, LeaseAction, Release, Take, Touch
 from holdfast.core.run import Run
 from holdfast.core.schedules import Move
+from holdfast.core.status import TERMINAL
 
 WHOLE_FLOOR = 64 * 1024
 SIGNAL_WEIGHT = 2 * 1024
@@ -183,9 +184,9 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     def check(self) -> None:
         """Asserts what must hold of every commit, whichever store it goes to."""
         first = self.after.seq + 1 if self.after is not None else 1
-        events, at, actor, fence = self.events, self.at, self.actor, counter(self.fence)
+        events, at, actor, fence = self.events, self.at, self.actor, self.fence & COUNTER
         assert events, "a commit without events decides nothing"
-        assert (self.after is None) == (events[0].type == "run.submitted"), "a run begins with run.submitted"
+        assert (self.after is None) == (type(events[0].fact) is RunSubmitted), "a run begins with run.submitted"
         assert (self.checkpoint is None) == (self.delta is None), "a checkpoint travels with its delta"
         assert self.stands is None or (self.checkpoint is None and self.stands.upto == events[-1].seq), "what stands is not what the commit leaves"
         assert self.behind is None or self.checkpoint is not None, "only a checkpoint carries anything"
@@ -199,7 +200,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             assert vouched is not None, "no event vouches for the checkpoint"
             assert vouched.fact.hash == self.checkpoint.hash, "the event names another hash"  # type: ignore[union-attr]
             assert self.run.checkpoint_head == self.checkpoint.checkpoint_id, "the head is not the commit's checkpoint"
-        assert not (self.run.terminal and isinstance(self.lease, Take)), "an ended run keeps no lease"
+        assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "an ended run keeps no lease"
         kept = {b.digest for b in self.blobs}
         assert not (self.results or self.effects) or named(self.results, self.effects).keys() <= kept, "a result refers to what the commit does not name"
         assert all(c.after is None and not c.creates for c in self.creates), "created runs are born by their own first commit"

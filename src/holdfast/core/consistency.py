@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core import blobs, canon, codec, envelopes, ids, payloads
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Carry, Checkpoint
+from holdfast.core.checkpoint import Carry, Checkpoint, voucher
 from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import HoldfastError, RecordDamaged, StoreError, UnknownStatus
 from holdfast.core.intents import Intent
@@ -243,7 +243,7 @@ class Diagnosis:
         return any(w.wait_id == decision.wait_id and w.on_deny == "halt" for w in self.folded.waits)
 
     def _checkpoint(self, record: codec.Record, shut: bool) -> None:
-        vouched = ev.voucher(record.events)
+        vouched = voucher(record.events)
         if vouched is None:
             if record.delta is not None:
                 self._note("checkpoint_orphaned", f"no event vouches for the checkpoint saved up to event {record.seq}", _LOOK)

@@ -7,7 +7,6 @@ on read and never stored with each. The number in ``tag`` and the name in ``wire
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import msgspec
@@ -496,14 +495,6 @@ def _kinds(base: type[Fact]) -> list[type[Fact]]:
 KINDS: dict[str, type[Fact]] = {k.wire: k for k in _kinds(Fact)}
 TAGS: dict[int, type[Fact]] = {k.__struct_config__.tag: k for k in KINDS.values()}  # type: ignore[misc]
 STEP_ENDS: dict[str, type[StepEnded]] = {"degraded": StepDegraded, "skipped": StepSkipped}
-
-
-def voucher(events: Iterable[Event]) -> Event | None:
-    """The event of a commit that names its checkpoint's hash (§1.8), and so numbers the checkpoint; None if it has none."""
-    for event in events:
-        if getattr(event.fact, "hash", b""):
-            return event
-    return None
 
 
 def step_ended(outcome: str) -> type[StepEnded]:

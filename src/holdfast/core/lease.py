@@ -11,6 +11,7 @@ from enum import StrEnum
 import msgspec
 
 COUNTER_BITS = 32
+COUNTER = (1 << COUNTER_BITS) - 1
 DEFAULT_TTL_US = 30_000_000
 SAFE_PART = 0.6
 AT_ONCE = -(2**62)
@@ -88,7 +89,7 @@ TOUCH = Touch()
 
 def counter(fence: int) -> int:
     """The part of a fence that people see beside an event."""
-    return fence & ((1 << COUNTER_BITS) - 1)
+    return fence & COUNTER
 
 
 def at_once(now: int) -> int:

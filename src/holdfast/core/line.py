@@ -26,13 +26,12 @@ import msgspec
 
 from holdfast.core import canon, codec, ids
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import NONE_SEEN, Checkpoint, Delta, Source, Task, TaskResult
+from holdfast.core.checkpoint import NONE_SEEN, STEPPED, Checkpoint, Delta, Source, Task, TaskResult
 from holdfast.core.commit import Step, Tip, whole_due
 from holdfast.core.graph import Program
 from holdfast.core.outcomes import OK
 from holdfast.core.run import Run, stepped
 from holdfast.core.superstep import Turns, plan
-from holdfast.core.views import STEPPED
 
 
 class _Next(msgspec.Struct, frozen=True, gc=False):

@@ -6,15 +6,15 @@ is finished or recorded since the last barrier stays pending here and is cleared
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import msgspec
 
-from holdfast.core import canon, compensation, payloads, views
 from holdfast.core import checkpoint as cps
+from holdfast.core import compensation, payloads
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Checkpoint, Result, StepRecord, TaskResult, Tried, Unfinished
-from holdfast.core.codec import Record, Row, open_row
+from holdfast.core.codec import Record, Row, opened
 from holdfast.core.errors import ChainBroken, ErrorValue, StoreCorrupt
 from holdfast.core.waits import Wait
 
@@ -150,16 +150,17 @@ class Progress:
             self.older, self._first = None, 0
             self._names.clear()
 
-    def heard(self, fact: ev.Fact | ev.Unknown) -> None:
+    def hear(self, events: Iterable[ev.Event]) -> None:
         """Notes what later steps of this super-step must know; live code and loading call it alike."""
-        match fact:
-            case ev.WaitRequested(wait=wait):
-                self.asked[wait.task, wait.path] = self.asked.get((wait.task, wait.path), 0) + 1
-                self.questions[wait.task, wait.path] = wait
-            case ev.SignalReceived():
-                self.news.append(fact)
-            case _:
-                pass
+        for event in events:
+            match event.fact:
+                case ev.WaitRequested(wait=wait):
+                    self.asked[wait.task, wait.path] = self.asked.get((wait.task, wait.path), 0) + 1
+                    self.questions[wait.task, wait.path] = wait
+                case ev.SignalReceived() as signal:
+                    self.news.append(signal)
+                case _:
+                    pass
 
     def again(self, task: str, path: str, attempt: int, due: int, error: ErrorValue | None = None) -> None:
         """Another attempt at a task or a call begins: the failure that ended the last one counts no longer, finished work does."""
@@ -217,12 +218,10 @@ class Progress:
         """
         for result in record.results:
             self.record(result)
-        for event in record.events:
-            self._note(event)
+        self._note(record.events)
         if record.delta is not None:
-            hash = canon.chain(self.checkpoint.hash, record.delta_bytes)
-            voucher = ev.voucher(record.events)
-            if voucher is None or getattr(voucher.fact, "hash", b"") != hash:
+            vouched = cps.vouched(self.checkpoint, record.events, record.delta_bytes)
+            if vouched is None:
                 payloads.hold_open(record.delta)
                 raise ChainBroken(f"no event up to {record.seq} vouches for the checkpoint saved with it", hint="holdfast check names what is damaged")
             if record.delta.carries:
@@ -234,61 +233,61 @@ class Progress:
                     hint="restore a backup that has both runs", code="checkpoint_head_missing",
                 )  # fmt: skip
             before = self.checkpoint.step
-            kept = views.boundaries(record.events, advanced=record.delta.step > max(before, 0))
+            seq, hash = vouched
+            kept = cps.boundaries(record.events, advanced=record.delta.step > max(before, 0))
             self.checkpoint = cps.advance(
-                self.checkpoint, record.delta, self.results, seq=voucher.seq, at=record.at, hash=hash, waits=self.waits, boundaries=kept
+                self.checkpoint, record.delta, self.results, seq=seq, at=record.at, hash=hash, waits=self.waits, boundaries=kept
             )
             if self.checkpoint.step != before:
                 self.barrier(first=before < 0)
         self.seq, self.hash, self.fence = record.seq, record.hash, record.fence
 
-    def tell(self, events: Iterable[ev.Event], hash: bytes = b"") -> None:
+    def tell(self, events: Sequence[ev.Event], hash: bytes = b"") -> None:
         """Applies what a commit without a checkpoint tells, its results apart, before it is in the log."""
+        self._note(events)
+        self.seq, self.hash = events[-1].seq, hash
+
+    def _note(self, events: Sequence[ev.Event]) -> None:
+        self.hear(events)
         for event in events:
-            self._note(event)
-            self.seq = event.seq
-        self.hash = hash
+            if type(event.fact) is ev.SignalReceived:
+                self._first = self._first or event.seq
+                self._names[event.fact.name] = None
+            match event.fact:
+                case ev.RunSubmitted(input=given):
+                    self.results[cps.INPUT_TASK] = TaskResult(cps.INPUT_TASK, writes=given)
+                case ev.StepRetryScheduled(task=task, path=path, attempt=attempt, due=due, error=error):
+                    self.again(task, path, attempt, due, error)
+                case ev.StepFailed(task=task, path=path, attempt=attempt, error=error):
+                    self.attempts[task, path] = (attempt, 0)
+                    if not path:
+                        self.failed[task] = error
+                case ev.RunResumed(cause="operator"):
+                    self.forgive()
+                case ev.AttemptTakenOver(late=late) if late > self.late:
+                    self.late = late
+                case ev.AttemptTakenOver(begun=False):
+                    pass
+                case ev.AttemptTakenOver():
+                    self.takeovers += 1
+                case ev.RunHandedBack(cut=True):
+                    self.cuts += 1
+                case ev.StepEnded() | ev.SideEffectRecorded():
+                    self.takeovers = self.late = self.cuts = 0
+                case ev.WaitRequested(wait=wait):
+                    self.waits = (*(w for w in self.waits if w.wait_id != wait.wait_id), wait)
+                case ev.WaitDecided(decision=decision) | ev.WaitTimedOut(decision=decision):
+                    self.takeovers = self.late = self.cuts = 0
+                    self.waits = tuple(w for w in self.waits if w.wait_id != decision.wait_id)
+                case ev.WaitClosed(wait_id=wait_id):
+                    self.waits = tuple(w for w in self.waits if w.wait_id != wait_id)
+                case ev.RunCompleted() | ev.RunCanceled():
+                    self.waits = ()
+                case _:
+                    pass
 
-    def _note(self, event: ev.Event) -> None:
-        self.heard(event.fact)
-        if type(event.fact) is ev.SignalReceived:
-            self._first = self._first or event.seq
-            self._names[event.fact.name] = None
-        match event.fact:
-            case ev.RunSubmitted(input=given):
-                self.results[cps.INPUT_TASK] = TaskResult(cps.INPUT_TASK, writes=given)
-            case ev.StepRetryScheduled(task=task, path=path, attempt=attempt, due=due, error=error):
-                self.again(task, path, attempt, due, error)
-            case ev.StepFailed(task=task, path=path, attempt=attempt, error=error):
-                self.attempts[task, path] = (attempt, 0)
-                if not path:
-                    self.failed[task] = error
-            case ev.RunResumed(cause="operator"):
-                self.forgive()
-            case ev.AttemptTakenOver(late=late) if late > self.late:
-                self.late = late
-            case ev.AttemptTakenOver(begun=False):
-                pass
-            case ev.AttemptTakenOver():
-                self.takeovers += 1
-            case ev.RunHandedBack(cut=True):
-                self.cuts += 1
-            case ev.StepEnded() | ev.SideEffectRecorded():
-                self.takeovers = self.late = self.cuts = 0
-            case ev.WaitRequested(wait=wait):
-                self.waits = (*(w for w in self.waits if w.wait_id != wait.wait_id), wait)
-            case ev.WaitDecided(decision=decision) | ev.WaitTimedOut(decision=decision):
-                self.takeovers = self.late = self.cuts = 0
-                self.waits = tuple(w for w in self.waits if w.wait_id != decision.wait_id)
-            case ev.WaitClosed(wait_id=wait_id):
-                self.waits = tuple(w for w in self.waits if w.wait_id != wait_id)
-            case ev.RunCompleted() | ev.RunCanceled():
-                self.waits = ()
-            case _:
-                pass
-
-    def walk(self, rows: Iterable[Row]) -> Progress:
-        """Applies rows, held against the chain one by one."""
-        for row in rows:
-            self.step(open_row(row, self.hash if self.seq or row.seq else None))
+    def walk(self, rows: Sequence[Row]) -> Progress:
+        """Applies rows, held against the chain."""
+        for record in opened(rows, self.hash):
+            self.step(record)
         return self

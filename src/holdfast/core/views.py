@@ -8,9 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Boundary
 from holdfast.core.lease import Lease
-from holdfast.core.outcomes import OK, completes
 from holdfast.core.run import UNATTENDED, Run
 from holdfast.core.status import CLASSES, LIVE, Class, Condition, Status
 from holdfast.core.waits import WaitKind
@@ -186,35 +184,3 @@ def _detail(event: ev.Event) -> str:
         case ev.NoteAdded() as f:
             return f.text
     return str(getattr(event.fact, "cause", "") or getattr(event.fact, "reason", ""))
-
-
-# -- checkpoints ------------------------------------------------------------------------------------
-
-STEPPED = (Boundary.STEP_COMPLETED,)
-_BOUNDARIES: dict[type, Boundary] = {
-    ev.RunStarted: Boundary.RUN_STARTED,
-    ev.RunWaitingForHuman: Boundary.WAITING_FOR_HUMAN,
-    ev.RunWaitingForSignal: Boundary.WAITING_FOR_SIGNAL,
-    ev.RunCompleted: Boundary.RUN_COMPLETED,
-    ev.RunFailed: Boundary.RUN_FAILED,
-    ev.RunCanceled: Boundary.RUN_CANCELED,
-}
-
-
-def boundaries(events: Iterable[ev.Event], *, advanced: bool) -> tuple[Boundary, ...]:
-    """What the checkpoint saved with one commit's facts stands for, each once (§4.5, §4.10).
-
-    ``advanced``: the checkpoint is a barrier's, one super-step further than its parent. Its tasks may have ended in
-    earlier commits; a task that ends in this one must have completed, by the one predicate (§4.11).
-    """
-    found = []
-    for event in events:
-        fact = event.fact
-        if isinstance(fact, ev.StepEnded):
-            if advanced and not fact.path and fact.outcome != OK:
-                advanced = completes(fact.outcome)
-        elif (boundary := _BOUNDARIES.get(type(fact))) is not None and boundary not in found:
-            found.append(boundary)
-    if not advanced:
-        return tuple(found)
-    return (Boundary.STEP_COMPLETED, *found) if found else STEPPED

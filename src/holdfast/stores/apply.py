@@ -64,29 +64,24 @@ _delta = msgspec.msgpack.Decoder(Delta)
 class Prepared(msgspec.Struct, frozen=True, gc=False):
     """A commit encoded before its transaction begins (§1.11). ``whole`` is a whole checkpoint if it is time for one; ``since`` and
     ``whole_size`` go into the tip; ``step``: it changes nothing but the log and the hot columns of a run that its owner keeps, so that it
-    is written as such."""
+    is written as such; ``plain``: it writes nothing beside its log row and the run's. ``effects``: as the commit leaves them, in the order in
+    which they are written: an attempt is settled before the next under its key begins. ``closed``: the waits that it closes, the links given
+    out for which are revoked (§5.9, §5.14)."""
 
     commit: Commit
     sealed: codec.Sealed
     whole: bytes | None
     since: int
     whole_size: int
+    plain: bool
     creates: tuple[Prepared, ...] = ()
     step: Step | None = None
+    effects: tuple[Effect, ...] = ()
+    closed: tuple[str, ...] = ()
 
     @property
     def run_id(self) -> str:
         return self.commit.run.run_id
-
-    @property
-    def effects(self) -> list[Effect]:
-        """As the commit leaves them, in the order in which they are written: an attempt is settled before the next under its key begins."""
-        return sorted({e.effect_id: e for e in self.commit.effects}.values(), key=lambda e: e.open)
-
-    @property
-    def closed(self) -> tuple[str, ...]:
-        """The waits that this commit closes: what links were given out for them is revoked (§5.9, §5.14)."""
-        return () if self.step is not None else tuple(e.fact.wait_id for e in self.commit.events if isinstance(e.fact, WaitClosed))
 
     def tip(self, row: int) -> Tip:
         """Where the log ends once this is durable as ``row``."""
@@ -108,11 +103,19 @@ def prepare(commit: Commit) -> Prepared:
         whole = codec.encode_whole(saved, sealed.row.hash)
         since, size = 0, len(whole)
     creates = tuple([prepare(c) for c in commit.creates]) if commit.creates else ()
-    step = None
-    if sealed.doc is None and whole is None and type(commit.lease) is Keep and commit.due is None and commit.plain:
+    step, plain = None, commit.plain
+    if sealed.doc is None and whole is None and type(commit.lease) is Keep and commit.due is None and plain:
         run, log = commit.run, sealed.row
         step = Step(run.run_id, commit.fence, after, log.seq, log.hash, log.data, since, run.version, run.current_step_id, run.checkpoint_head)
-    return Prepared(commit, sealed, whole, since, size, creates, step)
+        return Prepared(commit, sealed, whole, since, size, plain, creates, step)
+    closed = tuple([e.fact.wait_id for e in commit.events if isinstance(e.fact, WaitClosed)])
+    return Prepared(commit, sealed, whole, since, size, plain, creates, None, written(commit.effects), closed)
+
+
+def written(effects: Sequence[Effect]) -> tuple[Effect, ...]:
+    """Effects as a commit that names them leaves them, what is settled before what begins."""
+    last = tuple({e.effect_id: e for e in effects}.values())
+    return last if len(last) < 2 else tuple(sorted(last, key=lambda e: e.open))
 
 
 def _advanced(commit: Commit) -> bool:
@@ -138,13 +141,15 @@ class Found(msgspec.Struct, frozen=True, gc=False):
 
 class Ruling(msgspec.Struct, frozen=True, gc=False):
     """What becomes of a run's row by a commit. ``turn`` 0: it gets a new place in its lane. ``lane``: nobody may hold the lane, nor be
-    due in it before that turn; None where the lane need not be asked. ``ends``: the run ends by it, which it may not over an unread inbox."""
+    due in it before that turn; None where the lane need not be asked. ``ends``: the run ends by it, which it may not over an unread inbox.
+    ``due``: when it next needs a worker."""
 
     owner: str | None
     holds: bool
     turn: int = 0
     lane: int | None = None
     ends: bool = False
+    due: int | None = None
 
 
 def ruled(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) -> Ruling | HoldfastError:
@@ -169,9 +174,9 @@ def ruled(p: Prepared, found: Found | None, *, incarnation: int, taker: bool) ->
         return VersionConflict(f"{c.run.run_id} exists already", hint="load it")
     if error := refusal(c, found):
         return error
-    turn = 0 if found.status in TERMINAL and not c.run.terminal else found.turn
+    turn = 0 if found.status in TERMINAL and c.run.status not in TERMINAL else found.turn
     lane = (turn or LAST_TURN) if wants_lane(c) and not found.holds else None
-    return Ruling(owner_after(c, found.owner), holds_after(c, found.holds), turn, lane, c.run.terminal and found.status not in TERMINAL)
+    return Ruling(owner_after(c, found.owner), holds_after(c, found.holds), turn, lane, c.run.status in TERMINAL and found.status not in TERMINAL)
 
 
 class Sight(Protocol):
@@ -206,7 +211,7 @@ class Sight(Protocol):
         """How many runs of a tenant wait in a queue and have not begun."""
 
 
-def admitted(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, taker: bool) -> Ruling:
+def admitted(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, taker: bool, now: int) -> Ruling:
     """What a commit makes of a run in this state, once everything that it touches beside the run's row has been held against it.
 
     It says nothing of the runs that the commit creates: each is admitted by itself.
@@ -228,13 +233,14 @@ def admitted(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int
             raise inbox_taken(run.run_id, key)
     if ruling.ends and sight.unread(run.run_id, c.took):
         raise unread_at_the_end(run.run_id)
-    if not c.plain:
+    if not p.plain:
         _beside(p, sight)
     if c.max_queued is not None:
         waits = ruling.owner is None and run.status is Status.PENDING
         if sight.waiting(run.queue, run.tenant_id) + waits > c.max_queued:
             raise queue_full(run, c.max_queued)
-    return ruling
+    due = due_after(c, ruling.owner, now, lambda: found is not None and sight.unread(run.run_id, c.took))
+    return msgspec.structs.replace(ruling, due=due)
 
 
 def _beside(p: Prepared, sight: Sight) -> None:
@@ -301,7 +307,7 @@ def first_fence(commit: Commit, incarnation: int) -> HoldfastError | None:
 
 def owner_after(commit: Commit, owner: str | None) -> str | None:
     """Who holds the run after this commit."""
-    if commit.run.terminal or isinstance(commit.lease, Release | Touch):
+    if commit.run.status in TERMINAL or isinstance(commit.lease, Release | Touch):
         return None
     return commit.lease.owner if isinstance(commit.lease, Take) else owner
 
@@ -315,7 +321,7 @@ def wants_lane(commit: Commit) -> bool:
 def holds_after(commit: Commit, held: bool) -> bool:
     """Whether the run holds its lane after this commit: from its claim to its end, waits included unless it lets go."""
     run = commit.run
-    if run.terminal or (run.status in WAITING and run.paused_lane == "release"):
+    if run.status in TERMINAL or (run.status in WAITING and run.paused_lane == "release"):
         return False
     if run.status is Status.PENDING and isinstance(commit.lease, Release | Touch):
         return False  # it was only told something: it has not begun
@@ -324,28 +330,28 @@ def holds_after(commit: Commit, held: bool) -> bool:
 
 def would_hold(run: Run) -> bool:
     """Whether a run of which nothing else is known holds its lane: one that has begun does, from then to its end (§10.8)."""
-    return not run.terminal and run.started_at is not None and not (run.status in WAITING and run.paused_lane == "release")
+    return run.status not in TERMINAL and run.started_at is not None and not (run.status in WAITING and run.paused_lane == "release")
 
 
-def due_after(commit: Commit, owner: str | None, now: int, unread: bool) -> int | None:
-    """When the run next needs a worker. ``unread``: its inbox holds what nobody has taken; a resting run must look at it.
+def due_after(commit: Commit, owner: str | None, now: int, unread: Callable[[], bool]) -> int | None:
+    """When the run next needs a worker. ``unread`` tells whether its inbox holds what nobody has taken; a resting run must look at it.
 
     Only a time that somebody asked for, or a timer's, is a time; everything else is due at once under any clock (§10.3, X-20). A command
     that came while the run was held woke nobody: its owner leaves for no later time over it (§10.16), unless it is unfit to take it.
     """
     run = commit.run
-    if run.terminal:
+    if run.status in TERMINAL:
         return None
     if commit.due is not None:
-        return at_once(now) if commit.due == AT_ONCE or (unread and owner is None and not commit.unfit) else commit.due
-    if run.interrupted_at is not None and owner is None:
-        return None  # held until a named actor resumes it (§10.6)
-    return at_once(now) if owner is not None else due_at_rest(run, now, unread)
+        return at_once(now) if commit.due == AT_ONCE or (owner is None and not commit.unfit and unread()) else commit.due
+    if owner is not None:
+        return at_once(now)
+    return None if run.interrupted_at is not None else due_at_rest(run, now, unread())  # held until a named actor resumes it (§10.6)
 
 
 def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
     """When a run that nobody holds next needs a worker."""
-    if run.terminal:
+    if run.status in TERMINAL:
         return None
     if unread:
         return at_once(now)
@@ -508,13 +514,13 @@ def rebuilt(commit: Commit, stood: Stands | None, moved: bool, now: int, *, unre
     """
     run, stood = commit.run, stood or Stands(None, None, would_hold(commit.run))
     owner, due = stood.owner, stood.due
-    if run.terminal:
+    if run.status in TERMINAL:
         return Stands(None, None, False)
     forgotten = due is None and owner is None and run.status in WAITING
     if forgotten and (run.unasked or any(d.resume for d in run.decisions)):
         due = at_once(now)
     elif moved or forgotten:
-        due = due_after(commit, owner, now, unread)
+        due = due_after(commit, owner, now, lambda: unread)
     return Stands(owner, due, stood.holds and not taken)
 
 

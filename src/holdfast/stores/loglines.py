@@ -12,8 +12,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core import canon, codec, describe, ids, views
-from holdfast.core import events as ev
+from holdfast.core import canon, checkpoint, codec, describe, ids, views
 from holdfast.core.checkpoint import Delta
 from holdfast.core.codec import Row
 from holdfast.core.consistency import Problem, problem
@@ -140,7 +139,7 @@ def commit_lines(run: Run, row: Row, place: dict[str, Any]) -> tuple[bytes, dict
     if record.delta is not None:
         pieces = _pieces.decode(row.data)
         head += sum(len(bytes(p)) for p in pieces[:5])
-        stated = ev.voucher(record.events)
+        stated = checkpoint.voucher(record.events)
         name = (stated.fact.hash if stated is not None else row.hash).hex()  # type: ignore[union-attr]
         files[name] = _checkpoint_file(run.run_id, record, record.delta, stated.seq if stated is not None else row.seq, name)
         data = row.data[:head] + row.data[head + len(bytes(pieces[5])) :]

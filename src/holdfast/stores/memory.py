@@ -29,7 +29,7 @@ from holdfast.core.errors import (
     RunNotFound,
 )
 from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands, unheard
-from holdfast.core.lease import Lease, Take, at_once
+from holdfast.core.lease import Lease, Take, Touch, at_once
 from holdfast.core.limits import Backlog, Held, Later, Limit, Rule, Use, in_force
 from holdfast.core.pruned import Tombstone, missing
 from holdfast.core.run import Run
@@ -163,7 +163,7 @@ class MemoryStore(Small):
         row = self._runs.get(run_id)
         if row is None:
             raise RunNotFound(f"there is no run {run_id}")
-        if error := apply.step_refused(step, self._found(row)):
+        if error := apply.step_refused(step, self._found(row, taking=False)):
             raise error
         with self._atomic():
             tip = step.tip(self._next())
@@ -178,7 +178,8 @@ class MemoryStore(Small):
         c, now, run_id = p.commit, self.now(), p.commit.run.run_id
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
-        ruling = apply.admitted(p, None if old is None else self._found(old), Seen(self), incarnation=self.incarnation, taker=taker)
+        found = None if old is None else self._found(old, taking=isinstance(c.lease, Take | Touch))
+        ruling = apply.admitted(p, found, Seen(self), incarnation=self.incarnation, taker=taker, now=now)
         number = old.number if old else self._next()
         turn = ruling.turn or self._next()
         tip = p.tip(self._next())
@@ -191,7 +192,7 @@ class MemoryStore(Small):
             _Row(
                 number=number, doc=doc or codec.encode_run(c.run), run=c.run, status=c.run.status.value, version=c.run.version,
                 step=c.run.current_step_id, head=c.run.checkpoint_head, tip=tip, fence=c.fence, turn=turn, owner=ruling.owner,
-                due=apply.due_after(c, ruling.owner, now, self._unread(run_id)), holds=ruling.holds,
+                due=ruling.due, holds=ruling.holds,
             ),
         )  # fmt: skip
         self._set(self._log, (run_id, tip.seq), p.sealed.row)
@@ -280,8 +281,8 @@ class MemoryStore(Small):
 
     # -- leases and lanes ---------------------------------------------------------------------------
 
-    def _found(self, row: _Row) -> Found:
-        live = row.owner is not None and self.present.lost(row.owner) is None
+    def _found(self, row: _Row, *, taking: bool = True) -> Found:
+        live = taking and row.owner is not None and self.present.lost(row.owner) is None
         return Found(row.fence, row.owner, live, row.tip.row, row.tip.hash, row.holds, row.turn, row.status)
 
     async def claim(

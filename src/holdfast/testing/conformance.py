@@ -15,7 +15,7 @@ from msgspec.structs import replace
 
 from holdfast.core import canon, codec
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint, Delta, Source, TaskResult, advance, empty
+from holdfast.core.checkpoint import Checkpoint, Delta, Source, TaskResult, advance, empty, voucher
 from holdfast.core.commands import Cancel, Decide, Signal
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Tip
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
@@ -181,7 +181,7 @@ def rebuilt(loaded: Loaded) -> Checkpoint:
         record = codec.open_row(row, previous)
         previous = row.hash
         if record.delta is not None:
-            vouched = ev.voucher(record.events)
+            vouched = voucher(record.events)
             assert vouched is not None
             digest = canon.chain(checkpoint.hash, record.delta_bytes)
             checkpoint = advance(checkpoint, record.delta, {}, seq=vouched.seq, at=record.at, hash=digest)

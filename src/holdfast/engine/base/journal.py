@@ -12,16 +12,16 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from typing import Any, TypeVar
 
 import msgspec
 
 from holdfast import logs
-from holdfast.core import blobs, canon, codec, views
+from holdfast.core import blobs, canon, codec
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
-from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult, advance
+from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult, advance, boundaries
 from holdfast.core.codec import open_row
 from holdfast.core.commands import Cancel
 from holdfast.core.commit import SIGNAL_WEIGHT, Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, ThreadEnd, Tip, whole_due
@@ -442,9 +442,9 @@ class Journal:
         if before is None or commit.run.waits is not before.waits:
             self.expects(commit.run.wake_at)
         self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
-        for event in commit.events:
-            if not event.fact.hot:
-                self._heard(event.fact)
+        if told := [e for e in commit.events if not e.fact.hot]:
+            self._progress.hear(told)
+            self._account(told)
         if commit.checkpoint is not None:
             stood, self._progress.checkpoint = self._progress.checkpoint.step, commit.checkpoint
             if commit.checkpoint.step != stood:
@@ -499,15 +499,14 @@ class Journal:
         emitted = ring.take(ring.ended(commit.results, parent.step + 1, over=moved or commit.run.terminal))
         return msgspec.structs.replace(commit, emitted=emitted) if emitted else commit
 
-    def _heard(self, fact: ev.Fact | ev.Unknown) -> None:
+    def _account(self, events: Iterable[ev.Event]) -> None:
         """Keeps account of the effects in flight: a cancel lets them come to their end."""
-        self._progress.heard(fact)
-        if isinstance(fact, ev.EffectFact):
-            if isinstance(fact, ev.SideEffectAttempted):
-                self.acting.add(fact.effect_id)
+        for event in events:
+            if isinstance(event.fact, ev.SideEffectAttempted):
+                self.acting.add(event.fact.effect_id)
                 self.quiet.clear()
-            else:
-                self.acting.discard(fact.effect_id)
+            elif isinstance(event.fact, ev.EffectFact):
+                self.acting.discard(event.fact.effect_id)
                 if not self.acting:
                     self.quiet.set()
 
@@ -542,7 +541,7 @@ class Journal:
         events = tuple([ev.Event(n, at, fact, actor, fence) for n, fact in enumerate(facts, seq + 1)])
         run = fold_all(before, events)
         if checkpoint is not None:
-            kept = views.boundaries(events, advanced=checkpoint.step > max(parent.step, 0))
+            kept = boundaries(events, advanced=checkpoint.step > max(parent.step, 0))
             unfinished = self.progress.unfinished(checkpoint) if checkpoint.held else None
             checkpoint = msgspec.structs.replace(
                 checkpoint, seq=vouching, created_at=at, hash=hash, waits=run.waits, boundaries=kept, unfinished=unfinished

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from holdfast.core import canon, codec, decisions
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import Checkpoint, Delta, Source
+from holdfast.core.checkpoint import Checkpoint, Delta, Source, boundaries
 from holdfast.core.codec import open_row
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.consistency import Diagnosis, Problem, asleep, drift
@@ -22,7 +22,7 @@ from holdfast.core.lease import COUNTER_BITS, TOUCH, counter
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold, fold_all
 from holdfast.core.status import LIVE, Condition
-from holdfast.core.views import boundaries, condition
+from holdfast.core.views import condition
 from holdfast.core.waits import DENY, HALTING, Decision
 from holdfast.engine.keep.check import PAGE, Checker, keeper, merged, needed
 from holdfast.engine.look.missing import missing

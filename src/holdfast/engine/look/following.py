@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core import bounds, canon, describe, ids
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import INPUT_TASK, TaskResult
+from holdfast.core.checkpoint import INPUT_TASK, TaskResult, voucher
 from holdfast.core.chunks import Batch, Place, Stored, Turn
 from holdfast.core.codec import Record, Row, open_row
 from holdfast.core.errors import InvalidInput
@@ -156,14 +156,14 @@ class Follower:
             return record
 
     async def _of_record(self, run: Run, record: Record) -> AsyncIterator[StreamPart]:
-        voucher = ev.voucher(record.events) if record.delta is not None else None
+        vouching = voucher(record.events) if record.delta is not None else None
         for event in record.events:
             if event.seq <= self._at.seq:
                 continue
             for part in self._emitted(event.seq - 1):
                 yield part
             number = 0
-            for part in [*self._superseded(event), *await self._told(run, event), *(self._state(record, voucher.seq) if event is voucher else ())]:
+            for part in [*self._superseded(event), *await self._told(run, event), *(self._state(record, vouching.seq) if event is vouching else ())]:
                 number += 1
                 if self._resume is not None and event.seq == self._resume.seq + 1 and number <= self._resume.parts:
                     continue  # it was given before

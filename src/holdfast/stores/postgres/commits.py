@@ -284,7 +284,7 @@ class Committer:
                 elif isinstance(c.lease, Take):
                     self.fences[c.run.run_id] = c.fence
                 _answer(w, outcome)
-                news = news or w.prepared.sealed.doc is not None or not c.plain
+                news = news or w.prepared.sealed.doc is not None or not w.prepared.plain
             else:
                 self.keys.pop(c.run.run_id, None)
                 _fail(w, outcome)
@@ -415,7 +415,7 @@ class Committer:
         c, run_id = p.commit, p.commit.run.run_id
         taker = not isinstance(c.lease, Take) or c.lease.owner in seen.takers
         try:
-            ruling = apply.admitted(p, seen.found.get(run_id), seen, incarnation=seen.incarnation, taker=taker)
+            ruling = apply.admitted(p, seen.found.get(run_id), seen, incarnation=seen.incarnation, taker=taker, now=seen.now)
         except HoldfastError as e:
             return e
         if lost := set(c.took) - seen.vouched.get(run_id, set()):
@@ -429,7 +429,7 @@ class Committer:
         """The statements of a commit, the run's own first: its answer is the run's key."""
         c, run, log = p.commit, p.commit.run, p.sealed.row
         key = seen.keys.get(run.run_id)
-        due = apply.due_after(c, ruling.owner, seen.now, seen.unread(run.run_id, c.took))
+        due = ruling.due
         end = (log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data)
         ended = run.finished_at if run.terminal else None
         if key is None:
@@ -448,7 +448,7 @@ class Committer:
             yield Q.carry_insert, (lender, run.run_id)
         if p.closed:
             yield from besides.revoked(seen.tokens, run.run_id, p.closed, seen.now)
-        if not c.plain:
+        if not p.plain:
             yield from self._beside(p, seen)
 
     def _beside(self, p: Prepared, seen: Seen) -> Iterator[Statement]:

@@ -163,7 +163,7 @@ class Committer:
         state = row(self.db, Q.run_state, (run.run_id,))
         key, tip = (0, 0) if state is None else state[:2]
         sight = Sight(self.db, now, key, bool(state[8]) if state is not None else False)
-        ruling = self._ruled(p, None if state is None else state[1:], sight)
+        ruling = self._ruled(p, None if state is None else state[1:], sight, now)
         self._log_id = number = self._log_id + 1
         self._log_hash = log.hash
         owner = ruling.owner
@@ -171,7 +171,7 @@ class Committer:
         cold = (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.shape, p.sealed.doc)
         if state is None:
             found_by = (run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root)
-            execute(Q.run_insert, (*hot, apply.due_after(c, owner, now, False), *cold, *found_by))
+            execute(Q.run_insert, (*hot, ruling.due, *cold, *found_by))
             key = self.db.last_insert_rowid()
         execute(Q.steps_log, (number, key, log.seq, tip, log.hash, log.data))
         for taken in c.took:
@@ -180,15 +180,14 @@ class Committer:
             if self.db.changes() != 1:
                 raise RecordDamaged("inbox", run.run_id, taken)
         if state is not None:
-            unread = owner is None and sight.unread(run.run_id, c.took)
-            execute(Q.run_update, (*hot, apply.due_after(c, owner, now, unread), *cold, key))
+            execute(Q.run_update, (*hot, ruling.due, *cold, key))
         if p.whole is not None:
             execute(Q.whole_insert, (key, log.seq, number, p.whole))
         for lender in c.behind.runs if c.behind is not None else ():
             execute(Q.carry_insert, (key, lender))
         for wait_id in p.closed:
             besides.revoke_tokens(self.db, run.run_id, key, wait_id, now)
-        if not c.plain:
+        if not p.plain:
             self._beside(p, key, now)
         return Applied(p.tip(number), key, owner is not None)
 
@@ -205,15 +204,15 @@ class Committer:
         assert done[0] is not None, "the run's key is there"
         return done[0]
 
-    def _ruled(self, p: Prepared, state: tuple[Any, ...] | None, sight: Sight) -> Ruling:
+    def _ruled(self, p: Prepared, state: tuple[Any, ...] | None, sight: Sight, now: int) -> Ruling:
         """What becomes of the run's row, of which ``state`` holds tip, fence, owner, holds, turn, status and the tip's hash."""
         lease = p.commit.lease
         taker = not isinstance(lease, Take) or self._known(lease.owner)
         if state is None:
-            return apply.admitted(p, None, sight, incarnation=self._incarnation(), taker=taker)
+            return apply.admitted(p, None, sight, incarnation=self._incarnation(), taker=taker, now=now)
         tip, fence, owner, holds, turn, status, digest, _ = state
         live = owner is not None and isinstance(lease, Take | Touch) and self._owners.lost(self._owners.find(self.db, owner)) is None
-        return apply.admitted(p, Found(fence, owner, live, tip, digest, bool(holds), turn, status), sight, incarnation=0, taker=taker)
+        return apply.admitted(p, Found(fence, owner, live, tip, digest, bool(holds), turn, status), sight, incarnation=0, taker=taker, now=now)
 
     def _known(self, owner: str) -> bool:
         """Whether there is such a worker; looked up once in a transaction."""

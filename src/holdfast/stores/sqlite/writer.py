@@ -207,7 +207,7 @@ class Writer:
             self._keys[run_id] = applied.key
         else:
             self._keys.pop(run_id, None)
-        if type(w) is Prepared and (w.sealed.doc is not None or not w.commit.plain):
+        if type(w) is Prepared and (w.sealed.doc is not None or not w.plain):
             self._tell()
         return applied.tip
 

@@ -1,0 +1,45 @@
+"""What a checkpoint stands for, and what vouches for it (§1.8, §4.5, §4.10)."""
+
+from __future__ import annotations
+
+import pytest
+
+from holdfast.core import checkpoint
+from holdfast.core import events as ev
+from holdfast.core.checkpoint import Boundary
+from holdfast.core.errors import ErrorValue
+from tests.core.build import numbered
+
+BOOM = ErrorValue("ValueError", "boom", where="a")
+
+
+@pytest.mark.parametrize(
+    ("facts", "advanced", "expected"),
+    [
+        ((ev.RunStarted(), ev.StepStarted(1, "a"), ev.CheckpointSaved(b"h", "input")), False, (Boundary.RUN_STARTED,)),
+        ((ev.StepCompleted(1, "a", hash=b"h"), ev.StepStarted(2, "b")), True, (Boundary.STEP_COMPLETED,)),
+        ((ev.StepSkipped(1, "a", "skipped"), ev.StepDegraded(1, "b", "degraded", hash=b"h")), True, (Boundary.STEP_COMPLETED,)),
+        ((ev.StepCompleted(1, "a", hash=b"h"), ev.RunCompleted()), True, (Boundary.STEP_COMPLETED, Boundary.RUN_COMPLETED)),
+        ((ev.StepCompleted(1, "a"), ev.CheckpointSaved(b"h", "wait"), ev.RunWaitingForHuman()), False, (Boundary.WAITING_FOR_HUMAN,)),
+        ((ev.CheckpointSaved(b"h", "wait"), ev.RunWaitingForSignal()), False, (Boundary.WAITING_FOR_SIGNAL,)),
+        ((ev.CheckpointSaved(b"h", "loop"),), True, (Boundary.STEP_COMPLETED,)),
+        ((ev.StepCompleted(1, "a", path="0", outcome="halted: no"), ev.CheckpointSaved(b"h", "loop")), True, (Boundary.STEP_COMPLETED,)),
+        ((ev.StepCompleted(1, "a"),), False, ()),
+        ((ev.StepCompleted(1, "b"), ev.StepCompleted(1, "a", outcome="halted: no", hash=b"h")), True, ()),
+        ((ev.StepCompleted(1, "a", hash=b"h"), ev.RunFailed("x", BOOM)), False, (Boundary.RUN_FAILED,)),
+        ((ev.StepFailed(1, "a", BOOM), ev.RunFailed("x", BOOM), ev.CheckpointSaved(b"h", "failure")), False, (Boundary.RUN_FAILED,)),
+        ((ev.RunCanceled("canceled"), ev.CheckpointSaved(b"h", "cancel")), False, (Boundary.RUN_CANCELED,)),
+    ],
+)
+def test_boundaries(facts: tuple[ev.Fact, ...], advanced: bool, expected: tuple[Boundary, ...]) -> None:
+    """§4.5, §4.10; T-12: a halted step is no completed checkpoint."""
+    assert checkpoint.boundaries(numbered(facts), advanced=advanced) == expected
+
+
+def test_what_vouches_for_a_checkpoint() -> None:
+    """The number and the hash come from the one event that names it; a delta that was changed is vouched for by none."""
+    parent = checkpoint.empty("r")
+    number, hash = 2, checkpoint.canon.chain(b"", b"delta")
+    events = numbered((ev.RunStarted(), ev.CheckpointSaved(hash, "input")))
+    assert checkpoint.vouched(parent, events, b"delta") == (number, hash)
+    assert checkpoint.vouched(parent, events, b"other") is None and checkpoint.vouched(parent, events[:1], b"delta") is None
