@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Callable, Container, Generator, Mapping
+from collections.abc import AsyncIterator, Callable, Generator, Mapping
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -414,8 +414,8 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
     no_transport_for: str | None = None
 
     @classmethod
-    def of(cls, raw: intents.Intent, types: Container[str] | None = None) -> IntentView:
-        """``types`` are those that can be sent, if that is known."""
+    def of(cls, raw: intents.Intent, *, no_transport: bool = False) -> IntentView:
+        """The view of a stored intent; ``no_transport``: nobody who is known sends its type."""
         queued = raw.state is intents.IntentState.QUEUED
         with canon.looking():
             payload, answer = (canon.thaw(canon.decode(data)) if data else None for data in (raw.payload, raw.answer))
@@ -435,7 +435,7 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
             due=when(raw.due_at) if queued else None,
             settled_at=optional_when(raw.settled_at),
             detail=raw.detail,
-            no_transport_for=raw.type if queued and types is not None and raw.type not in types else None,
+            no_transport_for=raw.type if no_transport else None,
         )
 
     def __getitem__(self, name: str) -> Any:

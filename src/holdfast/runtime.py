@@ -23,17 +23,13 @@ from holdfast.core.arguments import checked, function, lasting, verb
 from holdfast.core.bounds import duration, moment, wrong
 from holdfast.core.bounds import number as bounds_of
 from holdfast.core.bounds import text as text_of
-from holdfast.core.commit import Settlement
 from holdfast.core.describe import AttemptView, LaneView, LimitView, QueueView, StepView, WorkerView
 from holdfast.core.effects import Effect, ReplayPolicy, as_policy
 from holdfast.core.environments import Environment
 from holdfast.core.environments import environment as as_environment
 from holdfast.core.errors import (
-    AttemptMayLive,
     Conflict,
     ForeignLoop,
-    IntentInFlight,
-    IntentNotFound,
     ProcessForked,
     Rejected,
     RunFailed,
@@ -44,10 +40,11 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.graph import Program
-from holdfast.core.intents import Intent, IntentState, may_live, redriven, ruled
-from holdfast.core.lease import DEFAULT_TTL_US, Alive
+from holdfast.core.intents import IntentState
+from holdfast.core.lease import DEFAULT_TTL_US
 from holdfast.core.limits import Limit
 from holdfast.core.masks import Mask
+from holdfast.core.offers import Offer
 from holdfast.core.selection import where as selected
 from holdfast.core.status import AT_REST, TERMINAL, Status, parse
 from holdfast.core.waits import known_action
@@ -71,11 +68,13 @@ from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look import threads
 from holdfast.engine.look.following import MODES, Cursor, Follower, modes_of
+from holdfast.engine.look.living import unsendable
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.handle import CheckpointView, Decided, EventView, Feed, IntentView, LedgerView, Run, Schedule, StreamPart, Wait
 from holdfast.outbox.deliveries import Deliveries
 from holdfast.outbox.dispatcher import Dispatcher, Sender
 from holdfast.outbox.links import Links
+from holdfast.outbox.rulings import Rulings
 from holdfast.outbox.transports import routes
 from holdfast.outbox.webhook import Webhook
 from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Rested, Store, offers_copies
@@ -194,12 +193,14 @@ class Runtime:
         self._routes = {**_OWN_ROUTES, **routes(door.transports(transports))}
         self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.standing)
         self._links = Links(self._store, lambda: base_url)
+        self._rulings = Rulings(self._store, lambda: unsendable(self._store, self._routes), closed_owners)
         self._sender: Sender | None = None
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
         self._working: set[Worker] = set()
         self._following: set[asyncio.Future[None]] = set()
         self._registered = False
+        self._sending = 0
         self._open = False
 
     # -- life ---------------------------------------------------------------------------------------
@@ -632,7 +633,8 @@ class Runtime:
         watcher = asyncio.ensure_future(drain()) if stop is not None or sending is not None else None
         self._working.add(worker)
         try:
-            await worker.run()
+            async with self._sends(sending is not None):
+                await worker.run()
             while until_idle and dispatcher is not None and await dispatcher.run(stop=stop, until_idle=True) and not (stop is not None and stop.is_set()):
                 await Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=True, upgrade=upgrade).run()
         except BaseException:
@@ -660,7 +662,27 @@ class Runtime:
             StoreError: the store failed.
         """
         dispatcher = await self._dispatcher()
-        return await dispatcher.run(stop=stop, until_idle=until_idle)
+        async with self._sends(not until_idle):
+            return await dispatcher.run(stop=stop, until_idle=until_idle)
+
+    @contextlib.asynccontextmanager
+    async def _sends(self, told: bool = True) -> AsyncIterator[None]:
+        """For so long everybody is told that this process sends what it has transports for."""
+        if not told:
+            yield
+            return
+        self._sending += 1
+        self._services.sends = tuple(self._routes)
+        try:
+            if not self._working:  # else they tell it with what they work on
+                await self._store.offer(self._services.owner, Offer((), (), works=False, sends=self._services.sends))
+            yield
+        finally:
+            self._sending -= 1
+            if not self._sending:
+                self._services.sends = ()
+                with contextlib.suppress(StoreError):  # one in trouble, or closed: what this process offers ends with its lease
+                    await self._store.offer(self._services.owner, next((w.offer for w in self._working), Offer((), (), works=False, sends=())))
 
     @checked(state=arguments.word(*IntentState))
     async def intents(
@@ -669,8 +691,7 @@ class Runtime:
         """Intents, oldest first, with every attempt at sending them (§9.3)."""
         if run_id is not None:
             await self._reader.found(run_id)
-        found = await self._store.intents(run_id, state=state, type=type, limit=limit)
-        return [IntentView.of(i, self._routes) for i in found]
+        return await self._rulings.views(await self._store.intents(run_id, state=state, type=type, limit=limit))
 
     @verb
     async def redrive(self, intent_id: str, *, actor: str, reason: str = "", force: bool = False) -> IntentView:
@@ -681,15 +702,7 @@ class Runtime:
             IntentSettled, IntentInFlight: it was sent or given up, or is being sent.
             AttemptMayLive: its last sender may still be at it; ``force`` accepts that it may be sent twice.
         """
-        before = await self._intent(intent_id)
-        after = redriven(before, actor=actor, reason=reason, forced=force, now=self._store.now())
-        alive = {w.owner: Alive(w.alive) for w in await self._store.workers()} | dict.fromkeys(closed_owners, Alive.NO)
-        if not force and (attempt := may_live(before, alive)) is not None:
-            raise AttemptMayLive(
-                f"attempt {attempt.number} of {intent_id} was begun by {attempt.owner}, which may still be alive: sent again, it could happen twice",
-                hint="wait until that process is proven dead; --force accepts that it may happen twice",
-            )
-        return await self._ruled(before, after)
+        return await self._rulings.redrive(intent_id, actor=actor, reason=reason, force=force)
 
     @verb
     async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str = "") -> IntentView:
@@ -699,20 +712,7 @@ class Runtime:
             IntentNotFound: there is none.
             IntentSettled, IntentInFlight: it is settled otherwise, or is being sent.
         """
-        before = await self._intent(intent_id)
-        after = ruled(before, outcome, actor=actor, reason=reason, now=self._store.now())
-        return IntentView.of(before, self._routes) if after is before else await self._ruled(before, after)
-
-    async def _intent(self, intent_id: str) -> Intent:
-        found = await self._store.intent(intent_id)
-        if found is None:
-            raise IntentNotFound(f"there is no intent {intent_id!r}", hint="holdfast outbox lists them")
-        return found
-
-    async def _ruled(self, before: Intent, after: Intent) -> IntentView:
-        if not (await self._store.settle_intents([Settlement(before, after)]))[0]:
-            raise IntentInFlight(f"somebody else has {before.intent_id} by now", hint="look at it again: holdfast outbox")
-        return IntentView.of(after, self._routes)
+        return await self._rulings.settle(intent_id, outcome, actor=actor, reason=reason)
 
     @verb
     async def ledger(
@@ -1236,7 +1236,7 @@ class Runtime:
     @verb
     async def check(self, run_id: str | None = None) -> Findings:
         """What is wrong with one run, or with the store and all its runs (§12). It writes nothing."""
-        checker = Checker(self._store)
+        checker = Checker(self._store, self._routes)
         return await checker.all() if run_id is None else await checker.run(run_id)
 
     @verb

@@ -9,11 +9,11 @@ from __future__ import annotations
 from holdfast.core.effects import Absent, Happened, Unknown
 from holdfast.core.errors import MaybeSent, PermanentError, RetryAfter
 from holdfast.core.retry import Retry
-from holdfast.outbox.transports import Further, Row, Signal, Subprocess
+from holdfast.outbox.transports import Function, Further, Row, Signal, Subprocess
 from holdfast.outbox.webhook import Webhook, signature
 from holdfast.ports import Transport
 
 __all__ = [
-    "Absent", "Further", "Happened", "MaybeSent", "PermanentError", "Retry", "RetryAfter", "Row", "Signal", "Subprocess", "Transport", "Unknown", "Webhook",
+    "Absent", "Function", "Further", "Happened", "MaybeSent", "PermanentError", "Retry", "RetryAfter", "Row", "Signal", "Subprocess", "Transport", "Unknown", "Webhook",
     "signature",
 ]  # fmt: skip

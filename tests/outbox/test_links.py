@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State
+from holdfast import Context, Graph, State
 from holdfast.core.errors import TokenRefused, UsageError
 from holdfast.outbox.links import secret_of
+from tests.outbox.conftest import Open
 
 
 class Note(State):
@@ -51,14 +52,9 @@ def token(mail: Mail) -> str:
     return mail.bodies[-1].split("/w/")[1].split(" ")[0]
 
 
-@pytest.fixture(params=["memory", "sqlite"])
-def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/a.db"
-
-
-async def test_a_link_is_the_same_at_every_attempt_and_answers_once(url: str) -> None:
+async def test_a_link_is_the_same_at_every_attempt_and_answers_once(open_rt: Open) -> None:
     mail = Mail(1)
-    async with Runtime(url, skills=[graph], transports={"mail": mail}, base_url="https://runs.example.com/") as rt:
+    async with open_rt(skills=[graph], transports={"mail": mail}, base_url="https://runs.example.com/") as rt:
         run = await rt.invoke(graph, {})
         assert run.status == "waiting_for_human"
         await rt.redrive((await rt.intents(run.run_id))[0].intent_id, actor="ada")
@@ -72,9 +68,9 @@ async def test_a_link_is_the_same_at_every_attempt_and_answers_once(url: str) ->
             await rt.redeem(token(mail), "approve")
 
 
-async def test_cancel_revokes_the_link(url: str) -> None:
+async def test_cancel_revokes_the_link(open_rt: Open) -> None:
     mail = Mail(0)
-    async with Runtime(url, skills=[graph], transports={"mail": mail}) as rt:
+    async with open_rt(skills=[graph], transports={"mail": mail}) as rt:
         run = await rt.invoke(graph, {})
         for _ in range(2):
             if (await rt.get(run.run_id)).status != "canceled":
@@ -83,7 +79,7 @@ async def test_cancel_revokes_the_link(url: str) -> None:
                 await rt.redeem(token(mail), "approve")
 
 
-async def test_a_link_without_a_question_is_refused(url: str) -> None:
+async def test_a_link_without_a_question_is_refused(open_rt: Open) -> None:
     lonely: Graph[Note] = Graph("lonely", Note, version="1")
 
     @lonely.node(start=True)
@@ -91,7 +87,7 @@ async def test_a_link_without_a_question_is_refused(url: str) -> None:
         ctx.send("mail", {"text": "{wait_link}"})
 
     mail = Mail(0)
-    async with Runtime(url, skills=[lonely], transports={"mail": mail}) as rt:
+    async with open_rt(skills=[lonely], transports={"mail": mail}) as rt:
         run = await rt.invoke(lonely, {})
         (intent,) = await rt.intents(run.run_id)
         assert (intent.state, mail.bodies) == ("dead", [])

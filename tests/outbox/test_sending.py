@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,11 +12,9 @@ import pytest
 from holdfast import Context, Graph, Runtime, State, append
 from holdfast.core import canon
 from holdfast.core.errors import AttemptMayLive, IntentNotFound, IntentSettled, InvalidInput, StoreError, StoreFull, UsageError
-from holdfast.stores import MemoryStore
-from holdfast.transports import Absent, Further, Happened, MaybeSent, PermanentError, RetryAfter, Row, Signal, Unknown
+from holdfast.transports import Absent, Function, Further, Happened, MaybeSent, PermanentError, Retry, RetryAfter, Row, Signal, Unknown
 from tests.engine.support import World
-
-Open = Callable[..., Runtime]
+from tests.outbox.conftest import Open, Shared
 
 
 class Note(State):
@@ -40,13 +37,6 @@ def sender(*, steps: int = 1, order: str = "", fail: bool = False) -> Graph[Note
     return graph
 
 
-class Shared(MemoryStore):
-    """A store that several runtimes of one process share: it outlives each of them."""
-
-    async def close(self) -> None:
-        """Nothing: the next one goes on with it."""
-
-
 class Mailbox:
     """A receiver; ``dedupes``: it drops a repeated key."""
 
@@ -60,26 +50,6 @@ class Mailbox:
         if not (self.dedupes and any(k == key for _, k in self.got)):
             self.got.append((payload, key))
         return "ok"
-
-
-@pytest.fixture(params=["memory", "sqlite"])
-async def open_rt(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Open]:
-    """Runtimes over one store; each is closed at the end."""
-    opened: list[Runtime] = []
-    shared: list[Any] = []
-
-    def make(**options: Any) -> Runtime:
-        if request.param == "memory":
-            shared[:] = shared or [Shared()]
-            rt = Runtime(shared[0], **options)
-        else:
-            rt = Runtime(f"sqlite:///{tmp_path}/a.db", **options)
-        opened.append(rt)
-        return rt
-
-    yield make
-    for rt in opened:
-        await rt.close()
 
 
 async def test_invoke_sends_the_runs_own_intents(open_rt: Open) -> None:
@@ -211,7 +181,13 @@ class Looked(Mailbox):
 
 @pytest.mark.parametrize(
     "answer, state, calls",
-    [(Happened("seen"), "sent", 0), (Absent(), "sent", 1), (Unknown("cannot say"), "unknown", 0), (OSError("down"), "unknown", 0), ("nonsense", "unknown", 0)],
+    [
+        (Happened("seen"), "sent", 0),
+        (Absent(), "sent", 1),
+        (Unknown("cannot say"), "unknown", 0),
+        (OSError("down"), "unknown", 0),
+        ("nonsense", "unknown", 0),
+    ],
     ids=["happened", "absent", "unknown", "raises", "nonsense"],
 )
 async def test_a_transport_that_looks_the_key_up(answer: Any, state: str, calls: int, open_rt: Open) -> None:
@@ -282,7 +258,7 @@ async def test_what_a_transport_raises(error: BaseException, state: str, attempt
 
 async def test_a_poison_intent_is_dead_after_its_attempts_and_can_be_redriven(open_rt: Open) -> None:
     class Poison(Mailbox):
-        retry = 3
+        retry = Retry(3, base_us=20_000)
         broken = True
 
         async def send(self, payload: Any, key: str) -> str:
@@ -294,10 +270,10 @@ async def test_a_poison_intent_is_dead_after_its_attempts_and_can_be_redriven(op
     box = Poison()
     async with open_rt(transports={"mail": box}) as rt:
         run = await rt.invoke(sender(), {})
-        for _ in range(2):
-            async with asyncio.timeout(20):
-                while not await rt.dispatch(until_idle=True):
-                    await rt.store.wait_for_change(0.05)
+        async with asyncio.timeout(20):
+            while (await rt.intents(run.run_id))[0].state != "dead":
+                await rt.dispatch(until_idle=True)
+                await rt.store.wait_for_change(0.02)
         (intent,) = await rt.intents(run.run_id)
         assert (intent.state, len(intent.attempts), intent.detail) == ("dead", 3, "cannot")
         box.broken = False
@@ -305,6 +281,33 @@ async def test_a_poison_intent_is_dead_after_its_attempts_and_can_be_redriven(op
         await rt.dispatch(until_idle=True)
         (intent,) = await rt.intents(run.run_id)
         assert (intent.state, len(intent.attempts)) == ("sent", 4)
+
+
+async def test_a_plain_function_says_how_it_is_to_be_tried(open_rt: Open) -> None:
+    """§9.4: ``Function`` gives one its attempts, the errors worth another, its time and its hooks."""
+    calls: list[str] = []
+    kinds: dict[str, BaseException] = {"0": ValueError("not now"), "1": KeyError("never")}
+
+    def fails(payload: Any, key: str) -> None:
+        calls.append(key)
+        raise kinds[str(payload["step"])]
+
+    told: list[str] = []
+    picky = Function(fails, retry=Retry(2, base_us=1, on=(ValueError,)))
+    async with open_rt(transports={"mail": picky}) as rt:
+        run = await rt.invoke(sender(steps=2), {})
+        async with asyncio.timeout(20):
+            while len(calls) < 3:
+                await rt.dispatch(until_idle=True)
+                await rt.store.wait_for_change(0.01)
+        assert [(i.state, len(i.attempts)) for i in await rt.intents(run.run_id)] == [("dead", 2), ("dead", 1)]
+    hooked = Function(lambda payload, key: "ok", dedupes=True, timeout=5, on_response=lambda intent, answer: told.append(answer))
+    async with open_rt(transports={"mail": hooked}) as rt:
+        await rt.invoke(sender(), {"text": "other"})
+        assert told == ["ok"]
+    for wrong in ({"retry": 0}, {"retry": "many"}, {"timeout": "soon"}, {"verify": 3}, {"limit": "queue:x"}):
+        with pytest.raises(InvalidInput):
+            Function(fails, **wrong)
 
 
 async def test_a_slow_transport_is_timed_out(open_rt: Open) -> None:
@@ -357,7 +360,11 @@ async def test_what_a_hook_gives_is_kept_with_the_settlement(open_rt: Open) -> N
         async def on_response(self, intent: Any, answer: Any) -> Any:
             if intent.key.endswith(":3"):
                 return None
-            return [Row("mail", intent.key, {"answer": answer}), {"name": "posted", "payload": answer}, Further("mail", {"text": "copy", "step": 9})]
+            return [
+                Row("mail", intent.key, {"answer": answer}),
+                {"name": "posted", "payload": answer},
+                Further("mail", {"text": "copy", "step": 9}),
+            ]
 
     graph: Graph[Note] = Graph("asks", Note, version="1")
 

@@ -23,6 +23,7 @@ async def text(rt: Runtime, tenant_id: str | None) -> str:
     queues = Counter(run.queue for run, lease in runs if lease.owner is None and lease.due is not None and lease.due <= now)
     effects = Counter(str(e.status) for e in await rt.store.effects() if tenant_id in (None, e.tenant_id))
     intents = Counter(str(i.state) for i in await rt.store.intents(limit=MOST) if tenant_id in (None, i.tenant_id))
+    queued = await rt.store.intents(state="queued", tenant_id=tenant_id, limit=1)
     holding = await rt.store.workers()
     workers = Counter(w.alive for w in holding)
     waiting: dict[str, int] = {}
@@ -40,6 +41,7 @@ async def text(rt: Runtime, tenant_id: str | None) -> str:
     _single(lines, "holdfast_unknown_effects", "Effects of which nobody knows whether they happened.", effects.get("unknown", 0))
     _single(lines, "holdfast_takeovers", "Takeovers of runs that have not ended.", sum(run.takeovers for run, _ in runs))
     _single(lines, "holdfast_oldest_lease_seconds", "Age of the oldest process that holds leases.", max(((now - w.started_at) // 1_000_000 for w in holding), default=0))
+    _single(lines, "holdfast_oldest_queued_intent_seconds", "Age of the oldest intent that is queued.", max(0, now - queued[0].created_at) // 1_000_000 if queued else 0)
     lines += ["# HELP holdfast_oldest_wait_seconds Age of the oldest open wait.", "# TYPE holdfast_oldest_wait_seconds gauge"]
     lines.append(f"holdfast_oldest_wait_seconds {(now - oldest) / 1_000_000:.3f}")
     return "\n".join(lines) + "\n"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -120,7 +121,14 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     Exit code 0 if nothing is wrong in the end, else 1.
     """
 
-    done, left, idle = over(call, lambda rt: mended(rt, acknowledge=acknowledge, rebuild=rebuild, actor=actor), long="examining")
+    async def act(rt: Runtime) -> tuple[tuple[list[Repair], Findings, int], describe.QueuedView | None]:
+        found = await mended(rt, acknowledge=acknowledge, rebuild=rebuild, actor=actor)
+        try:
+            return found, await rt.look.queued()
+        except StoreCorrupt:  # what is wrong is among the problems
+            return found, None
+
+    (done, left, idle), outbox = over(call, act, long="examining")
     shown = [describe.plain(describe.problem(p)) for p in left]
     if call.as_json:
         o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle})
@@ -132,6 +140,8 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     pages.problem_lines(shown)
     if idle:
         click.echo(f"{o.mark('warn')} no worker is up, and {idle} run(s) are due: holdfast worker TARGET")
+    if outbox is not None and outbox.queued:
+        _queued(outbox)
     click.echo(f"{o.mark('ok' if left.ok else 'bad')} {'nothing is wrong' if not shown else f'{len(shown)} problems'} ({left.runs} runs)")
     return 0 if left.ok else 1
 
@@ -169,6 +179,13 @@ def restore(call: Call, file: Path) -> int:
     else:
         click.echo(f"{o.mark('ok')} restored from {file}: {runs} runs")
     return 0
+
+
+def _queued(outbox: describe.QueuedView) -> None:
+    """One line about what waits to be sent."""
+    lacking = f"; nobody who is up sends {', '.join(o.inline(t, 40) for t in outbox.no_transport_for)}" if outbox.no_transport_for else ""
+    since = o.ago(outbox.oldest_at, dt.datetime.now(dt.UTC))
+    click.echo(f"{o.mark('warn' if lacking else 'dot')} {outbox.queued} intent(s) queued, the oldest {since}{lacking}: holdfast outbox --state queued")
 
 
 def _there(call: Call) -> None:

@@ -176,6 +176,13 @@ _SIGNS: dict[str, o.Mark] = {
     "side_effect.recorded": "ok",
     "side_effect.failed": "bad",
     "side_effect.unknown": "ask",
+    "intent.sent": "ok",
+    "intent.refused": "bad",
+    "intent.failed": "again",
+    "intent.lost": "ask",
+    "intent.unknown": "ask",
+    "intent.redrive": "go",
+    "intent.abandoned": "bad",
 }
 
 

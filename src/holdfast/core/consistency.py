@@ -8,6 +8,7 @@ it is left out rather than guessed.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
@@ -106,7 +107,7 @@ def ok(problems: Iterable[Problem]) -> bool:
 
 class Diagnosis:
     """One run under examination. Feed its log oldest first, then ask for the ``problems``. ``blobs`` are the large results that
-    it refers to, with what refers to each.
+    it refers to, with what refers to each; ``queued``: how many of its intents of each type wait to be sent.
 
     Args:
         run_id: the run.
@@ -131,6 +132,7 @@ class Diagnosis:
         self.carries: tuple[Carry, ...] = ()
         self._halt: Decision | None = None
         self.blobs: dict[str, str] = {}
+        self.queued: Counter[str] = Counter()
         self._found: list[Problem] = []
         self._counts: dict[str, int] = {}
         self._keys: set[str] = set()
@@ -203,6 +205,8 @@ class Diagnosis:
 
     def feed_intent(self, intent: Intent) -> None:
         """An intent of the run."""
+        if intent.state == "queued":
+            self.queued[intent.type] += 1
         if intent.state == "sending" and (intent.lease_until is None or intent.lease_until <= self.now):
             self._note(
                 "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher went away", "a dispatcher takes it up again once that lease is over"

@@ -662,7 +662,7 @@ class RulingView(Shape, frozen=True, kw_only=True):
 
 
 class IntentView(Shape, frozen=True, kw_only=True):
-    """An act decided, not yet done or already settled (§9). ``no_transport_for`` is its type, where nothing here sends that."""
+    """An act decided, not yet done or already settled (§9). ``no_transport_for`` is its type, where it is queued and nobody who is up sends that."""
 
     intent_id: str
     run_id: str
@@ -719,6 +719,14 @@ def intent(of: Intent, *, no_transport: bool = False) -> IntentView:
         rulings=[RulingView(at=iso(r.at), actor=r.actor, reason=r.reason, action=r.action, forced=r.forced) for r in of.rulings],
         wait_id=of.wait_id,
     )
+
+
+class QueuedView(Shape, frozen=True, kw_only=True):
+    """What waits to be sent: how many, since when the oldest, and those types of them that nobody who is up sends."""
+
+    queued: int
+    oldest_at: str | None
+    no_transport_for: list[str]
 
 
 class LedgerView(Shape, frozen=True, kw_only=True):

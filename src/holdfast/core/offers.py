@@ -21,13 +21,16 @@ class Shape(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Offer(msgspec.Struct, frozen=True, array_like=True):
-    """What a worker works on. No ``queues``: all of them. ``upgrade``: it takes any shape of the skills it has;
-    ``limits``: those that it declares."""
+    """What a process works on. No ``queues``: all of them. ``upgrade``: it takes any shape of the skills it has;
+    ``limits``: those that it declares; ``sends``: the types of intents that it sends, None where it is of a release that does not
+    tell; without ``works`` it claims no runs."""
 
     queues: tuple[str, ...]
     shapes: tuple[Shape, ...]
     upgrade: bool = False
     limits: dict[str, Limit] = {}
+    sends: tuple[str, ...] | None = None
+    works: bool = True
 
     def takes(self, run: Run) -> bool:
         return self.has(run.skill_id, run.shape)
@@ -63,11 +66,17 @@ def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWork
     """Why nobody takes a run that is due; None where somebody can, where none is up at all, and where it is not due."""
     if run.terminal or lease.live(now) or lease.due is None or lease.due > now:
         return None
-    mine = [o for o in living if not o.queues or run.queue in o.queues]
+    mine = [o for o in living if o.works and (not o.queues or run.queue in o.queues)]
     if not mine or any(o.takes(run) for o in mine):
         return None
     offered = dict.fromkeys(s.fingerprint for o in mine for s in o.shapes if s.skill_id == run.skill_id)
     return NoWorker(run.skill_id, run.skill_version, run.fingerprint, tuple(offered), run.workspace)
 
 
-__all__ = ["NoWorker", "Offer", "Shape", "lacking"]
+def sent(here: Iterable[str], living: Iterable[Offer]) -> frozenset[str] | None:
+    """The types of intents that this process or one that is up sends; None where one of them does not tell."""
+    every = [o.sends for o in living]
+    return None if None in every else frozenset(here).union(*(types for types in every if types is not None))
+
+
+__all__ = ["NoWorker", "Offer", "Shape", "lacking", "sent"]

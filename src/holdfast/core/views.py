@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from heapq import merge
 
 import msgspec
 
 from holdfast.core import events as ev
+from holdfast.core.intents import Intent, IntentState
 from holdfast.core.lease import Lease
 from holdfast.core.run import UNATTENDED, Run
 from holdfast.core.status import CLASSES, LIVE, Class, Condition, Status
@@ -103,11 +105,13 @@ class Moment(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-def timeline(events: Iterable[ev.Event]) -> list[Moment]:
-    """The story of a run for people. A step that ended is one line with its duration; one under way has its start."""
+def timeline(events: Iterable[ev.Event], intents: Iterable[Intent] = ()) -> list[Moment]:
+    """The story of a run for people. A step that ended is one line with its duration; one under way has its start. What became of its
+    ``intents`` is not in the log, and is told by its times (§9.3)."""
     began: dict[tuple[int, str] | str, int] = {}
     starts: dict[tuple[int, str], int] = {}
     story: list[Moment | None] = []
+    times: list[int] = []
     for event in events:
         fact = event.fact
         if isinstance(fact, ev.CheckpointSaved):
@@ -130,7 +134,25 @@ def timeline(events: Iterable[ev.Event]) -> list[Moment]:
             since = began.get("")
         duration = None if since is None else (event.at - since) / 1_000_000
         story.append(Moment(iso(event.at), event.type, _where(fact), duration, _detail(event)))
-    return [m for m in story if m is not None]
+        times.append(event.at)
+    beside = sorted((told for intent in intents for told in _deliveries(intent)), key=lambda told: told[0])
+    log = [(at, m) for at, m in zip(times, story, strict=True) if m is not None]
+    return [m for _, m in merge(log, beside, key=lambda told: told[0])]
+
+
+def _deliveries(intent: Intent) -> Iterator[tuple[int, Moment]]:
+    """Each attempt at sending an intent, at the time of its end, and what people have said about it."""
+    step = intent.intent_id.partition(".")[2].rpartition("!")[0].partition(".")[2]
+    to = f"{intent.type} to {intent.target}" if intent.target else intent.type
+    for t in intent.tries:
+        at = t.began_at if t.ended_at is None else t.ended_at
+        took = None if t.ended_at is None else (t.ended_at - t.began_at) / 1_000_000
+        said = "" if t.error is None else t.error.message
+        told = ", ".join(x for x in (to, f"attempt {t.number}" if t.number > 1 else "") if x)
+        yield at, Moment(iso(at), f"intent.{t.outcome or IntentState.SENDING}", step, took, f"{told}: {said}" if said else told)
+    for r in intent.rulings:
+        why = f": {r.reason}" if r.reason else ""
+        yield r.at, Moment(iso(r.at), f"intent.{r.action}", step, None, f"{to}, by {r.actor}{', forced' if r.forced else ''}{why}")
 
 
 def _where(fact: ev.Fact | ev.Unknown) -> str:

@@ -370,7 +370,8 @@ class Dispatcher:
         except StoreError:
             raise
         except (Exception, SystemExit) as e:  # a transport is the author's code and may raise anything
-            return intent, Failed(ErrorValue.of(e)), None
+            tried_again = isinstance(e, (*route.on, SystemExit))
+            return intent, Failed(ErrorValue.of(e)) if tried_again else Refused(ErrorValue.of(e)), None
         return intent, Sent(_packed(answer)), answer
 
     async def _entered(self, intent: Intent, limit: str) -> Later | None:

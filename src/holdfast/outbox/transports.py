@@ -16,7 +16,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from holdfast.core.arguments import checked
+from holdfast.core.arguments import checked, function
 from holdfast.core.bounds import amount, texts
 from holdfast.core.errors import InvalidInput, MaybeSent, PermanentError, UsageError
 from holdfast.core.intents import Sending
@@ -65,10 +65,12 @@ class Further(msgspec.Struct, frozen=True):
 
 
 Given = Row | Signal | Further
+Raised = type[BaseException]
 
 
 class Route(msgspec.Struct, frozen=True):
-    """A transport as a dispatcher uses it. ``threaded``: its functions are plain ones, so each is called in a thread."""
+    """A transport as a dispatcher uses it. ``threaded``: its functions are plain ones, so each is called in a thread; ``on``: the errors after
+    which it is tried again."""
 
     type: str
     send: Callable[[Any, str], Any]
@@ -78,6 +80,7 @@ class Route(msgspec.Struct, frozen=True):
     verify: Callable[[Any, str], Any] | None = None
     on_response: Callable[[Any, Any], Any] | None = None
     limit: str | None = None
+    on: tuple[Raised, ...] = (Exception,)
 
 
 def route(type: str, transport: Any) -> Route:
@@ -103,7 +106,7 @@ def route(type: str, transport: Any) -> Route:
     how = Sending(bool(getattr(transport, "dedupes", False)), verify is not None, retry.max_attempts, retry.base_us)
     return Route(
         type, send, how, TIMEOUT_SECONDS if timeout is None else float(timeout), not _asynchronous(send), verify, getattr(transport, "on_response", None),
-        None if limit is None else own_name(limit, f"the limit of the transport of {type!r}"),
+        None if limit is None else own_name(limit, f"the limit of the transport of {type!r}"), retry.on,
     )
 
 
@@ -143,6 +146,33 @@ def _value(item: Any) -> Given:
     raise InvalidInput(
         f"on_response returned {type(item).__name__}", hint="return Row, Signal or Further of holdfast.transports, a list of them, or None"
     )
+
+
+class Function:
+    """A plain function as a transport, with what is to be said of it: ``Function(send_mail, retry=3, timeout=5, dedupes=True)``.
+
+    ``retry``: how many attempts before it is dead, or a ``Retry``, whose ``on`` names the errors that are tried again.
+    """
+
+    @checked(send=function, verify=function, on_response=function, timeout=amount, limit=own_name, retry=coerce)
+    def __init__(
+        self,
+        send: Callable[[Any, str], Any],
+        *,
+        dedupes: bool = False,
+        retry: Retry | int | None = None,
+        timeout: float | None = None,
+        limit: str | None = None,
+        verify: Callable[[Any, str], Any] | None = None,
+        on_response: Callable[[Any, Any], Any] | None = None,
+    ) -> None:
+        self.send = send
+        self.dedupes = dedupes
+        self.retry = retry
+        self.timeout = timeout
+        self.limit = limit
+        self.verify = verify
+        self.on_response = on_response
 
 
 class Subprocess:
@@ -208,4 +238,4 @@ async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
         return  # a command need not read what it is given
 
 
-__all__ = ["Further", "Given", "Route", "Row", "Signal", "Subprocess", "called", "given", "route", "routes"]
+__all__ = ["Function", "Further", "Given", "Route", "Row", "Signal", "Subprocess", "called", "given", "route", "routes"]

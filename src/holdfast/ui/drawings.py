@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.describe import AttemptView, EventView, SkillView, StepView
+from holdfast.core.describe import AttemptView, EventView, IntentView, SkillView, StepView
 
 WIDE, HIGH, GAP, ROW = 344, 46, 13, 78
 FOLD = 8.0
@@ -113,9 +113,13 @@ class Timeline(msgspec.Struct, frozen=True):
     left_out: int
 
 
-def timeline(steps: Sequence[StepView], attempts: Sequence[AttemptView], events: Sequence[EventView], now: dt.datetime, ended: str | None) -> Timeline | None:
-    """A row for each node's step, in the order in which they began; of very many the last ones."""
-    end = _at(ended) or now
+def timeline(
+    steps: Sequence[StepView], attempts: Sequence[AttemptView], events: Sequence[EventView], now: dt.datetime, ended: str | None, intents: Sequence[IntentView] = ()
+) -> Timeline | None:
+    """A row for each node's step, in the order in which they began; of very many the last ones. Behind the step that it was decided in stands
+    what was sent, with each attempt at it (§9.3)."""
+    sent = [at for i in intents for d in i.attempts if (at := _at(d.ended_at or d.began_at)) is not None]
+    end = now if ended is None else max([_at(ended) or now, *sent])
     top = [s for s in steps if not s.path and _at(s.started_at) is not None]
     if not top:
         return None
@@ -141,10 +145,30 @@ def timeline(steps: Sequence[StepView], attempts: Sequence[AttemptView], events:
                 bars.append(_bar(scale, began, stopped, "wait"))
         began, stopped = _at(step.started_at) or start, _at(step.ended_at) or end
         lines.append(Line(step.step_id, step.name, "person" if asks else _state(step), bars, (stopped - began).total_seconds(), _why(step, mine)))
+        lines += [_sending(i, scale, end) for i in intents if i.intent_id.rpartition("!")[0] == step.step_id]
     return Timeline(
         lines, [(scale(a), scale(b) - scale(a)) for a, b in scale.folded], [(0.0, f"{start:%H:%M:%S}"), (100.0, f"{end:%H:%M:%S}")],
         (end - start).total_seconds(), len(top) - len(lines),
     )  # fmt: skip
+
+
+_INTENT_STATES = {"sent": "done", "dead": "fail", "abandoned": "fail", "unknown": "person"}
+
+
+def _sending(intent: IntentView, scale: _Scale, end: dt.datetime) -> Line:
+    """What became of an intent: a bar for each attempt."""
+    bars = []
+    for d in intent.attempts:
+        began = _at(d.began_at) or end
+        kind = "open" if d.outcome is None else "done" if d.outcome == "sent" else "fail"
+        bars.append(_bar(scale, began, _at(d.ended_at) or end, kind))
+    made = _at(intent.created_at) or end
+    error = next((d.error for d in reversed(intent.attempts) if d.error is not None), None)
+    told = [intent.state if intent.state != "sent" else "", f"{len(intent.attempts)} attempts" if len(intent.attempts) > 1 else ""]
+    told += ["no transport for it" if intent.no_transport_for else "", error.message if error is not None else intent.detail]
+    to = f"send {intent.type} to {intent.target}" if intent.target else f"send {intent.type}"
+    why = "; ".join(x for x in told if x)
+    return Line(intent.intent_id, to, _INTENT_STATES.get(intent.state, "open"), bars, ((_at(intent.settled_at) or end) - made).total_seconds(), why)
 
 
 def _state(step: StepView) -> str:

@@ -39,7 +39,7 @@ def page(name: str, **context: Any) -> str:
 
 def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[describe.RunView], children: list[describe.RunView], *, most: int = 200) -> dict[str, Any]:
     """All that a run's page shows, of one instant."""
-    run, effects, steps, attempts, events = seen.detail(), seen.effects(), seen.steps(), seen.attempts(), seen.events()
+    run, effects, steps, attempts, events, intents = seen.detail(), seen.effects(), seen.steps(), seen.attempts(), seen.events(), seen.intents()
     now = when(seen.now)
     states: dict[str, tuple[str, str]] = {}
     for s in (s for s in steps if not s.path):
@@ -51,7 +51,7 @@ def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[d
     return {
         "run": run, "now": now, "effects": effects, "steps": steps, "attempts": attempts, "events": events[-most:][::-1], "events_total": len(events),
         "finding": words.finding(run, effects), "picture": drawings.graph(skill, states) if skill is not None and skill.nodes and not skill.flow else None,
-        "timeline": drawings.timeline(steps, attempts, events, now, run.finished_at), "family": family, "children": children, "intents": seen.intents(),
+        "timeline": drawings.timeline(steps, attempts, events, now, run.finished_at, intents), "family": family, "children": children, "intents": intents,
         "ledger": seen.ledger(), "alone_wait": sum(bool(w.available_actions) for w in run.waits) == 1,
     }  # fmt: skip
 

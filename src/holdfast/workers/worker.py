@@ -104,7 +104,7 @@ class Worker:
         self._until_idle = until_idle
         self._upgrade = upgrade
         self._passed: set[str] = set()
-        self._offered: tuple[str, ...] = ()
+        self._offered: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._looked = -math.inf
         self._sweeper = Sweeper(services, self._queues, self._unfired) if schedules else None
         self._running: set[asyncio.Task[Report]] = set()
@@ -263,12 +263,18 @@ class Worker:
         await self._reap()
 
     async def _offer(self) -> None:
-        """Tells the store what this worker works on, again where skills have been added."""
+        """Tells the store what this worker works on, again where skills have been added, or what is sent from here has changed."""
         services = self._services
-        if self._offered != services.shapes:
-            self._offered = services.shapes
-            shapes = [Shape(p.id, p.version, f, services.folder) for p in services.skills for f in (p.fingerprint, *p.migrates)]
-            await services.store.offer(services.owner, Offer(self._queues, tuple(shapes), self._upgrade, dict(services.limits)))
+        if self._offered != (now := (services.shapes, services.sends)):
+            self._offered = now
+            await services.store.offer(services.owner, self.offer)
+
+    @property
+    def offer(self) -> Offer:
+        """What this worker works on, and what is sent beside it."""
+        services = self._services
+        shapes = [Shape(p.id, p.version, f, services.folder) for p in services.skills for f in (p.fingerprint, *p.migrates)]
+        return Offer(self._queues, tuple(shapes), self._upgrade, dict(services.limits), services.sends)
 
     async def _pass_over(self) -> None:
         """Says once of each due run that no living worker of its queue can take it (§10.11)."""

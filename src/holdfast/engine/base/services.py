@@ -141,7 +141,8 @@ class Services:
     while a run is driven whose earlier owners were late; 1 ends that. ``driving``: the runs that some task of this process has claimed and drives;
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
     which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told. ``limits`` are those declared here,
-    ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back.
+    ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back;
+    ``sends``: the types of intents that are sent from here for everybody.
     """
 
     store: Store
@@ -174,6 +175,7 @@ class Services:
     limits: Mapping[str, Limit] = dataclasses.field(default_factory=dict)
     max_queued: int | None = None
     leaving: set[str] = dataclasses.field(default_factory=set)
+    sends: tuple[str, ...] = ()
     quarantine: Quarantine = dataclasses.field(default_factory=Quarantine)
     streams: Streams = dataclasses.field(init=False)
     attendant: Attendant = dataclasses.field(init=False)
@@ -223,6 +225,7 @@ class Services:
         self.driving.clear()
         self.stalled.clear()
         self.leaving.clear()
+        self.sends = ()
         self.quarantine = Quarantine()
         self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
 

@@ -7,12 +7,13 @@ import msgspec
 from holdfast.core import lanes, offers, views
 from holdfast.core.errors import FingerprintMismatch, SkillUnknown
 from holdfast.core.lanes import Blocked, Head, May
-from holdfast.core.lease import Alive, Lease
+from holdfast.core.lease import Lease
 from holdfast.core.limits import Use
-from holdfast.core.offers import NoWorker, Offer
+from holdfast.core.offers import NoWorker
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.engine.base.services import Services
+from holdfast.engine.look.living import living
 from holdfast.ports import RunFilter, Store
 
 NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
@@ -130,10 +131,4 @@ async def lacking(store: Store, run: Run, lease: Lease) -> NoWorker | None:
     return offers.lacking(run, lease, await living(store), now)
 
 
-async def living(store: Store) -> list[Offer]:
-    """What the workers offer that are up."""
-    now = store.now()
-    return [w.offer for w in await store.workers() if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
-
-
-__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "lacking", "limited", "living", "put_off", "said"]
+__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "lacking", "limited", "put_off", "said"]

@@ -7,13 +7,14 @@ million events needs no more memory than one of ten.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_problem
 from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, StoreCorrupt, UsageError
 from holdfast.core.run import Run
 from holdfast.engine.base import standing
+from holdfast.engine.look.living import living, sent_types
 from holdfast.engine.look.missing import missing
 from holdfast.ports import Evidence, Needs, RunFilter, Store, Upkeep, as_kept, offers_upkeep
 
@@ -55,11 +56,12 @@ def keeper(store: Store) -> Upkeep:
 
 
 class Checker:
-    """Checks the runs of one store."""
+    """Checks the runs of one store. ``transports``: the types of intents that this process sends; None where it sends none for anybody."""
 
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store, transports: Collection[str] | None = None) -> None:
         self._store = store
         self._keeper = keeper(store)
+        self._transports = transports
 
     async def all(self) -> Findings:
         """The store as a whole, then each run."""
@@ -110,9 +112,20 @@ class Checker:
             return []
         return [Problem("no_worker_for", "warning", lacking.said, lacking.way_out(run.run_id), run.run_id)]
 
+    async def _unsent(self, diagnosis: Diagnosis) -> list[Problem]:
+        """Queued intents of a type that nobody who is up sends (§9.1)."""
+        if not diagnosis.queued or (types := await sent_types(self._store, self._transports)) is None:
+            return []
+        way = "start holdfast worker, or dispatch, with a transport for it"
+        return [
+            Problem("no_transport_for", "warning", f"nobody who is up sends {type!r}, of which {count} queued", way, diagnosis.run_id)
+            for type, count in sorted(diagnosis.queued.items())
+            if type not in types
+        ]
+
     async def idle(self) -> int:
         """How many runs are due while no worker at all is up; 0 where one is."""
-        if await standing.living(self._store):
+        if any(o.works for o in await living(self._store)):
             return 0
         now = self._store.now()
         found = await self._store.runs(RunFilter(statuses=standing.NOT_ENDED, limit=MOST))
@@ -128,6 +141,7 @@ class Checker:
             return False  # it was pruned while it was looked at, between two of its parts
         found.note(problems)
         found.note(await self._nobody(evidence))
+        found.note(await self._unsent(diagnosis))
         found.runs += 1
         found.events += evidence.tip.seq if evidence.tip is not None else 0
         return True

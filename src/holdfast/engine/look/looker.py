@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable, Container, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -21,8 +21,9 @@ from holdfast.core import limits as bounding
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound, ScheduleNotFound, TokenRefused, UnknownStatus
 from holdfast.core.graph import Program
+from holdfast.core.intents import IntentState
 from holdfast.core.lanes import Blocked
-from holdfast.core.lease import Alive, Lease
+from holdfast.core.lease import Lease
 from holdfast.core.limits import Limit
 from holdfast.core.masks import HIDDEN, NOTHING, Mask
 from holdfast.core.offers import NoWorker, Offer
@@ -33,6 +34,7 @@ from holdfast.core.selection import Where
 from holdfast.core.status import TERMINAL, WAITING, Condition, Status, parse
 from holdfast.core.tokens import hashed
 from holdfast.core.waits import Wait
+from holdfast.engine.look.living import living, sent_types, unsendable
 from holdfast.engine.look.snapshot import Check, Snapshot, found, snapshot
 from holdfast.engine.look.threads import Threads
 from holdfast.handle import when
@@ -90,7 +92,7 @@ class Looker:
     and ``blocked`` says what stands in a run's way."""
 
     def __init__(
-        self, store: Store, threads: Threads, check: Check | None = None, transports: Container[str] | None = None, blocked: Blocks | None = None
+        self, store: Store, threads: Threads, check: Check | None = None, transports: Collection[str] | None = None, blocked: Blocks | None = None
     ) -> None:
         self._store = store
         self.threads = threads
@@ -116,7 +118,8 @@ class Looker:
         """
         seen = await snapshot(self._store, self.threads, run_id, tenant_id=tenant_id, check=self._check if check else None)
         blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(seen.run, seen.lease)
-        return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker) if blocked or no_worker else seen
+        lacking = await unsendable(self._store, self._transports) if seen.intent_records else None
+        return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker, unsendable=lacking) if blocked or no_worker or lacking else seen
 
     async def checkpoint(self, run_id: str, name: str | None = None, tenant_id: str | None = None) -> describe.CheckpointView:
         """A checkpoint by its id, by the short ``c12`` of it, or the head.
@@ -275,15 +278,24 @@ class Looker:
 
     async def intents(self, tenant_id: str | None = None, *, state: str | None = None, limit: int = 100) -> list[describe.IntentView]:
         """What is to be sent, or was."""
-        masks = _Masks(self)
+        masks, lacking = _Masks(self), await unsendable(self._store, self._transports)
         out: list[describe.IntentView] = []
         for i in await self._store.intents(state=state, limit=MOST):
             if len(out) == limit:
                 break
             if tenant_id in (None, i.tenant_id):
-                lacking = self._transports is not None and i.type not in self._transports
-                out.append(describe.masked(describe.intent(i, no_transport=lacking), await masks.of(i.run_id)))
+                out.append(describe.masked(describe.intent(i, no_transport=lacking(i)), await masks.of(i.run_id)))
         return out
+
+    async def queued(self) -> describe.QueuedView:
+        """What waits to be sent, of all tenants."""
+        waiting = [c for c in await self._store.intent_counts() if c.state == IntentState.QUEUED]
+        types = await sent_types(self._store, self._transports) if waiting else None
+        return describe.QueuedView(
+            queued=sum(c.count for c in waiting),
+            oldest_at=views.iso(min((c.oldest for c in waiting), default=None)),
+            no_transport_for=sorted(c.type for c in waiting if types is not None and c.type not in types),
+        )
 
     async def ledger(
         self,
@@ -341,11 +353,11 @@ class Looker:
 
     async def queues(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.QueueView]:
         """The queues in which something is due or driven, or that are paused, and what stands in the way (§10.11); of one tenant what is its own."""
-        offers = await self._living()
+        offers = await living(self._store)
         rules, usage = bounding.in_force(_declared(offers, declared), await self._store.rules()), await self._store.usage()
 
         def takers(b: bounding.Backlog) -> bool:
-            mine = [o for o in offers if not o.queues or b.queue in o.queues]
+            mine = [o for o in offers if o.works and (not o.queues or b.queue in o.queues)]
             return not mine or any(o.has(b.skill_id, b.fingerprint) for o in mine)
 
         backlog = [b for b in await self._store.backlog() if tenant_id in (None, b.tenant)]
@@ -361,16 +373,11 @@ class Looker:
     async def limits(self, declared: Mapping[str, Limit], tenant_id: str | None = None) -> list[describe.LimitView]:
         """The limits in force, by name, and what was said about those that are in force no more; without those of other tenants than this one."""
         stored = {r.name: r for r in await self._store.rules()}
-        rules, usage = bounding.in_force(_declared(await self._living(), declared), stored.values()), await self._store.usage()
+        rules, usage = bounding.in_force(_declared(await living(self._store), declared), stored.values()), await self._store.usage()
         return [_limit(name, rules.limits.get(name), stored.get(name), usage) for name in sorted({*rules.limits, *stored}) if _of_tenant(name, tenant_id)]
 
     async def limit(self, name: str, declared: Mapping[str, Limit]) -> describe.LimitView:
         return next(found for found in await self.limits(declared) if found.name == name)
-
-    async def _living(self) -> list[Offer]:
-        """What the workers offer that are up."""
-        now = self._store.now()
-        return [w.offer for w in await self._store.workers() if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
 
     async def schedules(self, tenant_id: str | None = None) -> list[describe.ScheduleView]:
         """All schedules, the soonest first."""

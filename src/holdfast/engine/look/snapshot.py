@@ -32,6 +32,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
 from holdfast.core.turns import Place, Turns
 from holdfast.core.views import Moment, timeline
+from holdfast.engine.look.living import Unsendable
 from holdfast.engine.look.missing import missing
 from holdfast.engine.look.threads import Origin, Threads
 from holdfast.ports import Store
@@ -110,6 +111,8 @@ class Snapshot:
     problems: tuple[Problem, ...] = ()
     blocked: Blocked | None = None
     no_worker: NoWorker | None = None
+    unsendable: Unsendable | None = None
+    """Tells of an intent whether nobody can send it; None where that was not asked."""
     lost: HoldfastError | None = None
     """Why what the run carries from its thread cannot be found."""
 
@@ -143,8 +146,8 @@ class Snapshot:
         return self.record.waits
 
     def story(self) -> list[Moment]:
-        """The timeline; a row that cannot be read ends it."""
-        return [replace(m, detail=self.mask.text(m.detail)) for m in timeline(self.walk.events)]
+        """The timeline, and by their times the attempts at sending what the run sends (§9.3); a row that cannot be read ends it."""
+        return [replace(m, detail=self.mask.text(m.detail)) for m in timeline(self.walk.events, self.intent_records)]
 
     def events(self, after: int = 0, limit: int | None = None) -> list[describe.EventView]:
         chosen = [e for e in self.walk.events if e.seq > after][:limit]
@@ -173,7 +176,8 @@ class Snapshot:
         return [describe.masked(describe.effect(e), self.mask) for e in self.effect_records]
 
     def intents(self) -> list[describe.IntentView]:
-        return [describe.masked(describe.intent(i), self.mask) for i in self.intent_records]
+        lacking = self.unsendable
+        return [describe.masked(describe.intent(i, no_transport=lacking is not None and lacking(i)), self.mask) for i in self.intent_records]
 
     def ledger(self) -> list[describe.LedgerView]:
         return [describe.masked(describe.ledger(row), self.mask) for row in self.ledger_rows]

@@ -1,0 +1,35 @@
+"""Who is up, and what of the outbox nobody who is up can send (§9.1, §10.11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from holdfast.core import offers
+from holdfast.core.intents import Intent, IntentState
+from holdfast.core.lease import Alive
+from holdfast.core.offers import Offer
+from holdfast.ports import Store
+
+Unsendable = Callable[[Intent], bool]
+
+
+async def living(store: Store) -> list[Offer]:
+    """What the processes offer that are up."""
+    now = store.now()
+    return [w.offer for w in await store.workers() if w.offer is not None and w.alive != Alive.NO and w.expires_at > now]
+
+
+async def sent_types(store: Store, here: Iterable[str] | None = None) -> frozenset[str] | None:
+    """The types of intents that are sent by a process that is up, or by this one, which sends what is ``here``; None where nobody can say.
+    Without ``here`` that is for the others alone to say, and where none of them sends anything, nobody says it."""
+    others = await living(store)
+    return offers.sent(here or (), others) if here is not None or any(o.sends for o in others) else None
+
+
+async def unsendable(store: Store, here: Iterable[str] | None = None) -> Unsendable:
+    """Tells of an intent whether it is queued and nobody sends its type."""
+    types = await sent_types(store, here)
+    return lambda intent: types is not None and intent.state is IntentState.QUEUED and intent.type not in types
+
+
+__all__ = ["Unsendable", "living", "sent_types", "unsendable"]

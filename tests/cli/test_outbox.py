@@ -1,0 +1,54 @@
+"""What the commands tell of the outbox: what waits, what nobody sends, and what became of each attempt (§9.3, §12.2)."""
+
+from pathlib import Path
+
+from tests.cli.conftest import Type
+
+SENDS = '''
+from holdfast import Context, Graph, State
+
+graph = Graph("sends", State, version="1")
+
+
+@graph.node(start=True)
+async def notify(state: State, ctx: Context):
+    ctx.send("mail", {"url": "https://h.example/x"})
+
+
+def post(payload, key):
+    if not __import__("os").path.exists("up"):
+        raise OSError("the line is busy")
+    return "ok"
+
+
+sends = {"mail": post}
+'''
+
+
+def test_what_nobody_sends_is_told(holdfast: Type, folder: Path) -> None:
+    (folder / "sends.py").write_text(SENDS)
+    run = holdfast("run", "sends.py:graph", "--json").json
+    (intent,) = holdfast("outbox", "--json").json["intents"]
+    assert intent["no_transport_for"] == "mail"
+    assert "queued (no transport)" in holdfast("outbox").out
+    found = holdfast("check", "--json")
+    assert found.code == 0 and [(p["code"], p["severity"], p["run_id"]) for p in found.json["problems"]] == [("no_transport_for", "warning", run["run_id"])]
+    said = holdfast("doctor", "--json")
+    assert said.code == 0 and [p["code"] for p in said.json["problems"]] == ["no_transport_for"]
+    assert "1 intent(s) queued, the oldest " in (out := holdfast("doctor").out) and "nobody who is up sends mail" in out
+
+
+def test_attempts_stand_in_the_timeline(holdfast: Type, folder: Path) -> None:
+    (folder / "sends.py").write_text(SENDS)
+    run = holdfast("run", "sends.py:graph", "--json").json["run_id"]
+    holdfast("dispatch", "--transports", "sends.py:sends", "--until-idle")
+    (folder / "up").touch()
+    (intent,) = holdfast("outbox", "--json").json["intents"]
+    assert intent["attempts"][0]["outcome"] == "failed"
+    assert holdfast("redrive", intent["intent_id"], "--reason", "the line is free", "--actor", "ada").code == 0
+    holdfast("dispatch", "--transports", "sends.py:sends", "--until-idle")
+    shown = [line for line in holdfast("show", run).out.splitlines() if " intent." in line and "enqueued" not in line]
+    assert ["failed" in shown[0], "ada" in shown[1], "attempt 2" in shown[2]] == [True] * 3 and len(shown) == 3
+    assert "mail to h.example" in shown[0] and "the line is busy" in shown[0]
+    doctor = holdfast("doctor")
+    assert "queued" not in doctor.out and doctor.code == 0
