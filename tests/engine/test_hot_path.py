@@ -197,7 +197,7 @@ async def test_a_turn_of_a_conversation_is_few_statements(tmp_path: Any, stateme
     wholes = {"INSERT": 1}  # now and then a whole checkpoint goes with a commit
     for found in (turns[3], turns[30], turns[59]):
         assert found["COMMIT"] == 4 and found["ROLLBACK"] == 0
-        assert (found - Counter(wholes)).total() <= 25
+        assert (found - Counter(wholes)).total() <= 21
     assert (turns[59] - turns[3]).total() <= 1
 
 
@@ -211,4 +211,32 @@ async def test_births_and_ends_of_a_crowd_share_their_looks(tmp_path: Any, state
         await asyncio.gather(*[rt.invoke(graph, {}) for _ in range(runs)])
         found = Counter(statements) - before
     assert (found["INSERT"], found["UPDATE"]) == (3 * runs, runs)
-    assert found["SELECT"] < 4 * runs
+    assert found["SELECT"] < 1.5 * runs
+
+
+async def test_a_birth_and_an_end_are_few_calls(tmp_path: Any) -> None:
+    """Issue «Speed», 2: what a run of one step costs, birth and end included: some 600 calls; it was 760 before the last step went by the line."""
+    counted = 0
+
+    def count(_: Any, event: str, __: Any) -> None:
+        nonlocal counted
+        counted += event == "call"
+
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        graph = line(1)
+        await asyncio.gather(*[rt.invoke(graph, {}) for _ in range(RUNS)])
+        sys.setprofile(count)
+        try:
+            await asyncio.gather(*[rt.invoke(graph, {}) for _ in range(RUNS)])
+        finally:
+            sys.setprofile(None)
+    assert counted / RUNS < 640
+
+
+async def test_a_birth_that_is_there_already_says_so(tmp_path: Any) -> None:
+    """§1.11: births of a group share a statement; one that another stands against is tried alone, and told why in words of its own."""
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        graph = line(2)
+        runs = await asyncio.gather(*[rt.invoke(graph, {}, session_key="one" if n % 2 else None) for n in range(12)])
+        assert [r.status for r in runs] == ["completed"] * 12
+        assert len({r.run_id for r in runs}) == 12

@@ -461,6 +461,7 @@ def vouched(parent: Checkpoint, events: Iterable[ev.Event], delta: bytes) -> tup
 
 
 STEPPED = (Boundary.STEP_COMPLETED,)
+ENDED = (Boundary.STEP_COMPLETED, Boundary.RUN_COMPLETED)
 _BOUNDARIES: dict[type, Boundary] = {
     ev.RunStarted: Boundary.RUN_STARTED,
     ev.RunWaitingForHuman: Boundary.WAITING_FOR_HUMAN,

@@ -177,9 +177,14 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     @property
     def plain(self) -> bool:
         """Whether it writes nothing beside its log row and the run's hot columns."""
+        return self.behind is None and self.alone
+
+    @property
+    def alone(self) -> bool:
+        """Whether it writes nothing that is not the run's own: its log row, its columns, and what it carries its thread on from."""
         if self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger:
             return False
-        return not (self.blobs or self.behind or self.moves or self.emitted)
+        return not (self.blobs or self.moves or self.emitted)
 
     def check(self) -> None:
         """Asserts what must hold of every commit, whichever store it goes to."""

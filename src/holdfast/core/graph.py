@@ -121,7 +121,7 @@ class Straight(msgspec.Struct, frozen=True):
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
-    ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these, but for nodes after which nothing comes (``core/line``);
+    ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these (``core/line``);
     ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to; ``writes`` and ``values``: what may be written to a channel, and what
     its value may be (§3.7)."""
 
@@ -196,7 +196,7 @@ def compile(
         order={n: i for i, n in enumerate(nodes)},
         fingerprint=canon.fingerprint(shape),
         lasting=lasting,
-        plain={} if flow else {n.name: lasting if n.writes is None else lasting.intersection(n.writes) for n in nodes.values() if n.plain and (heard or f"done:{n.name}" in listeners)},
+        plain={} if flow else {n.name: lasting if n.writes is None else lasting.intersection(n.writes) for n in nodes.values() if n.plain},
         straight={n: s for n in nodes if (s := _straight(n, nodes, listeners)) is not None},
         heard=heard,
         writes={c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None},

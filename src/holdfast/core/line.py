@@ -9,8 +9,11 @@ not made on the way. Whoever looks at the run gets them made from what the line 
 ends the line: the journal takes over, and the general way goes on from there (``engine/base/journal``, ``engine/drive/fused``).
 
 What is not plain is never half done here. ``decide`` gives None before anything has changed, and the general way does the
-step: the run's last one, one before a whole checkpoint, a skip. What a step decided becomes the line's own state only
+step: one before a whole checkpoint, a skip. What a step decided becomes the line's own state only
 when it is durable (``keep``), so that a commit that fails leaves the line where the log is.
+
+The run's last step is decided here too, where nobody is asked about its end (``ends``): a commit like any other, for a run's
+end is looked at. That ends the line.
 
 *Fast = general*: rows, hashes, events, checkpoints and what a reader sees after each commit are the same bytes either way
 (``tests/properties/test_fused.py``), for both call the same functions: ``superstep.plan``, ``codec.encode_delta``,
@@ -26,11 +29,12 @@ import msgspec
 
 from holdfast.core import canon, codec, ids
 from holdfast.core import events as ev
-from holdfast.core.checkpoint import NONE_SEEN, STEPPED, Checkpoint, Delta, Source, Task, TaskResult
-from holdfast.core.commit import Step, Tip, whole_due
+from holdfast.core.checkpoint import ENDED, NONE_SEEN, STEPPED, Checkpoint, Delta, Source, Task, TaskResult
+from holdfast.core.commit import Commit, Step, Tip, whole_due
 from holdfast.core.graph import Program
+from holdfast.core.lease import RELEASE, counter
 from holdfast.core.outcomes import OK
-from holdfast.core.run import Run, stepped
+from holdfast.core.run import Run, fold_all, stepped
 from holdfast.core.superstep import Turns, plan
 
 
@@ -94,10 +98,8 @@ class Line:
 
         Nothing has changed by it: that is for ``keep``, once it is durable.
         """
-        node, step, versions, tip = task.node, self.step + 1, self.versions, self._tip
-        upto = dict(self.seen.get(node, NONE_SEEN))
-        for channel in task.seen:
-            upto[channel] = versions.get(channel, 0)
+        node, step, tip = task.node, self.step + 1, self._tip
+        upto = self._seen(task)
         news = [f"done:{node}", *writes]
         pending = self._after(node, step, upto, writes, news)
         if not pending:
@@ -117,6 +119,40 @@ class Line:
         )  # fmt: skip
         self._decided = _Next(decided, at, task, upto, writes, news, hash, vouched, pending, facts[-1])  # type: ignore[arg-type]
         return decided
+
+    def _seen(self, task: Task) -> dict[str, int]:
+        upto = dict(self.seen.get(task.node, NONE_SEEN))
+        for channel in task.seen:
+            upto[channel] = self.versions.get(channel, 0)
+        return upto
+
+    def end(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int) -> Commit | None:
+        """The commit of a plain task after which nothing comes: the run has completed. None if something comes."""
+        node, step, run, last, tip = task.node, self.step + 1, self.run, self.checkpoint, self._tip
+        upto, news = self._seen(task), [f"done:{node}", *writes]
+        if self._after(node, step, upto, writes, news):
+            return None
+        data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), pending=()))
+        hash = canon.chain(self.hash, data)
+        fence, vouched = counter(self._fence), tip.seq + 1
+        events = (ev.Event(vouched, at, ev.StepCompleted(step, node, OK, hash), ev.SYSTEM, fence), ev.Event(vouched + 1, at, ev.RunCompleted(), ev.SYSTEM, fence))
+        checkpoint = Checkpoint(
+            run_id=run.run_id,
+            seq=vouched,
+            step=step,
+            values={**self.values, **writes},
+            versions=self.versions | dict.fromkeys(news, step),
+            seen={**self.seen, node: upto} if upto else dict(self.seen),
+            pending=(),
+            parent=last.checkpoint_id if last.seq else None,
+            source=Source.LOOP,
+            boundaries=ENDED,
+            writes={node: writes},
+            hash=hash,
+            created_at=at,
+            idle=last.idle,
+        )
+        return Commit(run=fold_all(run, events), events=events, after=tip, fence=self._fence, at=at, checkpoint=checkpoint, delta=data, lease=RELEASE)
 
     def _after(self, node: str, step: int, upto: Mapping[str, int], writes: Mapping[str, Any], news: list[str]) -> tuple[Task, ...]:
         """The tasks that follow. One that only listens to this node's end, and to nothing that was written, is known without a plan."""

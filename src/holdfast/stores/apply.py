@@ -30,7 +30,7 @@ from holdfast.core.errors import (
     TokenRefused,
     VersionConflict,
 )
-from holdfast.core.events import WaitClosed
+from holdfast.core.events import RunCompleted, StepCompleted, WaitClosed
 from holdfast.core.intents import Intent, IntentState
 from holdfast.core.lease import (
     AT_ONCE,
@@ -57,6 +57,7 @@ from holdfast.ports import Claim, Dossier, Evidence, Pruned
 
 LAST_TURN = 2**62
 _NOWHERE = Tip(0, b"", 0)
+_ENDING = frozenset({StepCompleted, RunCompleted})
 
 _delta = msgspec.msgpack.Decoder(Delta)
 
@@ -82,6 +83,22 @@ class Prepared(msgspec.Struct, frozen=True, gc=False):
     @property
     def run_id(self) -> str:
         return self.commit.run.run_id
+
+    @property
+    def birth(self) -> bool:
+        """Whether it is the birth of a run that begins at once, and writes nothing that is not the run's own."""
+        c = self.commit
+        if c.after is not None or type(c.lease) is not Take or c.run.terminal or self.whole is not None or c.max_queued is not None:
+            return False
+        return self.plain or c.alone
+
+    @property
+    def end(self) -> bool:
+        """Whether it is the end of a run that went well, and writes nothing but its log row and the run's."""
+        c = self.commit
+        if not c.run.terminal or c.after is None or self.whole is not None or type(c.lease) is not Release or c.max_queued is not None:
+            return False
+        return self.plain and _ENDING.issuperset([type(e.fact) for e in c.events])
 
     def tip(self, row: int) -> Tip:
         """Where the log ends once this is durable as ``row``."""

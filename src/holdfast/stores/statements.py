@@ -14,6 +14,7 @@ def named(text: str) -> SimpleNamespace:
     parts = _NAME.split(text)
     found = {}
     for name, body in zip(parts[1::2], parts[2::2], strict=True):
+        assert name not in found, f"two statements are named {name}"
         lines = [line for line in body.splitlines() if line.strip() and not line.lstrip().startswith("--")]
         found[name] = "\n".join(lines).strip().removesuffix(";")
     return SimpleNamespace(**found)

@@ -240,6 +240,17 @@ class Journal:
             if self._line is not line:
                 self._follow(line)
 
+    async def end(self, line: Line, commit: Commit) -> None:
+        """Makes the end of a run durable that has come along the line; which is over, whatever becomes of it.
+
+        Raises:
+            InboxUnread: somebody has put a command into the run's inbox; nothing was written and the journal lives on.
+            LeaseLost, VersionConflict, StoreError: and the journal is dead from then on.
+        """
+        async with self._lock:
+            self._look()
+            await self._durable(commit)
+
     def _look(self) -> None:
         """Makes what others look at from what the line holds, which ends it."""
         if self._line is not None:
@@ -428,10 +439,18 @@ class Journal:
         if ring is not None:
             commit = self._riding(commit, ring)
         try:
-            self._tip = await self.store.commit(commit)
-        except (EffectInProgress, InboxUnread):  # refused, and nothing is lost: whoever decided decides again
+            await self._durable(commit)
+        except (EffectInProgress, InboxUnread):
             self._held = held.joined(self._held)
             raise
+
+    async def _durable(self, commit: Commit) -> None:
+        """Has a commit written, and takes over what has become of the run."""
+        ring = self._ring
+        try:
+            self._tip = await self.store.commit(commit)
+        except (EffectInProgress, InboxUnread):
+            raise  # refused, and nothing is lost: whoever decided decides again
         except BaseException as e:
             self.dead = e
             raise

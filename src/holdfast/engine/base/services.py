@@ -36,8 +36,10 @@ class Skills:
         self._ref: str | None = None
 
     def add(self, program: Program) -> Program:
-        self._by_id.setdefault(program.id, {})[program.version] = program
-        self._ref = None
+        versions = self._by_id.setdefault(program.id, {})
+        if versions.get(program.version) is not program:
+            versions[program.version] = program
+            self._ref = None
         return program
 
     @property

@@ -241,7 +241,7 @@ class Driver:
                 continue
         raise Conflict(f"others keep putting commands into the inbox of {journal.run.run_id}", hint="resume it")
 
-    async def _end_unless_asked(self, write: Callable[[], Awaitable[None]]) -> bool:
+    async def ends(self, write: Callable[[], Awaitable[None]]) -> bool:
         """Ends the run, unless a command was put into its inbox meanwhile: then nothing is written and the command is taken (§10.12)."""
         async with self._lock:
             if self._end is not None:
@@ -503,6 +503,8 @@ class Driver:
                 return journal.run
             ahead = None if self._repeats else await self._fused.along(self._limit - steps)
             steps += self._fused.ran
+            if self._fused.over:
+                return journal.run
             if self._fused.ran and ahead is None:
                 continue
             steps += enters
@@ -659,7 +661,7 @@ class Driver:
             await journal.checkpointed(draft, delta, moved, lease=RELEASE)
             self._posted(draft)
 
-        if await self._end_unless_asked(complete):
+        if await self.ends(complete):
             return True
         if self._end is None:
             return await self._barrier(results, inline, decoded, taken)
@@ -786,7 +788,7 @@ class Driver:
             facts = decisions.mark_run_halted(run, "policy_denied") if isinstance(why, Halted) else decisions.mark_run_unattended(run, (why.wait,))
             await self._journal.rest(draft.joined(Draft(facts=list(facts))), Source.CANCEL)
 
-        while not await self._end_unless_asked(stop):
+        while not await self.ends(stop):
             if self._end is not None:
                 self._journal.hold(draft)
                 return await self._ended()
@@ -804,7 +806,7 @@ class Driver:
                 self._over = True
                 await self._rest_for_good(*back)
             return True
-        while not await self._end_unless_asked(lambda: journal.rest(draft.joined(failed), Source.FAILURE)):
+        while not await self.ends(lambda: journal.rest(draft.joined(failed), Source.FAILURE)):
             if self._end is not None:
                 journal.hold(draft)
                 return await self._ended()

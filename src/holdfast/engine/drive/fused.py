@@ -4,15 +4,16 @@ Theory of operation. A run comes here at the beginning of a super-step. As long 
 node's first part is run in the driver's own task, its writes are packed, the line decides, the store writes. That a step is not
 plain is found out when it shows, and then nothing of it is lost or done twice: its call goes on in the general way from where it
 stands (``Ahead``), by the same clock and in the same task. So it is if it raises, was cancelled, asks for its context, returns
-something else than replacing writes, writes much, or is the run's last; and if anybody has looked at the run meanwhile, for a
-signal, a cancel or an answer, which ends the line. A node that only waits stays on it: ``bounded`` keeps its time here as there.
+something else than replacing writes, writes much, or is the run's last where somebody is asked about that; and if anybody has looked at
+the run meanwhile, for a signal, a cancel or an answer, which ends the line. A node that only waits stays on it: ``bounded`` keeps its time here as there.
 The run leaves the line at each boundary at which something else is to be done than the next plain step.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+import functools
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from types import CoroutineType
 from typing import Any, Protocol
 
@@ -20,9 +21,10 @@ from holdfast import machine
 from holdfast.authoring import State
 from holdfast.core import canon
 from holdfast.core.checkpoint import Task
-from holdfast.core.commit import Step
+from holdfast.core.commit import Commit, Step
 from holdfast.core.graph import Node, Program
 from holdfast.core.line import Line
+from holdfast.core.outcomes import Terminal
 from holdfast.core.superstep import fitted
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.leaving import contained
@@ -30,6 +32,7 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.context import Context, face
 from holdfast.engine.calls.functions import First, Patience, awaited, bounded
+from holdfast.engine.drive import ending
 from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead, enter
 from holdfast.ports import offers_steps
 
@@ -43,9 +46,12 @@ class Driving(Protocol):
     def stops(self) -> bool:
         """Whether the run goes no further at this boundary, or its step was cut."""
 
+    async def ends(self, write: Callable[[], Awaitable[None]]) -> bool:
+        """Ends the run by ``write``, unless it was asked for something meanwhile."""
+
 
 class Fused:
-    """One run's way along the line. ``ran`` is the number of steps of the last time."""
+    """One run's way along the line. ``ran`` is the number of steps of the last time; ``over``: the run has come to its end on it."""
 
     def __init__(self, services: Services, journal: Journal, program: Program, driving: Driving) -> None:
         self._services = services
@@ -54,7 +60,9 @@ class Fused:
         self._driving = driving
         self._store = services.store if program.plain and offers_steps(services.store) else None
         self._odd: set[str] = set()  # nodes that have turned out not to be plain
+        self._asked = True
         self.ran = 0
+        self.over = False
 
     async def along(self, room: int) -> Ahead | None:
         """Does plain steps, ``room`` at most; gives the one that turned out to be none and is begun, if there is one.
@@ -69,6 +77,7 @@ class Fused:
         pending = self._journal.checkpoint.pending
         if len(pending) != 1 or pending[0].node not in program.plain or pending[0].node in self._odd:
             return None
+        self._asked = self._journal.run.parent_run_id is not None or ending.outcome(self._services, program, self._journal) is not Terminal.DONE
         line = self._journal.line(program)
         if line is None:
             return None
@@ -115,7 +124,13 @@ class Fused:
             step = None
             if machine.forks() == forks and me.cancelling() == cancelling and journal.goes_along(line) and not hand.asked:
                 step = self._decided(line, task, node, value, now)
-            if step is None:
+            if type(step) is Commit:
+                driving.scope = None
+                if await driving.ends(functools.partial(journal.end, line, step)):
+                    self.ran += 1
+                    self.over = True
+                    return None
+            if type(step) is not Step:
                 machine.end_child(forks, node.name)
                 self._odd.add(task.node)
                 return hand.over(bounded(First(began, cancelling, forks, value=value), hand.patience, node.name))
@@ -126,7 +141,7 @@ class Fused:
                 break
         return None
 
-    def _decided(self, line: Line, task: Task, node: Node, value: Any, now: Any) -> Step | None:
+    def _decided(self, line: Line, task: Task, node: Node, value: Any, now: Any) -> Step | Commit | None:
         """What is to be written of the step, None if it is not plain after all."""
         program = self._program
         writes: Mapping[str, Any] = NOTHING
@@ -146,7 +161,9 @@ class Fused:
                     return None
         elif value is not None:
             return None
-        return line.decide(task, writes, packed, now())
+        at = now()
+        step = line.decide(task, writes, packed, at)
+        return line.end(task, writes, packed, at) if step is None and not self._asked and not node.delivers else step
 
 
 class _Hand:

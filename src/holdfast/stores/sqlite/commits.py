@@ -18,7 +18,7 @@ import msgspec
 from holdfast.core import codec, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.commit import DedupClaim, InboxItem, Step, ThreadEnd, Tip
-from holdfast.core.errors import RecordDamaged, RunNotFound
+from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound
 from holdfast.core.lease import Take, Touch, at_once
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -75,42 +75,56 @@ class Committer:
         Raises:
             Refused: the compare-and-set failed; nothing was written.
         """
-        execute, after = self._cursor.execute, s.after
+        after = s.after
+        run = (s.seq, s.since, s.version, s.step, s.head, key, s.fence, after.row, after.hash)
+        return Applied(s.tip(self._lone((key, s.seq, after.row, s.hash, s.data), Q.step_run, run)), key, True)
+
+    def _lone(self, log: tuple[Any, ...], statement: str, run: tuple[Any, ...]) -> int:
+        """A log row and a compare-and-set of its run; gives the row's number."""
+        execute = self._cursor.execute
         execute(Q.begin)
         try:
-            execute(Q.step_log, (key, s.seq, after.row, s.hash, s.data))
+            execute(Q.step_log, log)
             number = self.db.last_insert_rowid()
-            execute(Q.step_run, (s.seq, s.since, s.version, s.step, s.head, key, s.fence, after.row, after.hash))
+            execute(statement, run)
             if self.db.changes() != 1:
                 raise Refused
             self._commit()
         except BaseException:
             abort(self.db)
             raise
-        self.last = (number, s.hash)
-        return Applied(s.tip(number), key, True)
+        self.last = (number, log[3])
+        return number
 
     def one(self, w: Write, key: int | None) -> Applied:
         """One commit in a transaction of its own."""
         step = step_of(w)
-        if key is not None and step is not None:
-            try:
+        with contextlib.suppress(Refused):  # the general way refuses it with the reason
+            if key is not None and step is not None:
                 return self.step(step, key)
-            except Refused:
-                pass  # the general way refuses it with the reason
+            if key is not None and isinstance(w, Prepared) and w.end:
+                log = w.sealed.row
+                assert w.commit.after is not None, "an end follows something"
+                return Applied(w.tip(self._lone((key, log.seq, w.commit.after.row, log.hash, log.data), Q.end_run, _ended(w, key))), key, False)
+            if isinstance(w, Prepared) and w.birth:
+                return self._transaction([w], {}, plainly=True)[0]
         return self._transaction([w], {})[0]
 
     def together(self, batch: Sequence[Write], keys: Mapping[str, int]) -> list[Applied]:
         """Many commits of different runs in one transaction; any error undoes them all."""
-        return self._transaction(batch, keys)
+        return self._transaction(batch, keys, plainly=True)
 
-    def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int]) -> list[Applied]:
+    def _transaction(self, batch: Sequence[Write], keys: Mapping[str, int], *, plainly: bool = False) -> list[Applied]:
+        """``plainly``: plain births and ends take the short way, on which they may be refused without a reason."""
         self._cursor.execute(Q.begin)
         try:
             self._log_id, self._looked = row(self.db, Q.last_log)[0], {}
             done: list[Applied | None] = [None] * len(batch)
-            self._steps(batch, keys, done)
             now = self._now()
+            self._steps(batch, keys, done)
+            if plainly:
+                self._births(batch, done, now)
+                self._ends(batch, keys, done)
             applied = [a if a is not None else self._apply(w, now) if isinstance(w, Prepared) else self._apart(w) for w, a in zip(batch, done, strict=True)]
             self._commit()
         except BaseException:
@@ -138,12 +152,70 @@ class Committer:
             done[i] = Applied(s.tip(number), key, True)
         if not runs:
             return
+        self._many(log, Q.steps_run, runs)
+        self._log_id, self._log_hash = number, digest
+
+    def _births(self, batch: Sequence[Write], done: list[Applied | None], now: int) -> None:
+        """The births in a batch that begin at once; one that another run's lane, or its id, stands against has the group refused."""
+        number, digest, born, log = self._log_id, self._log_hash, [], []
+        key, owner, known, incarnation = 0, "", False, 0
+        carried = []
+        for i, p in enumerate(batch):
+            if done[i] is not None or not isinstance(p, Prepared) or not p.birth:
+                continue
+            c, run = p.commit, p.commit.run
+            if c.lease.owner != owner:  # type: ignore[union-attr]
+                owner = c.lease.owner  # type: ignore[union-attr]
+                last, incarnation, known = row(self.db, Q.looks, (owner,))
+                key = key or last
+            ruling = apply.ruled(p, None, incarnation=int(incarnation), taker=bool(known))
+            if isinstance(ruling, HoldfastError) or lane_blocker(self.db, (run.tenant_id, run.session_key, run.lane), 0, apply.LAST_TURN, now) is not None:
+                continue  # the general way says what is wrong
+            if c.follows is not None and Sight(self.db, now, 0, False).thread_end(run.tenant_id, run.thread_id) != c.follows:
+                continue
+            key += 1
+            carried += [(key, lender) for lender in (() if c.behind is None else c.behind.runs)]
+            number += 1
+            digest = p.sealed.row.hash
+            born.append((*_hot(p, number, owner), apply.due_after(c, owner, now, lambda: False), *_cold(p, ruling, number), *_found_by(run), key))
+            log.append((number, key, p.sealed.row.seq, 0, digest, p.sealed.row.data))
+            done[i] = Applied(p.tip(number), key, True)
+        if born:
+            try:
+                self._cursor.executemany(Q.runs_insert, born)
+            except apsw.ConstraintError as e:
+                raise Refused from e
+            self._many(log, Q.carry_insert, carried)
+            self._log_id, self._log_hash = number, digest
+
+    def _ends(self, batch: Sequence[Write], keys: Mapping[str, int], done: list[Applied | None]) -> None:
+        """The plain ends in a batch; one that was taken away, or told something, has the group refused."""
+        number, digest, log, ended = self._log_id, self._log_hash, [], []
+        for i, p in enumerate(batch):
+            if done[i] is not None or not isinstance(p, Prepared) or (key := keys.get(p.run_id)) is None or not p.end:
+                continue
+            sealed, after = p.sealed.row, p.commit.after
+            assert after is not None, "an end follows something"
+            number += 1
+            digest = sealed.hash
+            log.append((number, key, sealed.seq, after.row, digest, sealed.data))
+            ended.append((*_ended(p, key), number))
+            done[i] = Applied(p.tip(number), key, False)
+        if ended:
+            self._many(log, Q.ends_run, ended)
+            self._log_id, self._log_hash = number, digest
+
+    def _many(self, log: Sequence[tuple[Any, ...]], statement: str, runs: Sequence[tuple[Any, ...]]) -> None:
+        """Log rows, and a compare-and-set of the run of each.
+
+        Raises:
+            Refused: one of them failed.
+        """
         self._cursor.executemany(Q.steps_log, log)
         before = self.db.total_changes()
-        self._cursor.executemany(Q.steps_run, runs)
+        self._cursor.executemany(statement, runs)
         if self.db.total_changes() - before != len(runs):
             raise Refused
-        self._log_id, self._log_hash = number, digest
 
     @contextlib.contextmanager
     def writing(self) -> Iterator[None]:
@@ -167,11 +239,9 @@ class Committer:
         self._log_id = number = self._log_id + 1
         self._log_hash = log.hash
         owner = ruling.owner
-        hot = (log.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, c.fence, owner)
-        cold = (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.shape, p.sealed.doc)
+        hot, cold = _hot(p, number, owner), _cold(p, ruling, number)
         if state is None:
-            found_by = (run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root)
-            execute(Q.run_insert, (*hot, ruling.due, *cold, *found_by))
+            execute(Q.run_insert, (*hot, ruling.due, *cold, *_found_by(run)))
             key = self.db.last_insert_rowid()
         execute(Q.steps_log, (number, key, log.seq, tip, log.hash, log.data))
         for taken in c.took:
@@ -322,10 +392,36 @@ class Sight:
         return limits.waiting_in(self._db, queue, tenant_id)
 
 
+def _hot(p: Prepared, number: int, owner: str | None) -> tuple[Any, ...]:
+    """What of a run's row every commit writes."""
+    run = p.commit.run
+    return (p.sealed.row.seq, number, p.since, run.version, run.current_step_id, run.checkpoint_head, p.commit.fence, owner)
+
+
+def _ended(p: Prepared, key: int) -> tuple[Any, ...]:
+    """What a plain end makes of its run's row, and what it compares."""
+    c, run, after = p.commit, p.commit.run, p.commit.after
+    assert after is not None, "an end follows something"
+    hot = (p.sealed.row.seq, p.since, run.version, run.current_step_id, run.checkpoint_head)
+    return (*hot, run.status.value, p.sealed.doc, key, c.fence, after.row, after.hash)
+
+
+def _cold(p: Prepared, ruling: Ruling, number: int) -> tuple[Any, ...]:
+    """What of it commits write that are no plain steps."""
+    run = p.commit.run
+    return (int(ruling.holds), ruling.turn or number, p.whole_size, run.status.value, run.priority, run.shape, p.sealed.doc)
+
+
+def _found_by(run: Run) -> tuple[Any, ...]:
+    """What a run is found by, from its birth on."""
+    return (run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root)
+
+
 def lane_blocker(db: apsw.Connection, lane: tuple[str, str, str], key: int, turn: int, now: int) -> str | None:
     """The run that holds a lane, or is due in it before this turn."""
-    found = row(db, Q.lane_blocker, (*lane, key, turn, now))
-    return None if found is None else str(found[0])
+    holder, due = row(db, Q.lane_blocker, (*lane, key, turn, now))
+    found = holder or due
+    return None if found is None else str(found)
 
 
 def keep_blob(db: apsw.Connection, run_id: str, blob: Blob, now: int) -> None:
