@@ -9,7 +9,11 @@ import subprocess
 import sys
 
 import pytest
+from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
+
+from tests.postgres.instead import stand_in
+from tests.postgres.pooler import WHICH
 
 settings.register_profile("fast", max_examples=50, derandomize=True, deadline=None, database=None)
 settings.register_profile("long", max_examples=2_000, deadline=None, print_blob=True, suppress_health_check=[HealthCheck.too_slow])
@@ -26,3 +30,22 @@ def pytest_configure(config: pytest.Config) -> None:
     if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
         keeps = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         subprocess.run([sys.executable, "-c", f"import {STARTED}"], env=keeps, check=True)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--store", choices=["as-written", "postgres"], default="as-written", help="postgres: what tests open in memory or in SQLite is PostgreSQL instead")
+
+
+@pytest.fixture(autouse=True)
+def other_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts the store that was asked for in the place of those that tests name."""
+    if request.config.getoption("--store") == "postgres":
+        stand_in(monkeypatch)
+
+
+def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:
+    """Says what stood for a transaction pooler, where one was asked for."""
+    if any(
+        "postgres_pooled" in report.nodeid for reports in terminalreporter.stats.values() for report in reports if hasattr(report, "nodeid")
+    ):
+        terminalreporter.write_line(f"transaction pooler: {WHICH}")

@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 
 READY = b"Z\x00\x00\x00\x05"
+KEY = b"K\x00\x00\x00\x0c"  # which backend it is
 
 
 class Proxy:
@@ -24,8 +25,11 @@ class Proxy:
         self.answers = 0
         self.marked = 0
         self.mark = b"\0no message holds this"
+        self.forwards = asyncio.Event()
+        self.forwards.set()
         self._needle = b""
         self._after = False
+        self._cuts: dict[int, asyncio.Event] = {}
         self._server: asyncio.AbstractServer | None = None
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -45,6 +49,28 @@ class Proxy:
         """Cuts the connection on which the next such message comes: before it is handed on, or after it was answered."""
         self._needle, self._after = needle, after
 
+    @property
+    def armed(self) -> bool:
+        return bool(self._needle)
+
+    def disarm(self) -> None:
+        self._needle = b""
+
+    def stall(self) -> None:
+        """Forwards nothing any more, in neither direction, and cuts nothing: a partition. ``heal`` ends that."""
+        self.forwards.clear()
+
+    def heal(self) -> None:
+        self.forwards.set()
+
+    def cut_backend(self, pid: int) -> bool:
+        """Cuts the client off from that backend, whatever it does now; False if none of ours is connected with it."""
+        if (cut := self._cuts.pop(pid, None)) is None:
+            return False
+        self.cuts += 1
+        cut.set()
+        return True
+
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
@@ -57,11 +83,14 @@ class Proxy:
             writer.close()
 
     async def _between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.forwards.wait()
         from_server, to_server = await asyncio.open_unix_connection(self._to)
-        muted = asyncio.Event()
+        muted, cut = asyncio.Event(), asyncio.Event()
+        pids: list[int] = []
 
         async def forth() -> None:
             while data := await reader.read(1 << 16):
+                await self.forwards.wait()
                 self.marked += self.mark in data
                 if self._needle and self._needle in data:
                     self._needle = b""
@@ -74,6 +103,10 @@ class Proxy:
 
         async def back() -> None:
             while data := await from_server.read(1 << 16):
+                await self.forwards.wait()
+                if not pids and (at := data.find(KEY)) >= 0:
+                    pids.append(int.from_bytes(data[at + 5 : at + 9], "big"))
+                    self._cuts[pids[0]] = cut
                 self.answers += data.count(READY)
                 if muted.is_set():
                     if READY in data:
@@ -82,12 +115,15 @@ class Proxy:
                 writer.write(data)
                 await writer.drain()
 
-        tasks = [asyncio.ensure_future(forth()), asyncio.ensure_future(back())]
+        tasks = [asyncio.ensure_future(forth()), asyncio.ensure_future(back()), asyncio.ensure_future(cut.wait())]
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
             for task in tasks:
                 task.cancel()
+            for pid in pids:
+                self._cuts.pop(pid, None)
+            await asyncio.gather(*tasks, return_exceptions=True)
             to_server.close()
 
 

@@ -4,6 +4,7 @@ import asyncio
 from pathlib import Path
 
 import pytest
+from tests.postgres.pooler import through_pooler
 from tests.postgres.server import shared
 from tests.stores.third import ThirdStore
 
@@ -20,7 +21,16 @@ from holdfast.testing import (
 )
 from holdfast.testing.conformance import CASES, Clock
 
-for part in (conformance_blobs, conformance_chunks, conformance_clocks, conformance_limits, conformance_outbox, conformance_people, conformance_shelves, conformance_threads):
+for part in (
+    conformance_blobs,
+    conformance_chunks,
+    conformance_clocks,
+    conformance_limits,
+    conformance_outbox,
+    conformance_people,
+    conformance_shelves,
+    conformance_threads,
+):
     assert part.__doc__, "imported for its cases"
 
 
@@ -71,6 +81,17 @@ class Partitioned:
         self.store.abandon(owner)
 
 
+class Pooled:
+    """Through a transaction pooler, which hands every transaction to another backend; ``tests.postgres.pooler.WHICH`` says which one it is."""
+
+    def __init__(self, folder: Path) -> None:
+        self.clock = Clock()
+        self.store = PostgresStore(through_pooler(shared().fresh("pooled"), shared().folder), now=self.clock)
+
+    def kill(self, owner: str) -> None:
+        self.store.abandon(owner)
+
+
 class Third:
     """What one more engine costs: ``third.py``."""
 
@@ -82,13 +103,14 @@ class Third:
         self.store.abandon(owner)
 
 
-Harnesses = type[Memory] | type[Sqlite] | type[Workspace] | type[Postgres] | type[Partitioned] | type[Third]
+Harnesses = type[Memory] | type[Sqlite] | type[Workspace] | type[Postgres] | type[Partitioned] | type[Pooled] | type[Third]
 
 
-STORES = [Memory, Sqlite, Workspace, Postgres, Third, pytest.param(Partitioned, marks=pytest.mark.heavy)]
+IDS = {Pooled: "postgres_pooled", Partitioned: "postgres_partitioned"}
+STORES = [Memory, Sqlite, Workspace, Postgres, Pooled, Third, pytest.param(Partitioned, marks=pytest.mark.heavy)]
 
 
-@pytest.mark.parametrize("harness", STORES, ids=lambda h: h.__name__.lower())
+@pytest.mark.parametrize("harness", STORES, ids=lambda h: IDS.get(h, h.__name__.lower()))
 @pytest.mark.parametrize("name", CASES)
 def test_conformance(name: str, harness: Harnesses, tmp_path: Path) -> None:
     async def run() -> None:

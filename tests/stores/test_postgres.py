@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from psycopg import AsyncConnection
 from psycopg.errors import InvalidSqlStatementName, UniqueViolation
+from tests.postgres.pooler import PGBOUNCER, pooled
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
@@ -82,7 +85,7 @@ def test_a_url_that_is_not_understood(url: str) -> None:
 
 
 async def test_a_server_that_is_not_there_is_said_so_without_the_password() -> None:
-    store = open_url("postgresql://ann:secret@127.0.0.1:1/none")
+    store = PostgresStore("postgresql://ann:secret@127.0.0.1:1/none", patience=0.2)
     assert "secret" not in store.url
     with pytest.raises(StoreError) as caught:
         await store.open()
@@ -112,7 +115,9 @@ async def test_an_older_schema_is_brought_up_to_date() -> None:
     with shared().admin("older") as db:
         tables = [str(t) for (t,) in db.execute("SELECT tablename FROM pg_tables WHERE schemaname = 'holdfast'")]
         later = [f"holdfast.{t}" for t in tables if f"CREATE TABLE holdfast.{t} (" not in MIGRATIONS[0]]
-        db.execute(f"DROP TABLE {', '.join(later)}; ALTER TABLE holdfast.run DROP COLUMN seal; UPDATE holdfast.meta SET value = 1 WHERE key = 'schema'".encode())
+        db.execute(
+            f"DROP TABLE {', '.join(later)}; ALTER TABLE holdfast.run DROP COLUMN seal; UPDATE holdfast.meta SET value = 1 WHERE key = 'schema'".encode()
+        )
     both = [PostgresStore(url), PostgresStore(url)]
     await asyncio.gather(*[s.open() for s in both])
     assert both[0].incarnation == both[1].incarnation != store.incarnation
@@ -258,3 +263,28 @@ async def test_who_cannot_listen_tries_ever_more_seldom(monkeypatch: pytest.Monk
     await hints.close()
     await asyncio.wait([waiting])
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 5.0, 5.0]
+
+
+async def test_every_transaction_is_on_another_backend_of_the_pooler() -> None:
+    """What stands for a pooler does what one does: what a session keeps is missed in the next transaction."""
+    folder = pooled(shared().folder)
+    async with await AsyncConnection.connect(f"host={folder} dbname=postgres user=holdfast", autocommit=True) as db:
+        db.prepare_threshold = None
+        seen = [(await (await db.execute("SELECT pg_backend_pid()")).fetchone() or (0,))[0] for _ in range(4)]
+        assert PGBOUNCER or all(a != b for a, b in itertools.pairwise(seen))
+        async with db.transaction():
+            inside = [(await (await db.execute("SELECT pg_backend_pid()")).fetchone() or (0,))[0] for _ in range(3)]
+        assert len(set(inside)) == 1
+
+
+async def test_a_pooler_that_nobody_told_of_is_found_out() -> None:
+    """Behind a pooler a prepared statement is another backend's: none is prepared any more, and what was asked is answered."""
+    url = shared().fresh("pooled").replace(str(shared().folder), str(pooled(shared().folder)))
+    store = PostgresStore(url + "&listen=")
+    await store.open()
+    await store.register("w", TTL)
+    scripts = [await Script(store, f"r{i}").begin("w") for i in range(3)]
+    for script in scripts:
+        await script.steps(5)
+    assert await store.verify() == []
+    await store.close()

@@ -162,16 +162,32 @@ async def work(url: str, folder: Path) -> None:
 
 
 class Chaos:
-    """One round: a store, its workers, its runs, and what was asked of them."""
+    """One round: a store, its workers, its runs, and what was asked of them. ``url``: another store than one of its own; ``kinds``: the faults
+    to draw from; ``module``: what is run as the nursery of its workers."""
 
-    def __init__(self, folder: Path, *, runs: int, faults: int, seed: int, budget: float) -> None:
+    names: Sequence[str] = ("verified", "verified", "blind", "asking", "listening")
+    workers_wanted = WORKERS
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        runs: int,
+        faults: int,
+        seed: int,
+        budget: float,
+        url: str | None = None,
+        kinds: Sequence[str] = FAULTS,
+        module: str = "holdfast.testing.chaos",
+    ) -> None:
         self.folder = folder
-        self.url = f"sqlite:///{folder / 'runs.db'}"
+        self.url = url or f"sqlite:///{folder / 'runs.db'}"
+        self.kinds = kinds
         self.outside = Outside(folder)
         self.dice = random.Random(seed)
         self.until = time.monotonic() + budget * 60
         self.report = Report(seed, runs, faults)
-        self.nursery = Nursery("holdfast.testing.chaos", "--nursery", self.url, str(folder))
+        self.nursery = Nursery(module, "--nursery", self.url, str(folder))
         self.workers: list[Child] = []
         self.runs: list[str] = []
         self.told: list[tuple[str, str]] = []  # the run, and what its log must tell
@@ -187,7 +203,7 @@ class Chaos:
         """Sees to it that there are enough workers."""
         async with self.staffing:
             self.workers = [w for w in self.workers if not w.gone.is_set()]
-            while len(self.workers) < WORKERS:
+            while len(self.workers) < self.workers_wanted:
                 self.workers.append(await self.nursery.start())
 
     def _up(self, worker: Child) -> bool:
@@ -211,25 +227,24 @@ class Chaos:
         return self.report
 
     async def _trouble(self, rt: Runtime) -> None:
-        names = ("verified", "verified", "blind", "asking", "listening")
         await self._staff()
         report = self.report
         under_way: set[asyncio.Task[None]] = set()
         share = max(1, round(report.runs / max(1, report.faults)))
-        while self.in_time and (len(self.runs) < report.runs or sum(self.faults.values()) < report.faults):
+        while self.in_time and (len(self.runs) < report.runs or sum(self.faults.values()) < report.faults or under_way):
             await self._staff()
             for _ in range(min(share, report.runs - len(self.runs))):
-                skill = "greedy" if len(self.runs) % GREEDY == GREEDY // 2 else self.dice.choice(names)
+                skill = "greedy" if len(self.runs) % GREEDY == GREEDY // 2 else self.dice.choice(self.names)
                 with contextlib.suppress(HoldfastError):  # a frozen commit holds the file: it is tried again
                     self.runs.append((await rt.submit(skill, {"name": f"{skill}{len(self.runs)}"}, key=f"{skill}{len(self.runs)}")).run_id)
             await asyncio.sleep(self.dice.random() * 0.15)
-            if sum(self.faults.values()) < report.faults:
-                fault = self.dice.choice(FAULTS)
-                befalling = asyncio.ensure_future(self._struck(rt, fault))
+            more = sum(self.faults.values()) < report.faults
+            if more:
+                befalling = asyncio.ensure_future(self._struck(rt, self.dice.choice(self.kinds)))
                 under_way.add(befalling)
                 befalling.add_done_callback(under_way.discard)
-                if len(under_way) >= WORKERS - 1:
-                    await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
+            if len(under_way) >= (self.workers_wanted - 1 if more else 1):  # one that could not be done is drawn again
+                await asyncio.wait(under_way, return_when=asyncio.FIRST_COMPLETED)
         while under_way:
             await asyncio.wait(under_way)
         report.runs_done, report.runs_skipped = len(self.runs), report.runs - len(self.runs)

@@ -35,17 +35,17 @@ class Child:
 
 
 class Nursery:
-    """The way to a nursery from outside. ``module``: what ``python -m`` runs as one, with these arguments."""
+    """The way to a nursery from outside. ``module``: what ``python -m`` runs as one, with these arguments; ``command`` is all of it."""
 
     def __init__(self, module: str, *arguments: str) -> None:
-        self._command = (sys.executable, "-m", module, *arguments)
+        self.command = (sys.executable, "-m", module, *arguments)
         self._process: asyncio.subprocess.Process | None = None
         self._reading: asyncio.Task[None] | None = None
         self._begun: asyncio.Queue[Child] = asyncio.Queue()
         self._children: dict[int, Child] = {}
 
     async def __aenter__(self) -> Nursery:
-        self._process = await asyncio.create_subprocess_exec(*self._command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
+        self._process = await asyncio.create_subprocess_exec(*self.command, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE)
         self._reading = asyncio.ensure_future(self._read())
         return self
 

@@ -13,6 +13,8 @@ from holdfast.core.errors import LeaseLost, StoreClosed
 from holdfast.core.lease import SAFE_PART
 from holdfast.ports import Clock, Store
 
+AGAIN_SECONDS = 1.0  # a renewal that failed is tried again so soon
+
 
 class Heartbeat:
     """Renews until stopped. ``failed`` holds the error that ended it, so that nothing goes on half-dead (X-14)."""
@@ -70,6 +72,12 @@ class Heartbeat:
     def _ttl_us(self) -> int:
         return self._usual_us * max(self._times.values(), default=1)
 
+    @property
+    def _pause(self) -> float:
+        """Seconds to the next renewal: a third of the lease, and at most one after a renewal that failed."""
+        third: float = self._usual_us / 3_000_000
+        return third if self.failed is None else min(third, AGAIN_SECONDS)
+
     def _since(self, confirmed: float) -> float:
         """Until when something may begin after a renewal that was confirmed then (§10.3)."""
         return confirmed + self._usual_us * SAFE_PART / 1_000_000
@@ -97,7 +105,7 @@ class Heartbeat:
         try:
             while True:
                 with self._turn:
-                    self._turn.wait_for(lambda: self._hurried or self._stop.is_set(), self._usual_us / 3_000_000)
+                    self._turn.wait_for(lambda: self._hurried or self._stop.is_set(), self._pause)
                     self._hurried = False
                 if self._stop.is_set() or not loop.run_until_complete(self.beat()):
                     return

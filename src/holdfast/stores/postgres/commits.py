@@ -35,7 +35,7 @@ from holdfast.core.vouch import OWN
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.postgres import besides
-from holdfast.stores.postgres.connection import Connection, Connections, Q, many, outlasting, passing, translate
+from holdfast.stores.postgres.connection import UNPREPARED, Connection, Connections, Q, many, outlasting, passing, translate
 from holdfast.stores.postgres.outbox import put_intents
 
 GROUP = 256
@@ -208,7 +208,7 @@ class Committer:
             async with asyncio.timeout(self._patience), self._pool.held() as db:
                 written = await self._step(db, batch)
         except (psycopg.Error, OSError) as e:
-            if not passing(e):
+            if not passing(e) and not isinstance(e, UNPREPARED):
                 for w in batch:
                     _fail(w, translate(e, self._url))
                 return

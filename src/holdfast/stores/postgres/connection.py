@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import random
 import re
 import time
@@ -52,6 +53,8 @@ _AT_ONCE = f"({AT_ONCE} + {_NOW})"
 _EXPIRY = (
     "greatest(w.expires_at, CASE WHEN %(now)s::bigint IS NULL THEN (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint + w.ttl ELSE 0 END)"
 )
+# What becomes of a lost connection is told by the store; psycopg's own warnings of it go to whoever asks for them.
+logging.getLogger("psycopg").addHandler(logging.NullHandler())
 _HERE = Path(__file__).parent
 
 
@@ -163,7 +166,7 @@ _TUNED = {
 # For a while: the connection, starting up or shutting down, demoted to read-only, too many connections, and what another transaction did.
 _PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006")
 _LEFT = ("08", "57P", "25006")  # whoever meets one of these leaves the server at once, its other connections too
-_UNPREPARED = (sql.InvalidSqlStatementName, sql.DuplicatePreparedStatement)
+UNPREPARED = (sql.InvalidSqlStatementName, sql.DuplicatePreparedStatement)
 
 
 def passing(error: BaseException) -> bool:
@@ -287,7 +290,7 @@ class Connections:
 
     async def _after(self, error: BaseException, generation: int, db: Connection) -> None:
         """What an error leaves of a connection: one that is at rest again after a rollback may be used on."""
-        if isinstance(error, _UNPREPARED):
+        if isinstance(error, UNPREPARED):
             self._prepared = False  # a pooler hands each transaction to another backend
             await self.leave()
         elif leaving(error) or not isinstance(error, psycopg.Error | HoldfastError):
@@ -332,7 +335,7 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
         try:
             async with asyncio.timeout(ANSWER_SECONDS):
                 return await work(sent)
-        except _UNPREPARED:
+        except UNPREPARED:
             sent += 1
             if sent > 3:
                 raise
@@ -359,4 +362,4 @@ async def many(db: Connection, asked: Sequence[tuple[str, Any]]) -> list[list[tu
     return [await c.fetchall() if c.description is not None else [] for c in cursors]
 
 
-__all__ = ["MIGRATIONS", "PATIENCE", "Connection", "Connections", "Place", "Q", "connect", "leaving", "many", "outlasting", "passing", "place", "schema_of", "translate", "unreachable"]
+__all__ = ["MIGRATIONS", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "leaving", "many", "outlasting", "passing", "place", "schema_of", "translate", "unreachable"]

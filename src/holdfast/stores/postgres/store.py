@@ -141,7 +141,7 @@ class PostgresStore:
                 await self._make(db)
 
         try:
-            await outlasting(work, self.url, OPEN_PATIENCE, wrote=False)
+            await outlasting(work, self.url, min(OPEN_PATIENCE, self.patience), wrote=False)
         except BaseException:
             await pool.close()
             raise

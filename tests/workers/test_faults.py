@@ -1,0 +1,25 @@
+"""Small rounds of what `python -m tests.workers.faults` does in earnest: workers in trouble over PostgreSQL, and each invariant held."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.workers.faults import ROUNDS, Asked, main
+
+NEVER = 60.0
+"""Minutes: what is asked for is done, however long a busy machine takes for it."""
+SMALL = {"kills": 4, "freezes": 3, "crashes": 2, "cuts": 4}
+
+
+@pytest.mark.parametrize("name", SMALL)
+async def test_a_little_of_it_over_postgres(name: str) -> None:
+    """Everything that was asked for was done, and nothing is wrong (§10, targets.md)."""
+    summary = await ROUNDS[name][0](Asked("postgres", SMALL[name], 7, NEVER))
+    assert not summary.wrong, summary.text()
+    assert summary.done == summary.asked, summary.text()
+
+
+def test_a_round_that_is_not_known(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        main(["no-such-round"])
+    assert "there are kills" in capsys.readouterr().err
