@@ -971,14 +971,14 @@ class Runtime:
         self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True
     ) -> Run[Any]:
         """Approves, and drives on if this process has the skill."""
-        run = await self.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload)
-        return await self._conductor.if_able(run) if drive else run
+        await self._desk.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload)
+        return await (self._conductor.if_able(run_id) if drive else self._reader.get(run_id))
 
     @verb
     async def deny(self, run_id: str, *, reason: str, wait_id: str | None = None, actor: str = "operator", drive: bool = True) -> Run[Any]:
         """Denies: the run is halted, unless the wait delivers denials to its node."""
-        run = await self.decide(run_id, "deny", wait_id=wait_id, actor=actor, note=reason)
-        return await self._conductor.if_able(run) if drive else run
+        await self._desk.decide(run_id, "deny", wait_id=wait_id, actor=actor, note=reason)
+        return await (self._conductor.if_able(run_id) if drive else self._reader.get(run_id))
 
     @verb
     async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> Run[Any]:
@@ -1043,7 +1043,7 @@ class Runtime:
         """
         if self._executor is not None and payload is not ...:
             return await self._stand_in(None).resume(run_id, payload)  # type: ignore[no-any-return]
-        return await self.kernel_resume(
+        return await self._conductor.resume(
             run_id, payload=payload, actor=actor, acknowledge=acknowledge, force=force, wait=wait, upgrade=upgrade, step_limit=step_limit
         )
 

@@ -13,7 +13,7 @@ from typing import Any, Protocol, TypeVar
 
 import msgspec
 
-from holdfast.core import canon, commands, status
+from holdfast.core import canon, commands
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import FORMAT, Carry, Checkpoint, Delta, Held, Result, Source, Task, Unfinished, packed, unpacked
 from holdfast.core.commit import Commit
@@ -24,6 +24,7 @@ from holdfast.core.limits import Rule
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
+from holdfast.core.status import Status, parse
 from holdfast.core.waits import Wait
 
 _encoder = msgspec.msgpack.Encoder()
@@ -256,6 +257,18 @@ def encode_run(run: Run) -> bytes:
     return _encoder.encode(run)
 
 
+def overlay(run: Run, *, status: str, version: int, step: str | None, head: str | None) -> Run:
+    """The run with its hot columns laid over the cold part.
+
+    A status that differs is taken from the column, so that a hand-made edit is seen by whoever compares (T-19).
+    """
+    if run.status != status:
+        run = msgspec.structs.replace(run, status=Status(status))
+    if run.version != version or run.current_step_id != step or run.checkpoint_head != head:
+        run = msgspec.structs.replace(run, version=version, current_step_id=step, checkpoint_head=head)
+    return run
+
+
 _STATUS = Run.__struct_encode_fields__.index("status")
 
 
@@ -270,7 +283,7 @@ def decode_run(data: bytes) -> Run:
         run: Run = _strict(_decoder(Run), data, "the run row")
         return run
     except EventUnreadable:
-        status.parse(_stored_status(data))
+        parse(_stored_status(data))
         raise
 
 
@@ -279,7 +292,7 @@ def _stored_status(data: bytes) -> str:
     try:
         word = _any.decode(data)[_STATUS]
     except (msgspec.MsgspecError, ValueError, TypeError, LookupError, RecursionError):
-        return status.Status.PENDING
+        return Status.PENDING
     return word if isinstance(word, str) else repr(word)
 
 

@@ -677,18 +677,6 @@ def by_turns(
     return turns[:limit]
 
 
-def overlay(run: Run, *, status: str, version: int, step: str | None, head: str | None) -> Run:
-    """The run with its hot columns laid over the cold part.
-
-    A status that differs is taken from the column, so that a hand-made edit is seen by whoever compares (T-19).
-    """
-    if run.status != status:
-        run = msgspec.structs.replace(run, status=Status(status))
-    if run.version != version or run.current_step_id != step or run.checkpoint_head != head:
-        run = msgspec.structs.replace(run, version=version, current_step_id=step, checkpoint_head=head)
-    return run
-
-
 def broken(run_id: str, rows: Iterable[codec.Row]) -> Problem | None:
     """What is wrong with a run's log: the first row that does not follow the one before (§1.9)."""
     previous = b""
@@ -739,6 +727,6 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 
 __all__ = [
     "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Aged", "Call", "Candidate", "Entry", "Found", "Keep", "Prepared", "Ruling", "Sight", "Stands", "Wanted", "admitted", "adopted", "backlog", "broken", "by_turns", "chosen", "claim_taken",
-    "due_after", "due_at_rest", "entered", "inbox_taken", "lane_busy", "lender_gone", "lost", "mendable", "next_in_line", "overlay", "prepare", "prunable", "queue_full", "rebuilt", "ruled",
+    "due_after", "due_at_rest", "entered", "inbox_taken", "lane_busy", "lender_gone", "lost", "mendable", "next_in_line", "prepare", "prunable", "queue_full", "rebuilt", "ruled",
     "same", "schedule_moved", "sendable", "step_refused", "still_taken", "takeable", "taken", "thread_moved", "tombstones", "unread_at_the_end", "usable", "woken", "would_hold",
 ]  # fmt: skip

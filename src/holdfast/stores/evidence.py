@@ -11,7 +11,6 @@ from holdfast.core.consistency import Problem, problem
 from holdfast.core.errors import HoldfastError, UnknownStatus
 from holdfast.core.run import Run
 from holdfast.core.status import Status
-from holdfast.stores import apply
 
 COPIED = ("tenant_id", "skill_id", "fingerprint", "thread_id", "session_key", "lane", "queue", "priority", "parent_run_id", "lineage_root")
 
@@ -50,7 +49,7 @@ def as_loaded(raw: Mapping[str, Any]) -> Run | HoldfastError:
         run = codec.decode_run(doc_of(raw))
     except HoldfastError as e:
         return e
-    return apply.overlay(run, status=status.value, version=raw["version"], step=raw["step"], head=raw["head"])
+    return codec.overlay(run, status=status.value, version=raw["version"], step=raw["step"], head=raw["head"])
 
 
 def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int | None) -> list[Problem]:

@@ -302,9 +302,10 @@ class MemoryStore(Small):
             if run_id is not None and run_id not in self._runs:
                 raise self._missing(run_id)
             rows = self._runs.values() if run_id is None else [self._runs[run_id]]
-            use = Use(in_force(limits, self._rules.values()), owner, self._holders(), self._buckets, now)
-            wanted = Wanted(owner, queues, skills, shapes, run_id)
-            got = apply.chosen([Candidate(r, r.run, self._found(r), r.due) for r in rows], wanted, Seen(self), use, now, limit)
+            candidates = [Candidate(r, r.run, self._found(r), r.due) for r in rows]
+            holders, seen, wanted = self._holders(), Seen(self), Wanted(owner, queues, skills, shapes, run_id)
+            use = Use(in_force(limits, self._rules.values()), owner, holders, self._buckets, now)
+            got = apply.chosen(candidates, wanted, seen, use, now, limit)
             for name, full_at in got.buckets.items():
                 self._set(self._buckets, name, full_at)
             return [self._take(r, owner, now) for r in got.keys]
@@ -382,7 +383,7 @@ class MemoryStore(Small):
     # -- reading ------------------------------------------------------------------------------------
 
     def _run(self, row: _Row) -> Run:
-        return apply.overlay(codec.decode_run(row.doc), status=row.status, version=row.version, step=row.step, head=row.head)
+        return codec.overlay(codec.decode_run(row.doc), status=row.status, version=row.version, step=row.step, head=row.head)
 
     def _lease(self, row: _Row) -> Lease:
         return self.present.lease(row.fence, row.owner, row.due)

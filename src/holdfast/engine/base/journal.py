@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from functools import cached_property
 from typing import Any, TypeVar
 
 import msgspec
@@ -129,10 +130,8 @@ class Journal:
 
     def __init__(self, store: Store, run: Run | None, tip: Tip | None, fence: int, progress: Progress) -> None:
         self.store = store
-        self._run = run
-        self._tip = tip
         self.fence = fence
-        self._progress = progress
+        self._stands(run, tip, progress)
         self._line: Line | None = None
         self.dead: BaseException | None = None
         self.acting: set[str] = set()
@@ -178,24 +177,29 @@ class Journal:
         if self._ring is not None:
             self._ring.supersede()
 
-    @property
+    # Where the run stands, as the last commit left it. While a line goes on these are not there: whoever looks at one ends it.
+
+    @cached_property
     def run(self) -> Run:
-        if self._line is not None:
-            self._look()
+        self._look()
         assert self._run is not None, "nothing has been committed yet"
         return self._run
 
-    @property
+    @cached_property
     def tip(self) -> Tip | None:
-        if self._line is not None:
-            self._look()
+        self._look()
         return self._tip
 
-    @property
+    @cached_property
     def progress(self) -> Progress:
-        if self._line is not None:
-            self._look()
+        self._look()
         return self._progress
+
+    def _stands(self, run: Run | None, tip: Tip | None, progress: Progress) -> None:
+        self._run, self._tip, self._progress = run, tip, progress
+        self.tip, self.progress = tip, progress
+        if run is not None:
+            self.run = run
 
     @property
     def due(self) -> int | None:
@@ -217,6 +221,8 @@ class Journal:
         if progress.busy or logs.listened():
             return None
         self._line = Line(program, run, self._tip, self.fence, checkpoint)
+        for name in ("run", "tip", "progress"):
+            self.__dict__.pop(name, None)
         return self._line
 
     def goes_along(self, line: Line) -> bool:
@@ -259,7 +265,10 @@ class Journal:
 
     def _follow(self, line: Line) -> None:
         if line.moved:
-            self._run, self._tip, self._progress.checkpoint = line.run, line.tip, line.checkpoint
+            self._progress.checkpoint = line.checkpoint
+            self._stands(line.run, line.tip, self._progress)
+        else:
+            self._stands(self._run, self._tip, self._progress)
 
     # -- what is on record --------------------------------------------------------------------------
 
@@ -272,12 +281,6 @@ class Journal:
     def waived(self) -> tuple[str, ...]:
         """The steps whose gates were waived by force, what is not durable yet included."""
         return (*self.run.waived, *(f.subject for f in self.held.facts if isinstance(f, ev.PolicyEvaluated) and f.verdict == ev.WAIVED))
-
-    @property
-    def checkpoint(self) -> Checkpoint:
-        if self._line is not None:
-            self._look()
-        return self._progress.checkpoint
 
     def record(self, task: str, path: str, digest: str | None = None) -> StepRecord | None:
         """The record at a place. A replay is answered from its echo, and writes what it is given into its own log.
@@ -318,7 +321,7 @@ class Journal:
 
     def echoed(self, task: str, path: str) -> StepRecord | None:
         """What the source has on record at a place, effects included."""
-        return None if self.echo is None else self.echo.records.get((self.checkpoint.step_of(task), task, path))
+        return None if self.echo is None else self.echo.records.get((self.progress.checkpoint.step_of(task), task, path))
 
     def replayed(self) -> None:
         """The first call without a record ends the replaying (§7.6)."""
@@ -401,7 +404,7 @@ class Journal:
 
         A run that never started has no parent: its single checkpoint holds its input (§2.4).
         """
-        parent = self.checkpoint
+        parent = self.progress.checkpoint
         delta = Delta(parent.step, source) if parent.seq else Delta(0, source, (INPUT_TASK,))
         checkpoint = advance(parent, delta, self.progress.results, seq=0, at=0, hash=b"")
         await self.checkpointed(draft, delta, checkpoint, lease=lease, due=due, actor=actor)
@@ -448,7 +451,7 @@ class Journal:
         """Has a commit written, and takes over what has become of the run."""
         ring = self._ring
         try:
-            self._tip = await self.store.commit(commit)
+            tip = await self.store.commit(commit)
         except (EffectInProgress, InboxUnread):
             raise  # refused, and nothing is lost: whoever decided decides again
         except BaseException as e:
@@ -457,7 +460,8 @@ class Journal:
         logs.committed(commit)
         if ring is not None and commit.emitted is not None:
             ring.forget(commit.emitted.replaced)
-        before, self._run = self._run, commit.run
+        before = self._run
+        self._stands(commit.run, tip, self._progress)
         if before is None or commit.run.waits is not before.waits:
             self.expects(commit.run.wake_at)
         self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]

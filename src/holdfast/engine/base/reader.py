@@ -23,6 +23,7 @@ from holdfast.engine.base import standing
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.engine.look.missing import missing
+from holdfast.engine.look.snapshot import found
 from holdfast.engine.look.threads import Ends
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Loaded, RunFilter
@@ -46,7 +47,7 @@ class Reader:
     # -- reading ------------------------------------------------------------------------------------
 
     async def found(self, run_id: str) -> tuple[records.Run, Lease]:
-        return await self._looker.found(run_id)
+        return await found(self._store, run_id)
 
     async def loaded(self, run_id: str) -> Loaded:
         if not run_id:

@@ -60,7 +60,7 @@ class Attempt:
         self.number = number
         self.key = key or task.key
         self.inner = inner
-        self.step = journal.checkpoint.step_of(self.key)
+        self.step = journal.progress.checkpoint.step_of(self.key)
         self.nodes: Mapping[str, Node] = NO_NODES if program is None else program.nodes
         self.state = state
         self.rounds, self.feedback = self._redone()

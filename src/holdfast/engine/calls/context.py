@@ -156,7 +156,7 @@ class Context:
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger that carries the run's and step's ids, and hides what stands in secret channels (§13.5)."""
         extra = {"run_id": self.run_id, "step_id": self.step_id, "attempt_id": self.attempt_id}
-        names, values = self._attempt.run.secrets, self._attempt.journal.checkpoint.values
+        names, values = self._attempt.run.secrets, self._attempt.journal.progress.checkpoint.values
         hidden = mask(names, [canon.reveal(canon.encode(canon.FrozenDict({n: values[n] for n in names if n in values})))]) if names else NOTHING
         return Discreet(logging.getLogger("holdfast.run"), extra, hidden)
 

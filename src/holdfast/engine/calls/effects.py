@@ -348,7 +348,7 @@ class Performance:
         if self.options.show is not None:
             return self.options.show
         names = self.journal.run.secrets
-        told = mask(names, [self.journal.checkpoint.values]).value(canon.reveal(canon.encode(canon.admit(list(self.args)))))
+        told = mask(names, [self.journal.progress.checkpoint.values]).value(canon.reveal(canon.encode(canon.admit(list(self.args)))))
         text = repr(told)
         return told if len(text) <= SHOWN_CHARS else text[:SHOWN_CHARS] + "…"
 

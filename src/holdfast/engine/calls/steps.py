@@ -158,7 +158,7 @@ def spend(attempt: Attempt, amounts: Mapping[str, float]) -> None:
 async def afford(attempt: Attempt, path: str) -> None:
     """Rests in a wait of kind ``budget`` if one of the run's budgets is spent (§8.5)."""
     while attempt.run.budgets:
-        over = budgets.exceeded(attempt.run, attempt.journal.checkpoint.taken, attempt.services.clock.now())
+        over = budgets.exceeded(attempt.run, attempt.journal.progress.checkpoint.taken, attempt.services.clock.now())
         if over is None:
             return
         place = f"{path}?{over.name}={over.limit:g}"

@@ -155,7 +155,7 @@ class Subflow:
         path = self._path(cp, task)
         result, writes = await self._one(task, cp.values, path)
         if not task.skip:
-            fact = ev.step_ended(result.outcome)(self._journal.checkpoint.step_of(self._key), self._key, result.outcome, attempt=result.attempt, path=path)
+            fact = ev.step_ended(result.outcome)(self._journal.progress.checkpoint.step_of(self._key), self._key, result.outcome, attempt=result.attempt, path=path)
             record = StepRecord(self._key, path, task.key, value=msgspec.msgpack.encode(result), attempt=result.attempt, kind="task")
             await self._journal.save(Draft(facts=[fact], results=[record]))
         return result, writes

@@ -216,7 +216,7 @@ async def born(services: Services, source: Loaded, wish: Wish) -> str:
         pending=found.pending,
         base=Base(dict(found.versions), {n: dict(s) for n, s in found.seen.items()}, tuple(sorted(found.skipped)), found.topics, held, found.idle),
     )
-    checkpoint = cps.advance(journal.checkpoint, delta, {}, seq=0, at=0, hash=b"")
+    checkpoint = cps.advance(journal.progress.checkpoint, delta, {}, seq=0, at=0, hash=b"")
     draft = Draft(facts=facts, claims=claims)
     await journal.checkpointed(draft, delta, checkpoint, lease=TOUCH, actor=wish.actor)
     return run_id

@@ -214,7 +214,7 @@ class _Undoing:
     def _failed(self, error: Exception) -> None:
         """A failure that left no record of its own."""
         value = recorded(error, where=self._path)
-        fact = ev.StepFailed(self._journal.checkpoint.step + 1, core.TASK, value, path=self._path)
+        fact = ev.StepFailed(self._journal.progress.checkpoint.step + 1, core.TASK, value, path=self._path)
         self._journal.hold(Draft(facts=[fact], results=[StepRecord(core.TASK, self._path, self._name, error=value, kind="effect")]))
 
 

@@ -124,7 +124,7 @@ class Conductor:
             return await self._queued(born, "lane busy" if e.code == "lane_busy" else "its thread's turn", step_limit, detach)
         record = await self._driven(born.run_id, driver, None, ())
         if record.terminal:
-            return self._reader.ended(record, journal.checkpoint.values, journal.fence)
+            return self._reader.ended(record, journal.progress.checkpoint.values, journal.fence)
         return await self.drive_on(born.run_id, step_limit=step_limit, detach=detach)
 
     async def _enqueue(self, born: Birth, reason: str, max_queued: int | None = None) -> Run[Any]:
@@ -186,7 +186,7 @@ class Conductor:
             raise ThreadNotFound(f"no run in the thread {thread_id!r}", hint="give it an input to begin with")
         run, lease = newest[0]
         elsewhere = lease.live(self._store.now()) and lease.owner != self._services.owner
-        return await self._reader.get(run.run_id) if elsewhere else await self.if_able(await self._reader.get(run.run_id), named=False)
+        return await self._reader.get(run.run_id) if elsewhere else await self.if_able(run.run_id, named=False)
 
     # -- driving ------------------------------------------------------------------------------------
 
@@ -426,19 +426,22 @@ class Conductor:
             again = await self._reader.get(taken.run_id)
             again.deduplicated = True
             return again
-        run = await self._reader.get(made)
         early = wish.not_before is not None and wish.not_before > self._store.now()
-        return await self.if_able(run) if drive and not early else run
+        return await (self.if_able(made) if drive and not early else self._reader.get(made))
 
-    async def if_able(self, run: Run[Any], *, named: bool = True) -> Run[Any]:
+    async def if_able(self, run_id: str, *, named: bool = True) -> Run[Any]:
         """Drives a run on if this process has its skill, in a shape that may go on with it; otherwise a worker will (§10.11)."""
-        if run.status in TERMINAL:
-            return run
+        run, lease = await self._reader.found(run_id)
+        if run.status not in TERMINAL and await self._able(run):
+            await self._drive_on(run_id, named=named, known=(run, lease))
+        return await self._reader.get(run_id)
+
+    async def _able(self, run: records.Run) -> bool:
         try:
-            await self._fitting(run.record, upgrade=False)
+            await self._fitting(run, upgrade=False)
         except (SkillUnknown, FingerprintMismatch, NodeMissing):
-            return run
-        return await self.drive_on(run.run_id, named=named)
+            return False
+        return True
 
     async def end_if_asked(self, run_id: str) -> Run[Any]:
         """A run that was asked to end; driven to it where something is to be taken back first and nobody else drives it (§6.11)."""

@@ -227,7 +227,7 @@ class Desk:
 
     def _wakes(self, program: Program, journal: Journal, fresh: Iterable[ev.SignalReceived]) -> bool:
         signals = superstep.signalled(program, [(f.name, f.payload) for f in (*journal.progress.news, *fresh)])
-        return superstep.wakes(program, journal.checkpoint, signals, journal.progress.results)
+        return superstep.wakes(program, journal.progress.checkpoint, signals, journal.progress.results)
 
     async def due_by_a_signal(self, run: records.Run) -> bool:
         """Whether a waiting run is to go on for a signal alone, its open questions as they are."""

@@ -282,7 +282,7 @@ class Driver:
         try:
             run = await self._drive(claim, inbox, named)
             if run.terminal and self._journal.tip is not None and carries(self._program):
-                self._services.threads.keep(run, self._journal.tip, self._journal.fence, self._journal.checkpoint)
+                self._services.threads.keep(run, self._journal.tip, self._journal.fence, self._journal.progress.checkpoint)
             return run
         finally:
             self._over = True
@@ -329,7 +329,7 @@ class Driver:
         journal.echo = await lineage.echo(self._services, journal.run)
         self._repeats = self._services.recording is not None or (journal.echo is not None and bool(journal.echo.ended))
         if journal.run.current_step_id is None:
-            if journal.run.origin and journal.checkpoint.seq:
+            if journal.run.origin and journal.progress.checkpoint.seq:
                 await self._begin_there()
             else:
                 await self.begin()
@@ -416,14 +416,14 @@ class Driver:
         given = journal.progress.results.get(cps.INPUT_TASK)
         kept = given is None  # it ended before it began; its one checkpoint holds the input (§2.4)
         if given is None:
-            given = TaskResult(cps.INPUT_TASK, writes=canon.encode(canon.FrozenDict(journal.checkpoint.values)))
+            given = TaskResult(cps.INPUT_TASK, writes=canon.encode(canon.FrozenDict(journal.progress.checkpoint.values)))
         draft = born or Draft()
         run = draft.facts[0] if draft.facts and isinstance(draft.facts[0], ev.RunSubmitted) else journal.run
         if lent is None:
             lent = await self._services.threads.lent(self._program, run.tenant_id, run.thread_id)
         values, carried = (None, ()) if lent is None else (lent.values, () if kept else lent.carries)
         try:
-            delta, checkpoint = superstep.first(self._program, journal.checkpoint, given, values, inline=kept, carries=carried)
+            delta, checkpoint = superstep.first(self._program, journal.progress.checkpoint, given, values, inline=kept, carries=carried)
         except BaseException as raised:  # a reducer that refuses the input
             e = contained(raised, "a reducer")
             if born is not None:  # its first commit is its last
@@ -442,12 +442,12 @@ class Driver:
         """A replay or fork starts at the checkpoint it was born with (§7.6)."""
         journal = self._journal
         facts: list[ev.Fact] = [ev.RunStarted()] if journal.run.status is Status.PENDING else []
-        if journal.run.origin == door.REPLAY and journal.echo is not None and journal.echo.last > journal.checkpoint.step:
+        if journal.run.origin == door.REPLAY and journal.echo is not None and journal.echo.last > journal.progress.checkpoint.step:
             facts.append(ev.RunReplaying())
         if journal.echo is not None:
             journal.hold(Draft(results=list(journal.echo.results)))
-        delta = Delta(journal.checkpoint.step, Source.FORK)
-        checkpoint = cps.advance(journal.checkpoint, delta, {}, seq=0, at=0, hash=b"")
+        delta = Delta(journal.progress.checkpoint.step, Source.FORK)
+        checkpoint = cps.advance(journal.progress.checkpoint, delta, {}, seq=0, at=0, hash=b"")
         facts += [ev.StepStarted(checkpoint.step_of(t.key), t.key) for t in checkpoint.pending]
         await journal.checkpointed(Draft(facts=facts), delta, checkpoint)
 
@@ -476,7 +476,7 @@ class Driver:
         if self._again:
             self.nudge()
         while True:
-            checkpoint = journal.checkpoint
+            checkpoint = journal.progress.checkpoint
             if not checkpoint.pending or ending.answered(journal):
                 if await self._finish(Draft()) or (self._end is not None and await self._ended()):
                     return journal.run
@@ -508,7 +508,7 @@ class Driver:
             if self._fused.ran and ahead is None:
                 continue
             steps += enters
-            if await self._superstep(journal.checkpoint.pending, ahead):
+            if await self._superstep(journal.progress.checkpoint.pending, ahead):
                 return journal.run
             if self._suspect:
                 self._services.quarantine.clear(journal.run.run_id)
@@ -572,7 +572,7 @@ class Driver:
 
     async def _parallel(self, pending: tuple[Task, ...]) -> Outcome:
         """Several tasks at once; what finishes is durable at once and never run again (§4.6)."""
-        checkpoint, known = self._journal.checkpoint, self._journal.progress.results
+        checkpoint, known = self._journal.progress.checkpoint, self._journal.progress.results
         if checkpoint.held and self._taken(known) is not None:
             return Outcome({t.key: known[t.key] for t in pending if t.key in known})  # its barrier comes before anything else is done
         parked, self._parked = self._parked, {}
@@ -590,7 +590,7 @@ class Driver:
             return await self._put_off(o.later)
         if not o.whole:
             return await self._hand_back()
-        checkpoint = self._journal.checkpoint
+        checkpoint = self._journal.progress.checkpoint
         if not o.waits and not checkpoint.held and not self._repeats:
             return await self._barrier(o.results, o.inline, o.decoded)
         if o.waits:
@@ -613,7 +613,7 @@ class Driver:
 
     def _taken(self, results: Mapping[str, TaskResult]) -> tuple[Task, ...] | None:
         """The tasks of the super-step that ends with these results, None if none does yet. What is repeated goes in the order it went in."""
-        checkpoint = self._journal.checkpoint
+        checkpoint = self._journal.progress.checkpoint
         before = self._before(checkpoint.step + 1) if self._repeats else None
         if before is not None and set(before.tasks) <= {t.key for t in checkpoint.pending}:
             mine = tuple([t for t in checkpoint.pending if t.key in before.tasks])
@@ -628,7 +628,7 @@ class Driver:
         """The commit that carries a super-step across; the last one also ends the run. True if it rests now. ``taken`` are the tasks that
         have come to their end, None for all that are pending; the others wait on (§5.11)."""
         journal, program = self._journal, self._program
-        parent = journal.checkpoint
+        parent = journal.progress.checkpoint
         try:
             delta, moved = superstep.barrier(program, parent, results, inline=inline, decoded=decoded, signals=self._signals(), taken=taken)
             tip = journal.tip
@@ -686,7 +686,7 @@ class Driver:
         """The signals that came since the last barrier, as writes at this one (§5.11)."""
         news = self._journal.progress.news
         own = superstep.signalled(self._program, [(f.name, f.payload) for f in news]) if news else ()
-        before = self._before(self._journal.checkpoint.step + 1) if self._repeats else None
+        before = self._before(self._journal.progress.checkpoint.step + 1) if self._repeats else None
         if before is None or not before.signals:
             return own
         theirs = enumerate(before.signals, len(own) + 1)
@@ -694,11 +694,11 @@ class Driver:
 
     def _woken(self) -> bool:
         """Whether a signal has come that lets a node run, though all that is pending waits (§5.11)."""
-        if (echo := self._journal.echo) is not None and max(echo.ended, default=0) > self._journal.checkpoint.step:
+        if (echo := self._journal.echo) is not None and max(echo.ended, default=0) > self._journal.progress.checkpoint.step:
             return False  # it goes with the next of the barriers that are repeated
         signals = self._signals()
         try:
-            return bool(signals) and superstep.wakes(self._program, self._journal.checkpoint, signals, self._journal.progress.results)
+            return bool(signals) and superstep.wakes(self._program, self._journal.progress.checkpoint, signals, self._journal.progress.results)
         except BaseException as e:
             contained(e, "a reducer")
             return True  # the barrier meets it again, and says so
@@ -708,7 +708,7 @@ class Driver:
         run = self._journal.run
         now, echo = self._services.clock.now(), self._journal.echo
         for result in done:
-            step = self._journal.checkpoint.step_of(result.task)
+            step = self._journal.progress.checkpoint.step_of(result.task)
             for n, write in enumerate(result.intents):
                 intent_id = f"{ids.step_id(run.run_id, step, result.task)}!{n}"
                 place = f"{step}.{result.task}!{n}"
@@ -737,7 +737,7 @@ class Driver:
         async with self._lock:
             feedback = ending.sent_back(journal)
             if feedback is not None:
-                delta, moved = superstep.again(program, journal.checkpoint, ending.redone(program, journal), feedback)
+                delta, moved = superstep.again(program, journal.progress.checkpoint, ending.redone(program, journal), feedback)
                 draft.facts += _started(moved)
                 await journal.checkpointed(draft, delta, moved)
                 return False

@@ -46,7 +46,7 @@ class Patches:
         if loaded.lease.live(now):
             raise RunIsLive(f"{run_id} is driven by {loaded.lease.owner}", hint="wait for it to rest")
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
-        parent = journal.checkpoint
+        parent = journal.progress.checkpoint
         program = self._skills.find(run.skill_id, run.skill_version) if run.skill_id in self._skills.ids else None
         unknown = [n for n in values if n not in parent.values and (program is None or n not in program.channels)]
         if unknown or parent.seq == 0:

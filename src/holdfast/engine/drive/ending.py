@@ -33,7 +33,7 @@ def sent_back(journal: Journal) -> str | None:
 
 def redone(program: Program, journal: Journal) -> tuple[str, ...]:
     """The nodes that are done again: as the code that is here names them, since the question may be older than it."""
-    return reviews.redone(program, journal.checkpoint)
+    return reviews.redone(program, journal.progress.checkpoint)
 
 
 def outcome(services: Services, program: Program, journal: Journal, delivery: str | None = None) -> Terminal:
@@ -64,7 +64,7 @@ def facts(services: Services, program: Program, journal: Journal, ends: Terminal
     review = reviews.wait(
         program,
         run,
-        journal.checkpoint,
+        journal.progress.checkpoint,
         round=journal.progress.asked.get(reviews.AT, 0),
         now=services.clock.now(),
         snapshot=run.policy_snapshot_id if services.policy is None else services.policy.snapshot_id,

@@ -96,7 +96,7 @@ async def execute(
         return Finished(TaskResult(task.key, outcome=task.skip), NOTHING)
     node = program.nodes[task.node]
     if values is None:
-        values = journal.checkpoint.seen_by(task) if task.began else journal.checkpoint.values
+        values = journal.progress.checkpoint.seen_by(task) if task.began else journal.progress.checkpoint.values
     if place is None:
         place = Place(task.key)
     attempt, due = journal.progress.attempts.get((place.key, place.path), FRESH)
@@ -107,7 +107,7 @@ async def execute(
             await services.clock.sleep(left(due, services.clock.now(), attempt, node.retry.base_us) / 1_000_000)
         attempt += 1
         if attempt > 1:  # the first one is told by the step's own start and end (§10.9)
-            began = ev.AttemptStarted(journal.checkpoint.step_of(place.key), place.key, attempt, services.owner, place.path)
+            began = ev.AttemptStarted(journal.progress.checkpoint.step_of(place.key), place.key, attempt, services.owner, place.path)
             journal.hold(Draft(facts=[began]))
         cause: BaseException
         try:
@@ -118,7 +118,7 @@ async def execute(
                 finished = await _go_on(program, node, task, values, attempt, begun)
             tip = journal.tip
             if tip is not None and tip.since + tip.whole > ROOM and not place.path:
-                journal.weights.hold(program, journal.checkpoint.values, [finished.writes])
+                journal.weights.hold(program, journal.progress.checkpoint.values, [finished.writes])
             return finished
         except StepError as e:
             if node.shape != "subgraph":
@@ -137,7 +137,7 @@ async def execute(
             raise journal.dead from None  # the house's trouble, whatever the node made of it
         if not node.retry.retries(cause, attempt):
             raise StepError(place.key, cause, error, attempt, outcome) from cause
-        step = journal.checkpoint.step_of(place.key)
+        step = journal.progress.checkpoint.step_of(place.key)
         due = services.clock.now() + backoff(f"{ids.step_id(journal.run.run_id, step, place.key, place.path)}@{attempt}", attempt, node.retry.base_us)
         journal.progress.again(place.key, place.path, attempt, due, error)
         await journal.save(Draft(facts=[ev.StepRetryScheduled(step, place.key, attempt, due, error, place.path)]))

@@ -74,7 +74,7 @@ class Fused:
         program, store = self._program, self._store
         if store is None:
             return None
-        pending = self._journal.checkpoint.pending
+        pending = self._journal.progress.checkpoint.pending
         if len(pending) != 1 or pending[0].node not in program.plain or pending[0].node in self._odd:
             return None
         self._asked = self._journal.run.parent_run_id is not None or ending.outcome(self._services, program, self._journal) is not Terminal.DONE

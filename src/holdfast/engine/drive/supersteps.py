@@ -55,7 +55,7 @@ def answered(journal: Journal, wait: Wait) -> bool:
 
 def failure(journal: Journal, e: StepError) -> ev.StepFailed:
     """The fact of a task that failed for good in the super-step under way."""
-    return ev.StepFailed(journal.checkpoint.step_of(e.task), e.task, e.error, e.outcome, e.attempt)
+    return ev.StepFailed(journal.progress.checkpoint.step_of(e.task), e.task, e.error, e.outcome, e.attempt)
 
 
 class Round:
@@ -173,7 +173,7 @@ class Round:
         return finished <= {t.key for t in group} and len(batch.facts) == len(finished) and not self._ready()
 
     def _ended(self, task: Task, future: asyncio.Task[Finished | None], batch: Draft) -> None:
-        step = self._journal.checkpoint.step_of(task.key)
+        step = self._journal.progress.checkpoint.step_of(task.key)
         error = future.exception()
         match error:
             case None:

@@ -666,7 +666,7 @@ class PostgresStore:
         except ValueError:
             raise UnknownStatus(f"{run_id} is stored with the status {status!r}", hint="holdfast check names the damage") from None
         run = codec.decode_run(doc)
-        return run if version is None else apply.overlay(run, status=known.value, version=version, step=step, head=head)
+        return run if version is None else codec.overlay(run, status=known.value, version=version, step=step, head=head)
 
     def _lease(self, fence: int, owner: str | None, due: int | None, expires: int | None, its: str | None) -> Lease:
         if owner is None or its is None:

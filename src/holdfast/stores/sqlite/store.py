@@ -639,7 +639,7 @@ class SqliteStore:
             known = Status(status)
         except ValueError:
             raise UnknownStatus(f"{run_id} is stored with the status {status!r}", hint="holdfast check names the damage") from None
-        return apply.overlay(codec.decode_run(doc), status=known.value, version=version, step=step, head=head)
+        return codec.overlay(codec.decode_run(doc), status=known.value, version=version, step=step, head=head)
 
     def _lease(self, db: apsw.Connection, fence: int, owner: str | None, due: int | None) -> Lease:
         if owner is None:
