@@ -33,7 +33,7 @@ from holdfast.engine.base import histories
 from holdfast.engine.desk import door
 from holdfast.engine.desk.door import Request
 from holdfast.engine.drive.edits import Patches
-from holdfast.engine.look.blobs import whole
+from holdfast.engine.look.snapshot import whole
 from holdfast.handle import CheckpointView, EventView, Run
 from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime

@@ -314,7 +314,7 @@ class Runtime:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._services.grace + CLOSE_SECONDS):
                 await asyncio.gather(*(w.close() for w in list(self._working)))
-                await self._services.attendant.close(StoreClosed("this runtime was closed while it drove the run"))
+                await self._services.drivers.close(StoreClosed("this runtime was closed while it drove the run"))
         for driving in self._following:
             driving.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)
@@ -574,17 +574,17 @@ class Runtime:
 
         A node or a recorded call that is under way comes to its end first; ``invoke``, ``resume`` and their kin then return.
         """
-        self._services.attendant.drain()
+        self._services.drivers.drain()
 
     @property
     def driving(self) -> tuple[str, ...]:
         """The runs that are driven here now."""
-        return self._services.attendant.driven
+        return self._services.drivers.driven
 
     @property
     def left(self) -> tuple[str, ...]:
         """The runs that were handed back at a boundary since ``drain`` was called."""
-        return tuple(self._services.attendant.left)
+        return tuple(self._services.drivers.left)
 
     @verb
     async def recover(self) -> list[Run[Any]]:

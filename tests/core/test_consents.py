@@ -6,72 +6,72 @@ from typing import Any
 
 import pytest
 
-from holdfast.core import canon, consents
+from holdfast.core import canon, waits
 from holdfast.core.masks import HIDDEN
 from tests.core.build import raw, wait
 
 
-def asked(subject: consents.Subject, prompt: str = "Pay?") -> Any:
-    return wait(prompt=prompt, covers=subject.covers, reads=consents.packed(subject), show=None if subject.show is None else raw(subject.show))
+def asked(subject: waits.Subject, prompt: str = "Pay?") -> Any:
+    return wait(prompt=prompt, covers=subject.covers, reads=waits.packed(subject), show=None if subject.show is None else raw(subject.show))
 
 
 def test_what_was_shown_is_compared_and_both_are_told() -> None:
-    before = asked(consents.shown({"amount": 1}))
-    assert consents.changed(before, "Another wording?", consents.shown({"amount": 1})) is None, "another wording alone is no difference"
-    told = consents.changed(before, "Pay?", consents.shown({"amount": 1_000_000}))
+    before = asked(waits.shown({"amount": 1}))
+    assert waits.changed(before, "Another wording?", waits.shown({"amount": 1})) is None, "another wording alone is no difference"
+    told = waits.changed(before, "Pay?", waits.shown({"amount": 1_000_000}))
     assert told == "{'amount': 1} was shown, and it is {'amount': 1000000} now"
-    assert consents.packed(consents.shown(1)) is None
-    assert consents.changed(before, "Pay?", consents.shown({"amount": 1}, verdict="rejected")) is not None, "what a machine said of it is shown too"
+    assert waits.packed(waits.shown(1)) is None
+    assert waits.changed(before, "Pay?", waits.shown({"amount": 1}, verdict="rejected")) is not None, "what a machine said of it is shown too"
 
 
 def test_a_bare_question_is_about_what_the_step_reads() -> None:
-    before = asked(consents.read({"a": 1, "b": "x", "gone": 2}, ()))
-    assert consents.changed(before, "Pay?", consents.read({"a": 1, "b": "x", "gone": 2}, ())) is None
-    told = consents.changed(before, "Pay?", consents.read({"a": 2, "b": "x", "new": 3}, ()))
+    before = asked(waits.read({"a": 1, "b": "x", "gone": 2}, ()))
+    assert waits.changed(before, "Pay?", waits.read({"a": 1, "b": "x", "gone": 2}, ())) is None
+    told = waits.changed(before, "Pay?", waits.read({"a": 2, "b": "x", "new": 3}, ()))
     assert told == "a was 1 and is 2, gone was 2 and is None, new was None and is 3"
-    assert consents.changed(before, "Pay?", consents.read({"a": 1, "b": "x", "gone": 2}, (), verdict="bad")) == "what the step reads is not what it was"
+    assert waits.changed(before, "Pay?", waits.read({"a": 1, "b": "x", "gone": 2}, (), verdict="bad")) == "what the step reads is not what it was"
 
 
 def test_names_and_numbers_of_a_bare_question_count() -> None:
     """L-10: two swapped questions are told apart by them; the other words are wording."""
-    reads = consents.read({"a": 1}, ())
+    reads = waits.read({"a": 1}, ())
     before = asked(reads, "Publish to prod.example.org 3 times, Ada?")
-    assert consents.changed(before, "Please publish to prod.example.org 3 times, dear Ada!", reads) is None
-    assert consents.changed(before, "Publish to prod.example.org 4 times, Ada?", reads) is not None
-    assert consents.particulars("Send 5 mails to a@b.c, and to A. Lovelace") == ["5", "a@b.c", "Lovelace"]
+    assert waits.changed(before, "Please publish to prod.example.org 3 times, dear Ada!", reads) is None
+    assert waits.changed(before, "Publish to prod.example.org 4 times, Ada?", reads) is not None
+    assert waits.particulars("Send 5 mails to a@b.c, and to A. Lovelace") == ["5", "a@b.c", "Lovelace"]
 
 
 def test_large_and_secret_values_are_kept_as_digests() -> None:
-    large, hidden = "x" * (consents.EXCERPT_BYTES + 1), "hunter2"
-    subject = consents.read({"large": large, "key": hidden, "small": 1}, {"key"})
+    large, hidden = "x" * (waits.EXCERPT_BYTES + 1), "hunter2"
+    subject = waits.read({"large": large, "key": hidden, "small": 1}, {"key"})
     assert subject.reads is not None and subject.reads["small"] == 1
     assert subject.reads["large"] == "…" + canon.fingerprint(large)[:8] and subject.reads["key"].startswith(HIDDEN) and hidden not in str(subject)
-    told = consents.changed(asked(subject), "Pay?", consents.read({"large": large, "key": "other", "small": 1}, {"key"}), {"key"})
+    told = waits.changed(asked(subject), "Pay?", waits.read({"large": large, "key": "other", "small": 1}, {"key"}), {"key"})
     assert told is not None and told.startswith(f"key was '{HIDDEN}") and "hunter2" not in told and "large" not in told
 
 
 def test_a_secret_in_what_was_shown_is_not_told() -> None:
-    told = consents.changed(asked(consents.shown({"key": "hunter2", "n": 1})), "Pay?", consents.shown({"key": "hunter2", "n": 2}), {"key"})
+    told = waits.changed(asked(waits.shown({"key": "hunter2", "n": 1})), "Pay?", waits.shown({"key": "hunter2", "n": 2}), {"key"})
     assert told is not None and "'n': 1" in told and "'n': 2" in told
 
 
 def test_a_question_of_a_release_that_kept_no_digest() -> None:
     """It is compared by what it showed; one that showed nothing passes."""
     old = wait(prompt="Pay?", show=raw({"amount": 1}))
-    assert consents.changed(old, "Pay?", consents.shown({"amount": 1})) is None
-    assert consents.changed(old, "Pay?", consents.shown({"amount": 2})) == "{'amount': 1} was shown, and it is {'amount': 2} now"
-    assert consents.changed(wait(prompt="Pay?"), "Pay?", consents.read({"a": 2}, ())) is None
+    assert waits.changed(old, "Pay?", waits.shown({"amount": 1})) is None
+    assert waits.changed(old, "Pay?", waits.shown({"amount": 2})) == "{'amount': 1} was shown, and it is {'amount': 2} now"
+    assert waits.changed(wait(prompt="Pay?"), "Pay?", waits.read({"a": 2}, ())) is None
 
 
 @pytest.mark.parametrize("kept", [b"\xff\x00", raw([1])])
 def test_what_cannot_be_read_differs_from_everything(kept: bytes) -> None:
     broken = wait(prompt="Pay?", covers="read:other", reads=kept)
-    assert consents.changed(broken, "Pay?", consents.read({"a": 1}, ())) == "a was None and is 1"
+    assert waits.changed(broken, "Pay?", waits.read({"a": 1}, ())) == "a was None and is 1"
     shown = wait(prompt="Pay?", covers="show:other", show=b"\xff\x00")
-    told = consents.changed(shown, "Pay?", consents.shown(1))
+    told = waits.changed(shown, "Pay?", waits.shown(1))
     assert told is not None and told.startswith("'unreadable:") and told.endswith(" was shown, and it is 1 now")
 
 
 def test_what_is_told_is_cut() -> None:
-    told = consents.changed(asked(consents.shown("a" * 1_000)), "Pay?", consents.shown("b"))
+    told = waits.changed(asked(waits.shown("a" * 1_000)), "Pay?", waits.shown("b"))
     assert told is not None and "…" in told and len(told) < 500

@@ -8,10 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core import canon, growth
-from holdfast.core.channels import Channel, Reducer, append, last, merge, topic, window
+from holdfast.core import canon, channels
+from holdfast.core.channels import Channel, Reducer, Weights, append, last, merge, topic, window
 from holdfast.core.errors import TooLarge
-from holdfast.core.growth import Weights
 from tests.core.build import node, program
 
 PROG = program(
@@ -40,7 +39,7 @@ def test_what_is_added_and_what_goes_is_the_weight(steps: list[list[tuple[str, A
             for name, value in each.items():
                 if name != "topic":
                     after[name] = canon.admit(PROG.channels[name].reducer(after.get(name, canon.EMPTY_DICT if name == "dict" else canon.EMPTY_LIST), value))
-        weights.hold(PROG, values, writes, after)
+        weights.hold(PROG.channels, values, writes, after)
         for name in {n for each in writes for n in each} - {"topic"}:
             head = 1 if len(after[name]) < 16 else 3 if len(after[name]) < 2**16 else 5
             assert weights.weight(name, after[name]) == len(canon.encode(after[name])) - head
@@ -58,18 +57,18 @@ def test_a_write_costs_what_it_adds(name: str) -> None:
         weights.weight(name, old)
         before = weights.weighed
         new = prog.channels[name].reducer(old, write[name])
-        weights.hold(prog, {name: old}, [write], {name: new})
+        weights.hold(prog.channels, {name: old}, [write], {name: new})
         looked.append(weights.weighed - before)
     assert max(looked) == min(looked) < 40
 
 
 def test_beyond_the_bound_it_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "GROWN_BYTES", 100)
+    monkeypatch.setattr(channels, "GROWN_BYTES", 100)
     weights = Weights()
-    weights.hold(PROG, {}, [canon.admit({"list": ["x" * 60], "last": "x" * 1000})])
+    weights.hold(PROG.channels, {}, [canon.admit({"list": ["x" * 60], "last": "x" * 1000})])
     with pytest.raises(TooLarge, match="list, grown"):
-        weights.hold(PROG, canon.admit({"list": ["x" * 60]}), [canon.admit({"list": "y" * 60})])
+        weights.hold(PROG.channels, canon.admit({"list": ["x" * 60]}), [canon.admit({"list": "y" * 60})])
     with pytest.raises(TooLarge, match="own, grown"):
-        weights.hold(PROG, {}, [canon.admit({"own": "y" * 60})], canon.admit({"own": "y" * 200}))
-    weights.hold(PROG, {}, [canon.admit({"own": "y" * 60})])
-    weights.hold(PROG, canon.admit({"few": ["x" * 10] * 7}), [canon.admit({"few": ["y" * 10] * 20})])
+        weights.hold(PROG.channels, {}, [canon.admit({"own": "y" * 60})], canon.admit({"own": "y" * 200}))
+    weights.hold(PROG.channels, {}, [canon.admit({"own": "y" * 60})])
+    weights.hold(PROG.channels, canon.admit({"few": ["x" * 10] * 7}), [canon.admit({"few": ["y" * 10] * 20})])

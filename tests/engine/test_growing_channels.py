@@ -7,7 +7,7 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Graph, State, append, merge, window
-from holdfast.core import growth
+from holdfast.core import channels
 from holdfast.engine.drive import driver, executor
 from holdfast.named import CheckpointStore
 from tests.engine.support import World
@@ -25,7 +25,7 @@ class Grown(State):
 
 @pytest.fixture(autouse=True)
 def _small(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(growth, "GROWN_BYTES", BOUND)
+    monkeypatch.setattr(channels, "GROWN_BYTES", BOUND)
     for module in (executor, driver):
         monkeypatch.setattr(module, "ROOM", BOUND // 2)
 

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from holdfast.engine.base.safe_points import Boundaries
+from holdfast.engine.base.driven import SafePoints
 
 
 class Node:
@@ -15,7 +15,7 @@ class Node:
         self.parked = False
 
 
-class Watched(Boundaries):
+class Watched(SafePoints):
     def __init__(self) -> None:
         self.reached = 0
         super().__init__(self.count)
@@ -24,7 +24,7 @@ class Watched(Boundaries):
         self.reached += 1
 
 
-async def stands(watched: Boundaries, node: Node) -> asyncio.Task[None]:
+async def stands(watched: SafePoints, node: Node) -> asyncio.Task[None]:
     """A node that wants to begin its next call."""
     task = asyncio.ensure_future(watched.stand(node))
     await asyncio.sleep(0)

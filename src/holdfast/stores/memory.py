@@ -38,11 +38,10 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.machine import ticks
 from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, Loaded, Pruned, RunFilter, Usage
-from holdfast.stores import apply, rings
+from holdfast.stores import apply, small
 from holdfast.stores.apply import Aged, Call, Candidate, Found, Prepared, Stands, Wanted
 from holdfast.stores.changes import Changes
-from holdfast.stores.small import Present, Small
-from holdfast.stores.tables import Indexed
+from holdfast.stores.small import Indexed, Present, Small
 
 
 class _Row(msgspec.Struct, frozen=True):
@@ -101,7 +100,7 @@ class MemoryStore(Small):
         self._tokens: dict[bytes, Token] = {}
         self._schedules: dict[str, Schedule] = {}
         self._shelves: dict[tuple[str, str], bytes] = {}
-        self._rings: dict[str, rings.Ring] = {}
+        self._rings: dict[str, small.Ring] = {}
         self._pruned: dict[str, Tombstone] = {}
         self.present = Present(self._now, self._ticks)
         self._rules: dict[str, Rule] = {}
@@ -258,7 +257,7 @@ class MemoryStore(Small):
         return msgspec.structs.replace(item, taken_seq=None)
 
     def _emit(self, e: Emitted, now: int) -> None:
-        self._set(self._rings, e.run_id, rings.changed(self._rings.get(e.run_id, ()), e, [self._next() for _ in e.batches], now))
+        self._set(self._rings, e.run_id, small.changed(self._rings.get(e.run_id, ()), e, [self._next() for _ in e.batches], now))
 
     async def emit(self, emitted: Sequence[Emitted]) -> None:
         with self._atomic():
@@ -271,7 +270,7 @@ class MemoryStore(Small):
         return [e for e in emitted if (row := self._runs.get(e.run_id)) is not None and row.fence == e.fence]
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
-        return rings.beyond(self._rings.get(run_id, ()), after, limit)
+        return small.beyond(self._rings.get(run_id, ()), after, limit)
 
     async def put(self, item: InboxItem) -> InboxItem:
         with self._atomic():
@@ -394,7 +393,7 @@ class MemoryStore(Small):
             return None
         seq, data = self._wholes.get(run_id, (0, self._origins.get(run_id)))
         whole = None if data is None else codec.decode_whole(run_id, data)
-        return Loaded(self._run(row), row.tip, self._lease(row), whole, tuple(await self.rows(run_id, seq)), tuple(await self.inbox(run_id)), rings.newest(self._rings.get(run_id, ())))
+        return Loaded(self._run(row), row.tip, self._lease(row), whole, tuple(await self.rows(run_id, seq)), tuple(await self.inbox(run_id)), small.newest(self._rings.get(run_id, ())))
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
         row = self._runs.get(run_id)

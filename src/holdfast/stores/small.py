@@ -1,19 +1,25 @@
-"""What stores share that one process has open and whose verbs run without a pause: who is there, and verbs that others tell."""
+"""What stores share that one process has open and whose verbs run without a pause: tables, rings of chunks, who is there, and the
+verbs that others tell."""
 
 from __future__ import annotations
 
+import base64
+import json
 import sys
 import threading
-from collections.abc import Callable
-from typing import Protocol
+from collections.abc import Callable, Hashable, Iterable
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from msgspec.structs import replace
 
+from holdfast.core import chunks
+from holdfast.core.chunks import LINGER_US, Batch, Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.effects import Effect
 from holdfast.core.errors import Conflict, LeaseLost
 from holdfast.core.intents import Intent
+from holdfast.core.jsons import json_of
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
@@ -21,6 +27,125 @@ from holdfast.core.schedules import Schedule
 from holdfast.ports import Evidence, IntentCount, Problem, RunFilter, Shelves, Store, Upkeep, Worker
 from holdfast.stores import apply
 from holdfast.stores.changes import Changes
+
+
+class Kept(msgspec.Struct, frozen=True):
+    """A batch of a ring. ``gone``: when something durable replaced it."""
+
+    serial: int
+    turn: str
+    last: int
+    data: bytes
+    gone: int | None = None
+
+
+Ring = tuple[Kept, ...]
+
+
+def changed(ring: Ring, e: Emitted, serials: Iterable[int], now: int) -> Ring:
+    """The ring after a write; what was replaced a while ago goes on the way."""
+    gone = set(e.replaced)
+    kept = [k for k in ring if k.last >= e.before.get(k.turn, 0) and (k.gone is None or k.gone >= now - LINGER_US)]
+    kept += [Kept(serial, b.turn.key, b.last, chunks.encode(b)) for b, serial in zip(e.batches, serials, strict=True)]
+    return tuple([msgspec.structs.replace(k, gone=now) if k.gone is None and k.turn in gone else k for k in kept])
+
+
+def beyond(ring: Ring, after: int, limit: int) -> list[Stored]:
+    return [Stored(k.serial, chunks.decode(k.data), k.gone is not None) for k in ring if k.serial > after][:limit]
+
+
+def newest(ring: Ring) -> tuple[Batch, ...]:
+    """The newest batch of each turn that nothing has replaced."""
+    return tuple({k.turn: chunks.decode(k.data) for k in ring if k.gone is None}.values())
+
+
+# -- as lines of a file -----------------------------------------------------------------------------
+
+
+def lines(before: Ring, after: Ring) -> bytes:
+    """What leads from one to the other: batches that came, went, or were replaced."""
+    was, now = {k.serial: k for k in before}, {k.serial: k for k in after}
+    out: list[Any] = [["-", serial] for serial in was if serial not in now]
+    out += [["+", k.serial, k.turn, k.last, base64.b64encode(k.data).decode(), k.gone] for s, k in now.items() if s not in was]
+    out += [["=", k.serial, k.gone] for s, k in now.items() if s in was and was[s].gone != k.gone]
+    return b"".join(json.dumps(line).encode() + b"\n" for line in out)
+
+
+def read(data: bytes) -> Ring:
+    """The ring that these lines leave. What cannot be read is left out: chunks are provisional."""
+    kept: dict[int, Kept] = {}
+    for line in data.splitlines():
+        try:
+            match json_of(line):
+                case ["+", int(serial), str(turn), int(last), str(text), gone]:
+                    chunks.decode(raw := base64.b64decode(text))
+                    kept[serial] = Kept(serial, turn, last, raw, gone if isinstance(gone, int) else None)
+                case ["=", int(serial), int(gone)] if serial in kept:
+                    kept[serial] = msgspec.structs.replace(kept[serial], gone=gone)
+                case ["-", int(serial)]:
+                    kept.pop(serial, None)
+        except (ValueError, msgspec.DecodeError):
+            continue
+    return tuple(kept[s] for s in sorted(kept))
+
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Indexed(dict[K, V]):
+    """A dict whose rows ``of`` finds by ``fields``, oldest first as in the dict itself."""
+
+    def __init__(self, **fields: Callable[[V], Hashable]) -> None:
+        super().__init__()
+        self._fields = fields
+        self._found: dict[str, dict[Hashable, dict[K, int]]] = {name: {} for name in fields}
+        self._count = 0
+
+    def of(self, name: str, value: Hashable) -> list[V]:
+        """The rows with that value in that field."""
+        found = self._found[name].get(value, {})
+        return [self[key] for key in sorted(found, key=found.__getitem__)]
+
+    def __setitem__(self, key: K, row: V) -> None:
+        old = self.get(key)
+        if old is None:
+            self._count += 1
+        for name, field in self._fields.items():
+            value = field(row)
+            number = self._count
+            if old is not None:
+                if (was := field(old)) == value:
+                    continue
+                number = self._drop(name, was, key)
+            self._found[name].setdefault(value, {})[key] = number
+        super().__setitem__(key, row)
+
+    def _drop(self, name: str, value: Hashable, key: K) -> int:
+        keys = self._found[name][value]
+        number = keys.pop(key)
+        if not keys:
+            del self._found[name][value]
+        return number
+
+    def setdefault(self, key: K, row: V) -> V:
+        if key not in self:
+            self[key] = row
+        return self[key]
+
+    def pop(self, key: K, *default: Any) -> Any:
+        if key in self:
+            row = self[key]
+            for name, field in self._fields.items():
+                self._drop(name, field(row), key)
+        return super().pop(key, *default)
+
+    def __copy__(self) -> Indexed[K, V]:
+        other: Indexed[K, V] = Indexed(**self._fields)
+        for key, row in self.items():
+            other[key] = row
+        return other
+
 
 EVERY = sys.maxsize
 
@@ -173,6 +298,3 @@ class Small:
         """Each run's chain, held against its hashes."""
         found = [apply.broken(run_id, await self.log(run_id, limit=EVERY)) for run_id in await self.run_ids(limit=EVERY)]
         return [p for p in found if p is not None]
-
-
-__all__ = ["Present", "Small"]

@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import Any, cast
 
 from holdfast.core.errors import StoreError
-from holdfast.engine.base.leaving import Leaving
+from holdfast.engine.base.failures import ControlFlow
 from holdfast.ports import Store
 
 READS = frozenset(
@@ -23,7 +23,7 @@ READS = frozenset(
 )  # fmt: skip
 
 
-class SimulatedCrash(Leaving):
+class SimulatedCrash(ControlFlow):
     """The process is gone. A way out that nothing in the engine holds up: no handler may outlive a kill -9."""
 
 

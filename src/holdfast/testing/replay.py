@@ -26,7 +26,7 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import Decision, Wait
-from holdfast.engine.base.leaving import Leaving
+from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.services import Asked
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.transfer import dossier
@@ -227,7 +227,7 @@ def _plan(record: Record, planned: dict[int, list[str]], ended: dict[int, dict[s
                 pass
 
 
-class _NotOnRecord(Leaving):
+class _NotOnRecord(ControlFlow):
     """Stops the run: a call would have touched the outside. Not an Exception: no handler of a node may go on from it."""
 
 

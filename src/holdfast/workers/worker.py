@@ -13,7 +13,7 @@ from holdfast import logs
 from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError, UsageError
 from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
-from holdfast.engine.base import cancels
+from holdfast.engine.base import failures
 from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.base.standing import NOT_ENDED, lacking
 from holdfast.engine.drive.driver import loaded_driver
@@ -207,7 +207,7 @@ class Worker:
 
     def _stop(self) -> None:
         for task in self._running:
-            cancels.cancel(task)
+            failures.cancel(task)
 
     async def _turn(self) -> bool | None:
         """Fires what is due, claims what there is room for, and begins to drive it. Whether there was anything; None once it is idle
@@ -223,7 +223,7 @@ class Worker:
         for claim in claims:
             services.driving.add(claim.run_id)
             task = asyncio.ensure_future(self._one(claim))
-            cancels.serve(task)
+            failures.serve(task)
             task.add_done_callback(lambda _: self._news.set())
             self._running.add(task)
         if not claims:
@@ -358,7 +358,7 @@ class Worker:
             except (Rejected, UsageError) as e:
                 await let_go(services, claim.run_id, claim.fence, e, due=services.store.now() + REFUSED_US)
                 return Report(claim.run_id, None, e)
-            with services.attendant.on(claim.run_id, driver):
+            with services.drivers.on(claim.run_id, driver):
                 run = await driven(services, driver, claim, loaded.inbox)
             return Report(claim.run_id, run)
         except asyncio.CancelledError as e:

@@ -1,13 +1,22 @@
-"""Tells the drivers of this process that their runs' inboxes have news (§10.12, §10.16).
+"""The runs that this process drives: who tells their drivers of news, where they may stop, and which of them is driven alone.
 
-Other processes put commands into a live run's inbox; its owner is to see them within milliseconds, also in mid-step.
-One task looks for all of them together whenever the store may have changed, and at the latest twice a second. What merely exists is
-not looked at: the store names the runs with news, and a heap the ones whose deadline has passed.
-"""
+*News* (§10.12, §10.16). Other processes put commands into a live run's inbox; its owner is to see them within milliseconds, also in
+mid-step. One task looks for all of them together whenever the store may have changed, and at the latest twice a second. What merely
+exists is not looked at: the store names the runs with news, and a heap the ones whose deadline has passed.
+
+*Safe points* (§10.13). Between super-steps a run may be left anywhere without cutting anything short. Inside one, a node stands at a safe
+point when its next ctx call would begin and none is in flight: what it did so far is on record. A plain node, and a call, are let come to
+their end first.
+
+*Quarantine* (§10.6). A run whose owner has died, and before that another one without any progress in between, is a suspect: what it does
+next may end this process too, with all that is driven beside it. Those would be counted as if the fault were theirs, and end with it. So a
+suspect waits until the runs in hand have come to a rest, for a little while, and is driven alone until it gets on, or for a little while;
+whoever comes meanwhile waits. Suspects take turns. What has waited has not been begun, and does not count."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import heapq
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -23,13 +32,13 @@ STALE = 64
 
 
 class Driven(Protocol):
-    """What an attendant needs of a driver."""
+    """What the drivers have in common."""
 
     def nudge(self) -> None:
         """The run's inbox may have something."""
 
     def due(self) -> int | None:
-        """When the earliest deadline of its open waits falls due. Another is told of by ``Attendant.expect``."""
+        """When the earliest deadline of its open waits falls due. Another is told of by ``Drivers.expect``."""
 
     def drain(self) -> None:
         """Stop at the next safe boundary."""
@@ -38,7 +47,7 @@ class Driven(Protocol):
         """Nobody looks at its inbox any more: it must not go on as if somebody did."""
 
 
-class Attendant:
+class Drivers:
     """Watches the inboxes of the runs that this owner drives, for as long as it drives any; ``left`` are those it has handed back."""
 
     def __init__(self, store: Store, clock: Clock, owner: Callable[[], str]) -> None:
@@ -141,3 +150,104 @@ class Attendant:
                 await asyncio.sleep(AGAIN_SECONDS)
             self._fall_due(self._clock.now())
             await asyncio.sleep(REST_SECONDS)  # many changes at once are one look
+
+
+class Standing(Protocol):
+    """The part of an attempt that is looked at here: its calls in flight, and whether it stands still."""
+
+    calls: int
+    parked: bool
+
+
+class SafePoints:
+    """Watches the tasks of a super-step once somebody has ``asked``; ``reached`` is called when all that run stand at a boundary."""
+
+    def __init__(self, reached: Callable[[], None]) -> None:
+        self.asked = False
+        self._reached = reached
+        self._tasks: dict[str, set[Standing]] = {}
+
+    def ask(self) -> None:
+        self.asked = True
+        self.look()
+
+    def begin(self, task: str) -> None:
+        """A task is entered; it counts as under way until what came of it is durable."""
+        self._tasks[task] = set()
+
+    def end(self, task: str) -> None:
+        self._tasks.pop(task, None)
+        self.look()
+
+    def clear(self) -> None:
+        self._tasks.clear()
+
+    def enter(self, task: str, node: Standing) -> None:
+        self._tasks.setdefault(task, set()).add(node)
+
+    def leave(self, task: str, node: Standing) -> None:
+        self._tasks.get(task, set()).discard(node)
+
+    async def stand(self, node: Standing) -> None:
+        """Stands still before a call is begun, until the scope is closed."""
+        node.parked = True
+        self.look()
+        await asyncio.Event().wait()
+
+    def look(self) -> None:
+        if self.asked and self._tasks and all(nodes and all(n.parked and not n.calls for n in nodes) for nodes in self._tasks.values()):
+            self._reached()
+
+
+COMPANY_SECONDS = 2.0
+"""For so long a suspect waits for the others to come to a rest; some rest late, and it is driven beside them."""
+ALONE_SECONDS = 5.0
+"""For so long it is driven alone; what has not ended its process by then goes on beside others."""
+
+
+class Quarantine:
+    """Which runs of this process are driven, and which of them alone."""
+
+    def __init__(self) -> None:
+        self._here: set[str] = set()
+        self._suspects: list[str] = []
+        self._moved = asyncio.Event()
+        self._over: asyncio.TimerHandle | None = None
+
+    async def enter(self, run_id: str, *, suspect: bool, waits: bool = True) -> None:
+        """Returns when the run may be driven. ``waits``: whether it lets suspects go first; what is born here does not."""
+        if not suspect:
+            if waits and self._suspects:
+                await self._until(lambda: not self._suspects, COMPANY_SECONDS + ALONE_SECONDS)
+            self._here.add(run_id)
+            return
+        self._suspects.append(run_id)
+        await self._until(lambda: self._suspects[0] == run_id, None)
+        await self._until(lambda: not self._here, COMPANY_SECONDS)
+        self._over = asyncio.get_running_loop().call_later(ALONE_SECONDS, self.clear, run_id)
+
+    def clear(self, run_id: str) -> None:
+        """The run has got on, or has lived long enough: it is driven beside others from now on."""
+        if run_id in self._suspects:
+            self._suspects.remove(run_id)
+            self._here.add(run_id)
+            self._tell()
+
+    def leave(self, run_id: str) -> None:
+        """The run is not driven here any more."""
+        if run_id in self._suspects or run_id in self._here:
+            if self._suspects[:1] == [run_id] and self._over is not None:
+                self._over.cancel()
+            self._suspects = [r for r in self._suspects if r != run_id]
+            self._here.discard(run_id)
+            self._tell()
+
+    def _tell(self) -> None:
+        moved, self._moved = self._moved, asyncio.Event()
+        moved.set()
+
+    async def _until(self, ready: Callable[[], bool], seconds: float | None) -> None:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                while not ready():
+                    await self._moved.wait()

@@ -1,12 +1,15 @@
-"""Failures as records, and as exceptions again, so that code that caught one the first time catches it on re-entry (§4.12, §14.3).
+"""What may come out of a node: failures as records and as exceptions again, ways out that are no failure, and cancels (§4.12, §14.3).
 
-A record keeps the frames of the user's own code: file, line, function and the text of the line (§13.2). Frames of this package
-and of the standard library's task and thread machinery between them say nothing to the user and are left out.
+Code that caught a failure the first time catches it on re-entry. A record keeps the frames of the user's own code: file, line,
+function and the text of the line (§13.2). Frames of this package and of the standard library's task and thread machinery between them say
+nothing to the user and are left out. Stored bytes name a class; they never choose what is imported or called. A class that this process
+has loaded already is taken, and its instance is made without its constructor: what an ``except`` clause can name is always loaded. Any
+other comes back as a StepFailure with the recorded code.
 
-Stored bytes name a class; they never choose what is imported or called. A class that this process has loaded already is
-taken, and its instance is made without its constructor: what an ``except`` clause can name is always loaded. Any other comes
-back as a StepFailure with the recorded code.
-"""
+asyncio has one cancel for whoever asks: the house, somebody outside, or the step that runs in the task (X-24). A step that cancels its own
+task, or lets a CancelledError out that nobody asked for, has failed; only a cancel from outside ends the run's driving, and with it the
+worker. So the house marks the tasks that it cancels itself, and knows which tasks it has made: such a task, cancelled by nobody who may,
+was cancelled by its step."""
 
 from __future__ import annotations
 
@@ -20,11 +23,13 @@ import pathlib
 import sys
 import threading
 import types
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import holdfast
 from holdfast.core.errors import ErrorValue, Frame, HoldfastError, StepFailure, storable
+from holdfast.engine.base import failures
 
 MOST_FRAMES = 20
 LONGEST_SOURCE = 200
@@ -141,4 +146,94 @@ def _made(cls: type[Exception] | None, error: ErrorValue) -> Exception | None:
     return made
 
 
-__all__ = ["frames_of", "recorded", "revived", "traced"]
+_told: weakref.WeakSet[asyncio.Task[Any]] = weakref.WeakSet()
+_serving: weakref.WeakKeyDictionary[asyncio.Task[Any], weakref.ref[asyncio.Task[Any]]] = weakref.WeakKeyDictionary()
+
+
+def cancel(task: asyncio.Task[Any]) -> None:
+    """Cancels a task in the name of the house."""
+    _told.add(task)
+    task.cancel()
+
+
+def uncancel(task: asyncio.Task[Any]) -> int:
+    """Takes one's own cancel back; gives how many others are left."""
+    _told.discard(task)
+    return task.uncancel()
+
+
+def told(task: asyncio.Task[Any]) -> bool:
+    """Whether the house has cancelled it."""
+    return task in _told
+
+
+def serve(task: asyncio.Task[Any]) -> None:
+    """The task was made by the house and works for the current one: whoever ends that one ends this one too."""
+    current = asyncio.current_task()
+    if current is not None:
+        _serving[task] = weakref.ref(current)
+
+
+def asked(task: asyncio.Task[Any]) -> bool:
+    """Whether a cancel of this task was asked for by somebody who may: the house, or who cancels whom it works for.
+
+    A task that the house has not made is its maker's to cancel.
+    """
+    if task in _told:
+        return True
+    found = _serving.get(task)
+    if found is None:
+        return task.cancelling() > 0
+    root = found()
+    return root is None or root.done() or asked(root)
+
+
+class ControlFlow(BaseException):
+    """Leaves a node and is no failure of it: a wait, a fresh start, a halt. No code of a user has any business catching it."""
+
+    def joined(self, others: Sequence[ControlFlow]) -> ControlFlow:
+        """One way out where several branches of a node found theirs: the first, unless its kind knows better."""
+        return self
+
+
+def contained(error: BaseException, what: str) -> Exception:
+    """What a BaseException out of a user's code counts as: a failure of its step, not the end of the process that serves others.
+
+    Raises:
+        BaseException: this very one, where it is for the house (``ControlFlow``), somebody at the keyboard, or a cancel from outside.
+    """
+    if isinstance(error, Exception):
+        return error
+    if isinstance(error, asyncio.CancelledError):
+        task = asyncio.current_task()
+        if task is not None and task.cancelling() and failures.asked(task):
+            raise error
+        while task is not None and task.cancelling():
+            task.uncancel()
+        return StepFailure(f"{what} let a CancelledError out that it had raised or caused itself", code="cancelled_inside")
+    if isinstance(error, ControlFlow | KeyboardInterrupt):
+        raise error
+    if isinstance(error, SystemExit):
+        return StepFailure(f"{what} called sys.exit({_shown(error.code)})", code="system_exit")
+    if isinstance(error, BaseExceptionGroup):
+        if (pressed := error.subgroup(KeyboardInterrupt)) is not None:
+            raise KeyboardInterrupt from pressed
+        return StepFailure(f"{what} raised {type(error).__name__} of {len(error.exceptions)}: {'; '.join(map(_named, error.exceptions))}", code="base_exception")
+    return StepFailure(f"{what} raised {_named(error)}", code="base_exception")
+
+
+def _named(error: BaseException) -> str:
+    return f"{type(error).__name__}: {_shown(error)}"
+
+
+def _shown(value: object) -> str:
+    """Its text, whatever its ``__str__`` does."""
+    try:
+        return str(value) if isinstance(value, BaseException) else repr(value)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as e:
+        return f"(its text cannot be made: {type(e).__name__})"
+
+
+__all__ = ["ControlFlow", "asked", "cancel", "contained", "frames_of", "recorded", "revived", "serve", "told", "traced", "uncancel"]

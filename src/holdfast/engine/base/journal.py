@@ -22,6 +22,7 @@ from holdfast import logs
 from holdfast.core import blobs, canon, codec
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
+from holdfast.core.channels import Weights
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult, advance, boundaries
 from holdfast.core.codec import open_row
 from holdfast.core.commands import Cancel
@@ -29,7 +30,6 @@ from holdfast.core.commit import SIGNAL_WEIGHT, Behind, Commit, DedupClaim, Inbo
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StoreError
 from holdfast.core.graph import Program
-from holdfast.core.growth import Weights
 from holdfast.core.intents import Intent
 from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
 from holdfast.core.line import Line
@@ -37,10 +37,10 @@ from holdfast.core.progress import Progress
 from holdfast.core.run import Buffered, Run, fold_all
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
-from holdfast.engine.base.safe_points import Boundaries
+from holdfast.engine.base.driven import SafePoints
 from holdfast.engine.base.streams import Ring
 from holdfast.engine.look import parents as family
-from holdfast.engine.look.blobs import whole
+from holdfast.engine.look.snapshot import whole
 from holdfast.ports import Loaded, Store
 
 T = TypeVar("T")
@@ -139,7 +139,7 @@ class Journal:
         self.cut = False
         self.stopped: list[str] = []
         self.taking: set[tuple[str, str]] = set()  # signals, by name and key, that a wait of this driving has taken
-        self.boundaries = Boundaries(lambda: None)
+        self.safe_points = SafePoints(lambda: None)
         self.expects: Callable[[int | None], None] = lambda due: None  # told of each change of the open waits: when they fall due
         self.quiet = asyncio.Event()
         self.quiet.set()

@@ -22,8 +22,7 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.engine.base import standing
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.looker import Looker, Wanted
-from holdfast.engine.look.missing import missing
-from holdfast.engine.look.snapshot import found
+from holdfast.engine.look.snapshot import found, missing
 from holdfast.engine.look.threads import Ends
 from holdfast.handle import CheckpointView, EventView, Feed, Run, Wait
 from holdfast.ports import Loaded, RunFilter

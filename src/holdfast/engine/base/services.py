@@ -18,9 +18,8 @@ from holdfast.core.graph import Program
 from holdfast.core.limits import Limit, Rules, in_force
 from holdfast.core.policy import Policy
 from holdfast.core.run import Run, shaped
-from holdfast.engine.base.driven import Attendant
+from holdfast.engine.base.driven import Drivers, Quarantine
 from holdfast.engine.base.pool import Pool
-from holdfast.engine.base.quarantine import Quarantine
 from holdfast.engine.base.streams import Streams
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Clock, Resolver, Store
@@ -180,13 +179,13 @@ class Services:
     sends: tuple[str, ...] = ()
     quarantine: Quarantine = dataclasses.field(default_factory=Quarantine)
     streams: Streams = dataclasses.field(init=False)
-    attendant: Attendant = dataclasses.field(init=False)
+    drivers: Drivers = dataclasses.field(init=False)
     threads: Threads = dataclasses.field(init=False)
     _bounds: tuple[float, Rules] | None = dataclasses.field(init=False)
 
     def __post_init__(self) -> None:
         self.streams = Streams(self.store, self.clock)
-        self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
+        self.drivers = Drivers(self.store, self.clock, lambda: self.owner)
         self.threads = Threads(self.store)
         self._bounds: tuple[float, Rules] | None = None
 
@@ -229,7 +228,7 @@ class Services:
         self.leaving.clear()
         self.sends = ()
         self.quarantine = Quarantine()
-        self.attendant = Attendant(self.store, self.clock, lambda: self.owner)
+        self.drivers = Drivers(self.store, self.clock, lambda: self.owner)
 
     async def holds(self) -> bool:
         """Whether something new may begin under the lease; asks the store once before it says no.

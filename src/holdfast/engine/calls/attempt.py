@@ -208,9 +208,9 @@ class Attempt:
 
     async def begin(self) -> None:
         """A call is to begin; none does once somebody has asked the run to stop at its next boundary (§10.13)."""
-        if self.journal.boundaries.asked:
+        if self.journal.safe_points.asked:
             self.calls -= self.places.scope().within  # the items of maps that it is part of stand still with it
-            await self.journal.boundaries.stand(self)
+            await self.journal.safe_points.stand(self)
         self.calls += 1
         self.patience.hold()
 
@@ -218,8 +218,8 @@ class Attempt:
         """The call has ended, and what came of it is on record."""
         self.calls -= 1
         self.patience.release(self._loop.time())
-        if self.journal.boundaries.asked:
-            self.journal.boundaries.look()
+        if self.journal.safe_points.asked:
+            self.journal.safe_points.look()
 
     def close(self) -> None:
         """Nothing that the node left running may write into the next step's records."""

@@ -41,16 +41,16 @@ from holdfast.core.lease import Alive
 from holdfast.core.masks import mask
 from holdfast.core.retry import ONCE, Retry
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
-from holdfast.engine.base import cancels
+from holdfast.engine.base import failures
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls import retries, slots, steps, undos
+from holdfast.engine.calls import retries, steps, undos
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.functions import Patience, accepts_key, asynchronous, call, name_of
 from holdfast.engine.calls.places import Call, Restart, Suspend, attempting
 from holdfast.engine.calls.waits import Ask, Redo, request
-from holdfast.engine.look.blobs import whole
+from holdfast.engine.look.snapshot import whole
 
 VERIFY_TIMEOUT_US = 30_000_000
 PATIENCE_US = 60_000_000
@@ -419,7 +419,7 @@ class Performance:
         self._stands()
         await self.attempt.begin()
         try:
-            async with slots.held(self.services, self.journal.run.run_id, f"{self.attempt.attempt_id}/{self.path}", self.options.limit):
+            async with steps.held(self.services, self.journal.run.run_id, f"{self.attempt.attempt_id}/{self.path}", self.options.limit):
                 return await self._attempted(over, same)
         finally:
             self.attempt.finish()
@@ -465,7 +465,7 @@ class Performance:
             with self.attempt.minding(patience):
                 await asyncio.wait({act})
         finally:
-            cancels.cancel(act)  # by force, if we were cancelled ourselves
+            failures.cancel(act)  # by force, if we were cancelled ourselves
             del acts[effect.effect_id]
         return await self._after(effect, act)
 

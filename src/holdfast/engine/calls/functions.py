@@ -3,7 +3,7 @@
 Theory of operation. A coroutine is stepped by hand in the task of its caller: its first part before any timer is set, the rest as
 the loop brings it back. So it is seen which cancel it made itself, whether it forked, and whether it goes on though it was
 cancelled; such a one is stepped no further: it is abandoned where it stands. A thread is waited for, and given up. Whatever
-comes out is a value, a failure of the step, a way out that is none (``Leaving``), or a cancel from outside (X-24).
+comes out is a value, a failure of the step, a way out that is none (``ControlFlow``), or a cancel from outside (X-24).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from holdfast import logs, machine
 from holdfast.authoring import microseconds
 from holdfast.core.errors import StepTimeout
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
-from holdfast.engine.base import cancels, pool
-from holdfast.engine.base.leaving import Leaving, contained
+from holdfast.engine.base import failures, pool
+from holdfast.engine.base.failures import ControlFlow, contained
 
 T = TypeVar("T")
 CLEANUP_SECONDS = 5.0  # so long may a coroutine go on after its cancel, to tidy up
@@ -170,7 +170,7 @@ async def bounded(work: Coroutine[Any, Any, T] | First, limit: int | Patience, w
         raise
     except asyncio.CancelledError as e:
         caused = task.cancelling() - before if rest is None else rest.caused
-        if task.cancelling() - caused > before and cancels.asked(task):
+        if task.cancelling() - caused > before and failures.asked(task):
             raise
         while task.cancelling() > before:
             task.uncancel()
@@ -203,15 +203,15 @@ def _unwrapped(error: BaseException) -> BaseException:
     """A group of nothing but ways out of the node is one of them: a TaskGroup puts the wait of its branch into a group."""
     if not isinstance(error, BaseExceptionGroup):
         return error
-    leaves, rest = error.split(Leaving)
+    leaves, rest = error.split(ControlFlow)
     if leaves is None or rest is not None:
         return error
     found = _flat(leaves)
     return found[0].joined(found[1:])
 
 
-def _flat(group: BaseExceptionGroup[Leaving]) -> list[Leaving]:
-    out: list[Leaving] = []
+def _flat(group: BaseExceptionGroup[ControlFlow]) -> list[ControlFlow]:
+    out: list[ControlFlow] = []
     for e in group.exceptions:
         out += _flat(e) if isinstance(e, BaseExceptionGroup) else [e]
     return out
@@ -298,7 +298,7 @@ class Begun(Generic[T]):
                         raise
                     self.closed = isinstance(e, GeneratorExit) and not self._stepping()
                     waiting = self._step(steps.throw, e)
-                    if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or cancels.told(self._task)):
+                    if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or failures.told(self._task)):
                         self._wait_no_longer()
                 else:
                     waiting = self._step(steps.send, None)

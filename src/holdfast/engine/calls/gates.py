@@ -20,8 +20,8 @@ from holdfast.core.outcomes import DEGRADED, OK
 from holdfast.core.policy import Kind, Policy, Request, Verdict, checked, judge
 from holdfast.core.run import Run
 from holdfast.core.waits import ACTIONS, AFTER_STEP, APPROVE, BEFORE_STEP, DENY, RETRY, Decision, Passage, WaitKind
+from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.base.leaving import Leaving
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.waits import Ask, Redo, about, open_at, reject, rejected, request
 
@@ -30,7 +30,7 @@ AFTER = "@check"
 ASKED_AFTER = (APPROVE, RETRY, DENY)
 
 
-class Halted(Leaving):
+class Halted(ControlFlow):
     """A policy said no: the run ends halted, and nothing of the step runs, is retried or caught (§8.1)."""
 
     def __init__(self, reason: str) -> None:

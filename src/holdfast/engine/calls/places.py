@@ -19,29 +19,29 @@ import msgspec
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import ConcurrentScope, InvalidInput, RecordMismatch
 from holdfast.core.waits import Wait, WaitKind
+from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.base.leaving import Leaving
 from holdfast.engine.base.services import Asked, Services
 from holdfast.engine.base.streams import Track
 
 MOST_KEY_CHARS = 200
 
 
-class Suspend(Leaving):
+class Suspend(ControlFlow):
     """Leaves the node because it rests in waits; never raised in code that users are meant to see (§5.12)."""
 
     def __init__(self, waits: tuple[Wait, ...]) -> None:
         super().__init__("the node rests in a wait; do not catch BaseException around ctx calls")
         self.waits = waits
 
-    def joined(self, others: Sequence[Leaving]) -> Leaving:
+    def joined(self, others: Sequence[ControlFlow]) -> ControlFlow:
         """All branches rest, or one of them has another way out."""
         other = next((e for e in others if not isinstance(e, Suspend)), None)
         waits = {w.wait_id: w for e in (self, *others) if isinstance(e, Suspend) for w in e.waits}
         return other or Suspend(tuple(waits.values()))
 
 
-class Restart(Leaving):
+class Restart(ControlFlow):
     """Leaves a flow to begin it afresh under the same lineage (§4.12)."""
 
     def __init__(self, inputs: dict[str, Any]) -> None:

@@ -17,10 +17,9 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import Conflict, RecordMismatch, StoreError, UsageError
 from holdfast.core.waits import Wait
-from holdfast.engine.base import cancels
-from holdfast.engine.base.failures import recorded
+from holdfast.engine.base import failures
+from holdfast.engine.base.failures import contained, recorded
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.base.leaving import contained
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.places import Call, Restart, Scope, Suspend, current
 
@@ -69,7 +68,7 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
 
     tasks = [asyncio.create_task(branch(i, c)) for i, c in enumerate(calls)]
     for task in tasks:
-        cancels.serve(task)
+        failures.serve(task)
     return tasks
 
 
@@ -136,7 +135,7 @@ async def _first(tasks: list[asyncio.Task[Any]]) -> int:
                 suspended |= {w.wait_id: w for w in error.waits}
     finally:
         for task in open_tasks:
-            cancels.cancel(task)
+            failures.cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
     if not tasks:
         raise UsageError("first_of was given no calls, so none can come first")
@@ -150,7 +149,7 @@ async def all_end(tasks: list[asyncio.Task[Any]]) -> None:
             await asyncio.wait(tasks)
     except asyncio.CancelledError:
         for task in tasks:
-            cancels.cancel(task)
+            failures.cancel(task)
         await asyncio.gather(*tasks, return_exceptions=True)
         raise
 

@@ -1,10 +1,15 @@
-"""Recorded calls that act on nothing outside: steps, recorded values, and what they spend (§4.12, §8.5)."""
+"""Recorded calls that act on nothing outside: steps, recorded values, what they spend, and the limits that they hold (§4.12, §8.5).
+
+A call that uses a limit holds a slot of it from before it begins until it has ended (§10.11). Where the limit is full the call waits, for
+a second at most; then it leaves the node, and the run rests until it is worth trying again: no thread and no lease is held meanwhile.
+Nothing has been begun by then, so nothing is on record."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from typing import Any
 
 import msgspec
@@ -12,16 +17,75 @@ import msgspec
 from holdfast.core import bounds, budgets, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.errors import UsageError
+from holdfast.core.errors import StoreError, UsageError
+from holdfast.core.limits import SOON_US, Later
 from holdfast.core.retry import Retry
 from holdfast.core.waits import WaitKind
-from holdfast.engine.base.failures import recorded
+from holdfast.engine.base.failures import ControlFlow, recorded
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.calls import retries, slots
+from holdfast.engine.base.services import Services
+from holdfast.engine.calls import retries
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.functions import Patience, asynchronous, call, name_of
 from holdfast.engine.calls.places import Call, Scope, attempting, current
 from holdfast.engine.calls.waits import Ask, request
+
+LOOK_US = 50_000
+
+
+class Crowded(ControlFlow):
+    """Leaves the node because a limit that it uses is full, and will be for a while."""
+
+    def __init__(self, later: Later) -> None:
+        super().__init__("the run rests until a limit has room; do not catch BaseException around ctx calls")
+        self.later = later
+
+    def joined(self, others: Sequence[ControlFlow]) -> ControlFlow:
+        """All branches rest, or one of them has another way out."""
+        return next((e for e in others if not isinstance(e, Crowded)), self)
+
+
+@asynccontextmanager
+async def held(services: Services, run_id: str, place: str, limit: str | None) -> AsyncIterator[None]:
+    """Holds a limit for as long as what is within goes on.
+
+    Raises:
+        Crowded: it is full, and was for a second.
+    """
+    if limit is None:
+        yield
+        return
+    await _entered(services, run_id, place, limit)
+    try:
+        yield
+    finally:
+        services.leaving.add(place)
+        await asyncio.shield(_left(services))
+
+
+async def _entered(services: Services, run_id: str, place: str, limit: str) -> None:
+    store, needs, until = services.store, {limit: services.limits.get(limit)}, services.clock.now() + SOON_US
+    while (later := await store.enter(services.owner, run_id, place, needs)) is not None:
+        now = services.clock.now()
+        if now >= until or (later.at > until and later.at - now > SOON_US):
+            break
+        await services.clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
+    else:
+        return
+    later = await store.enter(services.owner, run_id, place, needs, resting=True)
+    if later is not None:
+        raise Crowded(later)
+
+
+async def _left(services: Services) -> None:
+    """Gives back what is held no more; what the store could not be told of is told with the next."""
+    places = list(services.leaving)
+    try:
+        await services.store.leave(services.owner, places)
+    except StoreError:
+        return  # its owner holds it until then, or until it ends
+    services.leaving.difference_update(places)
+
 
 Act = Callable[[], Awaitable[Any]]
 _plain = msgspec.msgpack.Encoder(order="sorted")
@@ -52,7 +116,7 @@ async def step(
             return await _once(attempt, Call(path, name, "step", digest, args), retry, lambda: _patiently(attempt, fn, args, patience, name))
 
         async def act() -> Any:
-            async with slots.held(attempt.services, attempt.run.run_id, f"{attempt.attempt_id}/{path}", limit):
+            async with held(attempt.services, attempt.run.run_id, f"{attempt.attempt_id}/{path}", limit):
                 return await _patiently(attempt, fn, args, patience, name)
 
         return await _once(attempt, Call(path, name, "step", digest, args), retry, act)
@@ -174,4 +238,4 @@ async def afford(attempt: Attempt, path: str) -> None:
         await request(attempt, question)
 
 
-__all__ = ["afford", "digest_of", "item", "spend", "step", "value", "waits"]
+__all__ = ["Crowded", "afford", "digest_of", "held", "item", "spend", "step", "value", "waits"]

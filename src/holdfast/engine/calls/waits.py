@@ -17,7 +17,7 @@ import msgspec
 from msgspec.structs import replace
 
 from holdfast.authoring import microseconds
-from holdfast.core import canon, consents, decisions, ids, kinds
+from holdfast.core import canon, decisions, ids, kinds, waits
 from holdfast.core import events as ev
 from holdfast.core import waits as ws
 from holdfast.core.bounds import wrong
@@ -28,8 +28,8 @@ from holdfast.core.lease import TOUCH
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import OnTimeout, Wait, WaitKind
+from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.base.leaving import Leaving
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.places import Call, Suspend
@@ -41,7 +41,7 @@ Duration = dt.timedelta | float | int | None
 HERE = "node"
 
 
-class Unattended(Leaving):
+class Unattended(ControlFlow):
     """Leaves the node because nobody is there for an authoritative question (§5.17)."""
 
     def __init__(self, wait: Wait) -> None:
@@ -49,7 +49,7 @@ class Unattended(Leaving):
         self.wait = wait
 
 
-class Redo(Leaving):
+class Redo(ControlFlow):
     """Leaves the node so that ``target`` is done again with a person's feedback; None is this very node (§5.5)."""
 
     def __init__(self, target: str | None, feedback: str) -> None:
@@ -82,7 +82,7 @@ class Ask(msgspec.Struct, frozen=True, kw_only=True):
     effect_id: str | None = None
     wait_id: str = ""
     fits: Callable[[RawDecision], str | None] | None = None
-    about: consents.Subject | None = None
+    about: waits.Subject | None = None
     creates: Callable[[Wait], Draft] | None = None
 
     @property
@@ -151,15 +151,15 @@ def _moved(attempt: Attempt, ask: Ask, path: str, given: RawDecision) -> str | N
     before = attempt.journal.progress.questions.get((attempt.key, path))
     if ask.about is None or before is None or before.wait_id != given.wait_id or given.action not in (*ws.CONSENTS, ws.ANSWER):
         return None
-    how = consents.changed(before, ask.prompt, ask.about, attempt.run.secrets)
-    return None if how is None else f"{given.actor} answered {given.action} to something else: {how}. {consents.HOW_TO_KEEP}"
+    how = waits.changed(before, ask.prompt, ask.about, attempt.run.secrets)
+    return None if how is None else f"{given.actor} answered {given.action} to something else: {how}. {waits.HOW_TO_KEEP}"
 
 
-def about(attempt: Attempt, show: Any, verdict: str = "") -> consents.Subject:
+def about(attempt: Attempt, show: Any, verdict: str = "") -> waits.Subject:
     """What a question here is about: what is shown, else the arguments and the state that the step reads."""
     if show is not None:
-        return consents.shown(show, verdict)
-    return consents.read(attempt.reads, attempt.run.secrets, verdict)
+        return waits.shown(show, verdict)
+    return waits.read(attempt.reads, attempt.run.secrets, verdict)
 
 
 def outdated(services: Services, given: RawDecision) -> str | None:
@@ -203,7 +203,7 @@ def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
         cascade=ask.cascade,
         effect_id=ask.effect_id,
         covers="" if ask.about is None else ask.about.covers,
-        reads=None if ask.about is None else consents.packed(ask.about),
+        reads=None if ask.about is None else waits.packed(ask.about),
     )
 
 

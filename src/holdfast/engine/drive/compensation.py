@@ -1,4 +1,4 @@
-"""Taking back what a run did, when it fails or is cancelled, before it ends (§6.11).
+"""How a run ends: what the reducer of §5.16 is told and what its word does, and what is taken back before it ends (§6.11).
 
 Theory of operation. How the run is to end is written down with the first attempt to take something back; from then on whoever
 drives it goes on with that, and no node runs. Each undo is an effect of its own at a place of its own: on record before
@@ -10,19 +10,21 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.core import canon, decisions, ids
+from holdfast.core import canon, decisions, ids, reviews
 from holdfast.core import compensation as core
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import Source, StepRecord, Task
 from holdfast.core.codec import opened
 from holdfast.core.commit import InboxItem
+from holdfast.core.decisions import Facts
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectFailed, EffectsUndone, LeaseLost, StoreError
 from holdfast.core.graph import Node, Program
-from holdfast.core.policy import Kind, Request
+from holdfast.core.outcomes import REJECTED, Terminal, resolve_terminal_outcome
+from holdfast.core.policy import REVIEWS, Kind, Request
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
-from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, Decision, WaitKind
+from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, RETRY, Decision, WaitKind
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
@@ -31,8 +33,8 @@ from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.effects import Options, Performance
 from holdfast.engine.calls.functions import accepts_key
 from holdfast.engine.calls.places import Suspend
-from holdfast.engine.calls.waits import Ask, request
-from holdfast.engine.look.blobs import whole
+from holdfast.engine.calls.waits import Ask, outdated, request
+from holdfast.engine.look.snapshot import whole
 from holdfast.ports import Store
 
 
@@ -218,4 +220,62 @@ class _Undoing:
         self._journal.hold(Draft(facts=[fact], results=[StepRecord(core.TASK, self._path, self._name, error=value, kind="effect")]))
 
 
-__all__ = ["begun", "left", "refuse_to_go_on", "standing", "take_back"]
+def answered(journal: Journal) -> bool:
+    """Whether a person's answer to the review is on record and not acted upon yet."""
+    return reviews.AT in journal.progress.records
+
+
+def _given(journal: Journal) -> Decision | None:
+    record = journal.progress.records.get(reviews.AT)
+    return None if record is None else decisions.read_answer(record)
+
+
+def sent_back(journal: Journal) -> str | None:
+    """What a reviewer wants changed, if that is what the review came to."""
+    given = _given(journal)
+    return given.feedback if given is not None and given.action == RETRY else None
+
+
+def redone(program: Program, journal: Journal) -> tuple[str, ...]:
+    """The nodes that are done again: as the code that is here names them, since the question may be older than it."""
+    return reviews.redone(program, journal.progress.checkpoint)
+
+
+def outcome(services: Services, program: Program, journal: Journal, delivery: str | None = None) -> Terminal:
+    """What becomes of the run. A consent given under another policy does not count (§5.8)."""
+    run, given = journal.run, _given(journal)
+    kinds = REVIEWS if services.policy is None else services.policy.reviews
+    return resolve_terminal_outcome(
+        run.status,
+        reviewed=program.kind in kinds,
+        handoff=run.active_handoff is not None,
+        decision=None if given is None or outdated(services, given) else given.action,
+        delivery=delivery,
+    )
+
+
+def source(run: Run, ends: Terminal) -> Source:
+    """What the last checkpoint comes from."""
+    if ends is Terminal.DONE:
+        return Source.LOOP
+    return Source.WAIT if ends is Terminal.AWAITING_HUMAN_REVIEW and not run.unattended else Source.CANCEL
+
+
+def facts(services: Services, program: Program, journal: Journal, ends: Terminal, delivery: str | None) -> Facts:
+    """The facts of that outcome. A review is asked under an id of its own each time."""
+    run, given = journal.run, _given(journal)
+    if ends is not Terminal.AWAITING_HUMAN_REVIEW:
+        return decisions.applied(run, ends, why="delivery_rejected" if delivery == REJECTED else "halted")
+    review = reviews.wait(
+        program,
+        run,
+        journal.progress.checkpoint,
+        round=journal.progress.asked.get(reviews.AT, 0),
+        now=services.clock.now(),
+        snapshot=run.policy_snapshot_id if services.policy is None else services.policy.snapshot_id,
+        verdict=(outdated(services, given) if given is not None else None) or ("rejected" if delivery == REJECTED else ""),
+    )
+    return decisions.applied(run, ends, review=review)
+
+
+__all__ = ["answered", "begun", "facts", "left", "outcome", "redone", "refuse_to_go_on", "sent_back", "source", "standing", "take_back"]

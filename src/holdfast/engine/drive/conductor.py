@@ -198,7 +198,7 @@ class Conductor:
         if sendings is not None:
             sendings.attend(run_id, look=claim is not None)
         try:
-            with self._services.attendant.on(run_id, driver):
+            with self._services.drivers.on(run_id, driver):
                 record = await driven(self._services, driver, claim, inbox, named=named)
             if sendings is not None:
                 await sendings.delivered(run_id)
@@ -253,7 +253,7 @@ class Conductor:
         while True:
             run, lease = known or await self._reader.found(run_id)
             known = None
-            if run.status in TERMINAL or (run.interrupted_at is not None and not named) or self._services.attendant.draining:
+            if run.status in TERMINAL or (run.interrupted_at is not None and not named) or self._services.drivers.draining:
                 return None
             now = self._store.now()
             if detach and run.status in WAITING and not run.decisions and (lease.due is None or lease.due > now):
@@ -309,7 +309,7 @@ class Conductor:
         patience = PATIENCE
         while patience:
             ahead = await standing.before(self._store, run, lease)
-            if not ahead or self._services.attendant.draining:
+            if not ahead or self._services.drivers.draining:
                 return None
             for head, held in ahead:
                 what = standing.judged(self._services, head, held)

@@ -44,7 +44,7 @@ from holdfast.engine.base.standing import MANY, NOT_ENDED
 from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
 from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
-from holdfast.engine.look.blobs import whole
+from holdfast.engine.look.snapshot import whole
 from holdfast.ports import Loaded, RunFilter
 
 PATIENCE = 100
@@ -249,7 +249,7 @@ class Desk:
         what was refused of them. ``known``: the run as it was read a moment ago."""
         taken: dict[str, HoldfastError | None] = {}
         if known is None and (await self._reader.found(run_id))[1].live(self._store.now()):  # its log need not be read to tell
-            self._services.attendant.nudge(run_id)
+            self._services.drivers.nudge(run_id)
             return taken
         for again in range(PATIENCE):
             loaded = known if known is not None and not again else await self._reader.loaded(run_id)
@@ -258,7 +258,7 @@ class Desk:
             live = loaded.run.status in LIVE
             held = live and loaded.run.interrupted_at is not None and loaded.lease.owner is None  # it is told, and goes on when a person says so
             if loaded.lease.live(self._store.now()) or (live and not held):
-                self._services.attendant.nudge(run_id)
+                self._services.drivers.nudge(run_id)
                 break
             first = loaded.inbox[0]
             waiting, now = [(i.key, i.command) for i in loaded.inbox], self._store.now()

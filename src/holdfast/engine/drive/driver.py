@@ -19,7 +19,7 @@ from holdfast.core import canon, decisions, ids, intents, superstep
 from holdfast.core import checkpoint as cps
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
-from holdfast.core.channels import MISSING
+from holdfast.core.channels import MISSING, ROOM
 from holdfast.core.checkpoint import Checkpoint, Delta, Ended, Source, Task, TaskResult
 from holdfast.core.commit import InboxItem, LedgerRow
 from holdfast.core.effects import ReplayPolicy
@@ -34,27 +34,24 @@ from holdfast.core.errors import (
     UsageError,
 )
 from holdfast.core.graph import Program
-from holdfast.core.growth import ROOM
 from holdfast.core.lease import EXPIRED, KEEP, RELEASE, Alive, Take, at_once, counter
 from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
 from holdfast.core.waits import Wait, resting
-from holdfast.engine.base import cancels
-from holdfast.engine.base.failures import recorded
+from holdfast.engine.base import failures
+from holdfast.engine.base.driven import ALONE_SECONDS, SafePoints
+from holdfast.engine.base.failures import contained, recorded
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.base.leaving import contained
-from holdfast.engine.base.quarantine import ALONE_SECONDS
-from holdfast.engine.base.safe_points import Boundaries
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
 from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.places import Restart, Suspend
-from holdfast.engine.calls.slots import Crowded
+from holdfast.engine.calls.steps import Crowded
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.desk import door, lineage
-from holdfast.engine.drive import compensation, ending
+from holdfast.engine.drive import compensation
 from holdfast.engine.drive.executor import Ahead, StepError, execute
 from holdfast.engine.drive.fused import Fused
 from holdfast.engine.drive.supersteps import Outcome, Round, answered, failure
@@ -85,8 +82,8 @@ class Driver:
         self._broken: BaseException | None = None
         self._began: float | None = None
         self._again = self._cut = self._going = self._over = self._repeats = self._late = self._suspect = False
-        journal.boundaries = Boundaries(self._at_boundary)
-        journal.expects = lambda due: services.attendant.expect(journal.run.run_id, due)
+        journal.safe_points = SafePoints(self._at_safe_point)
+        journal.expects = lambda due: services.drivers.expect(journal.run.run_id, due)
         self._fused = Fused(services, journal, program, self)
 
     # -- news while it is driven --------------------------------------------------------------------
@@ -111,16 +108,16 @@ class Driver:
     @property
     def stops(self) -> bool:
         """Whether the run goes no further at this boundary, or its step was cut."""
-        return self._cut or self._end is not None or self._broken is not None or self._journal.boundaries.asked
+        return self._cut or self._end is not None or self._broken is not None or self._journal.safe_points.asked
 
     def drain(self) -> None:
         """Hands the run back at its next safe boundary; a step under way comes to its end first (§10.13)."""
-        self._journal.boundaries.ask()
+        self._journal.safe_points.ask()
 
-    def _at_boundary(self) -> None:
+    def _at_safe_point(self) -> None:
         if self.scope is not None and not self._cut:
             self._cut = self._journal.cut = True
-            cancels.cancel(self.scope)
+            failures.cancel(self.scope)
 
     async def _attend(self) -> None:
         """Turns news into facts while steps run: an answer re-enters its task, a cancel closes the step's scope (§10.12)."""
@@ -129,7 +126,7 @@ class Driver:
             async with self._lock:
                 if not self._over and self._journal.dead is None and self._journal.tip is not None and self._journal.run.status in LIVE:
                     await self._take(tuple(await self._services.store.inbox(self._journal.run.run_id)))
-                    self._services.attendant.expect(self._journal.run.run_id, self.due())  # one that clocks have put off again, too
+                    self._services.drivers.expect(self._journal.run.run_id, self.due())  # one that clocks have put off again, too
             if not self._again:
                 return
 
@@ -198,11 +195,11 @@ class Driver:
                 await journal.quiet.wait()
         if self.scope is not None:
             self._cut = journal.cut = True
-            cancels.cancel(self.scope)
+            failures.cancel(self.scope)
             acts = list(journal.acts.values())
             for act in acts:
                 if act.task is not None:
-                    cancels.cancel(act.task)
+                    failures.cancel(act.task)
             if threads := [act.name for act in acts if act.task is None]:
                 waits = f"cancelling: waiting for {', '.join(threads)} in a thread, which nothing can end"
                 with contextlib.suppress(HoldfastError):  # the driver meets what the store says with its own commit
@@ -259,7 +256,7 @@ class Driver:
         async with self._lock:
             self._over = True
             await self._journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]))
-            self._services.attendant.left.append(self._journal.run.run_id)
+            self._services.drivers.left.append(self._journal.run.run_id)
         return True
 
     async def _put_off(self, later: Later) -> bool:
@@ -336,7 +333,7 @@ class Driver:
         return self._journal.run if self._journal.run.terminal else await self._rounds()
 
     async def _enter(self, claim: Claim | None) -> None:
-        """Waits until the run may be driven beside others; one that may end the process is driven alone (``base/quarantine``)."""
+        """Waits until the run may be driven beside others; one that may end the process is driven alone (``base/driven``)."""
         progress = self._journal.progress
         self._suspect = claim is not None and (progress.takeovers > 0 or progress.cuts > 1) and not self._late and self._spent() is None
         await self._services.quarantine.enter(progress.checkpoint.run_id, suspect=self._suspect, waits=claim is not None)
@@ -477,7 +474,7 @@ class Driver:
             self.nudge()
         while True:
             checkpoint = journal.progress.checkpoint
-            if not checkpoint.pending or ending.answered(journal):
+            if not checkpoint.pending or compensation.answered(journal):
                 if await self._finish(Draft()) or (self._end is not None and await self._ended()):
                     return journal.run
                 continue
@@ -498,7 +495,7 @@ class Driver:
                 raise LeaseLost(f"{self._services.owner} could not renew its lease; it stops at this boundary")
             if self._broken is not None:
                 raise self._broken
-            if self._end is not None or journal.boundaries.asked:
+            if self._end is not None or journal.safe_points.asked:
                 await self._ended()
                 return journal.run
             ahead = None if self._repeats else await self._fused.along(self._limit - steps)
@@ -523,12 +520,12 @@ class Driver:
         me = self.scope = self._task
         assert me is not None
         if ahead is None:
-            self._journal.boundaries.clear()
+            self._journal.safe_points.clear()
         try:
             outcome = await (self._single(pending[0], ahead) if len(pending) == 1 and not self._parked else self._parallel(pending))
         except asyncio.CancelledError:
             # Ours, unless somebody outside cancelled too; then the run stays where its last commit left it.
-            if not self._cut or cancels.uncancel(me) > 0:
+            if not self._cut or failures.uncancel(me) > 0:
                 raise
             if self._broken is not None:
                 raise self._broken from None
@@ -538,7 +535,7 @@ class Driver:
         if self._broken is not None:
             raise self._broken
         if self._cut:
-            cancels.uncancel(me)  # the step ended, or swallowed it, before the cancel could reach it
+            failures.uncancel(me)  # the step ended, or swallowed it, before the cancel could reach it
             if outcome.left is not None:
                 self._journal.hold(outcome.left)
             return await self._ended()
@@ -551,7 +548,7 @@ class Driver:
         if known is not None:
             return Outcome({key: known})
         if ahead is None:
-            self._journal.boundaries.begin(key)
+            self._journal.safe_points.begin(key)
         while True:
             try:
                 begun, ahead = ahead, None
@@ -648,7 +645,7 @@ class Driver:
         delivery = None if moved.held or (moved.pending and not moved.pending[0].skip) else superstep.delivery(program, results.values())
         if delivery == NO_CHANGE and all(t.skip for t in moved.pending):
             delta, moved = superstep.settled(delta, moved)
-        if moved.pending or ending.outcome(self._services, program, journal, delivery) is not Terminal.DONE:
+        if moved.pending or compensation.outcome(self._services, program, journal, delivery) is not Terminal.DONE:
             draft.facts += _started(moved)
             await journal.checkpointed(draft, delta, moved)
             self._posted(draft)
@@ -675,7 +672,7 @@ class Driver:
             TooLarge: naming the channel.
         """
         if self._journal.stored + sum([len(results[k].writes or b"") for k in inline]) > ROOM:
-            self._journal.weights.hold(self._program, parent.values, moved.writes.values(), moved.values)
+            self._journal.weights.hold(self._program.channels, parent.values, moved.writes.values(), moved.values)
 
     def _posted(self, draft: Draft) -> None:
         """What is to be sent is durable: whoever sends for this run may begin (§1.7)."""
@@ -735,20 +732,20 @@ class Driver:
         """Does with a run that has nothing left to do what the reducer says (§5.16). False if it goes on, with another round."""
         journal, program = self._journal, self._program
         async with self._lock:
-            feedback = ending.sent_back(journal)
+            feedback = compensation.sent_back(journal)
             if feedback is not None:
-                delta, moved = superstep.again(program, journal.progress.checkpoint, ending.redone(program, journal), feedback)
+                delta, moved = superstep.again(program, journal.progress.checkpoint, compensation.redone(program, journal), feedback)
                 draft.facts += _started(moved)
                 await journal.checkpointed(draft, delta, moved)
                 return False
-            outcome = ending.outcome(self._services, program, journal, delivery)
+            outcome = compensation.outcome(self._services, program, journal, delivery)
             if self._end is not None:
                 journal.hold(draft)
                 return False
             self._over = True
-            ends = Draft(facts=[*ending.facts(self._services, program, journal, outcome, delivery)])
+            ends = Draft(facts=[*compensation.facts(self._services, program, journal, outcome, delivery)])
             try:
-                await journal.rest(draft.joined(ends), ending.source(journal.run, outcome))
+                await journal.rest(draft.joined(ends), compensation.source(journal.run, outcome))
                 return True
             except InboxUnread:
                 self._over = False

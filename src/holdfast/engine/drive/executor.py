@@ -11,22 +11,20 @@ import msgspec
 from holdfast.authoring import State
 from holdfast.core import bounds, canon, ids
 from holdfast.core import events as ev
-from holdfast.core.channels import MISSING
+from holdfast.core.channels import MISSING, ROOM
 from holdfast.core.checkpoint import IntentWrite, SendTo, Task, TaskResult, written
 from holdfast.core.effects import LEDGERED
 from holdfast.core.errors import BadReturn, ErrorValue, NodeMissing, StepFailure, StepTimeout
 from holdfast.core.graph import END, Goto, Node, Program, Send
-from holdfast.core.growth import ROOM
 from holdfast.core.outcomes import OK, completes, of_delivery
 from holdfast.core.policy import gated
 from holdfast.core.retry import backoff, left
 from holdfast.core.superstep import INTENTS, check_writes, fitted, reduced
-from holdfast.engine.base.failures import recorded
+from holdfast.engine.base.failures import contained, recorded
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.base.leaving import contained
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
-from holdfast.engine.calls import gates, retries, slots, steps
+from holdfast.engine.calls import gates, retries, steps
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.context import Context, face
 from holdfast.engine.calls.functions import Patience, bounded, call
@@ -118,7 +116,7 @@ async def execute(
                 finished = await _go_on(program, node, task, values, attempt, begun)
             tip = journal.tip
             if tip is not None and tip.since + tip.whole > ROOM and not place.path:
-                journal.weights.hold(program, journal.progress.checkpoint.values, [finished.writes])
+                journal.weights.hold(program.channels, journal.progress.checkpoint.values, [finished.writes])
             return finished
         except StepError as e:
             if node.shape != "subgraph":
@@ -208,7 +206,7 @@ async def _bare(
 def enter(asked: list[Attempt], at: Attempt, node: Node) -> None:
     """Begins the attempt that a bare node's code has asked for."""
     at.plain = not node.asynchronous
-    at.journal.boundaries.enter(at.key, at)
+    at.journal.safe_points.enter(at.key, at)
     asked.append(at)
 
 
@@ -222,7 +220,7 @@ async def _let_end(
     finally:
         for at in asked:
             at.close()
-            at.journal.boundaries.leave(at.key, at)
+            at.journal.safe_points.leave(at.key, at)
     return _finish(program, node, task, values, attempt, value, asked[0] if asked else None)
 
 
@@ -239,7 +237,7 @@ async def _run(
     services: Services, journal: Journal, program: Program, node: Node, task: Task, values: Mapping[str, Any], place: Place, snapshot: State, at: Attempt
 ) -> Finished:
     """The step itself, as what it is: a sub-flow, an effect, or plain code; within its limit."""
-    async with slots.held(services, journal.run.run_id, at.attempt_id, node.limit):
+    async with steps.held(services, journal.run.run_id, at.attempt_id, node.limit):
         return await _ran(services, journal, program, node, task, values, place, snapshot, at)
 
 
@@ -254,7 +252,7 @@ async def _ran(
 
 
 async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, at: Attempt) -> Finished:
-    boundaries = at.journal.boundaries
+    boundaries = at.journal.safe_points
     boundaries.enter(at.key, at)
     token = face.set(lambda: Context(at))
     try:

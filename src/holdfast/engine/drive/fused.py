@@ -26,8 +26,8 @@ from holdfast.core.graph import Node, Program
 from holdfast.core.line import Line
 from holdfast.core.outcomes import Terminal
 from holdfast.core.superstep import fitted
+from holdfast.engine.base.failures import contained
 from holdfast.engine.base.journal import Journal
-from holdfast.engine.base.leaving import contained
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.context import Context, face
@@ -92,7 +92,7 @@ class Fused:
         journal, driving, alive, now = self._journal, self._driving, self._services.alive, self._services.store.now
         nodes, view, me, clock, forks = self._program.nodes, self._program.state._view, asyncio.current_task(), asyncio.get_running_loop().time, machine.forks()
         assert me is not None, "a run is driven in a task"
-        journal.boundaries.clear()
+        journal.safe_points.clear()
         while self.ran < room and (task := line.task) is not None:
             node = nodes[task.node]
             snapshot = view(line.values, node.reads)
@@ -195,14 +195,14 @@ class _Hand:
                 self._services, self._journal, self._node, self._task, number=1, key=key, inner="", program=self._program, state=self._snapshot, patience=self.patience,
                 loop=asyncio.get_running_loop(),
             )  # fmt: skip
-            self._journal.boundaries.begin(key)
+            self._journal.safe_points.begin(key)
             enter(self.asked, at, self._node)
         return Context(self.asked[0])
 
     def over(self, calling: Coroutine[Any, Any, Any]) -> Ahead:
         """Hands the step over to the general way, with what is left of its node's call."""
         if not self.asked:
-            self._journal.boundaries.begin(self._task.key)
+            self._journal.safe_points.begin(self._task.key)
         return Ahead(calling, self.asked, self.given)
 
 

@@ -18,12 +18,12 @@ from holdfast.core.checkpoint import Task, TaskResult
 from holdfast.core.graph import Program
 from holdfast.core.limits import Later
 from holdfast.core.waits import Wait
-from holdfast.engine.base import cancels
+from holdfast.engine.base import failures
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.places import Restart, Suspend
-from holdfast.engine.calls.slots import Crowded
+from holdfast.engine.calls.steps import Crowded
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.drive.executor import Finished, StepError, execute
 
@@ -102,7 +102,7 @@ class Round:
                 await self._turn()
         finally:
             for future in self._running:
-                cancels.cancel(future)
+                failures.cancel(future)
             if self._running:
                 await asyncio.gather(*self._running, return_exceptions=True)
         self._outcome.waits = tuple(w for waits in self._waiting.values() for w in waits)
@@ -115,14 +115,14 @@ class Round:
         return self._outcome.failed is not None or self._outcome.stopped is not None
 
     def _start(self, task: Task) -> None:
-        self._journal.boundaries.begin(task.key)
+        self._journal.safe_points.begin(task.key)
         future = asyncio.ensure_future(self._execute(task))
-        cancels.serve(future)
+        failures.serve(future)
         self._running[future] = task
 
     async def _execute(self, task: Task) -> Finished | None:
         async with self._room:
-            if self._over or self._journal.boundaries.asked:
+            if self._over or self._journal.safe_points.asked:
                 return None
             return await execute(self._services, self._journal, self._program, task)
 
@@ -164,7 +164,7 @@ class Round:
             await self._journal.save(batch)
         for task in ended:
             if task not in self._running.values():  # an answer may have had it entered again
-                self._journal.boundaries.end(task.key)
+                self._journal.safe_points.end(task.key)
 
     def _ends(self, batch: Draft) -> bool:
         """Whether all of the batch is what a super-step lacked to come to its end: it goes into the barrier's commit then."""

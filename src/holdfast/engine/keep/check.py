@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, Sto
 from holdfast.core.run import Run
 from holdfast.engine.base import standing
 from holdfast.engine.look.living import living, sent_types
-from holdfast.engine.look.missing import missing
+from holdfast.engine.look.snapshot import missing
 from holdfast.ports import Evidence, Needs, RunFilter, Store, Upkeep, as_kept, offers_upkeep
 
 PAGE = 500

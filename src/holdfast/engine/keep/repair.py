@@ -25,7 +25,7 @@ from holdfast.core.status import LIVE, Condition
 from holdfast.core.views import condition
 from holdfast.core.waits import DENY, HALTING, Decision
 from holdfast.engine.keep.check import PAGE, Checker, keeper, merged, needed
-from holdfast.engine.look.missing import missing
+from holdfast.engine.look.snapshot import missing
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Evidence, Store
 

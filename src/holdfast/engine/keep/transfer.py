@@ -12,7 +12,7 @@ from holdfast.core.errors import InvalidInput, RunNotFound, VersionConflict
 from holdfast.core.lease import TOUCH, counter
 from holdfast.core.run import Run, fold, fold_all
 from holdfast.engine.keep.check import keeper
-from holdfast.engine.look.missing import missing
+from holdfast.engine.look.snapshot import missing
 from holdfast.engine.look.threads import Threads
 from holdfast.ports import Dossier, Store, as_kept, offers_sealing
 

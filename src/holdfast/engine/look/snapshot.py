@@ -4,6 +4,8 @@ Theory of operation. What is kept of a run lies in several tables, and its owner
 late effect and a delivery moves with the run's log, so the reads are held together by the log: the row is read before and after them,
 and they stand if nothing moved. A run that moves faster than that is shown as its log was when it was read, its row folded from the
 log itself; records beside it that are older than their events then say less than the log, never more.
+
+A run is loaded with references to its large results alone: ``whole`` reads them back where they are needed.
 """
 
 from __future__ import annotations
@@ -11,13 +13,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
-from holdfast.core import canon, describe
+from holdfast.core import blobs, canon, describe, pruned
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
+from holdfast.core.checkpoint import StepRecord
 from holdfast.core.codec import Row, from_chain, open_row
 from holdfast.core.commit import LedgerRow
 from holdfast.core.consistency import Problem
@@ -33,9 +36,28 @@ from holdfast.core.run import Run, fold_all
 from holdfast.core.turns import Place, Turns
 from holdfast.core.views import Moment, timeline
 from holdfast.engine.look.living import Unsendable
-from holdfast.engine.look.missing import missing
 from holdfast.engine.look.threads import Origin, Threads
-from holdfast.ports import Store
+from holdfast.ports import Store, offers_upkeep
+
+T = TypeVar("T", StepRecord, Effect)
+
+
+async def whole(store: Store, record: T) -> T:
+    """The record with its result, also where that is kept apart.
+
+    Raises:
+        StoreCorrupt: ``blob_unreadable``: it is gone, or not what was written.
+    """
+    blob = blobs.referred(record.result if isinstance(record, Effect) else record.value)
+    if blob is None:
+        return record
+    data = await store.blob(blob.digest)
+    return replace(record, result=data) if isinstance(record, Effect) else replace(record, value=data)
+
+
+async def missing(store: Store, run_id: str) -> RunNotFound:
+    return pruned.missing(run_id, await store.pruned(run_id) if offers_upkeep(store) else None)
+
 
 TRIES = 4
 MOST = 1_000_000

@@ -1,4 +1,4 @@
-"""The attendant looks at nothing that merely exists (issue «Speed», 6)."""
+"""Whoever tells drivers of news looks at nothing that merely exists (issue «Speed», 6)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from contextlib import ExitStack
 import pytest
 
 from holdfast.core.errors import StoreClosed
-from holdfast.engine.base.driven import STALE, Attendant
+from holdfast.engine.base.driven import STALE, Drivers
 from holdfast.stores.memory import MemoryStore
 from tests.engine.support import FakeClock
 
@@ -40,12 +40,12 @@ async def test_a_change_costs_nothing_for_runs_that_merely_exist(many: int) -> N
     clock = FakeClock()
     store = MemoryStore(now=clock.now)
     await store.open()
-    attendant = Attendant(store, clock, lambda: "me")
+    drivers = Drivers(store, clock, lambda: "me")
     soon, later = Fake(clock.now() + 1_000_000), [Fake(clock.now() + 10**12) for _ in range(many)]
     with ExitStack() as stack:
         for n, fake in enumerate(later):
-            stack.enter_context(attendant.on(f"later{n}", fake))
-        stack.enter_context(attendant.on("soon", soon))
+            stack.enter_context(drivers.on(f"later{n}", fake))
+        stack.enter_context(drivers.on("soon", soon))
         looks = sum(f.looks for f in later)
         assert looks == many
         clock.at += 1_000_000
@@ -61,13 +61,13 @@ async def test_the_newest_deadline_counts() -> None:
     clock = FakeClock()
     store = MemoryStore(now=clock.now)
     await store.open()
-    attendant = Attendant(store, clock, lambda: "me")
+    drivers = Drivers(store, clock, lambda: "me")
     put_off, gone, marker = Fake(clock.now() + 1), Fake(clock.now() + 1), Fake(clock.now() + 2)
-    with attendant.on("put_off", put_off), attendant.on("gone", gone), attendant.on("marker", marker):
+    with drivers.on("put_off", put_off), drivers.on("gone", gone), drivers.on("marker", marker):
         for n in range(3 * STALE):
-            attendant.expect("put_off", clock.now() + 10_000_000 + n)
-        attendant.expect("gone", None)
-        attendant.expect("gone", None)
+            drivers.expect("put_off", clock.now() + 10_000_000 + n)
+        drivers.expect("gone", None)
+        drivers.expect("gone", None)
         clock.at += 5
         async with asyncio.timeout(5):
             await marker.nudged.wait()
@@ -93,11 +93,11 @@ async def test_a_close_lasts_until_the_last_run_is_let_go() -> None:
     clock = FakeClock()
     store = MemoryStore(now=clock.now)
     await store.open()
-    attendant = Attendant(store, clock, lambda: "me")
+    drivers = Drivers(store, clock, lambda: "me")
     one, other, closed = Told(None), Told(None), StoreClosed()
-    with attendant.on("other", other):
-        with attendant.on("one", one):
-            closing = asyncio.ensure_future(attendant.close(closed))
+    with drivers.on("other", other):
+        with drivers.on("one", one):
+            closing = asyncio.ensure_future(drivers.close(closed))
             await asyncio.sleep(0)
             assert one.error is other.error is closed
         await asyncio.sleep(0)
