@@ -198,6 +198,11 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         for seq, e in enumerate(events, first):
             assert e.seq == seq, "event numbers have a gap"
             assert e.at == at and e.actor == actor and e.fence == fence, "the log keeps one time, actor and fence a commit"
+        assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "an ended run keeps no lease"
+        assert all(c.after is None and not c.creates for c in self.creates), "created runs are born by their own first commit"
+        assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "a new run is taken or left at rest"
+        kept = {b.digest for b in self.blobs}
+        assert not (self.results or self.effects) or named(self.results, self.effects).keys() <= kept, "a result refers to what the commit does not name"
         vouched = voucher(events)
         if self.checkpoint is None:
             assert vouched is None, "an event vouches for a checkpoint that is not there"
@@ -205,8 +210,3 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
             assert vouched is not None, "no event vouches for the checkpoint"
             assert vouched.fact.hash == self.checkpoint.hash, "the event names another hash"  # type: ignore[union-attr]
             assert self.run.checkpoint_head == self.checkpoint.checkpoint_id, "the head is not the commit's checkpoint"
-        assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "an ended run keeps no lease"
-        kept = {b.digest for b in self.blobs}
-        assert not (self.results or self.effects) or named(self.results, self.effects).keys() <= kept, "a result refers to what the commit does not name"
-        assert all(c.after is None and not c.creates for c in self.creates), "created runs are born by their own first commit"
-        assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "a new run is taken or left at rest"

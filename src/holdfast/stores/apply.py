@@ -110,6 +110,9 @@ def prepare(commit: Commit) -> Prepared:
     after = commit.after
     if after is None:
         after = _NOWHERE
+    effects = written(commit.effects)
+    closed = tuple([e.fact.wait_id for e in commit.events if isinstance(e.fact, WaitClosed)])
+    creates = tuple([prepare(c) for c in commit.creates])
     sealed = codec.seal(commit, after.hash)
     since, size = len(sealed.row.data) + after.since + SIGNAL_WEIGHT * commit.signals, after.whole
     if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
@@ -119,14 +122,11 @@ def prepare(commit: Commit) -> Prepared:
     if saved is not None:
         whole = codec.encode_whole(saved, sealed.row.hash)
         since, size = 0, len(whole)
-    creates = tuple([prepare(c) for c in commit.creates]) if commit.creates else ()
     step, plain = None, commit.plain
     if sealed.doc is None and whole is None and type(commit.lease) is Keep and commit.due is None and plain:
         run, log = commit.run, sealed.row
         step = Step(run.run_id, commit.fence, after, log.seq, log.hash, log.data, since, run.version, run.current_step_id, run.checkpoint_head)
-        return Prepared(commit, sealed, whole, since, size, plain, creates, step)
-    closed = tuple([e.fact.wait_id for e in commit.events if isinstance(e.fact, WaitClosed)])
-    return Prepared(commit, sealed, whole, since, size, plain, creates, None, written(commit.effects), closed)
+    return Prepared(commit, sealed, whole, since, size, plain, creates, step, effects, closed)
 
 
 def written(effects: Sequence[Effect]) -> tuple[Effect, ...]:

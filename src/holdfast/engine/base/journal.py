@@ -31,7 +31,7 @@ from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StoreError
 from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
-from holdfast.core.lease import KEEP, RELEASE, LeaseAction, counter
+from holdfast.core.lease import COUNTER, KEEP, RELEASE, LeaseAction
 from holdfast.core.line import Line
 from holdfast.core.progress import Progress
 from holdfast.core.run import Buffered, Run, fold_all
@@ -465,13 +465,15 @@ class Journal:
         if before is None or commit.run.waits is not before.waits:
             self.expects(commit.run.wake_at)
         self.stopped += [i.run_id for i in commit.puts if isinstance(i.command, Cancel)]
-        if told := [e for e in commit.events if not e.fact.hot]:
+        told = [e for e in commit.events if not e.fact.hot]
+        if told:
             self._progress.hear(told)
-            self._account(told)
         if commit.checkpoint is not None:
             stood, self._progress.checkpoint = self._progress.checkpoint.step, commit.checkpoint
             if commit.checkpoint.step != stood:
                 self._progress.barrier(first=stood < 0)
+        if told:
+            self._account(told)
 
     async def _standing(self, commit: Commit) -> Commit:
         """The commit of a signal with what is to be saved whole, so that the log need not be walked from further back each time (§5.11).
@@ -552,7 +554,7 @@ class Journal:
         facts, before, parent = draft.facts, self._run, self._progress.checkpoint
         at = self.store.now()
         seq = 0 if self.tip is None else self.tip.seq
-        fence = counter(self.fence)
+        fence = self.fence & COUNTER
         if before is not None and before.status is Status.REPLAYING:
             _leave_replay(facts)
         data: bytes | None = None

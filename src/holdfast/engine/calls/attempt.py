@@ -19,7 +19,6 @@ from holdfast.core.errors import ConcurrentScope, SuspensionSwallowed
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import OK
 from holdfast.core.retry import left
-from holdfast.core.run import Run
 from holdfast.core.waits import Wait
 from holdfast.engine.base.failures import revived
 from holdfast.engine.base.journal import Draft, Journal
@@ -61,6 +60,9 @@ class Attempt:
         self.key = key or task.key
         self.inner = inner
         self.step = journal.progress.checkpoint.step_of(self.key)
+        self.step_id = ids.step_id(journal.run.run_id, self.step, self.key, inner)
+        self.attempt_id = ids.attempt_id(self.step_id, number)
+        self.prefix = f"{inner}/" if inner else ""  # under which all places of this task stand, whatever the round it is done in
         self.nodes: Mapping[str, Node] = NO_NODES if program is None else program.nodes
         self.state = state
         self.rounds, self.feedback = self._redone()
@@ -80,23 +82,6 @@ class Attempt:
         self._track: Track | None = None
 
     # -- where it stands ----------------------------------------------------------------------------
-
-    @property
-    def run(self) -> Run:
-        return self.journal.run
-
-    @property
-    def step_id(self) -> str:
-        return ids.step_id(self.run.run_id, self.step, self.key, self.inner)
-
-    @property
-    def attempt_id(self) -> str:
-        return ids.attempt_id(self.step_id, self.number)
-
-    @property
-    def prefix(self) -> str:
-        """Under which all places of this task stand, whatever the round it is done in."""
-        return f"{self.inner}/" if self.inner else ""
 
     @property
     def root(self) -> str:
@@ -120,7 +105,7 @@ class Attempt:
     @property
     def rearmed(self) -> frozenset[str]:
         """Open questions that an operator has had asked again: somebody is there now (§5.17)."""
-        return frozenset(w.wait_id for w in self.run.waits if w.round > 0)
+        return frozenset(w.wait_id for w in self.journal.run.waits if w.round > 0)
 
     @property
     def retry_allowed(self) -> bool:
@@ -130,7 +115,7 @@ class Attempt:
 
     async def effects(self) -> list[Effect]:
         """The effects attempted in this step so far, in all its attempts and rounds, oldest first."""
-        found = await self.services.store.effects(self.run.run_id)
+        found = await self.services.store.effects(self.journal.run.run_id)
         return [e for e in found if (e.step, e.task) == (self.step, self.key) and e.path.startswith(self.prefix)]
 
     # -- what is on record --------------------------------------------------------------------------
@@ -188,7 +173,7 @@ class Attempt:
         """
         self.moved_on()
         data = bounds.sized(canon.pack(value, "chunk")[1], "chunk", RING_BYTES)
-        self.services.streams.emit(self.journal.ring, self._track_of(calling.get()), data, self.run.version, self._loop)
+        self.services.streams.emit(self.journal.ring, self._track_of(calling.get()), data, self.journal.run.version, self._loop)
 
     def _track_of(self, within: Calling | None) -> Track:
         """The track of this attempt, or of the recorded call in whose midst it is."""

@@ -105,12 +105,12 @@ class Context:
     @property
     def run(self) -> Run:
         """The run record (§3.1), as of the last commit."""
-        return self._attempt.run
+        return self._attempt.journal.run
 
     @property
     def run_id(self) -> str:
         """The id of the run."""
-        return self._attempt.run.run_id
+        return self._attempt.journal.run.run_id
 
     @property
     def step_id(self) -> str:
@@ -130,7 +130,7 @@ class Context:
     @property
     def idempotency_key(self) -> str:
         """A key for this step that survives retries, crashes and replays (§6.3)."""
-        return ids.step_id(self._attempt.run.lineage_root, self._attempt.step, self._attempt.key, self._attempt.inner)
+        return ids.step_id(self._attempt.journal.run.lineage_root, self._attempt.step, self._attempt.key, self._attempt.inner)
 
     @property
     def payload(self) -> Any:
@@ -145,7 +145,7 @@ class Context:
     @property
     def scheduled_at(self) -> dt.datetime | None:
         """The slot of the schedule for which this run runs, however late it began; None if somebody else started it (§10.15)."""
-        return None if self._attempt.run.slot is None else when(self._attempt.run.slot)
+        return None if self._attempt.journal.run.slot is None else when(self._attempt.journal.run.slot)
 
     @property
     def feedback(self) -> str | None:
@@ -156,7 +156,7 @@ class Context:
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
         """A logger that carries the run's and step's ids, and hides what stands in secret channels (§13.5)."""
         extra = {"run_id": self.run_id, "step_id": self.step_id, "attempt_id": self.attempt_id}
-        names, values = self._attempt.run.secrets, self._attempt.journal.progress.checkpoint.values
+        names, values = self._attempt.journal.run.secrets, self._attempt.journal.progress.checkpoint.values
         hidden = mask(names, [canon.reveal(canon.encode(canon.FrozenDict({n: values[n] for n in names if n in values})))]) if names else NOTHING
         return Discreet(logging.getLogger("holdfast.run"), extra, hidden)
 
@@ -384,7 +384,7 @@ class Context:
     @property
     def waivers(self) -> tuple[Decision, ...]:
         """What people have waived in this run so far, oldest first; it survives restarts (§5.5)."""
-        return tuple(Decision.of(d) for d in self._attempt.run.waivers)
+        return tuple(Decision.of(d) for d in self._attempt.journal.run.waivers)
 
     # -- effects, intents, ledger -------------------------------------------------------------------
 

@@ -135,7 +135,7 @@ async def after(attempt: Attempt, node: Node, state: Any, result: TaskResult, wr
     place = f"{attempt.root}{AFTER}"
     kept = _kept(attempt)
     if kept is None:
-        verdict = checked(node, facing(attempt.run, node, attempt.services.environment, state, writes))
+        verdict = checked(node, facing(attempt.journal.run, node, attempt.services.environment, state, writes))
         draft = Draft(facts=[ev.PolicyEvaluated(f"{node.name}:after", verdict.kind.value, verdict.reason)])
         if verdict.kind is Kind.REQUIRE_HUMAN:
             kept = Held(verdict.prompt or f"may the result of {node.name} stand?", verdict.actions or ASKED_AFTER, verdict.reason, result)

@@ -175,7 +175,7 @@ def _closed(attempt: Attempt, path: str, reason: str) -> list[ev.Fact]:
 
     for wait_id in [w.wait_id for w in attempt.waits.values() if below(w)]:
         del attempt.waits[wait_id]
-    return [ev.WaitClosed(w.wait_id, reason) for w in attempt.run.waits if below(w)]
+    return [ev.WaitClosed(w.wait_id, reason) for w in attempt.journal.run.waits if below(w)]
 
 
 def _drop(calls: Iterable[Awaitable[Any]]) -> None:

@@ -116,7 +116,7 @@ async def step(
             return await _once(attempt, Call(path, name, "step", digest, args), retry, lambda: _patiently(attempt, fn, args, patience, name))
 
         async def act() -> Any:
-            async with held(attempt.services, attempt.run.run_id, f"{attempt.attempt_id}/{path}", limit):
+            async with held(attempt.services, attempt.journal.run.run_id, f"{attempt.attempt_id}/{path}", limit):
                 return await _patiently(attempt, fn, args, patience, name)
 
         return await _once(attempt, Call(path, name, "step", digest, args), retry, act)
@@ -221,15 +221,15 @@ def spend(attempt: Attempt, amounts: Mapping[str, float]) -> None:
 
 async def afford(attempt: Attempt, path: str) -> None:
     """Rests in a wait of kind ``budget`` if one of the run's budgets is spent (§8.5)."""
-    while attempt.run.budgets:
-        over = budgets.exceeded(attempt.run, attempt.journal.progress.checkpoint.taken, attempt.services.clock.now())
+    while attempt.journal.run.budgets:
+        over = budgets.exceeded(attempt.journal.run, attempt.journal.progress.checkpoint.taken, attempt.services.clock.now())
         if over is None:
             return
         place = f"{path}?{over.name}={over.limit:g}"
         if attempt.record(place) is not None:
             return  # decided, and it was not extended: this step was allowed all the same
-        wait_id = ids.wait_id(attempt.run.run_id, attempt.step, attempt.key, place)
-        if all(w.wait_id != wait_id for w in attempt.run.waits):
+        wait_id = ids.wait_id(attempt.journal.run.run_id, attempt.step, attempt.key, place)
+        if all(w.wait_id != wait_id for w in attempt.journal.run.waits):
             attempt.journal.hold(Draft(facts=[ev.BudgetExceeded(over.name, over.used, over.limit)]))
         prompt = f"The budget of {over.limit:g} {over.name} is spent. Extend it by {over.extend:g}?"
         question = Ask(

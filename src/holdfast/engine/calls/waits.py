@@ -135,7 +135,7 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
 
 def open_at(attempt: Attempt, path: str) -> Wait | None:
     here = (attempt.step, attempt.key, path)
-    return next((w for w in attempt.run.waits if (w.step, w.task, w.path) == here), None)
+    return next((w for w in attempt.journal.run.waits if (w.step, w.task, w.path) == here), None)
 
 
 def _identity(attempt: Attempt, ask: Ask, path: str) -> str:
@@ -151,7 +151,7 @@ def _moved(attempt: Attempt, ask: Ask, path: str, given: RawDecision) -> str | N
     before = attempt.journal.progress.questions.get((attempt.key, path))
     if ask.about is None or before is None or before.wait_id != given.wait_id or given.action not in (*ws.CONSENTS, ws.ANSWER):
         return None
-    how = waits.changed(before, ask.prompt, ask.about, attempt.run.secrets)
+    how = waits.changed(before, ask.prompt, ask.about, attempt.journal.run.secrets)
     return None if how is None else f"{given.actor} answered {given.action} to something else: {how}. {waits.HOW_TO_KEEP}"
 
 
@@ -159,7 +159,7 @@ def about(attempt: Attempt, show: Any, verdict: str = "") -> waits.Subject:
     """What a question here is about: what is shown, else the arguments and the state that the step reads."""
     if show is not None:
         return waits.shown(show, verdict)
-    return waits.read(attempt.reads, attempt.run.secrets, verdict)
+    return waits.read(attempt.reads, attempt.journal.run.secrets, verdict)
 
 
 def outdated(services: Services, given: RawDecision) -> str | None:
@@ -171,14 +171,14 @@ def outdated(services: Services, given: RawDecision) -> str | None:
 
 
 def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
-    run = attempt.run
+    run = attempt.journal.run
     at = attempt.services.clock.now()
     round = attempt.journal.progress.asked.get((attempt.key, path), 0)
     span = microseconds(ask.timeout, ws.DEFAULT_DEADLINE_US if ask.kind in ws.HUMAN else 0)
     policy = attempt.services.policy
     snapshot = policy.snapshot_id if policy is not None else run.policy_snapshot_id
     return Wait(
-        wait_id=ids.again(ask.wait_id, round) if ask.wait_id else ids.wait_id(attempt.run.run_id, attempt.step, attempt.key, path, round),
+        wait_id=ids.again(ask.wait_id, round) if ask.wait_id else ids.wait_id(attempt.journal.run.run_id, attempt.step, attempt.key, path, round),
         kind=ask.kind,
         step=attempt.step,
         task=attempt.key,
@@ -398,7 +398,7 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
     given = dict(inputs or {})
 
     def create(wait: Wait) -> Draft:
-        parent = attempt.run
+        parent = attempt.journal.run
         asked = {"tenant_id": parent.tenant_id, "job_id": parent.job_id, "trace_id": parent.trace_id, "queue": parent.queue, "unattended": parent.unattended, **options}
         made = door.request(asked, where="ctx.child", parent_run_id=parent.run_id, parent_wait_id=wait.wait_id, on_parent_end=on_parent_end)
         born = birth(services, program, given, made, run_id=wait.name)
@@ -410,10 +410,10 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
     path = attempt.places.peek()
     round = attempt.journal.progress.asked.get((attempt.key, path), 0)
     session = options.get("session_key") or options.get("thread_id") or ""
-    name = ids.child_run_id(attempt.run.run_id, attempt.step, attempt.key, path, round, tenant=attempt.run.tenant_id, session=str(session))
+    name = ids.child_run_id(attempt.journal.run.run_id, attempt.step, attempt.key, path, round, tenant=attempt.journal.run.tenant_id, session=str(session))
     known = open_at(attempt, path)
     if known is None:
-        await lanes.refuse_own(services.store, attempt.run, options)
+        await lanes.refuse_own(services.store, attempt.journal.run, options)
     question = Ask(
         kind=WaitKind.CHILD, prompt=program.id, name=known.name if known is not None else name, cascade=on_parent_end == "cancel",
         timeout=timeout, on_timeout=on_timeout, creates=create,

@@ -249,7 +249,9 @@ class Conductor:
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None,
         forced: bool = False, known: tuple[records.Run, Lease] | None = None,
     ) -> Blocked | None:
-        """``drive_on``; gives what of its lane stands in the way, if that is what ended it. ``known``: the run as it was found a moment ago."""
+        """``drive_on``; gives what of its lane stands in the way, if that is what ended it. ``known``: the run as it was found a moment ago,
+        and found to be one that this process can go on with."""
+        fitting = known is not None
         while True:
             run, lease = known or await self._reader.found(run_id)
             known = None
@@ -272,7 +274,9 @@ class Conductor:
                     return None
                 await self._room(run_id, left)
                 continue
-            await self._fitting(run, upgrade)
+            if not fitting:
+                await self._fitting(run, upgrade)
+            fitting = False
             if lease.live(now) and not self._idle_here(run_id, lease):
                 await self._store.wait_for_change(POLL_SECONDS)
             elif (claim := await self._claim(run_id)) is not None:

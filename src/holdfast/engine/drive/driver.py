@@ -166,8 +166,8 @@ class Driver:
 
     async def _time_out(self) -> None:
         """Injects the timeouts that are due. A timeout and an answer share one inbox key: whoever put theirs first wins (§5.6)."""
-        now = self._services.clock.now()
         run = self._journal.run
+        now = self._services.clock.now() if run.waits else 0
         for wait in run.waits:
             if wait.deadline is None or wait.deadline > now or self._end is not None:
                 continue
@@ -313,8 +313,8 @@ class Driver:
         if self._end is not None:
             await self._ended()
             return journal.run
-        early = journal.run.begins_at
-        if journal.run.status is Status.PENDING and not named and early is not None and early > self._services.store.now():
+        early = journal.run.begins_at if journal.run.status is Status.PENDING and not named else None
+        if early is not None and early > self._services.store.now():
             await journal.leave(Draft(facts=[ev.RunHandedBack(self._services.owner)]), due=early)  # something was put, but its time has not come
             return journal.run
         if journal.run.status in AT_REST - {Status.PENDING} and not await self._reenter():
