@@ -32,7 +32,7 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.context import Context, face
 from holdfast.engine.calls.functions import First, Patience, awaited, bounded
-from holdfast.engine.drive import ending
+from holdfast.engine.drive import compensation
 from holdfast.engine.drive.executor import HEAVY, NOTHING, Ahead, enter
 from holdfast.ports import offers_steps
 
@@ -77,7 +77,7 @@ class Fused:
         pending = self._journal.progress.checkpoint.pending
         if len(pending) != 1 or pending[0].node not in program.plain or pending[0].node in self._odd:
             return None
-        self._asked = self._journal.run.parent_run_id is not None or ending.outcome(self._services, program, self._journal) is not Terminal.DONE
+        self._asked = self._journal.run.parent_run_id is not None or compensation.outcome(self._services, program, self._journal) is not Terminal.DONE
         line = self._journal.line(program)
         if line is None:
             return None
