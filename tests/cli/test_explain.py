@@ -14,12 +14,12 @@ def explained(holdfast: Type, name: str) -> tuple[str, str]:
 
 def test_a_waiting_run_shows_the_question_and_what_answers_it(holdfast: Type) -> None:
     run_id, out = explained(holdfast, "Ada")
-    assert "It waits for a person: Go on? (approval)." in out and f"holdfast approve {run_id} --wait" in out
+    assert "It waits for a person: Go on? (approval)." in out and f"holdfast approve {run_id}\n" in out
 
 
 def test_a_failed_run_shows_the_line_that_raised(holdfast: Type) -> None:
     run_id, out = explained(holdfast, "broken")
-    assert "ValueError: it is broken (" in " ".join(out.split()) and "work.py:" in out and f"holdfast resume {run_id} TARGET --acknowledge" in out
+    assert "ValueError: it is broken (" in " ".join(out.split()) and "work.py:" in out and f"holdfast resume {run_id} work.py:graph --acknowledge" in out
 
 
 def test_a_done_run_is_told_in_json_too(holdfast: Type) -> None:

@@ -37,6 +37,8 @@ def test_a_failure_names_the_line_and_how_to_go_on() -> None:
     found = explain(run(Status.FAILED, error=BOOM, stop_reason="boom"), Condition.FAILED, [])
     assert found.why == "It failed (boom). Boom: no money left (pay.py:7 in pay). Fill the account."
     assert found.next[0].command == "holdfast resume r TARGET --acknowledge boom"
+    named = explain(run(Status.FAILED, error=BOOM, stop_reason="boom", target="my pay.py:pay"), Condition.FAILED, [])
+    assert named.next[0].command == "holdfast resume r 'my pay.py:pay' --acknowledge boom", "the TARGET that it was submitted with"
     bare = explain(run(Status.FAILED, stop_reason="x"), Condition.FAILED, [])
     assert bare.why == "It failed (x)."
 
@@ -45,6 +47,9 @@ def test_a_question_shows_a_command_for_each_action() -> None:
     found = explain(run(Status.WAITING_FOR_HUMAN, waits=(ASK,)), Condition.AWAITING_GATE_DECISION, [])
     assert found.why == "It waits for a person: Pay 42? (approval)."
     assert [a.command.split(" ", 3)[1] for a in found.next] == ["approve", "deny", "decide", "decide", "decide"]
+    assert not any("--wait" in a.command for a in found.next), "there is only one that could be meant"
+    both = explain(run(Status.WAITING_FOR_HUMAN, waits=(ASK, msgspec.structs.replace(ASK, wait_id="r.1.ask.0?1"))), Condition.AWAITING_GATE_DECISION, [])
+    assert "holdfast approve r --wait r.1.ask.0" in [a.command for a in both.next] and "holdfast approve r --wait 'r.1.ask.0?1'" in [a.command for a in both.next]
     decided = run(Status.WAITING_FOR_HUMAN, waits=(ASK,), decisions=(Decision("r.1.ask.0", "approve", "ada", T0),))
     assert "has not resumed" in explain(decided, Condition.AWAITING_GATE_DECISION, []).why
     assert "due to resume" in explain(run(Status.WAITING_FOR_HUMAN), Condition.AWAITING_GATE_DECISION, []).why
@@ -57,9 +62,48 @@ def test_a_signal_can_be_sent() -> None:
 
 def test_a_due_run_says_what_stands_in_the_way() -> None:
     due = run(Status.PENDING)
-    assert explain(due, Condition.QUEUED, []).why == "It is due and waits for a worker."
+    assert explain(due, Condition.QUEUED, []).why == "It is due. It waits for a worker that serves pay."
+    answered = run(Status.WAITING_FOR_HUMAN, decisions=(Decision("w", "approve", "ada", T0),))
+    assert explain(answered, Condition.QUEUED, []).why.startswith("It is answered and due.")
     assert "q is before it" in explain(due, Condition.QUEUED, [], Blocked(lane="q is before it")).why
-    assert "--upgrade" in explain(due, Condition.QUEUED, [], Blocked(no_worker="wanted v1, offered v2")).next[0].command
+    nobody = explain(due, Condition.QUEUED, [], Blocked(no_worker="none of the workers serves pay"))
+    assert "none of the workers" in nobody.why and nobody.next[0].command == "holdfast worker TARGET"
+    changed = explain(due, Condition.QUEUED, [], Blocked(no_worker="it began in another shape", shape="f0"))
+    assert "The code has changed" in changed.why and 'migrates=("f0",)' in changed.next[0].text and all("--upgrade" in a.command for a in changed.next[1:])
+
+
+def test_an_interrupted_run_says_who_left_it() -> None:
+    dead = explain(run(), Condition.INTERRUPTED, [], Blocked(dead=True))
+    assert dead.why == "The process that drove it is dead. Nothing that was recorded is lost; a step that was under way runs again."
+    assert "has not renewed its lease" in explain(run(), Condition.INTERRUPTED, []).why
+    held = explain(run(interrupted_at=T0), Condition.INTERRUPTED, [ev.Event(1, T0, ev.RunInterrupted("key_unavailable"))])
+    assert "interrupted (key_unavailable)" in held.why and "until somebody resumes it" in held.why
+    assert "It was interrupted. No worker" in explain(run(interrupted_at=T0), Condition.INTERRUPTED, []).why
+
+
+@pytest.mark.parametrize(
+    ("facts", "why"),
+    [
+        ([ev.WaitRequested(ASK), ev.WaitTimedOut(Decision("w", "timeout", "", T0))], "Nobody answered by the deadline (x): Pay 42? (approval). This run stays ended."),
+        ([ev.WaitTimedOut(Decision("w", "timeout", "", T0))], "Nobody answered by the deadline (x). This run stays ended."),
+        ([ev.PolicyEvaluated("pay", "deny", "too much")], "The policy denied the step pay (x): too much. This run stays ended."),
+        ([ev.PolicyEvaluated("pay", "deny")], "The policy denied the step pay (x). This run stays ended."),
+        ([ev.WaitDecided(Decision("w", "deny", "ada", note="not today"))], "ada ended it by the answer deny (x): not today. This run stays ended."),
+        ([ev.WaitDecided(Decision("w", "halt", ""))], "Somebody ended it by the answer halt (x). This run stays ended."),
+        ([], "A person or a policy ended it (x). This run stays ended."),
+    ],
+)  # fmt: skip
+def test_a_halt_says_who_or_what_halted_it(facts: list[ev.Fact], why: str) -> None:
+    events = [ev.Event(n, T0, fact) for n, fact in enumerate([*facts, ev.RunCanceled("x", settled=True)], 1)]
+    found = explain(run(Status.CANCELED, stop_reason="x", settled=True), Condition.HALTED, events)
+    assert found.why == why and found.next[0].command.startswith("holdfast fork r")
+
+
+def test_what_was_under_way_is_named_and_an_error_is_told_once() -> None:
+    assert told([ev.StepStarted(1, "pay")])[-1] == "The step pay began."
+    assert told([ev.StepStarted(1, "pay"), ev.StepCompleted(1, "pay")])[-1] == "The step pay completed."
+    assert told([ev.StepStarted(1, "pay")], run(Status.CANCELED, settled=True), Condition.HALTED) == told([], run(Status.CANCELED, settled=True), Condition.HALTED)
+    assert told([ev.StepFailed(1, "pay", BOOM), ev.RunFailed("boom", BOOM)])[-1] == "The run failed with that error."
 
 
 def test_an_unattended_halt_can_be_resumed_and_a_settled_one_cannot() -> None:
@@ -77,7 +121,7 @@ def test_what_happened_is_told_in_order_and_steps_are_put_together() -> None:
     lines = told(facts)
     assert lines[1] == "4 steps completed, the last of them s2, s3, s4."
     assert lines[2].startswith("Its worker died") and lines[3].endswith("(pay.py:7 in pay).") and "tried again" in lines[4]
-    assert lines[5] == "The step pay completed." and lines[6] == "The step ask asked: Pay 42? (approval)." and lines[7] == "ada decided approve."
+    assert lines[5] == "The step pay completed." and lines[6] == "The step ask asked: Pay 42? (approval)." and lines[7] == "ada answered: approve."
 
 
 def test_every_kind_of_turn_has_a_sentence() -> None:

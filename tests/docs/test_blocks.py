@@ -36,6 +36,7 @@ ELSEWHERE = {
     ("docs/schedules.md", "python"): "tests/docs/test_schedules_page.py",
     ("docs/schedules.md", "sh"): "tests/docs/test_schedules_page.py",
     ("docs/integrations.md", "python"): "tests/integrations/test_page.py",
+    ("docs/stuck.md", "text"): "tests/cli/test_failing_runs.py",
     ("docs/testing.md", "python"): "tests/testing/test_docs.py",
 }
 HELLO = '''

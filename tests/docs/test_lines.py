@@ -24,7 +24,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
 def of_holdfast(words: list[str]) -> str:
     """What is wrong with a command of ours; nothing, if it is right."""
     command: click.Command = cli
-    context = click.Context(cli, info_name="holdfast")
+    context = click.Context(cli, info_name="holdfast", **cli.context_settings)
     if words[:1] == ["--help"]:
         return ""
     while isinstance(command, click.Group) and words and words[0] in command.commands:

@@ -92,8 +92,8 @@ def submit(
 ) -> int:
     """Submit a run, for a worker to drive."""
     data = inputs(given)
-    chosen = targets.one(target, example=given is not None)
     begin, after = None if at is None else moment(at), None if delay is None else lasting(delay)
+    chosen = targets.one(target, example=given is not None)
 
     async def act(rt: Runtime) -> dict[str, Any]:
         made = await rt.submit(chosen.skill, data, thread_id=thread, key=key, target=chosen.text, on_busy=on_busy, at=begin, delay=after)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 import click
 
 from holdfast.cli import output as o
@@ -25,14 +28,15 @@ def explain(call: Call, run_id: str) -> int:
     if call.as_json:
         o.emit(found)
         return 0
+    here = f"{Path.cwd()}{os.sep}"
     o.head(f"{found['run_id']}")
     for line in _texts(found["happened"]):
-        click.echo(f"  {o.mark('dot')} {o.inline(line)}")
+        o.prose(line.replace(here, ""), first=f"  {o.mark('dot')} ", indent="    ")
     click.echo()
-    o.block(str(found["why"]), indent="  ")
+    o.prose(str(found["why"]).replace(here, ""), first="  ", indent="  ")
     click.echo()
     for advice in _advice(found["next"]):
-        click.echo(f"  {o.mark('go')} {o.inline(advice['text'])}")
+        o.prose(advice["text"], first=f"  {o.mark('go')} ", indent="    ")
         if advice["command"]:
             click.echo(f"      {o.inline(advice['command'])}")
     return 0

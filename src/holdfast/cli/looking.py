@@ -118,18 +118,22 @@ def show(call: Call, run_id: str, full: bool, watch: bool, page_file: str | None
     Where it stands, what it waits for and what answers it, its error, problems, timeline, effects and values; all of one instant.
     """
 
-    async def act(rt: Runtime) -> tuple[Snapshot, list[str]] | None:
+    async def looked(rt: Runtime, found: Snapshot) -> pages.Beside:
+        asked = not call.as_json and found.detail().condition in pages.EXPLAINED
+        return pages.Beside(lineage.tree(await rt.look.family(found.run), run_id), str((await rt.explain(run_id))["why"]) if asked else "")
+
+    async def act(rt: Runtime) -> tuple[Snapshot, pages.Beside] | None:
         before = None
         if not watch:
             found = await rt.look.snapshot(run_id)
-            return found, lineage.tree(await rt.look.family(found.run), run_id)
+            return found, await looked(rt, found)
         async for _ in changes(rt):
             found = await rt.look.snapshot(run_id)
             now = (found.run.version, found.lease.owner)
             if now != before:
                 if before is not None and not call.as_json:
                     click.echo()
-                _show(call, found, lineage.tree(await rt.look.family(found.run), run_id), full)
+                _show(call, found, await looked(rt, found), full)
             before = now
             if found.run.terminal:
                 break
@@ -161,12 +165,12 @@ def _page(call: Call, run_id: str, file: str) -> int:
     return 0
 
 
-def _show(call: Call, found: Snapshot, tree: list[str], full: bool) -> None:
+def _show(call: Call, found: Snapshot, beside: pages.Beside, full: bool) -> None:
     run = describe.plain(found.detail())
     if call.as_json:
         o.emit({**run, **_beside(found)} if full else run)
         return
-    pages.page(call, run, found)
+    pages.page(call, run, found, beside.why)
     if full:
         o.head("steps")
         _step_table(found.steps())
@@ -175,9 +179,9 @@ def _show(call: Call, found: Snapshot, tree: list[str], full: bool) -> None:
         o.head("events")
         for event in found.events():
             click.echo(_event_line(describe.plain(event)))
-    if tree:
+    if beside.tree:
         o.head("lineage")
-        for line in tree:
+        for line in beside.tree:
             click.echo(line)
 
 
@@ -221,7 +225,7 @@ def _step_table(found: list[StepView]) -> None:
             str(s.attempts),
             o.clock(s.started_at),
             pages.between(s.started_at, s.ended_at),
-            "" if s.error is None else o.inline(f"{s.error.type}: {s.error.message}", 120),
+            "" if s.error is None else o.inline(f"{pages.named(s.error.type)}: {s.error.message}", 120),
         ]
         for s in found
     ]
@@ -258,7 +262,7 @@ def _attempt_table(found: list[AttemptView]) -> None:
             pages.between(a.started_at, a.ended_at),
             o.clock(a.retry_at),
             o.inline(a.owner or ""),
-            "" if a.error is None else o.inline(f"{a.error.type}: {a.error.message}", 120),
+            "" if a.error is None else o.inline(f"{pages.named(a.error.type)}: {a.error.message}", 120),
         ]
         for a in found
     ]

@@ -220,6 +220,13 @@ def block(text: str, *, indent: str = "    ", lines: int = 0) -> None:
         click.echo(paint(f"{indent}… {len(every) - len(shown_lines)} more lines", dim=True))
 
 
+def prose(text: str, *, first: str, indent: str) -> None:
+    """A sentence or several, wrapped between words: the first line after ``first``, the others after ``indent``."""
+    lines = textwrap.wrap(inline(text), max(20, width() - columns(indent)), break_long_words=False, break_on_hyphens=False) or [""]
+    for n, line in enumerate(lines):
+        click.echo(f"{indent if n else first}{line}")
+
+
 def value_line(value: Any, limit: int) -> str:
     """A channel's value in one line: how many, and what it begins with."""
     text = inline(json.dumps(value, ensure_ascii=False, default=str), limit)

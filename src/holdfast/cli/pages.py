@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -17,7 +17,7 @@ from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.compensation import taken_back_before
 from holdfast.core.describe import EffectView
 from holdfast.core.effects import MAY_LIVE, Effect
-from holdfast.core.status import TERMINAL, Status
+from holdfast.core.status import TERMINAL, Condition, Status
 from holdfast.core.views import Moment
 from holdfast.core.wording import FORCED, Offered, offered
 from holdfast.engine.look.snapshot import Snapshot
@@ -111,8 +111,23 @@ def asked(wait: Mapping[str, Any]) -> None:
 
 def shown(wait: Mapping[str, Any], *, indent: str, lines: int) -> None:
     """What a wait shows to the person who is to answer."""
-    if wait["show"] is not None:
+    if wait["key"] and isinstance(wait["show"], Mapping):
+        _about(wait, wait["show"])
+    elif wait["show"] is not None:
         o.block(wait["show"] if isinstance(wait["show"], str) else o.value_line(wait["show"], 2000), indent=indent, lines=lines)
+
+
+def _about(wait: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
+    """The effect that a wait asks about: what it was called with, its key, and whether its first attempt may still act."""
+    ended = "its process may still be alive" if _may_live(wait) else "that attempt has ended"
+    o.fields(
+        [
+            ("    about", f"{o.inline(shown.get('effect', ''))} {o.inline(json.dumps(shown.get('show'), ensure_ascii=False, default=str), 400)}"),
+            ("    key", o.inline(wait["key"])),
+            ("    attempted", f"{o.clock(wait['attempted_at'])}, {ended}"),
+            ("    effect", o.inline(wait["effect_id"])),
+        ]
+    )
 
 
 def alone(run: Mapping[str, Any]) -> bool:
@@ -153,7 +168,8 @@ def _may_live(wait: Mapping[str, Any]) -> bool:
 
 def _means(offer: Offered) -> str:
     """An action in a person's words, red where it may repeat an act."""
-    return o.paint(offer.label, "red" if offer.risky and "twice" in offer.does else None, dim=not offer.risky)
+    label = f"{offer.label}, and gave JSON" if offer is offered(ws.WaitKind.EFFECT, ws.RECORD_RESULT) else offer.label
+    return o.paint(label, "red" if offer.risky and "twice" in offer.does else None, dim=not offer.risky)
 
 
 # -- the page ---------------------------------------------------------------------------------------
@@ -186,11 +202,25 @@ _SIGNS: dict[str, o.Mark] = {
 }
 
 
-def page(call: Call, run: Mapping[str, Any], seen: Snapshot) -> None:
+EXPLAINED = frozenset({Condition.HALTED, Condition.INTERRUPTED, Condition.QUEUED})
+"""Where a run stands for a reason that neither an open wait nor an error says: ``explain`` says it."""
+
+
+class Beside(NamedTuple):
+    """What a run's page shows besides its record: its lineage, drawn, and why it stands where it stands."""
+
+    tree: list[str]
+    why: str
+
+
+def page(call: Call, run: Mapping[str, Any], seen: Snapshot, why: str = "") -> None:
     """All that an operator needs to know of one run, the most urgent first."""
     now, effects = when(seen.now), seen.effects()
     click.echo(f"{o.paint(o.inline(run['skill_id']), bold=True)} {o.inline(run['skill_version'])}  {run['run_id']}  {heading(run)}")
     _facts(run, now)
+    if why:
+        o.head("why")
+        o.prose(why, first="  ", indent="  ")
     if run["waits"]:
         o.head("waits for")
         for wait in run["waits"]:
@@ -201,7 +231,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot) -> None:
             click.echo(f"  {o.mark('go')} {o.inline(d['action'])} by {o.inline(d['actor'])}, {o.ago(d['decided_at'], now)}")
     if run["error"] is not None:
         o.head("error")
-        click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}  {o.inline(run['error']['type'])}" + (f" in {o.inline(run['error']['where'])}" if run["error"]["where"] else ""))
+        click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}  {named(run['error']['type'])}" + (f" in {o.inline(run['error']['where'])}" if run["error"]["where"] else ""))
         o.block(run["error"]["message"], lines=12)
         _frames(run["error"])
         if run["error"]["hint"]:
@@ -220,9 +250,14 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot) -> None:
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in run["values"].items())
     steps = advice(call, run, seen.effect_records)
     if steps:
-        o.head("go on")
+        o.head("next")
         for line in steps:
             click.echo(f"  {line}")
+
+
+def named(kind: str) -> str:
+    """The name of a class of errors, without its module."""
+    return o.inline(kind.rpartition(".")[2])
 
 
 def _frames(error: Mapping[str, Any]) -> None:
@@ -302,8 +337,6 @@ def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime, alone: bool) ->
     until = f", {_IF_LATE.get(wait['on_timeout'], '')} {o.ago(wait['deadline'], now)}" if wait["deadline"] else ""
     who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
     click.echo(o.paint(f"      asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
-    if wait["key"]:
-        click.echo(f"      effect {o.inline(wait['effect_id'])}, arguments {wait['request_hash']}, attempted {o.clock(wait['attempted_at'])}")
     shown(wait, indent="      │ ", lines=24)
     for line in answers(call, wait, alone=alone):
         click.echo(f"      {o.mark('go')} {line}")

@@ -69,7 +69,7 @@ class Progress:
                 again = f"  attempt {p['attempt']}" if p.get("attempt", 1) > 1 else ""
                 return f"{o.mark(kind)} {task:<24} {self._took(place, event):>9}{again}{said}"
             case "step.failed":
-                return f"{o.mark('bad')} {task:<24} {self._took(place, event):>9}  {o.inline(p['error']['type'])}: {o.inline(p['error']['message'], 300)}"
+                return f"{o.mark('bad')} {task:<24} {self._took(place, event):>9}  {o.inline(p['error']['type'].rpartition('.')[2])}: {o.inline(p['error']['message'], 300)}"
             case "step.retry_scheduled":
                 return f"{o.mark('again')} {task:<24} attempt {p['attempt']} failed: {o.inline(p['error']['message'], 200)}"
             case "wait.requested":

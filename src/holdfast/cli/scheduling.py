@@ -138,8 +138,8 @@ def add(
 
     Where the clocks change each slot still comes once: a time that is skipped right after the change, one that comes twice the first time.
     """
-    data, chosen = inputs(given), targets.one(target, example=False)
-    length, late = None if every is None else lasting(every), lasting(grace)
+    data, length, late = inputs(given), None if every is None else lasting(every), lasting(grace)
+    chosen = targets.one(target, example=False)
 
     async def act(rt: Runtime) -> tuple[Schedule, dt.datetime]:
         made = await rt.schedule(

@@ -6,6 +6,7 @@ what a wait shows, which the caller masks.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -14,7 +15,7 @@ import msgspec
 from holdfast.core import events as ev
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
-from holdfast.core.status import Condition
+from holdfast.core.status import LIVE, Condition
 from holdfast.core.waits import Wait
 from holdfast.core.wording import offered
 
@@ -38,10 +39,16 @@ class Explanation(msgspec.Struct, frozen=True):
 
 
 class Blocked(msgspec.Struct, frozen=True):
-    """What keeps a due run from being driven, as the caller knows it: no worker that can take it, or a run before it in its lane."""
+    """What the caller knows of a run besides its record: what keeps it from being driven.
+
+    ``no_worker`` says that no living worker can take it, ``shape`` is the shape it began in where workers serve its skill in another; ``lane`` names
+    the run before it; ``dead`` says that the process which holds its lease is proven dead.
+    """
 
     no_worker: str = ""
+    shape: str = ""
     lane: str = ""
+    dead: bool = False
 
 
 NOTHING = Blocked()
@@ -61,25 +68,35 @@ def explain(run: Run, condition: Condition, events: Sequence[ev.Event], blocked:
         events: its events, oldest first; a part of them gives a part of the story.
         blocked: what keeps it from being driven, if it is due.
     """
-    why, advice = _REASONS[condition](run, blocked)
+    why, advice = _REASONS[condition](run, events, blocked)
     return Explanation(run.run_id, _happened(run, events), why, advice)
 
 
 def _happened(run: Run, events: Sequence[ev.Event]) -> tuple[str, ...]:
     steps: list[str] = []
     said: list[str] = [_begun(run)]
+    under_way, failed = "", False
     for event in events:
         match event.fact:
             case ev.StepEnded(task=task, path=""):
                 steps.append(task)
+                under_way = ""
                 continue
+            case ev.StepStarted(task=task):
+                under_way = task
+                continue
+            case ev.RunFailed() if failed:
+                line = "The run failed with that error."
             case fact:
                 line = _sentence(fact, event.actor)
+                failed = isinstance(fact, ev.StepFailed)
         if line:
             said += _steps(steps)
             steps.clear()
             said.append(line)
     said += _steps(steps)
+    if under_way and run.status in LIVE:
+        said.append(f"The step {under_way} began.")
     if len(said) > MOST_LINES:
         left = len(said) - MOST_LINES + 1
         said = [*said[:3], f"… {left} more things happened.", *said[3 + left :]]
@@ -88,7 +105,7 @@ def _happened(run: Run, events: Sequence[ev.Event]) -> tuple[str, ...]:
 
 def _begun(run: Run) -> str:
     origin = f", {run.origin} from {run.source_run_id}" if run.source_run_id else ""
-    return f"The skill {run.skill_id} {run.skill_version} was submitted{origin}."
+    return f"A run of {run.skill_id} (version {run.skill_version}) was submitted{origin}."
 
 
 def _steps(names: Sequence[str]) -> list[str]:
@@ -109,19 +126,19 @@ def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
         case ev.WaitRequested(wait=wait):
             return f"The step {wait.task} asked: {_asked(wait)}."
         case ev.WaitDecided(decision=decision):
-            return f"{decision.actor or 'Somebody'} decided {decision.action}."
+            return f"{decision.actor or 'Somebody'} answered: {decision.action}."
         case ev.WaitTimedOut():
-            return "Nobody answered in time."
+            return "Nobody answered by the deadline."
         case ev.WaitDenied(actor=who, action=action, reason=reason):
             return f"{who} tried to {action} and was refused{f': {reason}' if reason else ''}."
         case ev.SideEffectUnknown(task=task):
             return f"The process died during a side effect of the step {task}; its outcome is unknown."
         case ev.PolicyEvaluated(verdict="deny", subject=subject, reason=reason):
-            return f"The policy denied {subject}{f': {reason}' if reason else ''}."
+            return f"The policy denied the step {subject}{f': {reason}' if reason else ''}."
         case ev.RunCancelRequested(reason=reason):
             return f"{actor} asked to cancel it{f': {reason}' if reason else ''}."
         case ev.RunInterrupted(cause=cause):
-            return f"It was set aside: {cause}."
+            return f"It was interrupted: {cause}."
         case ev.RunFailed(error=error):
             return f"The run failed: {_failed(error)}"
         case ev.RunCanceled():
@@ -142,91 +159,127 @@ def _failed(error: ErrorValue) -> str:
 
 
 def _asked(wait: Wait) -> str:
-    return f"{' '.join((wait.prompt or wait.name or wait.kind.value).split())[:120]} ({wait.kind.value})"
+    return f"{' '.join((wait.prompt or wait.name or wait.kind.value).split())[:120].rstrip('.')} ({wait.kind.value})"
 
 
-def _queued(run: Run, blocked: Blocked) -> _Why:
+def _resume(run: Run, *more: str) -> str:
+    return " ".join(["holdfast resume", run.run_id, _target(run), *more])
+
+
+def _target(run: Run) -> str:
+    """Where its code is: as it was named when the run was submitted."""
+    return shlex.quote(run.target) if run.target else "TARGET"
+
+
+def _queued(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if blocked.lane:
         return _Why(f"It waits for its turn: {blocked.lane}.", (Advice("See who holds the lane.", "holdfast lanes"),))
+    start = Advice("Start a worker that serves it.", f"holdfast worker {_target(run)}")
+    if blocked.shape:
+        changed = (
+            Advice(f'Declare in the code that runs of that shape may resume: migrates=("{blocked.shape}",).'),
+            Advice("Or start a worker that takes runs of every shape.", f"{start.command} --upgrade"),
+            Advice("Or resume it here with the code as it is.", _resume(run, "--upgrade")),
+        )
+        return _Why(f"The code has changed: {blocked.no_worker}.", changed)
     if blocked.no_worker:
-        upgrade = Advice("Let the code of today take it.", f"holdfast worker TARGET --upgrade   (or holdfast resume {run.run_id} TARGET)")
-        return _Why(f"It is due, and no living worker can take it: {blocked.no_worker}.", (upgrade,))
-    start = Advice("Start a worker, or drive it here.", f"holdfast worker TARGET   (or holdfast resume {run.run_id} TARGET)")
-    return _Why("It is due and waits for a worker.", (start,))
+        return _Why(f"It is due, but {blocked.no_worker}.", (start, Advice("Or resume it here.", _resume(run))))
+    decided = "It is answered and due" if run.decisions else "It is due"
+    return _Why(f"{decided}. It waits for a worker that serves {run.skill_id}.", (start, Advice("Or drive it here.", _resume(run))))
 
 
-def _running(run: Run, blocked: Blocked) -> _Why:
+def _running(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     return _Why("A worker is driving it.", (Advice("Watch it.", f"holdfast events {run.run_id} --follow"), Advice("Cancel it.", f"holdfast cancel {run.run_id}")))
 
 
-def _asking(run: Run, blocked: Blocked) -> _Why:
+def _asking(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     waits = [w for w in run.waits if w.human]
     if not waits:
-        return _Why("It is answered and due to resume.", (Advice("Drive it on.", f"holdfast resume {run.run_id} TARGET"),))
-    advice = []
-    for wait in waits:
-        for action in wait.available_actions:
-            advice.append(Advice(f"{offered(wait.kind, action).label}.", _command(run, wait, action)))
+        return _Why("It is answered and due to resume.", (Advice("Resume it here, or start a worker.", _resume(run)),))
+    which = "" if len(waits) == 1 else " --wait {}"
+    advice = [
+        Advice(f"{offered(wait.kind, action).label}.", _command(run, which.format(shlex.quote(wait.wait_id)), action)) for wait in waits for action in wait.available_actions
+    ]
     named = "; ".join(_asked(w) for w in waits)
     decided = {d.wait_id for d in run.decisions}
     if all(w.wait_id in decided for w in waits):
-        return _Why(f"The question is decided, and the run has not resumed: {named}.", (Advice("Drive it on.", f"holdfast resume {run.run_id} TARGET"),))
+        return _Why(f"The question is decided, and the run has not resumed: {named}.", (Advice("Resume it here, or start a worker.", _resume(run)),))
     return _Why(f"It waits for a person: {named}.", tuple(advice))
 
 
-def _command(run: Run, wait: Wait, action: str) -> str:
+def _command(run: Run, which: str, action: str) -> str:
     match action:
         case "approve":
-            return f"holdfast approve {run.run_id} --wait {wait.wait_id}"
+            return f"holdfast approve {run.run_id}{which}"
         case "deny":
-            return f"holdfast deny {run.run_id} --wait {wait.wait_id} --reason R"
+            return f"holdfast deny {run.run_id}{which} --reason WHY"
         case "answer" | "record_result":
-            return f"holdfast decide {run.run_id} --wait {wait.wait_id} --action {action} --payload JSON"
+            return f"holdfast decide {run.run_id}{which} --action {action} --payload JSON"
         case "retry_feedback" | "continue_with_waiver":
-            return f"holdfast decide {run.run_id} --wait {wait.wait_id} --action {action} --feedback TEXT"
+            return f"holdfast decide {run.run_id}{which} --action {action} --feedback TEXT"
         case _:
-            return f"holdfast decide {run.run_id} --wait {wait.wait_id} --action {action}"
+            return f"holdfast decide {run.run_id}{which} --action {action}"
 
 
-def _signalled(run: Run, blocked: Blocked) -> _Why:
+def _signalled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     names = sorted({w.name for w in run.waits if w.name and not w.human})
     kinds = ", ".join(sorted({w.kind.value for w in run.waits})) or "signal"
     signals = tuple(Advice(f"Send the signal {name}.", f"holdfast signal {run.run_id} {name}") for name in names if any(w.name == name and w.kind.value == "signal" for w in run.waits))
     return _Why(f"It waits for a {kinds}{': ' + ', '.join(names) if names else ''}.", signals)
 
 
-def _done(run: Run, blocked: Blocked) -> _Why:
+def _done(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     return _Why("It is done.", (Advice("Do it again with changes.", f"holdfast fork {run.run_id} --set CHANNEL=JSON"),))
 
 
-def _halted(run: Run, blocked: Blocked) -> _Why:
+def _halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if not run.settled:
-        return _Why(f"It ended because nobody attended it ({run.stop_reason}).", (Advice("Resume it: the question is asked again.", f"holdfast resume {run.run_id} TARGET"),))
-    return _Why(f"A person or a policy ended it ({run.stop_reason}); this run stays ended.", (Advice("Begin a new run from its state.", f"holdfast fork {run.run_id}"),))
+        return _Why(f"It ended because nobody attended it ({run.stop_reason}).", (Advice("Resume it: the question is asked again.", _resume(run)),))
+    fork = Advice("Begin a new run from its state.", f"holdfast fork {run.run_id} {_target(run)}")
+    match next((e for e in reversed(events) if isinstance(e.fact, _ENDINGS)), None):
+        case ev.Event(fact=ev.WaitTimedOut()):
+            asked = next((f": {_asked(e.fact.wait)}" for e in reversed(events) if isinstance(e.fact, ev.WaitRequested)), "")
+            later = Advice("Give the question more time by timeout=, or say by on_timeout= what else follows.")
+            return _Why(f"Nobody answered by the deadline ({run.stop_reason}){asked}. This run stays ended.", (fork, later))
+        case ev.Event(fact=ev.PolicyEvaluated(subject=subject, reason=reason)):
+            change = Advice("Change the policy or what the step needs, then begin a new run from its state.", fork.command)
+            return _Why(f"The policy denied the step {subject} ({run.stop_reason}){f': {reason}' if reason else ''}. This run stays ended.", (change,))
+        case ev.Event(fact=ev.WaitDecided(decision=decision)):
+            because = f": {decision.note or decision.feedback}" if decision.note or decision.feedback else ""
+            return _Why(f"{decision.actor or 'Somebody'} ended it by the answer {decision.action} ({run.stop_reason}){because}. This run stays ended.", (fork,))
+    return _Why(f"A person or a policy ended it ({run.stop_reason}). This run stays ended.", (fork,))
 
 
-def _cancelled(run: Run, blocked: Blocked) -> _Why:
-    return _Why(f"It was canceled on request ({run.stop_reason}).", (Advice("Resume it where it stood.", f"holdfast resume {run.run_id} TARGET"),))
+_ENDINGS = (ev.WaitTimedOut, ev.PolicyEvaluated, ev.WaitDecided)
 
 
-def _broken(run: Run, blocked: Blocked) -> _Why:
+def _cancelled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+    return _Why(f"It was canceled on request ({run.stop_reason}).", (Advice("Resume it where it stopped.", _resume(run)),))
+
+
+def _broken(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     error = run.error
     hint = f" {error.hint[:1].upper()}{error.hint[1:]}." if error is not None and error.hint else ""
     why = f"It failed ({run.stop_reason}).{f' {_failed(error)}' if error is not None else ''}{hint}"
-    again = Advice("After the cause is mended, resume it where it stood.", f"holdfast resume {run.run_id} TARGET --acknowledge {run.stop_reason}")
-    return _Why(why, (again, Advice("Or begin a new run from an earlier state.", f"holdfast fork {run.run_id} --from CHECKPOINT")))
+    again = Advice("When the cause is mended, resume it where it stopped.", _resume(run, "--acknowledge", run.stop_reason or ""))
+    return _Why(why, (again, Advice(f"Or begin a new run from an earlier checkpoint (holdfast checkpoints {run.run_id}).", f"holdfast fork {run.run_id} {_target(run)} --from CHECKPOINT")))
 
 
-def _torn(run: Run, blocked: Blocked) -> _Why:
-    take = Advice("Take it over and drive it on.", f"holdfast resume {run.run_id} TARGET")
-    return _Why("It was interrupted: its process ended, or it was set aside for a person.", (take, Advice("See what is wrong with it.", f"holdfast check {run.run_id}")))
+def _torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+    take = Advice("Resume it here; a worker that serves it does so by itself.", _resume(run))
+    check = Advice("See what is wrong with it.", f"holdfast check {run.run_id}")
+    if run.interrupted_at is not None:
+        cause = next((f" ({e.fact.cause})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
+        return _Why(f"It was interrupted{cause}. No worker takes it up until somebody resumes it.", (Advice("Resume it.", _resume(run)), check))
+    ended = "is dead" if blocked.dead else "has not renewed its lease"
+    return _Why(f"The process that drove it {ended}. Nothing that was recorded is lost; a step that was under way runs again.", (take, check))
 
 
-def _unknown(run: Run, blocked: Blocked) -> _Why:
+def _unknown(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     return _Why("Its record cannot be read as a run.", (Advice("See what is wrong with it.", f"holdfast check {run.run_id}"),))
 
 
-_REASONS: dict[Condition, Callable[[Run, Blocked], _Why]] = {
+_REASONS: dict[Condition, Callable[[Run, Sequence[ev.Event], Blocked], _Why]] = {
     Condition.QUEUED: _queued,
     Condition.RUNNING: _running,
     Condition.REPLAYING: _running,

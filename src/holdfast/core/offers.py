@@ -52,13 +52,16 @@ class NoWorker(msgspec.Struct, frozen=True):
 
     @property
     def said(self) -> str:
-        have = f"they offer {', '.join(self.offered)}" if self.offered else "none has that skill"
         where = "" if self.workspace is None else f" in the workspace {self.workspace}"
-        return f"no living worker of its queue can take it: it wants {self.skill_id} v{self.version} ({self.wanted}){where}, and {have}"
+        if not self.offered:
+            return f"none of the workers that are up serves the skill {self.skill_id}{where}"
+        return f"the run began with {self.skill_id} v{self.version} in the shape {self.wanted}{where}, and the workers that are up serve {', '.join(self.offered)}"
 
     def way_out(self, run_id: str) -> str:
         if self.workspace is not None and self.wanted in self.offered:
             return "its tools have worked in one folder: start a worker there (Runtime(workspace=…))"
+        if not self.offered:
+            return f"start a worker that serves it: holdfast worker TARGET, or: holdfast resume {run_id} TARGET"
         return f'declare migrates=("{self.wanted}",), start holdfast worker --upgrade, or: holdfast resume {run_id} --upgrade'
 
 

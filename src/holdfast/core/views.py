@@ -188,7 +188,7 @@ def _detail(event: ev.Event) -> str:
             again = f"attempt {f.attempt}" if f.attempt > 1 else ""
             return ", ".join(x for x in ("" if f.outcome == "ok" else f.outcome, again) if x)
         case ev.StepFailed() as f:
-            return f"{f.error.type}: {f.error.message}"
+            return f"{f.error.type.rpartition('.')[2]}: {f.error.message}"
         case ev.StepRetryScheduled() as f:
             return f"again at {(iso(f.due) or '')[11:19]}Z: attempt {f.attempt} failed ({f.error.message})"
         case ev.WaitRequested() as f:
@@ -205,4 +205,6 @@ def _detail(event: ev.Event) -> str:
             return f.name
         case ev.NoteAdded() as f:
             return f.text
+        case ev.PolicyEvaluated() as f:
+            return f"{f.verdict}: {f.reason}" if f.reason else f.verdict
     return str(getattr(event.fact, "cause", "") or getattr(event.fact, "reason", ""))

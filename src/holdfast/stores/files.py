@@ -21,7 +21,7 @@ def told(error: OSError, path: str) -> StoreError:
     """What an error of the operating system means to whoever must act."""
     said = error.strerror or str(error)
     if error.errno in _FULL:
-        return StoreFull(f"{path}: the disk is full: {said}", hint="free some space and go on")
+        return StoreFull(f"{path}: the disk is full: {said}", hint="free some space, then resume: what was committed before is whole")
     if error.errno in _REFUSED:
         return StoreReadOnly(f"{path} cannot be written: {said}", hint="check the permissions of the file and of its folder")
     if error.errno in _NO_MORE:

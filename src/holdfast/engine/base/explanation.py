@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from holdfast.core import events as ev
 from holdfast.core.codec import open_row
 from holdfast.core.explain import Blocked, explain
-from holdfast.core.lease import Lease
+from holdfast.core.lease import Alive, Lease
 from holdfast.core.masks import Mask
 from holdfast.core.payloads import mapped
 from holdfast.core.run import Run
@@ -35,8 +35,10 @@ async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[
     if hidden.names:  # before anything is cut: a part of a secret is not found again
         run = _hiding(hidden, run)
         events = [e if isinstance(e.fact, ev.Unknown) else replace(e, fact=_hiding(hidden, e.fact)) for e in events]
-    told = explain(run, condition(run, lease, store.now()), events, Blocked("" if found is None else found.said, lane))
-    shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(told)))
+    no_worker, shape = ("", "") if found is None else (found.said, found.wanted if found.offered and found.wanted not in found.offered else "")
+    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO)
+    made = explain(run, condition(run, lease, store.now()), events, blocked)
+    shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(made)))
     return shown
 
 

@@ -69,8 +69,8 @@ class Patience:
     def over(self, what: str, more: str) -> StepTimeout:
         seconds = f"{self.limit_us / 1_000_000:g} s"
         if self.own:
-            return StepTimeout(f"{what} took longer than {seconds}{more}", hint="give it a longer timeout=…")
-        hint = "give it timeout=…, or call ctx.progress() while it gets on"
+            return StepTimeout(f"{what} took longer than {seconds}{more}", hint="raise its timeout= if it may take longer")
+        hint = "set its timeout=, or call ctx.progress() while it works"
         return StepTimeout(f"{what} took longer than {seconds} without any progress{more}", hint=hint)
 
 

@@ -196,7 +196,7 @@ def translate(error: BaseException, url: str) -> HoldfastError:
     if passing(error):
         return StoreUnavailable(f"{url}: {text}", hint="it is tried again by itself where a worker runs; else look at the database")
     if isinstance(error, sql.DiskFull):
-        return StoreFull(f"{url}: the disk is full; nothing of this commit was written", hint="free some space and go on")
+        return StoreFull(f"{url}: the disk is full; nothing of this commit was written", hint="free some space, then resume: what was committed before is whole")
     if isinstance(error, sql.DataCorrupted | sql.IndexCorrupted):
         return StoreCorrupt(f"{url} is damaged: {text}", hint="stop, then restore a backup")
     if isinstance(error, sql.InsufficientPrivilege):

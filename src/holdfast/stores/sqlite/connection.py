@@ -48,7 +48,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     if isinstance(error, apsw.ConstraintError):
         return _violated(text)
     if isinstance(error, apsw.FullError):
-        return StoreFull(f"{path}: the disk is full; nothing of this commit was written", hint="free some space and go on")
+        return StoreFull(f"{path}: the disk is full; nothing of this commit was written", hint="free some space, then resume: what was committed before is whole")
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
         return StoreReadOnly(f"{path} cannot be written: {text}", hint="check the permissions of the file and of its folder")
     if isinstance(error, apsw.BusyError | apsw.LockedError):
