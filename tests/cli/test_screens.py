@@ -78,7 +78,7 @@ def steady(text: str, names: dict[str, str], *, squeezed: bool = True) -> str:
     text = re.sub(r"\d{4}-\d\d-\d\d[ T]\d\d:\d\d:\d\d(\.\d+)?Z?", "2026-01-01 00:00:00Z", text)
     text = re.sub(r"\b\d\d:\d\d:\d\d\.\d{3}\b", "00:00:00.000", text)
     text = re.sub(r"\+\d+\.\d{3}\b", "+0.000", text)
-    text = re.sub(r"\bhost-[\w.-]*\w…?", "OWNER", text)
+    text = re.sub(r"\bhost-[\w.-]*…?", "OWNER", text)
     text = re.sub(r"\b01[0-9a-z]{6,}…", "RUN…", text).replace(os.getcwd(), "HERE")
     text = re.sub(r"by [a-z]+(?=, T|$)", "by USER", text, flags=re.M)
     return re.sub(r"[ \t]+", " ", text) if squeezed else text
