@@ -10,8 +10,10 @@ import functools
 import os
 import socket
 import sys
+import sysconfig
 import time
-from typing import NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
 from holdfast.core.lease import Alive, OwnerId
 
@@ -105,4 +107,17 @@ def may_prove(owner: str) -> bool:
     return named is None or named.host == here().host or named.boot == here().boot
 
 
-__all__ = ["Here", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "started", "ticks"]
+def sole(values: Mapping[str, Any], name: str) -> bool:
+    """Whether these values alone hold the one of that name: by the interpreter's own count of holders, which is measured once for something
+    that nobody else holds. Where holders are not counted exactly, never."""
+    return _holders(values, name) == _SOLE
+
+
+def _holders(values: Mapping[str, Any], name: str) -> int:
+    return sys.getrefcount(values[name])
+
+
+_SOLE = -1 if sysconfig.get_config_var("Py_GIL_DISABLED") else _holders({"": []}, "")
+
+
+__all__ = ["Here", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "sole", "started", "ticks"]

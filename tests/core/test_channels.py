@@ -12,6 +12,7 @@ from holdfast.core import channels as ch
 from holdfast.core.canon import FrozenDict, FrozenList, admit
 from holdfast.core.channels import MISSING, Channel, Reducer, append, last, merge, override, reduce, topic, window
 from holdfast.core.errors import InvalidInput, StepFailure
+from holdfast.machine import sole
 
 BUILT_IN: list[tuple[Reducer, Any, Any, Any]] = [
     (last, MISSING, 1, 1),
@@ -101,3 +102,46 @@ def test_what_a_channel_holds_before_anybody_writes(channel: Channel, initial: A
 
 def test_the_markers_say_what_they_are() -> None:
     assert [repr(marker) for marker in (MISSING, ch.thread, ch.secret)] == ["<empty>", "thread", "secret"]
+
+
+GROWING = st.sampled_from(["append", "merge", "window:3", "override"])
+ADDED = st.one_of(st.integers(), st.lists(st.integers(), max_size=4), st.dictionaries(st.sampled_from("abc"), st.integers(), max_size=3))
+
+
+@given(GROWING, st.lists(st.tuples(ADDED, st.booleans()), max_size=8), st.sampled_from([MISSING, None, [], [1], {"a": 1}]))
+def test_what_grows_in_place_is_what_is_reduced_and_nobody_sees_it_move(tag: str, writes: list[tuple[Any, bool]], first: Any) -> None:
+    """Issue «Speed», 4: what somebody else holds is copied; either way the values are those of ``reduce``."""
+    begun = admit(first, "x") if first is not MISSING and first is not None else first
+    values: dict[str, Any] = {} if begun is MISSING else {"x": begun}
+    expected, held = begun, []
+    for new, hold in writes:
+        new = admit(new, "x")
+        try:
+            expected = reduce(tag, expected, new)
+        except (StepFailure, ValueError):  # no dict for ``merge``, or what a dict cannot be extended by
+            with pytest.raises((StepFailure, ValueError)):
+                ch.grow(values, "x", tag, new, sole)
+            break
+        ch.grow(values, "x", tag, new, sole)
+        assert values["x"] == expected and type(values["x"]) is type(expected)
+        if hold:
+            held.append((values["x"], repr(values["x"])))
+    assert all(repr(value) == told for value, told in held)
+
+
+@pytest.mark.parametrize(("tag", "first", "new"), [("append", [1], [2]), ("append", [1], 2), ("window:2", [1, 2], 3), ("merge", {"a": 1}, {"b": 2})])
+def test_what_nobody_else_holds_grows_where_it_stands(tag: str, first: Any, new: Any) -> None:
+    values = {"x": admit(first, "x")}
+    place = id(values["x"])
+    ch.grow(values, "x", tag, admit(new, "x"), sole)
+    assert id(values["x"]) == place
+    kept = values["x"]
+    ch.grow(values, "x", tag, admit(new, "x"), sole)
+    assert values["x"] is not kept, "it is held here, too"
+
+
+def test_what_is_not_known_to_be_held_by_nobody_is_copied() -> None:
+    values = {"x": admit([1], "x")}
+    place = values["x"]
+    ch.grow(values, "x", "append", 2, ch.copied)
+    assert values["x"] == [1, 2] and place == [1]

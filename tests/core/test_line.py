@@ -12,13 +12,14 @@ from holdfast.core import canon, codec
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core import superstep as ss
-from holdfast.core.channels import append, last
+from holdfast.core.channels import ROOM, append, last, merge
 from holdfast.core.checkpoint import Checkpoint, Task, TaskResult
 from holdfast.core.commit import WHOLE_FLOOR, Commit, Tip
 from holdfast.core.graph import Program
 from holdfast.core.line import Line
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold_all
+from holdfast.machine import sole
 from tests.core.build import RUN, World, folded, node, program, raw
 from tests.core.test_superstep import graphs
 
@@ -99,7 +100,7 @@ def test_what_is_not_plain_is_left_alone() -> None:
         node("a", start=True), node("b", after=["a"]), node("asked", after=["b"], when=lambda s: True), node("narrow", after=["asked"], writes=("x",)), node("end", after=["narrow"]),
         channels={"x": last, "y": last, "l": append},
     )  # fmt: skip
-    assert prog.plain == {"a": {"x", "y"}, "b": {"x", "y"}, "narrow": {"x"}, "end": {"x", "y"}}
+    assert prog.plain == {"a": {"x", "y", "l"}, "b": {"x", "y", "l"}, "narrow": {"x"}, "end": {"x", "y", "l"}}
     world, run, tip = begun(prog, {})
     for pending in (
         (), (Task("a"), Task("b")), (Task("asked"),), (Task("a", index=1),), (Task("a", payload=raw(1)),), (Task("a", skip="skipped: all"),), (Task("a", feedback=raw("no")),),
@@ -175,3 +176,54 @@ def test_progress_says_whether_anything_is_on_record_since_the_barrier() -> None
     assert not progress.busy
     progress.again("a", "", 1, 0)
     assert progress.busy
+
+
+def test_a_channel_grows_at_the_cost_of_what_is_added() -> None:
+    """Issue «Speed», 4: a list on the line is extended where it stands, whatever its length, unless somebody holds it."""
+    prog = program(node("a", start=True), node("b", after=["a"]), node("c", after=["b"]), node("d", after=["c"]), channels={"l": append})
+    world, run, tip = begun(prog, {"l": list(range(1000))})
+    line = Line(prog, run, tip, FENCE, world.head, sole)
+    places, held = [], None
+    for n in (2, 3, 4):
+        task = line.task
+        assert task is not None
+        step = line.decide(task, canon.admit({"l": [n]}, ""), raw({"l": [n]}), AT)
+        assert step is not None
+        line.keep(step.tip(n))
+        if n == 3:
+            held = line.values
+        places.append(id(line.values["l"]))
+    assert places[0] == places[1] != places[2]
+    assert held is not None
+    assert (len(held["l"]), len(line.values["l"]), len(world.head.values["l"])) == (1002, 1003, 1000)
+
+
+def test_the_general_way_says_what_may_not_be_merged_and_how_much_there_may_be() -> None:
+    prog = program(node("a", start=True), node("b", after=["a"]), channels={"m": merge})
+    world, run, tip = begun(prog, {})
+    for at, writes in ((tip, {"m": 1}), (msgspec.structs.replace(tip, whole=ROOM), {"m": {"k": 1}})):
+        line = Line(prog, run, at, FENCE, world.head)
+        task = line.task
+        assert task is not None
+        assert line.decide(task, writes, raw(writes), AT) is None
+        assert line.end(task, writes, raw(writes), AT) is None
+
+
+def test_the_end_of_a_run_is_its_commit() -> None:
+    """What the last plain step decides is what the barrier and the codec make of it, with what it grew."""
+    prog = program(node("a", start=True), channels={"l": append, "x": last})
+    world, run, tip = begun(prog, {"l": [1]})
+    line = Line(prog, run, tip, FENCE, world.head)
+    task = line.task
+    assert task is not None
+    writes = {"l": [2], "x": 5}
+    commit = line.end(task, canon.admit(writes, ""), raw(writes), AT)
+    assert commit is not None
+    delta, moved = ss.barrier(prog, world.head, {"a": TaskResult("a", writes=raw(writes))}, inline={"a"}, decoded={})
+    assert commit.delta == codec.encode_delta(delta)
+    assert [type(e.fact) for e in commit.events] == [ev.StepCompleted, ev.RunCompleted]
+    hash = canon.chain(world.head.hash, commit.delta)
+    kept = cps.boundaries(commit.events, advanced=True)
+    assert commit.checkpoint == msgspec.structs.replace(moved, seq=tip.seq + 1, created_at=AT, hash=hash, boundaries=kept)
+    assert commit.run == fold_all(run, commit.events) and commit.run.terminal
+    commit.check()

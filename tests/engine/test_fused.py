@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast import Goto, Graph, Runtime, State, append, current
+from holdfast import Goto, Graph, Runtime, State, append, current, merge, window
 from holdfast.core.commit import Commit, Step, Tip
 from holdfast.core.errors import HoldfastError, LeaseLost, RunNotFound
 from holdfast.core.graph import any_of
@@ -83,6 +83,8 @@ class Board(State):
     c: Any = None
     d: float = 0.0
     items: Annotated[list[int], append]
+    table: Annotated[dict[str, int], merge]
+    recent: Annotated[list[int], window(2)]
 
 
 WRITES = st.dictionaries(
@@ -95,6 +97,7 @@ ACTS = st.one_of(
     st.tuples(st.just("writes"), WRITES),
     st.tuples(st.just("writes"), st.fixed_dictionaries({"a": st.integers(0, 9)})),
     st.tuples(st.just("fits"), st.integers(0, 5)),
+    st.tuples(st.sampled_from(["grows", "holds"]), st.integers(0, 5)),
     st.tuples(st.just("waits"), st.integers(1, 30)),
     st.tuples(st.sampled_from(["writes", "none"]), st.just({})),
     st.tuples(st.sampled_from(ODD), st.integers(0, 5)),
@@ -117,7 +120,9 @@ DISTURBANCES = st.lists(
 )
 
 
-def graph_of(nodes: list[dict[str, Any]]) -> Graph[Board]:
+def graph_of(nodes: list[dict[str, Any]], held: list[tuple[Board, str]] | None = None) -> Graph[Board]:
+    """``held`` is given the states that nodes keep for longer than their step, and what they were."""
+    held = [] if held is None else held
     graph = Graph("random", Board, version="1", step_limit=25)
     visits: Counter[int] = Counter()
 
@@ -136,6 +141,10 @@ def graph_of(nodes: list[dict[str, Any]]) -> Graph[Board]:
                     return None
                 case "fits":
                     return {"d": given, "a": state.a + 1}
+                case "grows" | "holds":
+                    if kind == "holds":
+                        held.append((state, repr(state)))
+                    return {"items": [given], "table": {str(given): turn}, "recent": given, "a": given}
                 case "waits":
                     await passed(given / 1000)
                     return {"a": given}
@@ -249,7 +258,9 @@ def test_fast_is_general(nodes: list[dict[str, Any]], disturbances: list[tuple[s
     for kind in (Told, General):
         clock = VirtualClock()
         store = kind(clock)
-        seen.append((told(store, graph_of(nodes), disturbances, clock), store.after))
+        held: list[tuple[Board, str]] = []
+        seen.append((told(store, graph_of(nodes, held), disturbances, clock), store.after))
+        assert all(repr(state) == was for state, was in held), "what a node was given never moves"
     assert seen[0] == seen[1]
 
 

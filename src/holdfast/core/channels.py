@@ -118,10 +118,34 @@ def reduce(tag: str, old: Any, new: Any) -> Any:
         case "merge":
             if not isinstance(new, dict):
                 raise StepFailure(f"a merge channel takes a dict, not {type(new).__name__}", code="bad_write")
-            return FrozenDict({**(EMPTY_DICT if old is MISSING or old is None else old), **new})
+            out = FrozenDict(EMPTY_DICT if old is MISSING or old is None else old)
+            dict.update(out, new)
+            return out
     if tag.startswith("window:"):
         return FrozenList(_extend(old, new)[-int(tag[7:]) :])
     raise StepFailure(f"the reducer {tag!r} is not known", code="unsupported_format")
+
+
+def copied(values: Mapping[str, Any], name: str) -> bool:
+    """Says of no value that nobody else holds it."""
+    return False
+
+
+def grow(values: dict[str, Any], name: str, tag: str, new: Any, sole: Callable[[Mapping[str, Any], str], bool]) -> None:
+    """``reduce`` in place: a list or a dict of which ``sole`` says that these values alone hold it grows where it stands, at the cost of
+    what is added. Nobody can tell, for whoever has been given it holds it too, and then it is copied as ever."""
+    kind, dropped = type(values.get(name)), tag.startswith("window:")
+    if kind is FrozenDict and tag == "merge" and isinstance(new, dict) and sole(values, name):
+        dict.update(values[name], new)
+    elif kind is FrozenList and (dropped or tag == "append") and sole(values, name):
+        if isinstance(new, list):
+            list.extend(values[name], new)
+        else:
+            list.append(values[name], new)
+        if dropped:
+            list.__delitem__(values[name], slice(None, -int(tag[7:])))
+    else:
+        values[name] = reduce(tag, values.get(name, MISSING), new)
 
 
 ROOM = GROWN_BYTES - VALUE_BYTES

@@ -17,7 +17,7 @@ import msgspec
 
 from holdfast.core import canon, kinds
 from holdfast.core.bounds import meant
-from holdfast.core.channels import LAST, Channel
+from holdfast.core.channels import LAST, TOPIC, Channel
 from holdfast.core.effects import EffectClass
 from holdfast.core.errors import InvalidGraph
 from holdfast.core.kinds import Kind
@@ -121,7 +121,7 @@ class Straight(msgspec.Struct, frozen=True):
 
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
-    ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these (``core/line``);
+    ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these and of ``reducing``, the channels with a built-in reducer of another kind, by its tag (``core/line``);
     ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to; ``writes`` and ``values``: what may be written to a channel, and what
     its value may be (§3.7)."""
 
@@ -141,6 +141,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     inputs: tuple[str, ...] = ()
     lasting: frozenset[str] = frozenset()
     plain: Mapping[str, frozenset[str]] = {}
+    reducing: Mapping[str, str] = {}
     straight: Mapping[str, Straight] = {}
     heard: frozenset[str] = frozenset()
     writes: Mapping[str, Kind] = {}
@@ -186,6 +187,8 @@ def compile(
             "nodes": {n.name: _shape(n) for n in nodes.values()},
         }
     lasting = frozenset(c.name for c in channels.values() if c.reducer.tag == LAST)
+    reducing = {c.name: c.reducer.tag for c in channels.values() if c.reducer.function is None and c.reducer.tag not in (LAST, TOPIC)}
+    known_of = lasting.union(reducing)
     heard = frozenset(channels).intersection(listeners)
     return Program(
         id=id,
@@ -196,7 +199,8 @@ def compile(
         order={n: i for i, n in enumerate(nodes)},
         fingerprint=canon.fingerprint(shape),
         lasting=lasting,
-        plain={} if flow else {n.name: lasting if n.writes is None else lasting.intersection(n.writes) for n in nodes.values() if n.plain},
+        plain={} if flow else {n.name: known_of if n.writes is None else known_of.intersection(n.writes) for n in nodes.values() if n.plain},
+        reducing=reducing,
         straight={n: s for n in nodes if (s := _straight(n, nodes, listeners)) is not None},
         heard=heard,
         writes={c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None},

@@ -1,7 +1,7 @@
 """The fused line: plain steps decided without the values that other steps are made of (targets, "Speed, second stage").
 
 Theory of operation. Most steps are *plain*: one task, of an async node that is given the state alone, first attempt, which
-returned replacing writes, of a run that waits for nothing, whose inbox had nothing, and after which something is to be done. What
+returned writes that replace values or go through built-in reducers, of a run that waits for nothing, whose inbox had nothing, and after which something is to be done. What
 such a step makes durable follows from few things: where the log and the run stand, the task, and its writes. A ``Line`` holds
 these, and makes of each step the bytes of its delta, its two facts, its row and its hashes at once: a ``Step``, which a store
 writes with the same two statements as any plain commit. ``Draft``, ``Commit``, ``Event``, ``Checkpoint`` and a new ``Run`` are
@@ -22,13 +22,14 @@ end is looked at. That ends the line.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
 
 from holdfast.core import canon, codec, ids
 from holdfast.core import events as ev
+from holdfast.core.channels import MISSING, ROOM, copied, grow, reduce
 from holdfast.core.checkpoint import ENDED, NONE_SEEN, STEPPED, Checkpoint, Delta, Source, Task, TaskResult
 from holdfast.core.commit import Commit, Step, Tip, whole_due
 from holdfast.core.graph import Program
@@ -36,6 +37,8 @@ from holdfast.core.lease import RELEASE, counter
 from holdfast.core.outcomes import OK
 from holdfast.core.run import Run, fold_all, stepped
 from holdfast.core.superstep import Turns, plan
+
+NO_KINDS: dict[str, str] = {}
 
 
 class _Next(msgspec.Struct, frozen=True, gc=False):
@@ -51,21 +54,24 @@ class _Next(msgspec.Struct, frozen=True, gc=False):
     vouched: int
     pending: tuple[Task, ...]
     started: ev.StepStarted
+    kinds: dict[str, str]
 
 
 class Line:
     """A run on its plain steps: where its log, its row and its checkpoint stand, as loose values.
 
-    ``versions`` and ``seen`` are the head's, in copies that the line alone changes.
+    ``versions`` and ``seen`` are the head's, in copies that the line alone changes. ``sole`` says of a value that nobody else holds it: it may
+    grow where it stands.
     """
 
     __slots__ = (
-        "_before", "_checkpoint", "_decided", "_fence", "_last", "_program", "_run", "_tip", "hash", "pending", "seen", "skipped", "step", "values", "version",
+        "_before", "_checkpoint", "_decided", "_fence", "_last", "_program", "_run", "_sole", "_tip", "hash", "pending", "seen", "skipped", "step", "values", "version",
         "versions",
     )  # fmt: skip
 
-    def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint) -> None:
+    def __init__(self, program: Program, run: Run, tip: Tip, fence: int, checkpoint: Checkpoint, sole: Callable[[Mapping[str, Any], str], bool] = copied) -> None:
         self._program = program
+        self._sole = sole
         self._run = run
         self._tip = tip
         self._fence = fence
@@ -99,12 +105,14 @@ class Line:
         Nothing has changed by it: that is for ``keep``, once it is durable.
         """
         node, step, tip = task.node, self.step + 1, self._tip
-        upto = self._seen(task)
+        upto, kinds = self._seen(task), self._kinds(writes)
+        if kinds is None:
+            return None
         news = [f"done:{node}", *writes]
         pending = self._after(node, step, upto, writes, news)
         if not pending:
             return None
-        data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), pending=pending))
+        data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), kinds, pending=pending))
         hash = canon.chain(self.hash, data)
         facts: list[ev.Fact] = [ev.StepCompleted(step, node, OK, hash), *[ev.StepStarted(step + 1, t.node) for t in pending]]
         row = codec.encode_row(at, self._fence, ev.SYSTEM, facts, data)
@@ -117,8 +125,17 @@ class Line:
             run_id, self._fence, tip, tip.seq + count, canon.chain(tip.hash, row), row, since, self.version + count,
             ids.step_id(run_id, step + 1, pending[-1].node), ids.checkpoint_id(run_id, vouched),
         )  # fmt: skip
-        self._decided = _Next(decided, at, task, upto, writes, news, hash, vouched, pending, facts[-1])  # type: ignore[arg-type]
+        self._decided = _Next(decided, at, task, upto, writes, news, hash, vouched, pending, facts[-1], kinds)  # type: ignore[arg-type]
         return decided
+
+    def _kinds(self, writes: Mapping[str, Any]) -> dict[str, str] | None:
+        """The reducers that the writes go through; None if the general way is to say whether they may, or how much there may be."""
+        reducing = self._program.reducing
+        if not reducing or reducing.keys().isdisjoint(writes):
+            return NO_KINDS
+        kinds = {name: reducing[name] for name in writes if name in reducing}
+        wrong = any(tag == "merge" and not isinstance(writes[name], dict) for name, tag in kinds.items())
+        return None if wrong or self._tip.since + self._tip.whole > ROOM else kinds
 
     def _seen(self, task: Task) -> dict[str, int]:
         upto = dict(self.seen.get(task.node, NONE_SEEN))
@@ -129,10 +146,13 @@ class Line:
     def end(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int) -> Commit | None:
         """The commit of a plain task after which nothing comes: the run has completed. None if something comes."""
         node, step, run, last, tip = task.node, self.step + 1, self.run, self.checkpoint, self._tip
-        upto, news = self._seen(task), [f"done:{node}", *writes]
-        if self._after(node, step, upto, writes, news):
+        upto, news, kinds = self._seen(task), [f"done:{node}", *writes], self._kinds(writes)
+        if kinds is None or self._after(node, step, upto, writes, news):
             return None
-        data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), pending=()))
+        values = dict(self.values)
+        for name, value in writes.items():
+            values[name] = reduce(kinds[name], values.get(name, MISSING), value) if name in kinds else value
+        data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), kinds, pending=()))
         hash = canon.chain(self.hash, data)
         fence, vouched = counter(self._fence), tip.seq + 1
         events = (ev.Event(vouched, at, ev.StepCompleted(step, node, OK, hash), ev.SYSTEM, fence), ev.Event(vouched + 1, at, ev.RunCompleted(), ev.SYSTEM, fence))
@@ -140,7 +160,7 @@ class Line:
             run_id=run.run_id,
             seq=vouched,
             step=step,
-            values={**self.values, **writes},
+            values=values,
             versions=self.versions | dict.fromkeys(news, step),
             seen={**self.seen, node: upto} if upto else dict(self.seen),
             pending=(),
@@ -171,7 +191,12 @@ class Line:
             self._before = last.vouched
         self.step = step = self.step + 1
         self.version, self.hash, self.pending = kept.step.version, kept.hash, kept.pending
-        self.values = {**self.values, **kept.writes}
+        values = self.values = dict(self.values)  # those that were given out stay as they are
+        for name, value in kept.writes.items():
+            if name in kept.kinds:
+                grow(values, name, kept.kinds[name], value, self._sole)
+            else:
+                values[name] = value
         for channel in kept.news:
             self.versions[channel] = step
         if kept.seen:

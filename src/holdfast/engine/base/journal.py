@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from holdfast import logs
+from holdfast import logs, machine
 from holdfast.core import blobs, canon, codec
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
@@ -220,7 +220,7 @@ class Journal:
             return None
         if progress.busy or logs.listened():
             return None
-        self._line = Line(program, run, self._tip, self.fence, checkpoint)
+        self._line = Line(program, run, self._tip, self.fence, checkpoint, machine.sole)
         for name in ("run", "tip", "progress"):
             self.__dict__.pop(name, None)
         return self._line

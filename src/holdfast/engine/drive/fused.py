@@ -4,7 +4,7 @@ Theory of operation. A run comes here at the beginning of a super-step. As long 
 node's first part is run in the driver's own task, its writes are packed, the line decides, the store writes. That a step is not
 plain is found out when it shows, and then nothing of it is lost or done twice: its call goes on in the general way from where it
 stands (``Ahead``), by the same clock and in the same task. So it is if it raises, was cancelled, asks for its context, returns
-something else than replacing writes, writes much, or is the run's last where somebody is asked about that; and if anybody has looked at
+something else than writes that replace or go through built-in reducers, writes much, or is the run's last where somebody is asked about that; and if anybody has looked at
 the run meanwhile, for a signal, a cancel or an answer, which ends the line. A node that only waits stays on it: ``bounded`` keeps its time here as there.
 The run leaves the line at each boundary at which something else is to be done than the next plain step.
 """
@@ -135,6 +135,8 @@ class Fused:
                 self._odd.add(task.node)
                 return hand.over(bounded(First(began, cancelling, forks, value=value), hand.patience, node.name))
             driving.scope = None
+            del snapshot
+            hand.drop()
             await journal.step(write, line, step)
             self.ran += 1
             if driving.stops or not journal.goes_along(line) or not alive():
@@ -180,6 +182,10 @@ class _Hand:
     def take(self, node: Node, task: Task, snapshot: State) -> None:
         self._node, self._task, self._snapshot = node, task, snapshot
         self._patience: Patience | None = None
+
+    def drop(self) -> None:
+        """The step is over: what its node was given is nobody's any more, unless its code has kept it."""
+        del self._snapshot
 
     @property
     def patience(self) -> Patience:
