@@ -8,8 +8,10 @@ from __future__ import annotations
 import hashlib
 import hmac
 import secrets
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from enum import StrEnum
+from pathlib import Path
+from typing import Protocol
 
 import msgspec
 from msgspec.structs import replace
@@ -20,6 +22,7 @@ from holdfast.shelf import Shelf
 
 SHELF = "holdfast.access"
 EVERY_TENANT = "*"
+SHORTEST = 16
 
 
 class Scope(StrEnum):
@@ -159,8 +162,65 @@ class Tokens:
         return found if same and found is not None and found.live(now) else None
 
 
+class Known(Protocol):
+    """Who knows tokens: those of a store, or of a file beside them."""
+
+    async def known(self, token: str, *, now: int) -> Access | None:
+        """Whose token it is; None if it is not known or does not hold."""
+
+    async def holds(self, access: Access, *, now: int) -> bool:
+        """Whether a token that was known once still holds."""
+
+
+class FileTokens:
+    """Tokens of a file, which whoever runs the server writes, as from a container's secrets; the store's hold beside them.
+
+    A line is a token, then what it is good for where that is not everything in the tenant ``default``:
+    ``TOKEN scopes=view,decide tenant=acme actor=ada``. The file is read again once it has changed: a line that is gone is revoked.
+    """
+
+    def __init__(self, file: Path, beside: Callable[[], Known]) -> None:
+        self._file = file
+        self._beside = beside
+        self._read: tuple[int, int, dict[bytes, Access]] | None = None
+        self._lines()
+
+    def _lines(self) -> dict[bytes, Access]:
+        try:
+            at = self._file.stat()
+            if self._read is None or self._read[:2] != (at.st_mtime_ns, at.st_size):
+                self._read = at.st_mtime_ns, at.st_size, dict(map(_line, _said(self._file.read_text("utf-8"))))
+        except (OSError, UnicodeDecodeError) as e:
+            raise InvalidInput(f"the token file cannot be read: {e}", field="token_file", hint="a line for each token: TOKEN scopes=view,decide") from e
+        return self._read[2]
+
+    async def known(self, token: str, *, now: int) -> Access | None:
+        return self._lines().get(_digest(token)) or await self._beside().known(token, now=now)
+
+    async def holds(self, access: Access, *, now: int) -> bool:
+        return access in self._lines().values() or await self._beside().holds(access, now=now)
+
+
+def _said(text: str) -> list[str]:
+    return [line for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+
+
+def _line(line: str) -> tuple[bytes, Access]:
+    token, *rest = line.split()
+    if len(token) < SHORTEST:
+        raise InvalidInput(f"a token of a token file has at least {SHORTEST} characters", field="token_file", hint="openssl rand -hex 24")
+    said = dict(word.partition("=")[::2] for word in rest)
+    if unknown := said.keys() - {"scopes", "tenant", "actor"}:
+        raise InvalidInput(f"{min(unknown)!r} is nothing that a token file says", field="token_file", hint="TOKEN scopes=view,decide tenant=acme actor=ada")
+    digest = _digest(token)
+    return digest, Access(
+        id=f"file-{digest.hex()[:12]}", digest=digest, tenant_id=text(said.get("tenant", "default"), "tenant"), actor=text(said.get("actor", "operator"), "actor"),
+        scopes=scopes([w for w in said.get("scopes", "admin").split(",") if w]),
+    )  # fmt: skip
+
+
 def _digest(secret: str) -> bytes:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).digest()
 
 
-__all__ = ["EVERY_TENANT", "NOBODY", "SHELF", "Access", "Forbidden", "Issued", "Scope", "Tokens", "Unauthorized", "scopes"]
+__all__ = ["EVERY_TENANT", "NOBODY", "SHELF", "Access", "FileTokens", "Forbidden", "Issued", "Known", "Scope", "Tokens", "Unauthorized", "scopes"]

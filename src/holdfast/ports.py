@@ -426,6 +426,13 @@ class Dossier(msgspec.Struct, frozen=True, kw_only=True):
     blobs: tuple[Blob, ...] = ()
 
 
+class Tally(msgspec.Struct, frozen=True):
+    """How many runs there are by status, and how many effects by theirs."""
+
+    runs: Mapping[str, int]
+    effects: Mapping[str, int]
+
+
 class Pruned(msgspec.Struct, frozen=True):
     """What prune took, or would take: runs, and lineages that were old enough but are kept, with the reason."""
 
@@ -525,6 +532,17 @@ class Served(Protocol):
 
     async def health(self) -> list[Problem]:
         """What of the server's settings and state endangers what is kept, or slows it: warnings (``doctor``)."""
+
+
+@runtime_checkable
+class Counted(Protocol):
+    """A store that counts what is kept, and gives the newest of it, without handing all of it over. One without is asked for all."""
+
+    async def tally(self, tenant_id: str | None = None) -> Tally:
+        """How much there is of a tenant's, or of everybody's."""
+
+    async def newest_effects(self, tenant_id: str | None = None, *, statuses: Sequence[str] = (), limit: int = 100) -> list[Effect]:
+        """Effect records, the newest first; of these statuses, if any are named."""
 
 
 @runtime_checkable
@@ -628,6 +646,11 @@ def offers_steps(store: object) -> TypeGuard[Steps]:
 def _hand(verb: Any) -> tuple[int, str]:
     """Whose method this is: the object's, and the class's that defines it."""
     return id(getattr(verb, "__self__", None)), getattr(verb, "__qualname__", "").rpartition(".")[0]
+
+
+def offers_counting(store: object) -> TypeGuard[Counted]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Counted)
 
 
 def offers_health(store: object) -> TypeGuard[Served]:

@@ -918,8 +918,11 @@ class Runtime:
         payload: Any = ...,
         resume: bool = True,
         force: bool = False,
+        via: str | None = None,
     ) -> Run[Any]:
         """Records a decision about a wait (§5.4). It needs no code: a worker or ``resume`` goes on with the run.
+
+        ``via`` is the id of the access token under which it comes.
 
         Raises:
             AmbiguousWait: several are open and ``wait_id`` names none.
@@ -927,7 +930,9 @@ class Runtime:
             NotDecidable, ActionUnavailable, Denied: the state machine or the resolver says no.
             AttemptMayLive: an effect done again may happen twice; ``force`` accepts that, where the environment lets it (§6.5).
         """
-        await self._desk.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload, resume=resume, force=force)
+        await self._desk.decide(
+            run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload, resume=resume, force=force, via=via
+        )
         return await self._reader.get(run_id)
 
     @checked(limit=arguments.whole(1, MOST_DECISIONS))
@@ -968,16 +973,19 @@ class Runtime:
 
     @verb
     async def approve(
-        self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True
-    ) -> Run[Any]:
+        self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True,
+        via: str | None = None,
+    ) -> Run[Any]:  # fmt: skip
         """Approves, and drives on if this process has the skill."""
-        await self._desk.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload)
+        await self._desk.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload, via=via)
         return await (self._conductor.if_able(run_id) if drive else self._reader.get(run_id))
 
     @verb
-    async def deny(self, run_id: str, *, reason: str, wait_id: str | None = None, actor: str = "operator", drive: bool = True) -> Run[Any]:
+    async def deny(
+        self, run_id: str, *, reason: str, wait_id: str | None = None, actor: str = "operator", drive: bool = True, via: str | None = None
+    ) -> Run[Any]:
         """Denies: the run is halted, unless the wait delivers denials to its node."""
-        await self._desk.decide(run_id, "deny", wait_id=wait_id, actor=actor, note=reason)
+        await self._desk.decide(run_id, "deny", wait_id=wait_id, actor=actor, note=reason, via=via)
         return await (self._conductor.if_able(run_id) if drive else self._reader.get(run_id))
 
     @verb

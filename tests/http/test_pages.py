@@ -95,7 +95,7 @@ async def test_what_a_run_contains_is_text() -> None:
                 assert {t for t, _ in tags.found} <= KNOWN, {t for t, _ in tags.found} - KNOWN
                 for tag, attributes in tags.found:
                     assert not any(n.startswith("on") or n == "style" for n in attributes), (tag, attributes)
-                    assert tag != "script" or attributes == {"src": "/static/htmx.min.js", "defer": None}
+                    assert tag != "script" or attributes in ({"src": "/static/htmx.min.js", "defer": None}, {"src": "/static/live.js", "defer": None})
                     assert attributes.get("href", "/").startswith(("/", "#", "?"))
 
 

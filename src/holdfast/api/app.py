@@ -15,6 +15,7 @@ import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
+from urllib.parse import urlsplit
 
 import msgspec
 from starlette.applications import Starlette
@@ -26,12 +27,12 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
 from holdfast import logs
-from holdfast.access import NOBODY, SHELF, Access, Scope, Tokens, Unauthorized
+from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.problems import Stopped, headers, problem, status_of
 from holdfast.api.table import ROUTES, Answer, Call, Route, went_on
 from holdfast.core.bounds import text
-from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict
+from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
 from holdfast.engine.look.looker import Wanted
 from holdfast.protocols import PROTOCOLS
@@ -62,7 +63,7 @@ _keep = msgspec.msgpack.Encoder().encode
 class Api:
     """What the rows share: the runtime, the tokens, and what is under way."""
 
-    def __init__(self, rt: Runtime, tokens: Tokens | Mapping[str, Access] | bool | None, *, open_metrics: bool = False) -> None:
+    def __init__(self, rt: Runtime, tokens: Known | Mapping[str, Access] | bool | None, *, open_metrics: bool = False) -> None:
         self.rt = rt
         self.open_metrics = open_metrics
         self.stopping = asyncio.Event()
@@ -75,19 +76,21 @@ class Api:
         """Whether a token is asked for."""
         return self._given is not False
 
+    @property
+    def _tokens(self) -> Known:
+        return Tokens(self.rt.shelf(SHELF)) if self._given is None or isinstance(self._given, bool | Mapping) else self._given
+
     async def known(self, token: str) -> Access | None:
         """Whose token it is."""
         if isinstance(self._given, Mapping):
             return self._given.get(token)
-        tokens = self._given if isinstance(self._given, Tokens) else Tokens(self.rt.shelf(SHELF))
-        return await tokens.known(token, now=self.rt.store.now())
+        return await self._tokens.known(token, now=self.rt.store.now())
 
     async def holds(self, access: Access) -> bool:
         """Whether a token that was known once still holds."""
         if isinstance(self._given, Mapping):
             return access in self._given.values()
-        tokens = self._given if isinstance(self._given, Tokens) else Tokens(self.rt.shelf(SHELF))
-        return await tokens.holds(access, now=self.rt.store.now())
+        return await self._tokens.holds(access, now=self.rt.store.now())
 
     async def access(self, request: Request) -> Access:
         """Who calls.
@@ -129,11 +132,11 @@ class Api:
         key = request.headers.get("idempotency-key")
         if key is None:
             return self._answer(request, await route.handler(self._call(request, access, query, body, None)))
-        return await self._once(route, request, access, text(key, "Idempotency-Key"), data, lambda: self._call(request, access, query, body, key))
+        return await self._once(route, request, access, text(key, "Idempotency-Key"), data, lambda again: self._call(request, access, query, body, key, again=again))
 
-    def _call(self, request: Request, access: Access, query: Any, body: Any, key: str | None) -> Call:
+    def _call(self, request: Request, access: Access, query: Any, body: Any, key: str | None, *, again: bool = False) -> Call:
         return Call(
-            rt=self.rt, access=access, path=request.path_params, query=query, body=body, key=key, trace=_trace(request.headers.get("traceparent", "")),
+            rt=self.rt, access=access, path=request.path_params, query=query, body=body, key=key, again=again, trace=_trace(request.headers.get("traceparent", "")),
             match=request.headers.get("if-match"), jobs=self.jobs,
         )  # fmt: skip
 
@@ -142,7 +145,7 @@ class Api:
             return Response(status_code=304, headers=dict(answer.headers))
         return Response(_encode(answer.value), answer.status, dict(answer.headers), "application/json")
 
-    async def _once(self, route: Route, request: Request, access: Access, key: str, data: bytes, call: Callable[[], Call]) -> Response:
+    async def _once(self, route: Route, request: Request, access: Access, key: str, data: bytes, call: Callable[[bool], Call]) -> Response:
         """A POST under a key: the first answer again, or the one that is made now."""
         shelf = self.rt.shelf(ANSWERS)
         place = hashlib.sha256("\x1f".join((access.tenant_id, request.method, request.url.path, key)).encode("utf-8", "surrogatepass")).hexdigest()
@@ -159,7 +162,14 @@ class Api:
                 if before.status:
                     return Response(before.body, before.status, {**before.headers, "Idempotent-Replayed": "true"}, "application/json")
             assert route.handler is not None
-            response = self._answer(request, await route.handler(call()))
+            try:
+                response = self._answer(request, await route.handler(call(before is not None and not before.status)))
+            except StoreError:  # what was asked for may have been done: the key stays taken
+                raise
+            except HoldfastError:  # nothing was done: the key is free again
+                if there is None:
+                    await shelf.delete(place)
+                raise
             said = {k: v for k, v in response.headers.items() if k in ("etag", "location")}
             await shelf.put(place, _keep(Kept(digest, now, response.status_code, said, bytes(response.body))))
             return response
@@ -251,13 +261,19 @@ def failed(error: HoldfastError, run_id: str | None = None) -> Response:
 class Envelope:
     """What every answer has: the caller's request id again, and headers that keep browsers from guessing. It logs one line a request."""
 
-    def __init__(self, app: Any) -> None:
+    def __init__(self, app: Any, prefix: str = "") -> None:
         self._app = app
+        self._prefix = prefix
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
+        if self._prefix and not scope.get("root_path"):
+            path = scope["path"]
+            inner = path[len(self._prefix) :] if path == self._prefix or path.startswith(self._prefix + "/") else path
+            scope = {**scope, "root_path": self._prefix, "path": self._prefix + inner}
+        base = scope.get("root_path", "").encode()
         given = dict(scope["headers"]).get(b"x-request-id", b"")
         mark = given if 0 < len(given) <= 128 and given.isascii() and given.decode().isprintable() else uuid.uuid4().hex.encode()
         began = False
@@ -266,7 +282,8 @@ class Envelope:
             nonlocal began
             if message["type"] == "http.response.start":
                 began = True
-                message["headers"] = [*message["headers"], (b"x-request-id", mark), (b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
+                found = [(n, base + v if n == b"location" and v.startswith(b"/") else v) for n, v in message["headers"]]
+                message["headers"] = [*found, (b"x-request-id", mark), (b"x-content-type-options", b"nosniff"), (b"referrer-policy", b"no-referrer")]
                 log.info("%s %s %s", scope["method"], message["status"], mark.decode())
             await send(message)
 
@@ -279,8 +296,8 @@ class Envelope:
 
 
 def app(
-    rt: Runtime, *, tokens: Tokens | Mapping[str, Access] | bool | None = None, pages: bool = True, open_metrics: bool = False,
-    drives: Callable[[asyncio.Event], Awaitable[None]] | None = None, hosts: Sequence[str] | None = None,
+    rt: Runtime, *, tokens: Known | Mapping[str, Access] | bool | None = None, pages: bool = True, open_metrics: bool = False,
+    drives: Callable[[asyncio.Event], Awaitable[None]] | None = None, hosts: Sequence[str] | None = None, public_url: str | None = None,
 ) -> Starlette:  # fmt: skip
     """The API of a runtime as an ASGI application, on its own or mounted in another.
 
@@ -289,6 +306,8 @@ def app(
         pages: the operator's pages too.
         open_metrics: ``/metrics`` asks for no token.
         hosts: the names under which it is asked; any, if not given. Without tokens they keep other sites' names for this machine out.
+        public_url: where browsers reach it, behind a proxy: its path is put before the links of pages, and its scheme says whether cookies are
+            for TLS alone. The proxy may take that path off or leave it.
         drives: runs beside the server until its event is set: a worker.
     """
     api = Api(rt, tokens, open_metrics=open_metrics)
@@ -309,9 +328,9 @@ def app(
         return answer
 
     every = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "TRACE", "CONNECT", "QUERY"]
-    routes: list[BaseRoute] = [Path(_starlette(path), endpoint(rows), methods=every) for path, rows in by_path.items()]
+    routes: list[BaseRoute] = [Path(path, endpoint(rows), methods=every) for path, rows in by_path.items()]
     if pages:
-        routes += made_pages(api)
+        routes += made_pages(api, public_url)
 
     @contextlib.asynccontextmanager
     async def lifespan(_: Starlette) -> AsyncIterator[None]:
@@ -333,14 +352,9 @@ def app(
     made = Starlette(routes=routes, lifespan=lifespan, exception_handlers={HTTPException: _no_route})
     if hosts is not None:
         made.add_middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    made.add_middleware(Envelope)
+    made.add_middleware(Envelope, prefix=urlsplit(public_url or "").path.rstrip("/"))
     made.state.api = api
     return made
-
-
-def _starlette(path: str) -> str:
-    """An id may hold a slash; the last name of a path takes the rest."""
-    return path
 
 
 async def _no_route(request: Request, error: Exception) -> Response:
@@ -348,13 +362,13 @@ async def _no_route(request: Request, error: Exception) -> Response:
     return failed(Stopped(status, "not_found" if status == 404 else "bad_request", "there is no such path", hint="GET /v1/openapi.json lists them"))
 
 
-def made_pages(api: Api) -> list[BaseRoute]:
+def made_pages(api: Api, public_url: str | None = None) -> list[BaseRoute]:
     """The operator's pages over the same runtime and tokens."""
 
     async def go_on(run_id: str, options: dict[str, Any]) -> None:
         await went_on(api.rt, run_id, api.jobs, **options)
 
-    return Pages(api.rt, api.known, api.holds, go_on, asks=api.asks).routes()
+    return Pages(api.rt, api.known, api.holds, go_on, asks=api.asks, public_url=public_url).routes()
 
 
 __all__ = ["Api", "app", "failed"]

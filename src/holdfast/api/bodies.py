@@ -132,6 +132,22 @@ class Repair(Body, frozen=True, kw_only=True):
     actor: str | None = None
 
 
+class Redrive(Body, frozen=True, kw_only=True):
+    """Has an intent sent again. ``force``: also while its last sender may still be alive; it may then happen twice."""
+
+    force: bool = False
+    reason: str = ""
+    actor: str | None = None
+
+
+class Settle(Body, frozen=True, kw_only=True):
+    """Says how an intent stands that nobody knows about: ``as`` is ``sent`` or ``abandoned``."""
+
+    outcome: Literal["sent", "abandoned"] = msgspec.field(name="as")
+    reason: str = ""
+    actor: str | None = None
+
+
 class Empty(Body, frozen=True, kw_only=True):
     """Nothing is said."""
 
@@ -205,6 +221,7 @@ class HistoryQuery(Body, frozen=True, kw_only=True):
 class StateQuery(Body, frozen=True, kw_only=True):
     state: str | None = None
     limit: int = 100
+    cursor: str | None = None
 
 
 class LanesQuery(Body, frozen=True, kw_only=True):

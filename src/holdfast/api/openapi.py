@@ -30,6 +30,8 @@ EXAMPLES: dict[str, Any] = {
     "Replay": {"from_step": 1},
     "Fork": {"set": {"draft": "another text"}, "reason": "the first one was too long"},
     "Repair": {"apply": False},
+    "Redrive": {"reason": "the receiver is up again"},
+    "Settle": {"as": "sent", "reason": "found in the receiver's log"},
     "Empty": {},
 }
 

@@ -20,7 +20,7 @@ from holdfast.api.problems import Stopped
 from holdfast.core import describe
 from holdfast.core.bounds import moment
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, NotFound, RunNotFound
-from holdfast.core.status import AT_REST, TERMINAL
+from holdfast.core.status import AT_REST, LIVE, TERMINAL
 from holdfast.engine.look.looker import Wanted, skills
 from holdfast.runtime import Runtime
 
@@ -30,7 +30,8 @@ SETTLE_SECONDS = 10.0
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: who calls, what is in the path, the query and the body. ``key`` is its Idempotency-Key."""
+    """One request: who calls, what is in the path, the query and the body. ``key`` is its Idempotency-Key, ``again`` says
+    that a server took it up under that key before and died without an answer."""
 
     rt: Runtime
     access: Access
@@ -38,6 +39,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     query: Any
     body: Any
     key: str | None = None
+    again: bool = False
     trace: str | None = None
     match: str | None = None
     jobs: set[asyncio.Task[Any]]
@@ -45,6 +47,11 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def tenant(self) -> str | None:
         return self.access.tenant
+
+    @property
+    def via(self) -> str:
+        """The id of the token under which it comes (§16.2)."""
+        return self.access.id
 
     @property
     def run_id(self) -> str:
@@ -141,10 +148,10 @@ async def show_run(c: Call) -> Answer:
     if q.view not in (None, "legacy"):
         raise InvalidInput(f"{q.view!r} is no view", field="view", hint="legacy")
     until = time.monotonic() + q.wait
-    seen = await c.rt.look.snapshot(c.run_id, c.tenant)
+    seen = await c.rt.look.glance(c.run_id, c.tenant)
     while (left := until - time.monotonic()) > 0 and not resting(seen.record):
         await c.rt.store.wait_for_change(min(left, POLL_SECONDS))
-        seen = await c.rt.look.snapshot(c.run_id, c.tenant)
+        seen = await c.rt.look.glance(c.run_id, c.tenant)
     run = seen.detail()
     shown = describe.plain(describe.legacy(run)) if q.view == "legacy" else describe.plain(run)
     return Answer(value=_picked(shown, q.fields), headers=_etag(run))
@@ -185,7 +192,7 @@ async def show_diff(c: Call) -> Answer:
 
 
 async def list_run_waits(c: Call) -> Answer:
-    found, more = _page((await c.rt.look.snapshot(c.run_id, c.tenant, check=False)).waits, lambda w: str(w.wait_id), c.query)
+    found, more = _page((await c.rt.look.glance(c.run_id, c.tenant, check=False)).waits, lambda w: str(w.wait_id), c.query)
     return Answer(value=b.Waits(waits=found, next_cursor=more))
 
 
@@ -236,7 +243,9 @@ async def list_waits(c: Call) -> Answer:
 
 
 async def list_intents(c: Call) -> Answer:
-    return Answer(value=b.Intents(intents=await c.rt.look.intents(c.tenant, state=c.query.state, limit=_limit(c.query.limit))))
+    q: b.StateQuery = c.query
+    found = await c.rt.look.intents(c.tenant, state=q.state, after=q.cursor, limit=_limit(q.limit))
+    return Answer(value=b.Intents(intents=found, next_cursor=found[-1].intent_id if len(found) == q.limit else None))
 
 
 async def thread_history(c: Call) -> Answer:
@@ -316,7 +325,7 @@ async def _mine(c: Call) -> describe.RunView:
 
 
 async def _shown(c: Call, run_id: str, *, deduplicated: bool = False, status: int = 202) -> Answer:
-    run = (await c.rt.look.snapshot(run_id, check=False)).detail(deduplicated=deduplicated)
+    run = (await c.rt.look.glance(run_id, check=False)).detail(deduplicated=deduplicated)
     return Answer(value=run, status=status, headers={**_etag(run), "Location": f"/v1/runs/{run_id}"})
 
 
@@ -349,14 +358,14 @@ async def submit_run(c: Call) -> Answer:
 async def approve(c: Call) -> Answer:
     body: b.Approve = c.body
     await _mine(c)
-    await c.rt.approve(c.run_id, wait_id=body.wait_id, actor=c.actor, note=body.note or body.reason, payload=_payload(body.payload), drive=False)
+    await c.rt.approve(c.run_id, wait_id=body.wait_id, actor=c.actor, note=body.note or body.reason, payload=_payload(body.payload), drive=False, via=c.via)
     return await _shown(c, c.run_id)
 
 
 async def deny(c: Call) -> Answer:
     body: b.Deny = c.body
     await _mine(c)
-    await c.rt.deny(c.run_id, reason=body.reason or body.note or "", wait_id=body.wait_id, actor=c.actor, drive=False)
+    await c.rt.deny(c.run_id, reason=body.reason or body.note or "", wait_id=body.wait_id, actor=c.actor, drive=False, via=c.via)
     return await _shown(c, c.run_id)
 
 
@@ -365,7 +374,7 @@ async def decide(c: Call) -> Answer:
     await _mine(c)
     await c.rt.decide(
         c.run_id, body.action, wait_id=body.wait_id, actor=c.actor, feedback=body.feedback, note=body.note or body.reason, payload=_payload(body.payload),
-        resume=body.resume, force=body.force,
+        resume=body.resume, force=body.force, via=c.via,
     )  # fmt: skip
     return await _shown(c, c.run_id)
 
@@ -401,16 +410,19 @@ async def _signal(c: Call, run_id: str) -> Answer:
 
 async def cancel_run(c: Call) -> Answer:
     body: b.Cancel = c.body
-    await _mine(c)
-    await c.rt.cancel(c.run_id, actor=c.actor, reason=body.reason)
-    seen = await c.rt.look.snapshot(c.run_id, check=False)
+    before = await _mine(c)
+    if not (c.again and before.status == "canceled"):
+        await c.rt.cancel(c.run_id, actor=c.actor, reason=body.reason)
+    seen = await c.rt.look.glance(c.run_id, check=False)
     return Answer(value={"accepted": True, **describe.plain(seen.detail())}, status=202, headers=_etag(seen.record))
 
 
 async def resume_run(c: Call) -> Answer:
     """Answers once the run goes on, or is refused; who drives it to its rest is the server itself, behind the answer."""
     body: b.Resume = c.body
-    await _mine(c)
+    before = await _mine(c)
+    if c.again and before.status in (*LIVE, "completed") and before.condition != "interrupted":
+        return await _shown(c, c.run_id)  # it goes on: the first of these requests has seen to that
     await went_on(c.rt, c.run_id, c.jobs, actor=c.actor, acknowledge=body.acknowledge, force=body.force, upgrade=body.upgrade)
     return await _shown(c, c.run_id)
 
@@ -474,6 +486,20 @@ async def repair_run(c: Call) -> Answer:
     found = [describe.problem(p) for p in done.problems]
     value = b.Repaired(run_id=c.run_id, dry_run=done.dry_run, applied=done.applied, refused=done.refused or "", reason=done.reason, problems=found)
     return Answer(value=value)
+
+
+async def redrive_intent(c: Call) -> Answer:
+    body: b.Redrive = c.body
+    before = await c.rt.look.intent(c.path["intent_id"], c.tenant)
+    await c.rt.redrive(before.intent_id, actor=c.actor, reason=body.reason, force=body.force)
+    return Answer(value=await c.rt.look.intent(before.intent_id), status=202)
+
+
+async def settle_intent(c: Call) -> Answer:
+    body: b.Settle = c.body
+    before = await c.rt.look.intent(c.path["intent_id"], c.tenant)
+    await c.rt.settle(before.intent_id, body.outcome, actor=c.actor, reason=body.reason)
+    return Answer(value=await c.rt.look.intent(before.intent_id))
 
 
 async def pause_schedule(c: Call) -> Answer:
@@ -540,6 +566,8 @@ ROUTES: tuple[Route, ...] = (
     _post("/v1/threads/{thread_id}/signal", D, "Give a thread's live run an outside input", signal_thread, b.Signal),
     _get("/v1/ledger", "List ledger rows of all runs", list_ledger, b.Ledger, b.LedgerQuery),
     _get("/v1/intents", "List what is to be sent, or was", list_intents, b.Intents, b.StateQuery),
+    _post("/v1/intents/{intent_id}/redrive", D, "Have an intent sent again", redrive_intent, b.Redrive, describe.IntentView),
+    _post("/v1/intents/{intent_id}/settle", D, "Say how an intent stands that nobody knows about", settle_intent, b.Settle, describe.IntentView, 200),
     _get("/v1/skills", "List the skills registered here", list_skills, b.Skills),
     _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers),
     _get("/v1/lanes", "List the lanes that a run holds", list_lanes, b.Lanes, b.LanesQuery),

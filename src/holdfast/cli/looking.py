@@ -155,8 +155,7 @@ def _page(call: Call, run_id: str, file: str) -> int:
         return seen, await rt.look.family(seen.run)
 
     seen, family = over(call, act)
-    known = next((t.skill.program for t in targets.several(()) if t.skill.id == seen.run.skill_id), None)
-    text = alone(seen, None if known is None else describe.skill(known, seen.walk.progress.checkpoint), family, call.store)
+    text = alone(seen, family, call.store)
     Path(file).write_text(text, "utf-8")
     if call.as_json:
         o.emit({"run_id": run_id, "file": file, "bytes": len(text.encode())})

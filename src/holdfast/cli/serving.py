@@ -10,10 +10,12 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import click
 
-from holdfast.access import SHELF, Access, Scope, Tokens, Unauthorized
+from holdfast import logs
+from holdfast.access import SHELF, Access, FileTokens, Scope, Tokens, Unauthorized
 from holdfast.cli import output as o
 from holdfast.cli import targets
 from holdfast.cli.session import Call, extra, handling, login, options, over, traced
@@ -34,23 +36,39 @@ HOSTS = frozenset({*LOOPBACK, "[::1]"})
 @click.option("--no-auth", is_flag=True, help="Ask for no token; on loopback only.")
 @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without a token.")
 @click.option("--no-pages", is_flag=True, help="Serve the API alone.")
+@click.option("--public-url", metavar="URL", help="Where browsers reach it, behind a proxy; also for the links that are sent to people.")
+@click.option("--token-file", type=click.Path(dir_okay=False), metavar="F", help="A file of tokens, one a line, that hold beside those of the store.")
+@click.option("--log", "log_format", type=click.Choice(sorted(logs.FORMATS)), help="Log requests and decisions to standard error, as text or as JSON lines.")
 @options(data=False, drives=True)
-def serve(call: Call, target: tuple[str, ...], host: str, port: int, no_auth: bool, open_metrics: bool, no_pages: bool) -> int:
+def serve(
+    call: Call, target: tuple[str, ...], host: str, port: int, no_auth: bool, open_metrics: bool, no_pages: bool, public_url: str | None, token_file: str | None,
+    log_format: str | None,
+) -> int:  # fmt: skip
     """Serve the API and the operator's pages.
 
     With TARGETs it drives runs too; without, it records and decides, which needs no code.
     """
     if no_auth and host not in LOOPBACK:
         raise UsageError(f"--no-auth is for loopback, and {host} is not", hint="--host 127.0.0.1, or a token: holdfast token create --scopes view")
+    if no_auth and token_file is not None:
+        raise UsageError("--no-auth asks for no token, and --token-file names some", hint="give one of them")
+    if public_url is not None and (not public_url.startswith(("https://", "http://")) or not urlsplit(public_url).netloc):
+        raise InvalidInput(f"{public_url!r} is no URL of a web page", field="public_url", hint="https://runs.example.org/holdfast")
     api, server = extra("holdfast.api"), extra("holdfast.api.server")
     chosen = targets.skills(targets.several(target)) if target else []
-    rt = Runtime(call.store, skills=chosen, lease=call.lease)
+    rt = Runtime(call.store, skills=chosen, lease=call.lease, base_url=public_url)
+    tokens = None if token_file is None else FileTokens(Path(token_file), lambda: Tokens(rt.shelf(SHELF)))
+    if log_format is not None:
+        logs.show(log_format)
 
     async def drives(stop: asyncio.Event) -> None:
         async with traced(rt):
             await rt.worker(stop=stop)
 
-    made = api.app(rt, tokens=False if no_auth else None, pages=not no_pages, open_metrics=open_metrics, drives=drives if chosen else None, hosts=sorted(HOSTS) if no_auth else None)
+    made = api.app(
+        rt, tokens=False if no_auth else tokens, pages=not no_pages, open_metrics=open_metrics, drives=drives if chosen else None,
+        hosts=sorted(HOSTS) if no_auth else None, public_url=public_url,
+    )  # fmt: skip
 
     def began(url: str) -> None:
         names = f", drives {', '.join(dict.fromkeys(s.id for s in chosen))}" if chosen else ""

@@ -175,7 +175,7 @@ IDS = (
 KNOWN: dict[str, Convert] = {
     **dict.fromkeys(IDS, bounds.text),
     **dict.fromkeys(("note", "reason", "text"), note),
-    **dict.fromkeys(("actor", "acknowledge", "target", "tag", "token"), who),
+    **dict.fromkeys(("actor", "acknowledge", "target", "tag", "token", "via"), who),
     **dict.fromkeys(
         ("unattended", "detach", "until_idle", "upgrade", "drive", "force", "resume", "wait", "inherit_approvals", "follow", "apply", "rebuild",
          "dry", "dispatch", "start", "delivers", "idempotent", "check_exit", "authoritative", "dedupes"), bounds.flag,

@@ -20,7 +20,7 @@ class Command(msgspec.Struct, frozen=True, array_like=True):
 
 class Decide(Command, frozen=True, tag=1):
     """``payload`` is encoded; None means that none was given, which is not an answer of None. ``force``: do an effect again
-    although it may then happen twice (§6.5)."""
+    although it may then happen twice (§6.5). ``via``: the id of the access token under which it came (§16.2)."""
 
     wait_id: str
     action: str
@@ -31,6 +31,7 @@ class Decide(Command, frozen=True, tag=1):
     at: int = 0
     resume: bool = True
     force: bool = False
+    via: str = ""
 
     @property
     def key(self) -> str:
@@ -116,6 +117,7 @@ class Refused(Command, frozen=True, tag=8):
     actor: str
     reason: str = ""
     nonce: str = ""
+    via: str = ""
 
     @property
     def key(self) -> str:

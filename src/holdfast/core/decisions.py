@@ -125,7 +125,7 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
         forms.check(reveal(wait.schema), reveal(payload))
     decision = Decision(
         wait_id=c.wait_id, action=c.action, actor=c.actor, feedback=c.feedback, note=c.note, payload=payload, decided_at=now,
-        resume=c.resume, asked=wait.asked, policy=wait.policy_snapshot_id, forced=c.force,
+        resume=c.resume, asked=wait.asked, policy=wait.policy_snapshot_id, forced=c.force, via=c.via,
     )  # fmt: skip
     match c.action:
         case ws.CONTINUE:
@@ -271,7 +271,7 @@ def _late(run: Run, c: cmd.LateResult, now: int) -> Facts:
 
 
 def _refused(run: Run, c: cmd.Refused, now: int) -> Facts:
-    return (ev.WaitDenied(c.wait_id, c.action, c.actor, c.reason),)
+    return (ev.WaitDenied(c.wait_id, c.action, c.actor, c.reason, c.via),)
 
 
 def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:

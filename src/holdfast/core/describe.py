@@ -163,6 +163,7 @@ class DecisionView(Shape, frozen=True, kw_only=True):
     policy: str | None
     forced: bool
     came: int | None
+    via: str | None
 
 
 class VersionsView(Shape, frozen=True, kw_only=True):
@@ -421,6 +422,7 @@ def decision(of: Decision) -> DecisionView:
         policy=of.policy,
         forced=of.forced,
         came=of.came or None,
+        via=of.via or None,
     )
 
 

@@ -334,6 +334,7 @@ class WaitDenied(Fact, frozen=True, tag=33):
     action: str
     actor: str
     reason: str = ""
+    via: str = ""
 
 
 class WaitTimedOut(Fact, frozen=True, tag=34):

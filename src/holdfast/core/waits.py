@@ -187,7 +187,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     """What was decided about a wait, by whom. ``payload`` is encoded; None means that none was given.
 
     ``key`` is the key of the signal that answered, ``came`` the event that told of it, if it was not in the run's record; ``policy`` the
-    snapshot under which the question was asked (§5.8).
+    snapshot under which the question was asked (§5.8), ``via`` the id of the access token under which it came (§16.2).
     """
 
     wait_id: str
@@ -203,6 +203,7 @@ class Decision(msgspec.Struct, frozen=True, array_like=True):
     policy: str | None = None
     forced: bool = False
     came: int = 0
+    via: str = ""
 
     def same(self, other: Decision) -> bool:
         """Whether another decision says exactly this (§5.6): times and ``resume`` do not count."""

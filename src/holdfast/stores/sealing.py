@@ -32,7 +32,7 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Move, Schedule
 from holdfast.core.waits import WaitKind
 from holdfast.encryption import Encryption
-from holdfast.ports import Dossier, Evidence, Loaded, RunFilter, Store
+from holdfast.ports import Dossier, Evidence, Loaded, RunFilter, Store, offers_counting
 from holdfast.stores.vault import Vault
 
 VALUES = ""
@@ -53,7 +53,7 @@ VERBS: Mapping[str, Passes] = {
             "abandon", "acknowledge", "backlog", "backup", "claim", "claimed", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "folder", "health",
             "incarnation", "intent_counts", "issue_token", "leave", "loans", "marked", "now", "offer", "open", "outlive", "owner_alive", "path", "patience",
             "place", "prune", "pruned", "put_rule", "register", "reindex", "renew", "renew_intents", "restore", "retire", "rules", "run_ids", "suspect",
-            "thread_end", "token", "unshelve", "url", "usage", "verify", "vouch_anew", "wait_for_change", "workers",
+            "tally", "thread_end", "token", "unshelve", "url", "usage", "verify", "vouch_anew", "wait_for_change", "workers",
         ),
         Passes.CLEAR,
     ),
@@ -341,6 +341,11 @@ class SealedStore:
 
     async def effects(self, run_id: str | None = None, *, key: str | None = None, lineage_root: str | None = None) -> list[Effect]:
         found = await self.as_kept.effects(run_id, key=key, lineage_root=lineage_root)
+        return [self._of(e.run_id, e.tenant_id).open(e) for e in found]
+
+    async def newest_effects(self, tenant_id: str | None = None, *, statuses: Sequence[str] = (), limit: int = 100) -> list[Effect]:
+        assert offers_counting(self.as_kept)
+        found = await self.as_kept.newest_effects(tenant_id, statuses=statuses, limit=limit)
         return [self._of(e.run_id, e.tenant_id).open(e) for e in found]
 
     async def open_effects(self, owner: str) -> list[Effect]:

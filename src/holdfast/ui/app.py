@@ -5,10 +5,11 @@ GET changes nothing. A POST carries a token bound to the session, does one verb,
 
 from __future__ import annotations
 
+import datetime as dt
 import secrets
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
-from urllib.parse import parse_qsl, quote, urlsplit
+from urllib.parse import parse_qsl, quote, urlencode, urlsplit
 
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, RedirectResponse, Response
@@ -16,14 +17,14 @@ from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
 from holdfast.access import Access, Forbidden, Scope
-from holdfast.core import describe
-from holdfast.core.errors import CheckpointNotFound, DecisionConflict, HoldfastError, InvalidInput, NotFound
+from holdfast.core import bounds, describe
+from holdfast.core.errors import CheckpointNotFound, DecisionConflict, HoldfastError, InvalidInput, NotFound, Rejected
 from holdfast.core.jsons import json_of
-from holdfast.core.status import Condition
 from holdfast.engine.look.looker import Wanted
 from holdfast.handle import when
+from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
-from holdfast.ui import render, words
+from holdfast.ui import drawings, render, words
 from holdfast.ui.sessions import COOKIE, SHELF, Sessions, Viewer, set_cookie
 
 MOST_BYTES = 2 * 2**20
@@ -34,9 +35,11 @@ SECURITY = {
     "Cache-Control": "no-store",
     "Cross-Origin-Opener-Policy": "same-origin",
 }
-NEED = (Condition.AWAITING_GATE_DECISION, Condition.AWAITING_HUMAN_REVIEW, Condition.AWAITING_PHASE_HANDOFF, Condition.FAILED, Condition.INTERRUPTED)
-TYPES = {"style.css": "text/css", "htmx.min.js": "text/javascript", "htmx.LICENSE": "text/plain"}
+TYPES = {"style.css": "text/css", "htmx.min.js": "text/javascript", "htmx.LICENSE": "text/plain", "live.js": "text/javascript"}
 PAGE = 50
+CHECKED = 200
+"""Runs that are held against their logs while somebody waits for a page."""
+ZONE = "holdfast_zone"
 
 Page = Callable[[Request, Viewer], Awaitable[Response]]
 
@@ -46,9 +49,10 @@ class Pages:
 
     def __init__(
         self, rt: Runtime, known: Callable[[str], Awaitable[Access | None]], alive: Callable[[Access], Awaitable[bool]], go_on: Callable[[str, dict[str, Any]], Awaitable[None]],
-        *, asks: bool,
+        *, asks: bool, public_url: str | None = None,
     ) -> None:  # fmt: skip
         self._rt = rt
+        self._public = public_url
         self._asks = asks
         self._go_on = go_on
         self._known = known
@@ -73,17 +77,20 @@ class Pages:
             ("/runs/{run_id}/fork", "GET", Scope.FORK, self.fork),
             ("/runs/{run_id}/fork", "POST", Scope.FORK, self.forked),
             ("/runs/{run_id}/replay", "POST", Scope.FORK, self.replayed),
+            ("/runs/{run_id}/repair", "POST", Scope.REPAIR, self.repair),
             ("/waits", "GET", view, self.waits),
             ("/effects", "GET", view, self.effects),
             ("/schedules", "GET", view, self.schedules),
             ("/schedules/{schedule_id}", "POST", Scope.ADMIN, self.schedule),
+            ("/intents/{intent_id}", "POST", decide, self.intent),
+            ("/queues/{queue}", "POST", Scope.ADMIN, self.queue),
             ("/workers", "GET", view, self.workers),
             ("/health", "GET", view, self.health),
         ]
         made: list[BaseRoute] = [Path(path, self._guarded(scope, page), methods=[method]) for path, method, scope, page in rows]
         return [
             *made, Path("/login", self.login, methods=["GET", "POST"]), Path("/logout", self.logout, methods=["POST"]),
-            Path("/w/{token}", self.link, methods=["GET", "POST"]), Path("/static/{name}", self.static, methods=["GET"]),
+            Path("/w/{token}", self.link, methods=["GET", "POST"]), Path("/zone", self.zone, methods=["POST"]), Path("/static/{name}", self.static, methods=["GET"]),
         ]  # fmt: skip
 
     # -- around every page --------------------------------------------------------------------------
@@ -92,101 +99,114 @@ class Pages:
         async def answer(request: Request) -> Response:
             viewer = await self._sessions.viewer(request)
             if viewer is None:
-                return _secured(RedirectResponse(f"/login?next={quote(request.url.path)}", 303))
+                return _secured(RedirectResponse(f"/login?next={quote(_place(request))}", 303))
             try:
                 if scope is not None:
                     viewer.access.need(scope)
                 if request.method == "POST":
-                    await _own(request, viewer)
+                    await _own(request, viewer, self._public)
                 response = await page(request, viewer)
             except HoldfastError as e:
-                response = self._said(viewer, e)
+                response = self._said(request, viewer, e)
             return _secured(response)
 
         return answer
 
-    def _said(self, viewer: Viewer | None, error: HoldfastError) -> Response:
+    def _said(self, request: Request, viewer: Viewer | None, error: HoldfastError) -> Response:
         status = 404 if isinstance(error, NotFound) else 403 if isinstance(error, Forbidden) else 409 if error.exit_code == 6 or isinstance(error, DecisionConflict) else 422
-        return self._page("message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
+        return self._page(request, "message.html", viewer, status=status, title=error.message, code=error.code, hint=error.hint)
 
-    def _page(self, name: str, viewer: Viewer | None, *, status: int = 200, **context: Any) -> HTMLResponse:
-        given = {"viewer": viewer, "store": self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), **context}
+    def _page(self, request: Request, name: str, viewer: Viewer | None, *, status: int = 200, **context: Any) -> HTMLResponse:
+        given = {
+            "viewer": viewer, "store": self._rt.store.url, "open": not self._asks, "now": when(self._rt.store.now()), "base": _base(request),
+            "zone": words.zone(request.cookies.get(ZONE)), "here": _place(request), **context,
+        }  # fmt: skip
         return HTMLResponse(render.page(name, **given), status)
+
+    def _secure(self, request: Request) -> bool:
+        return request.url.scheme == "https" or urlsplit(self._public or "").scheme == "https"
 
     # -- looking ------------------------------------------------------------------------------------
 
     async def overview(self, request: Request, viewer: Viewer) -> Response:
-        tenant, look = viewer.access.tenant, self._rt.look
-        runs = await look.runs(Wanted(tenant_id=tenant, limit=500))
-        counts: dict[str, int] = {c.value: 0 for c in Condition}
-        for r in runs:
-            counts[r.condition] += 1
-        need = sorted((r for r in runs if r.condition in NEED), key=_urgency)
-        hour = when(self._rt.store.now()).isoformat()[:13]
-        unknown = await look.effects(tenant, statuses=("unknown",), limit=20)
-        dead = await look.intents(tenant, state="dead", limit=20)
-        lately = [r for r in runs if (r.finished_at or "")[:13] == hour]
-        return self._page(
-            "overview.html", viewer, section="/", need=need[:50], needed=len(need), counts=counts, total=len(runs), more=len(runs) == 500, unknown=unknown, dead=dead,
-            workers=await look.workers(), lately=len(lately), failed=sum(r.condition == "failed" for r in lately),
-        )  # fmt: skip
+        look, tenant = self._rt.look, viewer.access.tenant
+        found = await look.overview(tenant)
+        workers = await look.workers()
+        return self._page(request, "overview.html", viewer, section="/", found=found, workers=workers, chart=drawings.throughput(found.lately.slices))
 
     async def runs(self, request: Request, viewer: Viewer) -> Response:
         q = {n: v for n, v in request.query_params.items() if v}
-        word = q.get("condition")
+        tenant, zone = viewer.access.tenant, words.zone(request.cookies.get(ZONE))
         wanted = Wanted(
-            tenant_id=viewer.access.tenant, condition=word, skill_id=q.get("skill"), thread_id=q.get("thread"), tag=q.get("tag"), text=q.get("q"), limit=PAGE, before=q.get("cursor"),
+            tenant_id=tenant, condition=q.get("condition"), skill_id=q.get("skill"), thread_id=q.get("thread"), tag=q.get("tag"), text=q.get("q"), limit=PAGE,
+            before=q.get("cursor"), since=_time(q.get("since"), "since", zone), until=_time(q.get("until"), "until", zone),
         )  # fmt: skip
         found = await self._rt.look.runs(wanted)
         kept = {n: v for n, v in q.items() if n != "cursor"}
-        more = None if len(found) < PAGE else "/runs?" + "&".join(f"{n}={quote(v)}" for n, v in {**kept, "cursor": found[-1].run_id}.items())
-        return self._page("runs.html", viewer, section="/runs", runs=found, query=q, more=more, conditions=[c.value for c in Condition])
+        more = None if len(found) < PAGE else "/runs?" + urlencode({**kept, "cursor": found[-1].run_id})
+        counts = await self._rt.look.overview(tenant)
+        others = urlencode({n: v for n, v in kept.items() if n != "condition"})
+        return self._page(
+            request, "runs.html", viewer, section="/runs", runs=found, query=q, more=more, conditions=counts.conditions, total=counts.total, others=others,
+            live=urlencode(q),
+        )  # fmt: skip
 
     async def run(self, request: Request, viewer: Viewer) -> Response:
         run_id, tenant, look = request.path_params["run_id"], viewer.access.tenant, self._rt.look
-        seen = await look.snapshot(run_id, tenant)
+        seen = await look.glance(run_id, tenant)
         skill = next((describe.skill(p, seen.walk.progress.checkpoint) for p in self._rt.skills if p.id == seen.run.skill_id), None)
-        context = render.run_context(seen, skill, await look.family(seen.run), await look.children(seen.run))
-        points = _points(seen)
-        a, b = request.query_params.get("a"), request.query_params.get("b")
+        query = request.query_params
+        context = render.run_context(seen, skill, await look.family(seen.run), await look.children(seen.run), kind=query.get("event") or None)
+        a, b, at = query.get("a"), query.get("b"), query.get("at")
         diff = await look.diff(run_id, a, b, tenant) if a and b else None
-        return self._page("run.html", viewer, section="/runs", checkpoints=points, diff=diff, **context)
+        shown = await look.checkpoint(run_id, at, tenant) if at else None
+        return self._page(request, "run.html", viewer, section="/runs", checkpoints=_points(seen), diff=diff, at=shown, **context)
 
     async def waits(self, request: Request, viewer: Viewer) -> Response:
         found, more = await self._rt.look.waits(viewer.access.tenant, before=request.query_params.get("cursor") or None, limit=PAGE)
         asks = sorted((w for w in found if w.available_actions), key=lambda w: (w.kind != "effect", w.deadline or "9"))
-        return self._page("waits.html", viewer, section="/waits", waits=asks, others=[w for w in found if not w.available_actions], more=more)
+        return self._page(request, "waits.html", viewer, section="/waits", waits=asks, others=[w for w in found if not w.available_actions], more=more)
 
     async def effects(self, request: Request, viewer: Viewer) -> Response:
-        tenant = viewer.access.tenant
-        every = await self._rt.look.effects(tenant, limit=200)
-        every.sort(key=lambda e: e.status != "unknown")
-        intents = await self._rt.look.intents(tenant, limit=200)
-        intents.sort(key=lambda i: ("dead", "unknown", "sending", "queued").index(i.state) if i.state in ("dead", "unknown", "sending", "queued") else 9)
-        return self._page("effects.html", viewer, section="/effects", effects=every, intents=intents)
+        tenant, look = viewer.access.tenant, self._rt.look
+        unknown = await look.effects(tenant, statuses=("unknown",), limit=PAGE)
+        newest = [e for e in await look.effects(tenant, limit=2 * PAGE) if e.status != "unknown"]
+        asked: dict[str, describe.WaitView] = {}
+        for run_id in dict.fromkeys(e.run_id for e in unknown):
+            asked |= {w.effect_id: w for w in (await look.glance(run_id, tenant, check=False)).waits if w.effect_id is not None and w.available_actions}
+        intents = [i for state in ("dead", "unknown", "sending", "queued") for i in await look.intents(tenant, state=state, limit=PAGE)]
+        intents += (await look.intents(tenant, state="sent", limit=PAGE))[::-1]
+        counts = (await look.tally(tenant)).effects
+        return self._page(
+            request, "effects.html", viewer, section="/effects", unknown=unknown, effects=newest, asked=asked, intents=intents, counts=counts,
+            dead=sum(i.state == "dead" for i in intents),
+        )  # fmt: skip
 
     async def schedules(self, request: Request, viewer: Viewer) -> Response:
-        return self._page("schedules.html", viewer, section="/schedules", schedules=await self._rt.look.schedules(viewer.access.tenant))
+        return self._page(request, "schedules.html", viewer, section="/schedules", schedules=await self._rt.look.schedules(viewer.access.tenant))
 
     async def workers(self, request: Request, viewer: Viewer) -> Response:
-        look = self._rt.look
-        return self._page("workers.html", viewer, section="/workers", workers=await look.workers(), lanes=await look.lanes(viewer.access.tenant))
+        look, tenant = self._rt.look, viewer.access.tenant
+        queues, limits = await look.queues(self._rt.declared, tenant), await look.limits(self._rt.declared, tenant)
+        return self._page(request, "workers.html", viewer, section="/workers", workers=await look.workers(), lanes=await look.lanes(tenant), queues=queues, limits=limits)
 
     async def health(self, request: Request, viewer: Viewer) -> Response:
-        found = await self._rt.check()
-        mine = [describe.problem(p) for p in found]
-        if viewer.access.tenant is not None:
-            ids = {p.run_id for p in mine if p.run_id is not None}
-            own = {i for i in ids if await self._is_mine(i, viewer.access.tenant)}
-            mine = [p for p in mine if p.run_id in own]
-        return self._page("health.html", viewer, section="/health", problems=mine, runs=found.runs, events=found.events)
-
-    async def _is_mine(self, run_id: str, tenant: str) -> bool:
-        try:
-            await self._rt.look.found(run_id, tenant)
-        except HoldfastError:
-            return False
-        return True
+        """Small stores are checked whole, large ones at the runs that need a look and the newest; ``?run=`` shows what a repair would do."""
+        tenant, look = viewer.access.tenant, self._rt.look
+        total = sum((await look.tally(tenant)).runs.values())
+        if total <= CHECKED and tenant is None:
+            found = await self._rt.check()
+            mine, runs = [describe.problem(p) for p in found], found.runs
+        else:
+            newest = await self._rt.store.runs(RunFilter(tenant_id=tenant, limit=CHECKED))
+            ids = dict.fromkeys([*(r.run_id for r in (await look.overview(tenant)).need), *(run.run_id for run, _ in newest)])
+            mine, runs = [describe.problem(p) for run_id in ids for p in await self._rt.check(run_id)], len(ids)
+        run_id = request.query_params.get("run")
+        plan = None
+        if run_id:
+            await look.found(run_id, tenant)
+            plan = await self._rt.repair_run_state(run_id)
+        return self._page(request, "health.html", viewer, section="/health", problems=mine, runs=runs, total=total, plan=plan)
 
     # -- acting -------------------------------------------------------------------------------------
 
@@ -200,7 +220,9 @@ class Pages:
         action, note = form.get("action", ""), form.get("note") or None
         actor = form.get("actor") or viewer.access.actor
         payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
-        await self._rt.decide(run_id, action, wait_id=form.get("wait_id") or None, actor=actor, feedback=form.get("feedback") or None, note=note, payload=payload)
+        await self._rt.decide(
+            run_id, action, wait_id=form.get("wait_id") or None, actor=actor, feedback=form.get("feedback") or None, note=note, payload=payload, via=viewer.access.id
+        )
         return RedirectResponse(f"/runs/{run_id}", 303)
 
     async def resume(self, request: Request, viewer: Viewer) -> Response:
@@ -223,7 +245,7 @@ class Pages:
             raise InvalidInput(f"{verb!r} is nothing that is done to several runs", hint="cancel or resume")
         runs = [(await self._rt.look.snapshot(i, viewer.access.tenant, check=False)).record for i in ids]
         if not form.get("sure"):
-            return self._page("selection.html", viewer, section="/runs", runs=runs, verb=verb)
+            return self._page(request, "selection.html", viewer, section="/runs", runs=runs, verb=verb)
         told = []
         for r in runs:
             try:
@@ -234,7 +256,7 @@ class Pages:
                 told.append((r, "done"))
             except HoldfastError as e:
                 told.append((r, e.line()))
-        return self._page("selected.html", viewer, section="/runs", told=told, verb=verb)
+        return self._page(request, "selected.html", viewer, section="/runs", told=told, verb=verb)
 
     async def fork(self, request: Request, viewer: Viewer) -> Response:
         run_id = await self._mine(request, viewer)
@@ -244,7 +266,7 @@ class Pages:
         chosen = next((p for p in points if p.checkpoint_id == name), None)
         if chosen is None:
             raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one of the list")
-        return self._page("fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits={}, changed=None)
+        return self._page(request, "fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits={}, changed=None)
 
     async def forked(self, request: Request, viewer: Viewer) -> Response:
         run_id, form = await self._mine(request, viewer), await _form(request)
@@ -256,7 +278,7 @@ class Pages:
         edits = {n: _json(form[f"set.{n}"], n) for n in chosen.values if form.get(f"set.{n}", "").strip() and n not in seen.run.secrets}
         changed = {n: v for n, v in edits.items() if v != chosen.values[n]}
         if not form.get("sure"):
-            return self._page("fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits=edits, changed=changed)
+            return self._page(request, "fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits=edits, changed=changed)
         made = await self._rt.fork(run_id, name, set=changed or None, reason=form.get("reason", ""), actor=viewer.access.actor, drive=False)
         return RedirectResponse(f"/runs/{made.run_id}", 303)
 
@@ -264,6 +286,39 @@ class Pages:
         run_id = await self._mine(request, viewer)
         made = await self._rt.replay(run_id, actor=viewer.access.actor, drive=False)
         return RedirectResponse(f"/runs/{made.run_id}", 303)
+
+    async def repair(self, request: Request, viewer: Viewer) -> Response:
+        run_id = await self._mine(request, viewer)
+        done = await self._rt.repair_run_state(run_id, True, actor=viewer.access.actor)
+        if done.refused:
+            raise Rejected(done.reason, hint="look at the run, then decide", code=done.refused)
+        return RedirectResponse(f"/runs/{run_id}", 303)
+
+    async def intent(self, request: Request, viewer: Viewer) -> Response:
+        form, actor = await _form(request), viewer.access.actor
+        found = await self._rt.look.intent(request.path_params["intent_id"], viewer.access.tenant)
+        reason = form.get("reason", "")
+        match form.get("verb"):
+            case "redrive":
+                await self._rt.redrive(found.intent_id, actor=actor, reason=reason, force=form.get("force") == "1")
+            case "sent" | "abandoned" as outcome:
+                await self._rt.settle(found.intent_id, outcome, actor=actor, reason=reason)
+            case _:
+                raise InvalidInput("an intent is sent again, or settled as sent or abandoned")
+        return RedirectResponse("/effects#outbox", 303)
+
+    async def queue(self, request: Request, viewer: Viewer) -> Response:
+        form, actor, name = await _form(request), viewer.access.actor, request.path_params["queue"]
+        if viewer.access.tenant is not None:
+            raise Forbidden("a queue is everybody's, and this token is for one tenant", hint="a token with --tenant '*'")
+        match form.get("verb"):
+            case "pause":
+                await self._rt.pause_queue(name, actor=actor, reason=form.get("reason", ""))
+            case "unpause":
+                await self._rt.unpause_queue(name, actor=actor, reason=form.get("reason", ""))
+            case _:
+                raise InvalidInput("a queue is paused or unpaused")
+        return RedirectResponse("/workers#queues", 303)
 
     async def schedule(self, request: Request, viewer: Viewer) -> Response:
         found = await self._rt.look.schedule(request.path_params["schedule_id"], viewer.access.tenant)
@@ -283,22 +338,22 @@ class Pages:
 
     async def login(self, request: Request) -> Response:
         if request.method == "GET":
-            return _secured(self._page("login.html", None, next=_local(request.query_params.get("next", "/")), wrong=False))
+            return _secured(self._page(request, "login.html", None, next=_local(request.query_params.get("next", "/")), wrong=False))
         form = await _form(request)
         secret = await self._sessions.begin(form.get("token", "").strip())
         if secret is None:
-            return _secured(self._page("login.html", None, status=401, next=_local(form.get("next", "/")), wrong=True))
+            return _secured(self._page(request, "login.html", None, status=401, next=_local(form.get("next", "/")), wrong=True))
         response = RedirectResponse(_local(form.get("next", "/")), 303)
-        set_cookie(response, secret, secure=request.url.scheme == "https")
+        set_cookie(response, secret, secure=self._secure(request), path=_base(request) or "/")
         return _secured(response)
 
     async def logout(self, request: Request) -> Response:
         viewer = await self._sessions.viewer(request)
         if viewer is not None:
-            await _own(request, viewer)
+            await _own(request, viewer, self._public)
             await self._sessions.end(viewer.secret)
         response = RedirectResponse("/login", 303)
-        response.delete_cookie(COOKIE)
+        response.delete_cookie(COOKIE, path=_base(request) or "/")
         return _secured(response)
 
     async def link(self, request: Request) -> Response:
@@ -307,14 +362,29 @@ class Pages:
         try:
             wait = await self._rt.look.linked(token)
             if request.method == "GET":
-                return _secured(self._page("link.html", None, wait=wait, token=token, done=None))
+                return _secured(self._page(request, "link.html", None, wait=wait, token=token, done=None))
             form = await _form(request)
             action = form.get("action", "")
             payload = _payload(form, wait) if action in ("answer", "approve", "record_result") else ...
             await self._rt.redeem(token, action, feedback=form.get("feedback") or None, note=form.get("note") or None, payload=payload)
-            return _secured(self._page("link.html", None, wait=wait, token=token, done=action))
+            return _secured(self._page(request, "link.html", None, wait=wait, token=token, done=action))
         except HoldfastError as e:
-            return _secured(self._said(None, e))
+            return _secured(self._said(request, None, e))
+
+    async def zone(self, request: Request) -> Response:
+        """Remembers in a cookie in which zone this browser is shown its times; nothing else is changed, so that it takes no session."""
+        form, viewer = await _form(request), await self._sessions.viewer(request)
+        try:
+            await _own(request, viewer, self._public)
+        except Forbidden as e:
+            return _secured(self._said(request, viewer, e))
+        response: Response = RedirectResponse(_local(form.get("next", "/")), 303)
+        name = form.get("zone", "").strip()
+        if words.known_zone(name):
+            response.set_cookie(ZONE, name, max_age=365 * 24 * 3600, samesite="strict", secure=self._secure(request), path=_base(request) or "/")
+        else:
+            response = self._said(request, viewer, InvalidInput(f"{name!r} is no time zone that is known here", field="zone", hint="Europe/Berlin, UTC"))
+        return _secured(response)
 
     async def static(self, request: Request) -> Response:
         name = request.path_params["name"]
@@ -323,11 +393,6 @@ class Pages:
         response = _secured(Response(render.asset(name), media_type=TYPES[name]))
         response.headers["Cache-Control"] = "public, max-age=3600"
         return response
-
-
-def _urgency(run: describe.RunView) -> tuple[bool, str]:
-    """Unknown effects first, then the nearest deadline."""
-    return (not any(w.kind == "effect" for w in run.waits), min((w.deadline or "9" for w in run.waits), default="9"))
 
 
 def _points(seen: Any) -> list[describe.CheckpointView]:
@@ -343,22 +408,37 @@ def _secured(response: Response) -> Response:
     return response
 
 
+def _base(request: Request) -> str:
+    """The path under which this application stands; redirects are given it by the application."""
+    return str(request.scope.get("root_path", ""))
+
+
+def _place(request: Request) -> str:
+    """The path that was asked for, as this application sees it."""
+    return request.url.path.removeprefix(_base(request)) or "/"
+
+
 def _local(place: str) -> str:
     """Where to go after the login: a path of this server, whatever was asked for."""
     parts = urlsplit(place)
     return place if place.startswith("/") and not place.startswith("//") and "\\" not in place and not parts.netloc else "/"
 
 
-async def _own(request: Request, viewer: Viewer) -> None:
+def _from_here(request: Request, public: str | None) -> bool:
+    """Whether a form comes from these pages, by what the browser says of its origin."""
+    origin = request.headers.get("origin")
+    return origin in (None, "null") or urlsplit(origin).netloc in (request.headers.get("host"), urlsplit(public or "").netloc or None)
+
+
+async def _own(request: Request, viewer: Viewer | None, public: str | None) -> None:
     """Refuses a form that is none of the viewer's.
 
     Raises:
         Forbidden: it lacks the session's token, or comes from elsewhere.
     """
-    origin = request.headers.get("origin")
-    if origin not in (None, "null") and urlsplit(origin).netloc != request.headers.get("host"):
+    if not _from_here(request, public):
         raise Forbidden("this form comes from another site", hint="use the forms of these pages")
-    if not viewer.sent((await _form(request)).get("csrf", "")):
+    if viewer is not None and not viewer.sent((await _form(request)).get("csrf", "")):
         raise Forbidden("this form is not one of your session's", hint="load the page again, then send it")
 
 
@@ -380,6 +460,17 @@ async def _pairs(request: Request) -> list[tuple[str, str]]:
 
 async def _form(request: Request) -> dict[str, str]:
     return dict(await _pairs(request))
+
+
+def _time(text: str | None, field: str, zone: dt.tzinfo) -> int | None:
+    """A time of a form, on the viewer's clocks where it names no zone of its own."""
+    if not text:
+        return None
+    try:
+        at = dt.datetime.fromisoformat(text)
+        return bounds.moment(at if at.tzinfo is not None else at.replace(tzinfo=zone), field)
+    except ValueError:
+        raise InvalidInput(f"{text!r} is no time", field=field, hint="2026-11-21T08:00") from None
 
 
 def _json(text: str, field: str) -> Any:

@@ -15,6 +15,7 @@ from holdfast.core.describe import AttemptView, EventView, IntentView, SkillView
 
 WIDE, HIGH, GAP, ROW = 344, 46, 13, 78
 FOLD = 8.0
+MOST = 120
 ROWS = 60
 LETTER = 7.2
 
@@ -40,13 +41,48 @@ class Picture(msgspec.Struct, frozen=True):
     reached: int
 
 
-def graph(skill: SkillView, states: Mapping[str, tuple[str, str]]) -> Picture:
-    """The nodes of a program in layers; ``states``: by node its state and what is said beneath its name."""
+class Node(msgspec.Struct, frozen=True):
+    """A node and those that come before it."""
+
+    name: str
+    after: Sequence[str]
+
+
+def declared(skill: SkillView) -> list[Node]:
+    """The nodes of a program, as far as it is known here."""
+    return [Node(n.name, n.after) for n in skill.nodes]
+
+
+def taken(steps: Sequence[StepView]) -> list[Node]:
+    """The way that a run took, where its code is not here: each node after those of the super-step before its first one."""
+    levels: dict[int, list[str]] = {}
+    for s in steps:
+        if not s.path and s.name not in levels.setdefault(_number(s), []):
+            levels[_number(s)].append(s.name)
+    found: dict[str, list[str]] = {}
+    before: list[str] = []
+    for number in sorted(levels):
+        for name in levels[number]:
+            known = found.setdefault(name, [])
+            known += [b for b in before if b not in known]
+        before = levels[number]
+    return [Node(name, after) for name, after in found.items()]
+
+
+def _number(step: StepView) -> int:
+    word = step.step_id.split(".")[1]
+    return int(word) if word.isdigit() else 0
+
+
+def graph(nodes: Sequence[Node], states: Mapping[str, tuple[str, str]]) -> Picture | None:
+    """The nodes in layers; ``states``: by node its state and what is said beneath its name. None where there are none, or too many to draw."""
+    if not nodes or len(nodes) > MOST:
+        return None
     depth: dict[str, int] = {}
-    for node in skill.nodes:
+    for node in nodes:
         depth[node.name] = max((depth.get(a, -1) + 1 for a in node.after if a in depth), default=0)
     layers: dict[int, list[str]] = {}
-    for node in skill.nodes:
+    for node in nodes:
         layers.setdefault(depth[node.name], []).append(node.name)
     boxes: dict[str, Box] = {}
     y = 2.0
@@ -60,7 +96,7 @@ def graph(skill: SkillView, states: Mapping[str, tuple[str, str]]) -> Picture:
                 boxes[name] = Box(name, _cut(name, width), state, _cut(note, width), left + i * (width + GAP), y, width)
             y += ROW
     edges = []
-    for node in skill.nodes:
+    for node in nodes:
         for a in node.after:
             if a in boxes:
                 taken = boxes[node.name].state != "ahead" and boxes[a].state != "ahead"
@@ -79,6 +115,15 @@ def _edge(a: Box, b: Box) -> str:
         return f"M{a.x + a.width:.0f} {a.y + HIGH / 2:.0f}C{WIDE + 8} {a.y:.0f} {WIDE + 8} {y2 + HIGH:.0f} {b.x + b.width:.0f} {y2 + HIGH / 2:.0f}"
     middle = (y1 + y2) / 2
     return f"M{x1:.0f} {y1:.0f}C{x1:.0f} {middle:.0f} {x2:.0f} {middle:.0f} {x2:.0f} {y2:.0f}"
+
+
+# -- throughput ---------------------------------------------------------------------------------------
+
+
+def throughput(slices: Sequence[tuple[int, int]], high: float = 48.0) -> list[tuple[float, float, float]]:
+    """Bars of the last hour: for each slice its left edge in per cent, and how high what was done and what failed are."""
+    most = max((done + failed for done, failed in slices), default=0) or 1
+    return [(100 * n / len(slices), high * done / most, high * failed / most) for n, (done, failed) in enumerate(slices)]
 
 
 # -- the timeline -----------------------------------------------------------------------------------

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+from collections import Counter
 from importlib.resources import files
 from typing import Any
 
@@ -16,12 +18,22 @@ from holdfast.ui import drawings, words
 _FILES = files("holdfast.ui")
 
 
+@jinja2.pass_context
+def _clock(context: jinja2.runtime.Context, text: str | None) -> str:
+    return words.clock(text, context["zone"])
+
+
+@jinja2.pass_context
+def _hour(context: jinja2.runtime.Context, text: str | None) -> str:
+    return words.hour(text, context["zone"])
+
+
 def _environment() -> jinja2.Environment:
     made = jinja2.Environment(loader=jinja2.PackageLoader("holdfast.ui"), autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=jinja2.StrictUndefined)
-    made.filters.update(shown=words.shown, line=words.line, span=words.span, clock=words.clock, clean=words.clean, label=words.label)
+    made.filters.update(shown=words.shown, line=words.line, span=words.span, clock=_clock, hour=_hour, clean=words.clean, label=words.label)
     made.globals.update(
         signs=words.SIGNS, effect_signs=words.EFFECT_SIGNS, between=words.between, ago=words.ago, count=words.count, command=words.command, offered=offered,
-        answer_command=words.answer_command, form_of=words.form_of, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"),
+        answer_command=words.answer_command, form_of=words.form_of, needs_feedback=("continue_with_waiver", "retry_feedback"), needs_payload=("answer", "record_result"), zone_name=str, ZONES=words.ZONES,
     )  # fmt: skip
     return made
 
@@ -34,31 +46,35 @@ def asset(name: str) -> bytes:
 
 
 def page(name: str, **context: Any) -> str:
-    return ENVIRONMENT.get_template(name).render(**{"viewer": None, "store": "", "open": True, "alone": None, "section": "", "tallies": {}, **context})
+    return ENVIRONMENT.get_template(name).render(**{"viewer": None, "store": "", "open": True, "alone": None, "section": "", "base": "", "here": "/", "zone": dt.UTC, **context})
 
 
-def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[describe.RunView], children: list[describe.RunView], *, most: int = 200) -> dict[str, Any]:
+def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[describe.RunView], children: list[describe.RunView], *, most: int = 200, kind: str | None = None) -> dict[str, Any]:
     """All that a run's page shows, of one instant."""
     run, effects, steps, attempts, events, intents = seen.detail(), seen.effects(), seen.steps(), seen.attempts(), seen.events(), seen.intents()
     now = when(seen.now)
     states: dict[str, tuple[str, str]] = {}
+    visits = Counter(s.name for s in steps if not s.path)
     for s in (s for s in steps if not s.path):
         state = "open" if s.outcome is None else "done" if s.outcome in ("ok", "degraded") or s.outcome.startswith("skipped") else "fail"
         note = {"open": "under way", "fail": s.outcome or ""}.get(state, words.between(s.started_at, s.ended_at))
-        states[s.name] = (state, f"{note} · ×{s.attempts}" if s.attempts > 1 else note)
+        often = f"{visits[s.name]:,} times · " if visits[s.name] > 1 else ""
+        states[s.name] = (state, often + (f"{note} · try {s.attempts}" if s.attempts > 1 else note))
     for w in run.waits:
         states[w.task.partition("~")[0]] = ("person" if w.available_actions else "waits", "waits")
     return {
-        "run": run, "now": now, "effects": effects, "steps": steps, "attempts": attempts, "events": events[-most:][::-1], "events_total": len(events),
-        "finding": words.finding(run, effects), "picture": drawings.graph(skill, states) if skill is not None and skill.nodes and not skill.flow else None,
-        "timeline": drawings.timeline(steps, attempts, events, now, run.finished_at, intents), "family": family, "children": children, "intents": intents,
-        "ledger": seen.ledger(), "alone_wait": sum(bool(w.available_actions) for w in run.waits) == 1,
+        "run": run, "now": now, "effects": sorted(effects, key=lambda e: e.status != "unknown")[:most], "effects_total": len(effects), "steps": steps,
+        "attempts": attempts, "events": [e for e in events if kind in (None, e.event_type)][-most:][::-1], "events_total": run.version, "kind": kind,
+        "kinds": sorted({e.event_type for e in events}), "earlier": seen.walked is not None,
+        "finding": words.finding(run, effects), "picture": drawings.graph(drawings.declared(skill) if skill is not None and skill.nodes else drawings.taken(steps), states),
+        "timeline": drawings.timeline(steps, attempts, events, now, run.finished_at, intents), "family": family, "children": children, "intents": intents[:most],
+        "ledger": seen.ledger()[:most], "alone_wait": sum(bool(w.available_actions) for w in run.waits) == 1,
     }  # fmt: skip
 
 
-def alone(seen: Snapshot, skill: describe.SkillView | None, family: list[describe.RunView], store: str) -> str:
+def alone(seen: Snapshot, family: list[describe.RunView], store: str) -> str:
     """A run's page as one file that needs nothing else: for an incident report."""
-    context = run_context(seen, skill, family, [], most=100_000)
+    context = run_context(seen, None, family, [], most=100_000)
     return page("run.html", **context, checkpoints=[], alone=asset("style.css").decode(), store=store)
 
 

@@ -94,9 +94,9 @@ def _place(secret: str) -> str:
     return hashlib.sha256(secret.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def set_cookie(response: Response, secret: str, *, secure: bool) -> None:
+def set_cookie(response: Response, secret: str, *, secure: bool, path: str = "/") -> None:
     """HttpOnly, SameSite=Strict, Secure over TLS."""
-    response.set_cookie(COOKIE, secret, max_age=LASTS_US // 1_000_000, httponly=True, samesite="strict", secure=secure, path="/")
+    response.set_cookie(COOKIE, secret, max_age=LASTS_US // 1_000_000, httponly=True, samesite="strict", secure=secure, path=path)
 
 
 __all__ = ["COOKIE", "Sessions", "Viewer", "set_cookie"]

@@ -11,7 +11,9 @@ from typing import Any
 
 import msgspec
 
+from holdfast.calendar import CALENDAR
 from holdfast.core.describe import EffectView, RunView, WaitView
+from holdfast.core.errors import InvalidInput
 from holdfast.core.waits import NEEDS_FEEDBACK
 
 SIGNS = {
@@ -172,9 +174,40 @@ def ago(text: str | None, now: dt.datetime) -> str:
     return f"{said} ago" if seconds > 0 else f"in {said}"
 
 
-def clock(text: str | None) -> str:
+def clock(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
+    """A time as clocks in a zone show it, with the zone's name; in UTC as on the command line."""
     at = moment(text)
-    return clean(text or "–") if at is None else at.strftime("%Y-%m-%d %H:%M:%SZ")
+    if at is None:
+        return clean(text or "–")
+    return at.strftime("%Y-%m-%d %H:%M:%SZ") if zone is dt.UTC else at.astimezone(zone).strftime("%Y-%m-%d %H:%M:%S %Z")
+
+
+def hour(text: str | None, zone: dt.tzinfo = dt.UTC) -> str:
+    """The time of day, to the millisecond."""
+    at = moment(text)
+    return clean(text or "–") if at is None else at.astimezone(zone).strftime("%H:%M:%S.%f")[:-3]
+
+
+ZONES = (
+    "UTC", "Europe/London", "Europe/Berlin", "Europe/Athens", "Africa/Lagos", "Asia/Dubai", "Asia/Kolkata", "Asia/Shanghai", "Asia/Tokyo", "Australia/Sydney",
+    "America/Sao_Paulo", "America/New_York", "America/Chicago", "America/Denver", "America/Los_Angeles",
+)  # fmt: skip
+"""What the field for the zone offers; any that is known here may be typed."""
+
+
+def zone(name: str | None) -> dt.tzinfo:
+    """The zone in which a viewer is shown times; UTC where they have chosen none that is known here (§17.9)."""
+    return CALENDAR.zone(name) if known_zone(name) and name != "UTC" and name is not None else dt.UTC
+
+
+def known_zone(name: str | None) -> bool:
+    if not name or len(name) > 64 or not name.isascii():
+        return False
+    try:
+        CALENDAR.zone(name)
+    except InvalidInput:
+        return False
+    return True
 
 
 def count(number: int, one: str, many: str) -> str:

@@ -265,7 +265,7 @@ def payload(value: Any, field: str = "payload") -> bytes:
 
 
 def decision(
-    wait_id: str, action: str, *, actor: str, feedback: str | None, note: str | None, given: Any, at: int, resume: bool = True, force: bool = False
+    wait_id: str, action: str, *, actor: str, feedback: str | None, note: str | None, given: Any, at: int, resume: bool = True, force: bool = False, via: str | None = None
 ) -> cmd.Decide:
     """A decision about a wait; ``given`` is its payload, ``...`` for none.
 
@@ -282,6 +282,7 @@ def decision(
         at=at,
         resume=bounds.flag(resume, "resume"),
         force=bounds.flag(force, "force"),
+        via="" if via is None else arguments.who(via, "via"),
     )
 
 

@@ -70,6 +70,7 @@ class Desk:
         payload: Any = ...,
         resume: bool = True,
         force: bool = False,
+        via: str | None = None,
     ) -> None:
         """Records a decision about a wait (§5.4). It needs no code: a worker or ``resume`` goes on with the run.
 
@@ -83,7 +84,9 @@ class Desk:
         run = loaded.run
         wait_id = wait_id or _only_wait(run, action)
         await self._found_out(run)
-        command = door.decision(wait_id, action, actor=actor, feedback=feedback, note=note, given=payload, at=self._store.now(), resume=resume, force=force)
+        command = door.decision(
+            wait_id, action, actor=actor, feedback=feedback, note=note, given=payload, at=self._store.now(), resume=resume, force=force, via=via
+        )
         wait = next((w for w in run.waits if w.wait_id == wait_id), None)
         if wait is not None:
             await self._may(run, wait, command)
@@ -157,7 +160,7 @@ class Desk:
         if verdict is True:
             return
         reason = verdict if isinstance(verdict, str) else "the resolver refused"
-        audit = cmd.Refused(wait.wait_id, command.action, command.actor, reason, nonce=f"{self._services.entropy() % 10**12}")
+        audit = cmd.Refused(wait.wait_id, command.action, command.actor, reason, nonce=f"{self._services.entropy() % 10**12}", via=command.via)
         await self._put(run.run_id, audit)
         raise Denied(f"{command.actor} may not {command.action} {wait.wait_id}: {reason}")
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import datetime as dt
 import json
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
 from typing import Any
 
@@ -19,7 +20,17 @@ from holdfast.calendar import CALENDAR
 from holdfast.core import describe, views
 from holdfast.core import limits as bounding
 from holdfast.core.checkpoint import Checkpoint
-from holdfast.core.errors import CheckpointNotFound, HoldfastError, InvalidInput, RunNotFound, ScheduleNotFound, TokenRefused, UnknownStatus
+from holdfast.core.consistency import Problem
+from holdfast.core.errors import (
+    CheckpointNotFound,
+    HoldfastError,
+    IntentNotFound,
+    InvalidInput,
+    RunNotFound,
+    ScheduleNotFound,
+    TokenRefused,
+    UnknownStatus,
+)
 from holdfast.core.graph import Program
 from holdfast.core.intents import IntentState
 from holdfast.core.lanes import Blocked
@@ -35,13 +46,17 @@ from holdfast.core.status import TERMINAL, WAITING, Condition, Status, parse
 from holdfast.core.tokens import hashed
 from holdfast.core.waits import Wait
 from holdfast.engine.look.living import living, sent_types, unsendable
-from holdfast.engine.look.snapshot import Check, Snapshot, found, snapshot
+from holdfast.engine.look.overview import Overview, overview
+from holdfast.engine.look.snapshot import TAIL, Check, Snapshot, found, snapshot, tail
 from holdfast.engine.look.threads import Threads
 from holdfast.handle import when
-from holdfast.ports import RunFilter, Store, Usage
+from holdfast.ports import RunFilter, Store, Tally, Usage, offers_counting
 
 PAGE = 500
 MOST = 10_000
+FRESH_US = 60_000_000
+OVERVIEW_US = 1_000_000
+MOST_CHECKED = 100
 _CONDITIONS = {**{c.value: c for c in Condition}, "canceled": Condition.CANCELLED}
 
 
@@ -99,6 +114,8 @@ class Looker:
         self._check = check
         self._transports = transports
         self._blocked = blocked
+        self._overviews: dict[str | None, tuple[int | None, Overview]] = {}
+        self._sound: dict[str, tuple[int | None, tuple[Problem, ...]]] = {}
 
     # -- one run ------------------------------------------------------------------------------------
 
@@ -120,6 +137,33 @@ class Looker:
         blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(seen.run, seen.lease)
         lacking = await unsendable(self._store, self._transports) if seen.intent_records else None
         return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker, unsendable=lacking) if blocked or no_worker or lacking else seen
+
+    async def glance(self, run_id: str, tenant_id: str | None = None, *, check: bool = True) -> Snapshot:
+        """A run as it stands with its last events: all of it if it is short, its end if it is long (``snapshot.TAIL``).
+
+        What is wrong with a long run is looked for once a minute. A run with secrets is read whole: what is to be hidden may stand anywhere.
+
+        Raises:
+            InvalidInput, RunNotFound: there is no such run here.
+        """
+        run, _ = await self.found(run_id, tenant_id)
+        if run.version <= TAIL or run.secrets:
+            return await self.snapshot(run_id, tenant_id, check=check)
+        seen = await tail(self._store, self.threads, run_id, tenant_id=tenant_id)
+        blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(seen.run, seen.lease)
+        problems = await self._checked(run_id) if check else ()
+        lacking = await unsendable(self._store, self._transports) if seen.intent_records else None
+        return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker, problems=problems, unsendable=lacking)
+
+    async def _checked(self, run_id: str) -> tuple[Problem, ...]:
+        if self._check is None:
+            return ()
+        at, problems = self._sound.get(run_id, (None, ()))
+        now = self._store.now()
+        if at is None or not 0 <= now - at < FRESH_US:
+            problems = tuple(await self._check(run_id))
+            self._sound = {**dict(list(self._sound.items())[-MOST_CHECKED:]), run_id: (now, problems)}
+        return problems
 
     async def checkpoint(self, run_id: str, name: str | None = None, tenant_id: str | None = None) -> describe.CheckpointView:
         """A checkpoint by its id, by the short ``c12`` of it, or the head.
@@ -189,6 +233,31 @@ class Looker:
             view = describe.run(look.run, look.lease, now, channels=channels, blocked=blocked, no_worker=no_worker)
             out.append(describe.masked(view, await self.mask(look.run)))
         return out
+
+    async def shown(self, run: Run, lease: Lease) -> describe.RunView:
+        """A run as it is shown in lists, without its values."""
+        blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(run, lease)
+        return describe.masked(describe.run(run, lease, self._store.now(), blocked=blocked, no_worker=no_worker), await self.mask(run))
+
+    async def overview(self, tenant_id: str | None = None) -> Overview:
+        """What stands in the store at a glance (§17.2); so many times a second as pages ask for it, it is looked at once (``OVERVIEW_US``)."""
+        at, found = self._overviews.get(tenant_id, (None, None))
+        now = self._store.now()
+        if at is None or found is None or not 0 <= now - at < OVERVIEW_US:
+            found = await overview(self._store, self, tenant_id)
+            self._overviews = {**dict(list(self._overviews.items())[-MOST_CHECKED:]), tenant_id: (now, found)}
+        return found
+
+    async def intent_tally(self, tenant_id: str | None = None) -> dict[str, int]:
+        """How many intents there are, by state."""
+        counts: Counter[str] = Counter()
+        if tenant_id is None:
+            for c in await self._store.intent_counts():
+                counts[c.state] += c.count
+            return counts
+        for state in IntentState:
+            counts[str(state)] = len(await self._store.intents(state=state, tenant_id=tenant_id, limit=MOST))
+        return counts
 
     async def _matching(self, wanted: Wanted) -> AsyncIterator[tuple[Run, Lease]]:
         statuses = _statuses(wanted)
@@ -271,21 +340,44 @@ class Looker:
 
     async def effects(self, tenant_id: str | None = None, *, statuses: Iterable[str] = (), limit: int = 100) -> list[describe.EffectView]:
         """Effect records of all runs, the newest first."""
-        wanted = frozenset(statuses)
-        mine = [e for e in await self._store.effects() if tenant_id in (None, e.tenant_id) and (not wanted or str(e.status) in wanted)]
+        wanted = tuple(statuses)
+        if offers_counting(self._store):
+            mine = await self._store.newest_effects(tenant_id, statuses=wanted, limit=limit)
+        else:
+            mine = [e for e in await self._store.effects() if tenant_id in (None, e.tenant_id) and (not wanted or str(e.status) in wanted)][-limit:][::-1]
         masks = _Masks(self)
-        return [describe.masked(describe.effect(e), await masks.of(e.run_id)) for e in reversed(mine[-limit:])]
+        return [describe.masked(describe.effect(e), await masks.of(e.run_id)) for e in mine]
 
-    async def intents(self, tenant_id: str | None = None, *, state: str | None = None, limit: int = 100) -> list[describe.IntentView]:
+    async def tally(self, tenant_id: str | None = None) -> Tally:
+        """How many runs and effects there are, by status."""
+        if offers_counting(self._store):
+            return await self._store.tally(tenant_id)
+        runs: Counter[str] = Counter()
+        cursor: str | None = None
+        while page := await self._store.runs(RunFilter(tenant_id=tenant_id, before=cursor, limit=MOST)):
+            runs.update(str(run.status) for run, _ in page)
+            cursor = page[-1][0].run_id
+        return Tally(runs, Counter(str(e.status) for e in await self._store.effects() if tenant_id in (None, e.tenant_id)))
+
+    async def intents(self, tenant_id: str | None = None, *, state: str | None = None, after: str | None = None, limit: int = 100) -> list[describe.IntentView]:
         """What is to be sent, or was."""
         masks, lacking = _Masks(self), await unsendable(self._store, self._transports)
         out: list[describe.IntentView] = []
-        for i in await self._store.intents(state=state, limit=MOST):
-            if len(out) == limit:
-                break
-            if tenant_id in (None, i.tenant_id):
-                out.append(describe.masked(describe.intent(i, no_transport=lacking(i)), await masks.of(i.run_id)))
+        for i in await self._store.intents(state=state, tenant_id=tenant_id, after=after, limit=limit):
+            out.append(describe.masked(describe.intent(i, no_transport=lacking(i)), await masks.of(i.run_id)))
         return out
+
+    async def intent(self, intent_id: str, tenant_id: str | None = None) -> describe.IntentView:
+        """One intent.
+
+        Raises:
+            IntentNotFound: there is none of that id here.
+        """
+        i = await self._store.intent(intent_id)
+        if i is None or tenant_id not in (None, i.tenant_id):
+            raise IntentNotFound(f"there is no intent {intent_id!r}", hint="holdfast outbox lists them")
+        lacking = await unsendable(self._store, self._transports)
+        return describe.masked(describe.intent(i, no_transport=lacking(i)), await _Masks(self).of(i.run_id))
 
     async def queued(self) -> describe.QueuedView:
         """What waits to be sent, of all tenants."""

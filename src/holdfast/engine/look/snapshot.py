@@ -137,10 +137,12 @@ class Snapshot:
     """Tells of an intent whether nobody can send it; None where that was not asked."""
     lost: HoldfastError | None = None
     """Why what the run carries from its thread cannot be found."""
+    walked: Walk | None = None
+    """The walk over the end of a long log, where the whole of it was not read: then ``rows`` are those since its newest whole checkpoint."""
 
     @cached_property
     def walk(self) -> Walk:
-        return walk(self.run, self.rows, self.origin)
+        return self.walked or walk(self.run, self.rows, self.origin)
 
     @cached_property
     def mask(self) -> Mask:
@@ -232,6 +234,34 @@ async def found(store: Store, run_id: str, tenant_id: str | None = None) -> tupl
     if row is None or (tenant_id is not None and row[0].tenant_id != tenant_id):
         raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
     return row
+
+
+TAIL = 1_000
+"""Events of which a run's end is made up where all of them are not read."""
+
+
+async def tail(store: Store, threads: Threads, run_id: str, *, tenant_id: str | None = None) -> Snapshot:
+    """A long run as it stands, and its last events: what a look costs does not grow with the run.
+
+    Raises:
+        InvalidInput, RunNotFound: there is no such run here.
+    """
+    await found(store, run_id, tenant_id)
+    loaded = await threads.load(run_id)
+    if loaded is None:
+        raise await missing(store, run_id)
+    run = loaded.run
+    effects, now = tuple(await store.effects(run_id)), store.now()
+    intents, ledger = tuple(await store.intents(run_id, limit=TAIL)), tuple(await store.ledger(run_id, limit=TAIL))
+    rows = await store.rows(run_id, max(0, run.version - TAIL))
+    with canon.looking():
+        try:
+            events = tuple([e for row in rows for e in open_row(row).events if e.seq <= run.version])
+            progress = Progress(run_id, loaded.whole).walk(loaded.rows)
+        except HoldfastError:  # something is damaged: the whole of it is looked at, and what can be read is shown
+            return await snapshot(store, threads, run_id, tenant_id=tenant_id)
+    walked = Walk(events, progress, {}, ())
+    return Snapshot(run, loaded.lease, now, tuple(loaded.rows), loaded.whole, effects, intents, ledger, walked=walked)
 
 
 async def snapshot(store: Store, threads: Threads, run_id: str, *, tenant_id: str | None = None, check: Check | None = None) -> Snapshot:

@@ -561,6 +561,14 @@ WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND l.n >= coalesce((SELECT max(w.
 -- name: effects
 SELECT {effect} FROM {effects} WHERE (%(key)s::text IS NULL OR e.key = %(key)s) AND (%(run)s::text IS NULL OR e.run_id = %(run)s)
   AND (%(root)s::text IS NULL OR e.lineage_root = %(root)s) ORDER BY e.id;
+-- name: effects_newest
+SELECT {effect} FROM {effects} WHERE (%(tenant)s::text IS NULL OR EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = e.run_id AND r.tenant_id = %(tenant)s))
+  AND (%(statuses)s::text[] IS NULL OR e.status = ANY(%(statuses)s::text[])) ORDER BY e.id DESC LIMIT %(limit)s;
+-- name: tally_runs
+SELECT status, count(*) FROM holdfast.run WHERE %(tenant)s::text IS NULL OR tenant_id = %(tenant)s GROUP BY status;
+-- name: tally_effects
+SELECT e.status, count(*) FROM holdfast.effect e
+WHERE %(tenant)s::text IS NULL OR EXISTS (SELECT 1 FROM holdfast.run r WHERE r.run_id = e.run_id AND r.tenant_id = %(tenant)s) GROUP BY e.status;
 -- name: effects_open
 SELECT {effect} FROM {effects} WHERE e.status IN ('attempted', 'unknown') ORDER BY e.id;
 -- name: effect_settle

@@ -58,7 +58,7 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.machine import boot, ticks
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Pruned, RunFilter, Usage, Worker
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Pruned, RunFilter, Tally, Usage, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
@@ -774,6 +774,14 @@ class PostgresStore:
             known = [v for v in map(Voucher._make, stated) if run_id is None or v.run_id == run_id]
             vouch.hold(map(vouch.of_effect_row, found), known if lineage_root is None else [v for v in known if v.id in {row[0] for row in found}])
         return [besides.decode_effect(row) for row in found]
+
+    async def newest_effects(self, tenant_id: str | None = None, *, statuses: Sequence[str] = (), limit: int = 100) -> list[Effect]:
+        (found,) = await self._ask((Q.effects_newest, {"tenant": tenant_id, "statuses": list(statuses) or None, "limit": min(limit, MAX_LIST)}))
+        return besides.sound(found, vouch.of_effect_row, besides.decode_effect)
+
+    async def tally(self, tenant_id: str | None = None) -> Tally:
+        runs, effects = await self._ask((Q.tally_runs, {"tenant": tenant_id}), (Q.tally_effects, {"tenant": tenant_id}))
+        return Tally(dict(runs), dict(effects))
 
     async def ledger(
         self,

@@ -5,6 +5,7 @@ All functions work on a connection inside whatever transaction is open there.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -24,6 +25,7 @@ from holdfast.core.vouch import OWN, Voucher
 from holdfast.stores import apply
 from holdfast.stores.sqlite.connection import Q, row, rows
 
+OPEN = frozenset({"attempted", "unknown"})
 R = TypeVar("R")
 T = TypeVar("T")
 
@@ -87,6 +89,13 @@ def effects_of_lineage(db: apsw.Connection, root: str) -> list[Effect]:
 def effects_all(db: apsw.Connection) -> list[Effect]:
     """All that can be read; a damaged one is named where its run is read, and by the checker."""
     return sound(db, rows(db, Q.effects_all), vouch.of_effect_row, lambda r: codec.decode_effect(r[-1]))
+
+
+def newest_effects(db: apsw.Connection, tenant_id: str | None, statuses: Sequence[str], limit: int) -> list[Effect]:
+    """The newest that can be read, of these statuses if any are named."""
+    open_ = bool(statuses) and OPEN.issuperset(statuses)
+    found = rows(db, Q.effects_newest_open if open_ else Q.effects_newest, (tenant_id, json.dumps(list(statuses)) if statuses else None, limit))
+    return sound(db, found, vouch.of_effect_row, lambda r: codec.decode_effect(r[-1]))
 
 
 def effects_open(db: apsw.Connection) -> list[Effect]:

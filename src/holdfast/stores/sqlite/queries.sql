@@ -321,6 +321,21 @@ SELECT effect_id, run_id, lineage_root, key, status, data FROM effect WHERE line
 SELECT effect_id, run_id, lineage_root, key, status, data FROM effect INDEXED BY effect_open WHERE status IN ('attempted', 'unknown') ORDER BY id;
 -- name: effects_all
 SELECT effect_id, run_id, lineage_root, key, status, data FROM effect ORDER BY id;
+-- name: effects_newest
+SELECT effect_id, run_id, lineage_root, key, status, data FROM effect e
+WHERE (?1 IS NULL OR EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id AND r.tenant_id = ?1))
+  AND (?2 IS NULL OR status IN (SELECT value FROM json_each(?2))) ORDER BY id DESC LIMIT ?3;
+-- name: effects_newest_open
+-- By the partial index of open attempts.
+SELECT effect_id, run_id, lineage_root, key, status, data FROM effect e INDEXED BY effect_open WHERE status IN ('attempted', 'unknown')
+  AND (?1 IS NULL OR EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id AND r.tenant_id = ?1))
+  AND status IN (SELECT value FROM json_each(?2)) ORDER BY id DESC LIMIT ?3;
+-- name: tally_runs
+SELECT status, count(*) FROM run INDEXED BY run_status GROUP BY status;
+-- name: tally_runs_of
+SELECT status, count(*) FROM run WHERE tenant_id = ? GROUP BY status;
+-- name: tally_effects
+SELECT status, count(*) FROM effect e WHERE (?1 IS NULL OR EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id AND r.tenant_id = ?1)) GROUP BY status;
 -- name: effects_runless
 SELECT effect_id, run_id, lineage_root, key, status, data FROM effect e WHERE NOT EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id) ORDER BY id;
 -- Outbox --------------------------------------------------------------------------------------------

@@ -54,7 +54,7 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Usage, Worker
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Tally, Usage, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.changes import Changes
@@ -791,6 +791,17 @@ class SqliteStore:
             if found is None:
                 found = besides.effects_all(db)
         return [e for e in found if run_id in (None, e.run_id) and lineage_root in (None, e.lineage_root)]
+
+    async def newest_effects(self, tenant_id: str | None = None, *, statuses: Sequence[str] = (), limit: int = 100) -> list[Effect]:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            return besides.newest_effects(db, tenant_id, statuses, min(limit, MAX_LIST))
+
+    async def tally(self, tenant_id: str | None = None) -> Tally:
+        db = self._read()
+        with mapped(self.path), reading(db):
+            runs = rows(db, Q.tally_runs, ()) if tenant_id is None else rows(db, Q.tally_runs_of, (tenant_id,))
+            return Tally(dict(runs), dict(rows(db, Q.tally_effects, (tenant_id,))))
 
     # -- outbox and ledger --------------------------------------------------------------------------
 
