@@ -156,6 +156,7 @@ class Timeline(msgspec.Struct, frozen=True):
     ticks: list[tuple[float, str]]
     total: float
     left_out: int
+    steps: int
 
 
 def timeline(
@@ -174,7 +175,7 @@ def timeline(
     tries: dict[str, list[AttemptView]] = {}
     for a in attempts:
         tries.setdefault(a.step_id, []).append(a)
-    lines = []
+    lines = [_owned(events, scale, start, end, ended is not None)]
     for step in top[-ROWS:]:
         bars = []
         mine = tries.get(step.step_id, [])
@@ -193,7 +194,7 @@ def timeline(
         lines += [_sending(i, scale, end) for i in intents if i.intent_id.rpartition("!")[0] == step.step_id]
     return Timeline(
         lines, [(scale(a), scale(b) - scale(a)) for a, b in scale.folded], [(0.0, f"{start:%H:%M:%S}"), (100.0, f"{end:%H:%M:%S}")],
-        (end - start).total_seconds(), len(top) - len(lines),
+        (end - start).total_seconds(), max(0, len(top) - ROWS), len(top[-ROWS:]),
     )  # fmt: skip
 
 
@@ -214,6 +215,39 @@ def _sending(intent: IntentView, scale: _Scale, end: dt.datetime) -> Line:
     to = f"send {intent.type} to {intent.target}" if intent.target else f"send {intent.type}"
     why = "; ".join(x for x in told if x)
     return Line(intent.intent_id, to, _INTENT_STATES.get(intent.state, "open"), bars, ((_at(intent.settled_at) or end) - made).total_seconds(), why)
+
+
+LEAVES = frozenset({"run.waiting_for_human", "run.waiting_for_signal", "run.completed", "run.failed", "run.canceled", "run.handed_back"})
+
+
+def _owned(events: Sequence[EventView], scale: _Scale, start: dt.datetime, end: dt.datetime, over: bool) -> Line:
+    """Who had the run, from when until when; and where a process had gone and nobody had come yet."""
+    bars: list[Bar] = []
+    since: dt.datetime | None = None
+    lost: dt.datetime | None = None
+    names: list[str] = []
+    last = start  # when something was last heard of whoever had it
+    for event in events:
+        at = max(_at(event.occurred_at) or start, start)
+        if event.event_type in ("run.claimed", "attempt.taken_over"):
+            if lost is not None:
+                bars.append(_bar(scale, lost, at, "gap"))
+            lost, since = None, since or at
+            names.append(str(event.payload.get("owner") or ""))
+        elif event.event_type in LEAVES and since is not None:
+            bars.append(_bar(scale, since, at, "own"))
+            since = None
+        elif event.event_type == "attempt.lease_expired":
+            if since is not None:
+                bars.append(_bar(scale, since, last, "own"))
+            lost, since = last, None
+        last = at
+    if lost is not None and not over:
+        bars.append(_bar(scale, lost, end, "gap"))
+    elif since is not None:
+        bars.append(_bar(scale, since, end, "own"))
+    known = list(dict.fromkeys(n for n in names if n))
+    return Line("owner", "owner", "owner", bars, None, "" if len(known) < 2 else f"{len(known)} processes, one after the other")
 
 
 def _state(step: StepView) -> str:

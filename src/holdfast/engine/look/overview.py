@@ -14,7 +14,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.core import describe, views
-from holdfast.core.lease import Lease
+from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, WAITING, Condition, Status
 from holdfast.ports import RunFilter, Store, Tally
@@ -50,7 +50,7 @@ class Lately(msgspec.Struct, frozen=True, kw_only=True):
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Where everything stands. ``questions``: what people are asked; ``needed``: runs that somebody has to look at, ``need`` the first of them;
-    ``nobody``: runs that are due and that no living worker can take."""
+    ``nobody``: runs that are due and that no living worker can take, be it for want of any."""
 
     conditions: dict[str, int]
     total: int
@@ -90,7 +90,8 @@ async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Ov
     failed = await store.runs(RunFilter(tenant_id=tenant_id, statuses=(Status.FAILED,), limit=LISTED))
     need.sort(key=lambda found: _urgency(found[0]))
     first = [*need, *failed][:LISTED]
-    nobody = [r for r in [await look.shown(run, lease) for run, lease in due[:LISTED]] if r.no_worker_for is not None]
+    alone = not any(w.offer is not None and w.alive != Alive.NO and w.expires_at > now for w in await store.workers())
+    nobody = [r for r in [await look.shown(run, lease) for run, lease in due[:LISTED]] if r.no_worker_for is not None or (alone and r.blocked_by is None)]
     return Overview(
         conditions={c.value: counts.get(c, 0) for c in Condition}, total=sum(tally.runs.values()), whole=whole, questions=questions,
         needed=len(need) + tally.runs.get(Status.FAILED, 0), need=[await look.shown(run, lease) for run, lease in first], oldest_wait=views.iso(oldest), nobody=nobody,
