@@ -215,6 +215,7 @@ class _Declared(msgspec.Struct, frozen=True, kw_only=True):
     check: Callable[[Any], Any] | None = None
     on_fail: str = "block"
     limit: str | None = None
+    tool: str | Tool | None = None
 
     def common(self, label: str, timeout_us: int) -> dict[str, Any]:
         """The fields of the node, each held against what it may be.
@@ -311,9 +312,10 @@ class Graph(Generic[S]):
         check: Callable[[Any], Any] | None = None,
         on_fail: str = "block",
         limit: str | None = None,
+        tool: str | Tool | None = None,
     ) -> Callable[[F], F]: ...
 
-    @checked(name=as_given, after=as_given, check=function, timeout=TIMEOUT, limit=as_given)
+    @checked(name=as_given, after=as_given, check=function, timeout=TIMEOUT, limit=as_given, tool=as_given)
     def node(
         self,
         name: Any = None,
@@ -336,12 +338,14 @@ class Graph(Generic[S]):
         check: Callable[[Any], Any] | None = None,
         on_fail: str = "block",
         limit: str | None = None,
+        tool: str | Tool | None = None,
     ) -> Any:
         """Declares a node: bare ``@graph.node``, or with options.
 
         ``gate`` is asked before the step and ``check`` after it, with a request that holds the state and, after it, the step's writes. They
         answer True, or False or why not; ``on_fail`` says what follows then: block, warn, degrade or require_human (§8.2). ``limit`` names what it
         uses while it runs: no more of its kind run at once, or begin a second, than ``Runtime(limits=…)`` or ``holdfast limits`` say (§10.11).
+        With ``tool`` it is a tool node: a plain ``def`` that yields the words of a call, gets its outcome, and returns its writes (§11.1).
 
         Raises:
             UnknownOption, InvalidInput: an option, by its name. InvalidGraph: what cannot be.
@@ -349,7 +353,7 @@ class Graph(Generic[S]):
         made = _Declared(
             start=start, after=after, when=when, on=on, reads=reads, writes=writes, retry=retry, timeout=timeout, side_effects=side_effects,
             idempotent=idempotent, verify=verify, undo=undo, capabilities=capabilities, delivers=delivers, gate=gate, check=check, on_fail=on_fail,
-            limit=limit,
+            limit=limit, tool=tool,
         )  # fmt: skip
         if name is not None and callable(name):
             self._add(name, None, made)
@@ -370,9 +374,12 @@ class Graph(Generic[S]):
         given = [p for i, p in enumerate(parameters) if p.default is p.empty or (i == 1 and p.name == "ctx")]
         if len(given) not in (1, 2):
             raise InvalidGraph(f"the node {label!r} takes (state) or (state, ctx), not {len(given)} arguments")
+        self._labels[function] = label
+        if declared.tool is not None:
+            self._put(label, _calling(function, declared.tool, label, len(given)), "state_ctx", declared)
+            return
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
             raise InvalidGraph(f"the node {label!r} yields; a node returns its writes", hint="ctx.emit(chunk) streams; ctx.step records")
-        self._labels[function] = label
         self._put(label, function, "state_ctx" if len(given) == 2 else "state", declared)
 
     def _put(self, label: str, function: Callable[..., Any], shape: Any, declared: _Declared, **more: Any) -> None:
@@ -593,6 +600,36 @@ def _label(function: Callable[..., Any]) -> str:
     while isinstance(function, functools.partial):
         function = function.func
     return str(getattr(function, "__name__", None) or type(function).__name__)
+
+
+def _calling(function: Callable[..., Any], tool: str | Tool, label: str, takes: int) -> Callable[..., Any]:
+    """A tool node: what the function yields is asked of the tool, whose outcome, or failure, it is given; what it returns are its writes."""
+    if not isinstance(tool, str | Tool):
+        raise wrong("tool", "the name of a tool, or a Tool", tool)
+    if not inspect.isgeneratorfunction(function):
+        raise InvalidGraph(f"the tool node {label!r} does not yield what it asks of its tool", hint='def look(state): outcome = yield ["log", "-1"]; return {"log": outcome.stdout}')
+    asks: Callable[..., Any] = function
+
+    @functools.wraps(function)
+    async def node(state: Any, ctx: Any) -> Any:
+        calls = asks(state, ctx) if takes == 2 else asks(state)
+        outcome, failure = None, None
+        try:
+            while True:
+                try:
+                    asked = calls.send(outcome) if failure is None else calls.throw(failure)
+                except StopIteration as ended:
+                    return ended.value
+                options = dict(asked) if isinstance(asked, Mapping) else {"args": asked}
+                outcome, failure = None, None
+                try:
+                    outcome = await ctx.tool(tool, options.pop("args", ()), **options)
+                except Exception as e:  # the node may know what to do about it
+                    failure = e
+        finally:
+            calls.close()
+
+    return node
 
 
 def _may_route(functions: list[Any]) -> bool:

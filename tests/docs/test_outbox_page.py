@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from holdfast import Runtime
+
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
@@ -39,3 +41,6 @@ async def test_the_tools_page(tmp_path: Path) -> None:
     exec(compile(example("tools.md"), "docs/tools.md", "exec"), world)
     run = await world["main"](tmp_path)
     assert (run.status, list(run.state.names)) == ("completed", ["dist/app.txt", "dist/report.json"])
+    async with Runtime("memory:", workspace=tmp_path) as rt:
+        run = await rt.invoke(world["fan"], {})
+        assert (run.status, len(run.state.names)) == ("completed", 4)

@@ -14,6 +14,7 @@ from holdfast.core.errors import InvalidInput
 from holdfast.core.evidence import Nowhere, Unseen, at, judge
 from holdfast.ports import ToolOutcome
 from holdfast.tools import Artifact, Command, ExitCode, FileExists, FileHash, HttpStatus, JsonPathEquals, Report
+from tests.postgres.server import shared
 
 MADE = hashlib.sha256(b"made\n").hexdigest()
 SCRIPT = "import pathlib; p = pathlib.Path('out.txt'); p.write_text('made\\n'); c = pathlib.Path('count'); c.write_text((c.read_text() if c.exists() else '') + 'x')"
@@ -40,9 +41,9 @@ def python(**more: Any) -> Tool:
     return Tool("python", command=(sys.executable,), **more)
 
 
-@pytest.fixture(params=["memory", "sqlite"])
+@pytest.fixture(params=["memory:", "sqlite:///{}/a.db", "workspace:{}/runs", "postgresql"])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    return "memory:" if request.param == "memory" else f"sqlite:///{tmp_path}/a.db"
+    return shared().fresh() if request.param == "postgresql" else str(request.param).format(tmp_path)
 
 
 def space(tmp_path: Path) -> Path:

@@ -355,11 +355,12 @@ def crash_everywhere(
     store: Callable[[VirtualClock], Store] | None = None,
     fresh: Callable[[World], object] | None = None,
     proven: bool = True,
+    runtime: Mapping[str, Any] | None = None,
 ) -> tuple[Run[Any], list[Disturbed]]:
     """Runs a skill undisturbed, then once for each (store write, fault) with a crash there; gives all the ends.
 
     The process that crashes is gone; another one on the same store goes on. ``fresh`` is called with
-    each new world before its run, to reset what the test counts.
+    each new world before its run, to reset what the test counts. ``runtime``: what its processes give their Runtime besides.
 
     Raises:
         AssertionError: an invariant is broken; the message tells the story.
@@ -373,14 +374,14 @@ def crash_everywhere(
 
         async def story() -> tuple[Run[Any], Host]:
             await world.store.open()
-            first = await world.host(skill, plan=plan, proven=proven)
+            first = await world.host(skill, plan=plan, proven=proven, **(runtime or {}))
             try:
                 run_id = await _begin(first, skill, inputs, script)
             except (SimulatedCrash, HoldfastError):
                 if not first.dead:
                     await first.close()
                 run_id = None
-            second = await world.host(skill)
+            second = await world.host(skill, **(runtime or {}))
             if run_id is None:
                 run_id = await _begin_again(second, skill, inputs)
             run = await second.do(to_the_end(second, run_id, script))

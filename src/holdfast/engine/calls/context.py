@@ -19,7 +19,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, S
 from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
 
 from holdfast import logs
-from holdfast.authoring import microseconds
+from holdfast.authoring import Tool, microseconds
 from holdfast.core import bounds, canon, ids
 from holdfast.core.arguments import asked, checked, function, lasting, mapping, people, variables, verb, word, words
 from holdfast.core.bounds import text
@@ -38,7 +38,7 @@ from holdfast.engine.calls import waits as waiting
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.functions import Patience
 from holdfast.engine.calls.places import Restart
-from holdfast.engine.calls.tools import call_tool
+from holdfast.engine.calls.tools import call_tool, named_tool
 from holdfast.handle import Decision, when
 from holdfast.ports import ToolOutcome
 
@@ -428,10 +428,10 @@ class Context:
         )  # fmt: skip
         return performing.perform(self._attempt, fn, args, options)
 
-    @checked(tool=text, args=words, timeout=BOUNDED, check=bounds.flag, replay=word(*ReplayPolicy), env=variables)
+    @checked(tool=named_tool, args=words, timeout=BOUNDED, check=bounds.flag, replay=word(*ReplayPolicy), env=variables)
     def tool(
         self,
-        tool: str,
+        tool: str | Tool,
         /,
         args: Sequence[str] | str = (),
         *,

@@ -12,6 +12,7 @@ from holdfast.authoring import Tool, microseconds
 from holdfast.core import canon
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
+from holdfast.core.bounds import text
 from holdfast.core.effects import LEDGERED, EffectClass, Idempotency
 from holdfast.core.errors import ToolFailed, UsageError
 from holdfast.core.evidence import ExitCode, missing
@@ -106,11 +107,16 @@ async def accepted(attempt: Attempt, tool: Tool, call: Awaitable[ToolOutcome]) -
     return outcome
 
 
+def named_tool(value: object, field: str) -> str | Tool:
+    """A tool by its name, or as it is declared."""
+    return value if isinstance(value, Tool) else text(value, field)
+
+
 def call_tool(
-    attempt: Attempt, called: str, argv: Sequence[str], *, cwd: Any, input: Any, env: Mapping[str, str], paths: Sequence[Any], check: bool, timeout: Any, **options: Any
+    attempt: Attempt, called: str | Tool, argv: Sequence[str], *, cwd: Any, input: Any, env: Mapping[str, str], paths: Sequence[Any], check: bool, timeout: Any, **options: Any
 ) -> Any:
     """The coroutine of one ``ctx.tool`` call."""
-    tool = attempt.services.tools.get(called) or Tool(called)
+    tool = called if isinstance(called, Tool) else attempt.services.tools.get(called) or Tool(called)
     timeout_us = microseconds(timeout if timeout is not None else tool.timeout, 60_000_000)
     act = ToolCall(attempt, tool, env, tuple(paths), timeout_us, check)
     chosen = performing.Options(
@@ -143,4 +149,4 @@ async def at_its_place(attempt: Attempt, tool: Tool, call: Coroutine[Any, Any, T
         return await call
 
 
-__all__ = ["ToolCall", "call_tool"]
+__all__ = ["ToolCall", "call_tool", "named_tool"]
