@@ -51,11 +51,13 @@ from holdfast.core.waits import known_action
 from holdfast.encryption import Encryption, KeyProvider
 from holdfast.encryption import coerced as encrypted
 from holdfast.engine.base import histories
+from holdfast.engine.base.blocked import Watch
 from holdfast.engine.base.explanation import explained
 from holdfast.engine.base.failures import traced
 from holdfast.engine.base.heartbeat import Heartbeat
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Services, Skills
+from holdfast.engine.calls.context import whose
 from holdfast.engine.calls.effects import close_attempts, closed_owners
 from holdfast.engine.desk import door
 from holdfast.engine.desk.door import FORK, REPLAY, Request, Wish
@@ -184,6 +186,7 @@ class Runtime:
             max_queued=None if max_queued is None else bounds_of(max_queued, "max_queued", 1),
         )
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
+        self._watch = Watch(self._heartbeat, whose, lambda: bool(self._working))
         reader = Reader(self._services)
         desk = Desk(self._services, reader)
         self._parts = Parts(reader, desk, Scheduler(self._services), Conductor(self._services, reader, desk, self._own))
@@ -233,6 +236,7 @@ class Runtime:
         """Entered again after it was closed, it is another owner of leases: the one before is proven to be gone."""
         self._services.begin_anew(owner_id())
         self._heartbeat = Heartbeat(self._store, self._clock, self._services.owner, self._ttl_us)
+        self._watch = Watch(self._heartbeat, whose, lambda: bool(self._working))
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
         self._registered = False
@@ -282,6 +286,7 @@ class Runtime:
         await self._store.register(self._services.owner, self._ttl_us)
         self._registered = True
         self._heartbeat.start()
+        self._watch.start()
 
     async def close(self) -> None:
         """Hands leases back and closes the store (§10.4)."""
@@ -293,6 +298,7 @@ class Runtime:
             await self._end_threads()
             if self._registered:
                 await self._deliveries.close()
+                self._watch.stop()
                 self._heartbeat.stop()
                 await close_attempts(self._services)
                 if self._services.acting:

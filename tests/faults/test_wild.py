@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from tests.faults.wild import KINDS, MODES
+from tests.faults.wild import KINDS
 
 EVERY_TIME = (
     "changes_the_folder", "clears_the_environment", "makes_warnings_errors", "closes_stdout", "ignores_the_signals", "turns_the_clock_back",
-    "logs_to_a_handler_that_raises", "hooks_exceptions", "a_thread_that_exits", "a_child_that_is_killed", "closes_the_loop", "exits_at_once",
+    "logs_to_a_handler_that_raises", "hooks_exceptions", "a_thread_that_exits", "a_child_that_is_killed", "closes_the_loop", "exits_at_once", "spins",
 )  # fmt: skip
 HARMS_ITS_NEIGHBOURS = ("makes_no_more_tasks", "lowers_the_depth_of_calls")
 """What these change belongs to the whole interpreter, or to the loop: nothing is promised of what runs there beside them (docs/faults.md)."""
@@ -50,12 +50,12 @@ def judged(trial: dict[str, Any]) -> str:
 
 def test_some_of_them(tmp_path: Path) -> None:
     trials = tried(tmp_path, EVERY_TIME)
-    assert trials.keys() == {(name, mode) for name in EVERY_TIME for mode in MODES}
+    assert trials.keys() == {(name, mode) for name in EVERY_TIME for mode in KINDS[name].modes}
     assert not {key: (wrong, trial) for key, trial in trials.items() if (wrong := judged(trial))}
 
 
 @pytest.mark.heavy
 def test_all_of_them(tmp_path: Path) -> None:
     trials = tried(tmp_path, ())
-    assert trials.keys() == {(name, mode) for name in KINDS for mode in MODES}
+    assert trials.keys() == {(name, mode) for name in KINDS for mode in KINDS[name].modes}
     assert not {key: (wrong, trial) for key, trial in trials.items() if (wrong := judged(trial))}

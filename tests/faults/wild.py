@@ -33,6 +33,7 @@ from typing import Annotated, Any
 import msgspec
 
 from holdfast import Context, Graph, Runtime, State
+from holdfast.engine.base import blocked
 
 PATIENCE_SECONDS = 60.0
 AT_ONCE = 3
@@ -50,20 +51,23 @@ class Well(State):
 
 
 class Wild(msgspec.Struct, frozen=True):
-    """``ends``: how its run must end; ``lives``: whether its process must outlive it (None: the docs promise neither)."""
+    """``ends``: how its run must end; ``lives``: whether its process must outlive it (None: the docs promise neither). ``timeout`` of its node;
+    the lease is short where there is one. Of what holds the loop of `invoke` for ever nothing is promised but that others go on with its run."""
 
     name: str
     function: Callable[..., Any]
     ends: tuple[str, ...]
     lives: bool | None
+    timeout: float | None = None
+    modes: tuple[str, ...] = MODES
 
 
 KINDS: dict[str, Wild] = {}
 
 
-def wild(*ends: str, lives: bool | None = True) -> Callable[[Any], Any]:
+def wild(*ends: str, lives: bool | None = True, timeout: float | None = None, modes: tuple[str, ...] = MODES) -> Callable[[Any], Any]:
     def put(function: Any) -> Any:
-        KINDS[function.__name__] = Wild(function.__name__, function, ends or ("completed",), lives)
+        KINDS[function.__name__] = Wild(function.__name__, function, ends or ("completed",), lives, timeout, modes)
         return function
 
     return put
@@ -391,6 +395,54 @@ async def cancels_every_task(state: Odd) -> None:
     await asyncio.sleep(0)
 
 
+# -- what holds the loop --------------------------------------------------------------------------------------
+
+
+@wild("failed", timeout=0.5)
+async def spins(state: Odd) -> None:
+    while True:
+        pass
+
+
+@wild("failed", timeout=0.5)
+async def spins_in_a_task(state: Odd) -> None:
+    async def inner() -> None:
+        while True:
+            pass
+
+    await asyncio.create_task(inner())
+
+
+@wild("failed", timeout=0.5)
+async def sleeps_on_the_loop(state: Odd) -> None:
+    for _ in range(1000):
+        select.select([], [], [], 0.1)
+
+
+@wild("failed", lives=False, timeout=0.5, modes=("worker",))
+async def spins_and_catches_all(state: Odd) -> None:
+    while True:
+        with contextlib.suppress(BaseException):
+            select.select([], [], [], 0.001)
+
+
+@wild("failed", timeout=0.5)
+async def is_long_in_c(state: Odd) -> None:
+    threading.Lock().acquire() and select.select([], [], [], 3.0)
+
+
+@wild("failed", lives=False, timeout=0.5, modes=("worker",))
+async def never_comes_back_from_c(state: Odd) -> None:
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+@wild("failed", lives=False, timeout=0.5, modes=("worker",))
+async def reads_what_never_comes(state: Odd) -> None:
+    os.read(os.pipe()[0], 1)
+
+
 # -- limits ----------------------------------------------------------------------------------------------------
 
 
@@ -466,8 +518,15 @@ def graph_of(kind: Wild) -> Graph[Any]:
         made.node("odd", start=True)(kind.function)
         return made
     made = Graph(kind.name, Odd)
-    made.node("odd", start=True)(kind.function)
+    made.node("odd", start=True, timeout=kind.timeout)(kind.function)
     return made
+
+
+def runtime(kind: Wild, url: str, *skills: Graph[Any]) -> Runtime:
+    if kind.timeout is None:
+        return Runtime(url, skills=list(skills))
+    blocked.CLEANUP_SECONDS = 0.5
+    return Runtime(url, skills=list(skills), lease=2)
 
 
 @wild("failed")
@@ -496,7 +555,7 @@ def healthy() -> Graph[Well]:
 async def first(kind: Wild, mode: str, url: str) -> dict[str, Any]:
     """The process that meets the node."""
     odd, good = graph_of(kind), healthy()
-    async with Runtime(url, skills=[odd, good]) as rt:
+    async with runtime(kind, url, odd, good) as rt:
         if mode == "invoke":
             await rt.invoke(odd, {})
             return {"after": (await rt.invoke(good, {})).values.get("n")}
@@ -509,7 +568,7 @@ async def first(kind: Wild, mode: str, url: str) -> dict[str, Any]:
 
 async def further(kind: Wild, url: str) -> dict[str, Any]:
     """A process that takes up whatever is left."""
-    async with Runtime(url, skills=[graph_of(kind), healthy()]) as rt:
+    async with runtime(kind, url, graph_of(kind), healthy()) as rt:
         await rt.worker(until_idle=True)
         return {"open": [r.run_id for r in await rt.runs(limit=100) if r.status in ("pending", "running")]}
 
@@ -595,7 +654,7 @@ class Trial:
 
 def main(folder: Path, names: list[str]) -> None:
     os.environ["HOLDFAST_TEST"] = "1"
-    waiting = [(KINDS[name], mode) for name in names or KINDS for mode in MODES]
+    waiting = [(KINDS[name], mode) for name in names or KINDS for mode in KINDS[name].modes]
     here: list[Trial] = []
     while waiting or here:
         while waiting and len(here) < AT_ONCE:

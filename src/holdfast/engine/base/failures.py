@@ -30,6 +30,7 @@ from typing import Any
 import holdfast
 from holdfast.core.errors import ErrorValue, Frame, HoldfastError, StepFailure, storable
 from holdfast.engine.base import failures
+from holdfast.engine.base.blocked import Overdue
 
 MOST_FRAMES = 20
 LONGEST_SOURCE = 200
@@ -213,6 +214,8 @@ def contained(error: BaseException, what: str) -> Exception:
         return StepFailure(f"{what} let a CancelledError out that it had raised or caused itself", code="cancelled_inside")
     if isinstance(error, ControlFlow | KeyboardInterrupt):
         raise error
+    if isinstance(error, Overdue):
+        return error.timeout
     if isinstance(error, SystemExit):
         return StepFailure(f"{what} called sys.exit({_shown(error.code)})", code="system_exit")
     if isinstance(error, BaseExceptionGroup):

@@ -31,7 +31,17 @@ class Heartbeat:
         self._beats = 0
         self._safe_until = self._since(clock.monotonic())
         self._thread: threading.Thread | None = None
+        self._held_by: str | None = None
         self.failed: BaseException | None = None
+
+    @property
+    def ttl(self) -> float:
+        """Seconds for which a lease lasts from its last renewal on."""
+        return self._ttl_us / 1_000_000
+
+    def lapse(self, why: str | None) -> None:
+        """Lets the leases run out, for what holds the loop cannot be ended and others are to go on; None ends that."""
+        self._held_by = why
 
     def start(self) -> None:
         self._safe_until = self._since(self._clock.monotonic())
@@ -107,7 +117,7 @@ class Heartbeat:
                 with self._turn:
                     self._turn.wait_for(lambda: self._hurried or self._stop.is_set(), self._pause)
                     self._hurried = False
-                if self._stop.is_set() or not loop.run_until_complete(self.beat()):
+                if self._stop.is_set() or (self._held_by is None and not loop.run_until_complete(self.beat())):
                     return
                 with self._turn:
                     self._beats += 1

@@ -16,7 +16,7 @@ import sys
 import traceback
 import uuid as _uuid
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
-from typing import Any, NoReturn, TypeVar, TypeVarTuple, cast, overload
+from typing import Any, NoReturn, Protocol, TypeVar, TypeVarTuple, cast, overload
 
 from holdfast import logs
 from holdfast.authoring import Tool, microseconds
@@ -32,6 +32,7 @@ from holdfast.core.masks import NOTHING, Mask, mask
 from holdfast.core.retry import Retry, coerce
 from holdfast.core.run import Run
 from holdfast.core.waits import OnTimeout
+from holdfast.engine.base import blocked
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import scopes, steps
 from holdfast.engine.calls import waits as waiting
@@ -523,7 +524,33 @@ class Context:
         raise Restart(inputs)
 
 
-face: contextvars.ContextVar[Callable[[], Context] | None] = contextvars.ContextVar("holdfast_face", default=None)
+class Face(blocked.Placed, Protocol):
+    """Gives the context of a step to code that asks for it, and says which step it is."""
+
+    def __call__(self) -> Context: ...
+
+
+class Given:
+    """The face of one attempt that there is already."""
+
+    __slots__ = ("_attempt",)
+
+    def __init__(self, attempt: Attempt) -> None:
+        self._attempt = attempt
+
+    def __call__(self) -> Context:
+        return Context(self._attempt)
+
+    @property
+    def patience(self) -> Patience:
+        return self._attempt.patience
+
+    @property
+    def step_id(self) -> str:
+        return self._attempt.step_id
+
+
+face: contextvars.ContextVar[Face | None] = contextvars.ContextVar("holdfast_face", default=None)
 """What gives the context of the node in whose midst this code runs; set for as long as the node's own call lasts."""
 
 
@@ -533,4 +560,9 @@ def current() -> Context | None:
     return None if found is None else found()
 
 
-__all__ = ["Context", "current", "face"]
+def whose(context: contextvars.Context) -> Face | None:
+    """Whose code runs in that context; None if it is no step's."""
+    return context.get(face)
+
+
+__all__ = ["Context", "Face", "Given", "current", "face", "whose"]

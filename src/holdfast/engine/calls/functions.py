@@ -23,7 +23,7 @@ from holdfast import logs, machine
 from holdfast.authoring import microseconds
 from holdfast.core.errors import StepTimeout
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
-from holdfast.engine.base import failures, pool
+from holdfast.engine.base import blocked, failures, pool
 from holdfast.engine.base.failures import ControlFlow, contained
 
 T = TypeVar("T")
@@ -65,6 +65,12 @@ class Patience:
         """Seconds until its time is up, if nothing moves it on."""
         limit = self.limit_us / 1_000_000
         return limit if self._held and not self.own else self.moved + limit - now
+
+    def overdue(self, now: float, still: float) -> bool:
+        """Whether its time is up where it has held the loop for so many seconds, so that no timer could tell."""
+        if self.moved and (self.own or not self._held):
+            return self.limit_us > 0 and self.left(now) <= 0
+        return 0 < self.limit_us <= still * 1_000_000
 
     def over(self, what: str, more: str) -> StepTimeout:
         seconds = f"{self.limit_us / 1_000_000:g} s"
@@ -159,11 +165,12 @@ async def bounded(work: Coroutine[Any, Any, T] | First, limit: int | Patience, w
         began, before, forks = work.began, work.cancelling, work.forks
     else:
         began, before, forks = asyncio.get_running_loop().time(), task.cancelling(), machine.forks()
+    patience = limit if isinstance(limit, Patience) else Patience(limit, own=True)
     rest: Begun[T] | None = None
     try:
-        rest = Begun(work if type(work) is CoroutineType else awaited(work), task, what, before, forks)
+        rest = Begun(work if type(work) is CoroutineType else awaited(work), task, what, before, forks, patience)
         if not rest.over:
-            await _within(rest, began, limit, what)
+            await _within(rest, began)
     except Exception:
         if task.cancelling() > before:
             await _absorb(task, before, rest)
@@ -222,8 +229,8 @@ async def awaited(work: Awaitable[T]) -> T:
     return await work
 
 
-async def _within(rest: Begun[T], began: float, limit: int | Patience, what: str) -> None:
-    patience = limit if isinstance(limit, Patience) else Patience(limit, own=True)
+async def _within(rest: Begun[T], began: float) -> None:
+    patience = rest.patience
     if patience.limit_us <= 0:
         await rest
         return
@@ -246,7 +253,7 @@ async def _within(rest: Begun[T], began: float, limit: int | Patience, what: str
             await rest
     except TimeoutError:
         if scope.expired():
-            raise patience.over(what, rest.left_behind) from None
+            raise patience.over(rest.what, rest.left_behind) from None
         raise
     finally:
         timer.cancel()
@@ -264,20 +271,23 @@ class Begun(Generic[T]):
     ``left_behind`` says what of it goes on.
     """
 
-    __slots__ = ("_forks", "_gives_up", "_steps", "_task", "_timer", "_waiting", "_what", "caused", "closed", "left_behind", "over", "told", "value")
+    __slots__ = ("_forks", "_gives_up", "_steps", "_task", "_timer", "_waiting", "caused", "closed", "left_behind", "over", "patience", "told", "value", "what")
     value: T
 
-    def __init__(self, work: Coroutine[Any, Any, T], task: asyncio.Task[Any], what: str, before: int, forks: int) -> None:
+    def __init__(self, work: Coroutine[Any, Any, T], task: asyncio.Task[Any], what: str, before: int, forks: int, patience: Patience) -> None:
         self.over = self.told = self.closed = self._gives_up = False
         self.left_behind = ""
         self._task = task
-        self._what = what
+        self.what = what
+        self.patience = patience
         self._timer: asyncio.TimerHandle | None = None
         self._forks = forks
         self._steps = self._kept(work).__await__()
         try:
             self._waiting = next(self._steps, None)
         finally:
+            if blocked.struck:
+                blocked.settle()
             machine.end_child(self._forks, what)
         self.caused = task.cancelling() - before
 
@@ -318,11 +328,15 @@ class Begun(Generic[T]):
         task = self._task
         before = task.cancelling()
         try:
-            return go_on(given)
+            try:
+                return go_on(given)
+            finally:
+                if blocked.struck:
+                    blocked.settle()
         except StopIteration:
             return None
         finally:
-            machine.end_child(self._forks, self._what)
+            machine.end_child(self._forks, self.what)
             self.caused = max(0, self.caused + task.cancelling() - before)
 
     def _wait_no_longer(self) -> None:
@@ -334,7 +348,7 @@ class Begun(Generic[T]):
         self._gives_up = True
         self.left_behind = f", and went on for {CLEANUP_SECONDS:g} s after it was cancelled: it was abandoned"
         _abandoned.append(self._steps)
-        log.warning("%s swallowed its cancel and was abandoned where it stood", self._what)
+        log.warning("%s swallowed its cancel and was abandoned where it stood", self.what)
         self._task.cancel()
 
 

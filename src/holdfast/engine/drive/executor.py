@@ -26,7 +26,7 @@ from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import gates, retries, steps
 from holdfast.engine.calls.attempt import Attempt
-from holdfast.engine.calls.context import Context, face
+from holdfast.engine.calls.context import Context, Face, Given, face
 from holdfast.engine.calls.functions import Patience, bounded, call
 from holdfast.engine.calls.places import Restart, Suspend
 from holdfast.engine.calls.subflow import Subflow
@@ -76,7 +76,7 @@ class Ahead(msgspec.Struct):
 
     calling: Coroutine[Any, Any, Any]
     asked: list[Attempt]
-    given: Callable[[], Context]
+    given: Face
 
 
 async def execute(
@@ -189,18 +189,33 @@ async def _bare(
     made: Callable[[], Attempt],
 ) -> Finished:
     """A node that is given nothing but the state, and before which nobody is asked: it has an attempt only if what it calls asks for one."""
-    asked: list[Attempt] = []
-
-    def given() -> Context:
-        if not asked:
-            enter(asked, made(), node)
-        return Context(asked[0])
-
+    given = _Asked(node, patience, made)
     token = face.set(given)
     try:
-        return await _let_end(program, node, task, values, attempt, _called(node, (snapshot,), patience), asked)
+        return await _let_end(program, node, task, values, attempt, _called(node, (snapshot,), patience), given.asked)
     finally:
         face.reset(token)
+
+
+class _Asked:
+    """The face of a bare node: its attempt is made when its code asks for it."""
+
+    __slots__ = ("_made", "_node", "asked", "patience")
+
+    def __init__(self, node: Node, patience: Patience, made: Callable[[], Attempt]) -> None:
+        self._node = node
+        self._made = made
+        self.patience = patience
+        self.asked: list[Attempt] = []
+
+    def __call__(self) -> Context:
+        if not self.asked:
+            enter(self.asked, self._made(), self._node)
+        return Context(self.asked[0])
+
+    @property
+    def step_id(self) -> str:
+        return self._made().step_id
 
 
 def enter(asked: list[Attempt], at: Attempt, node: Node) -> None:
@@ -254,7 +269,7 @@ async def _ran(
 async def _whole(program: Program, node: Node, task: Task, values: Mapping[str, Any], snapshot: State, at: Attempt) -> Finished:
     boundaries = at.journal.safe_points
     boundaries.enter(at.key, at)
-    token = face.set(lambda: Context(at))
+    token = face.set(Given(at))
     try:
         value = await _call(node, snapshot, at)
         at.end()

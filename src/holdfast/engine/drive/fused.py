@@ -19,13 +19,14 @@ from typing import Any, Protocol
 
 from holdfast import machine
 from holdfast.authoring import State
-from holdfast.core import canon
+from holdfast.core import canon, ids
 from holdfast.core.checkpoint import Task
 from holdfast.core.commit import Commit, Step
 from holdfast.core.graph import Node, Program
 from holdfast.core.line import Line
 from holdfast.core.outcomes import Terminal
 from holdfast.core.superstep import fitted
+from holdfast.engine.base.blocked import settle, struck
 from holdfast.engine.base.failures import contained
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.services import Services
@@ -82,7 +83,7 @@ class Fused:
         if line is None:
             return None
         hand = _Hand(self._services, self._journal, program)
-        token = face.set(hand.given)
+        token = face.set(hand)
         try:
             return await self._go(line, hand, store.step, room)
         finally:
@@ -101,19 +102,23 @@ class Fused:
             driving.scope = me
             value: Any = None
             try:
-                work = node.call(snapshot)
-                if type(work) is not CoroutineType:
-                    work = awaited(work)
-                waiting = work.send(None)
+                try:
+                    work = node.call(snapshot)
+                    if type(work) is not CoroutineType:
+                        work = awaited(work)
+                    waiting = work.send(None)
+                finally:
+                    if struck:
+                        settle()
             except StopIteration as end:
                 value = end.value
             except BaseException as e:
                 machine.end_child(forks, node.name)
-                return hand.over(bounded(First(began, cancelling, forks, error=e), hand.patience, node.name))
+                return hand.over(bounded(First(began, cancelling, forks, error=e), hand.timed(), node.name))
             else:
                 machine.end_child(forks, node.name)
                 try:
-                    value = await bounded(First(began, cancelling, forks, work=work, waiting=waiting), hand.patience, node.name)
+                    value = await bounded(First(began, cancelling, forks, work=work, waiting=waiting), hand.timed(), node.name)
                 except GeneratorExit:
                     raise  # this is closed from outside its task; what a node raises itself is a failure by now
                 except BaseException as e:
@@ -133,7 +138,7 @@ class Fused:
             if type(step) is not Step:
                 machine.end_child(forks, node.name)
                 self._odd.add(task.node)
-                return hand.over(bounded(First(began, cancelling, forks, value=value), hand.patience, node.name))
+                return hand.over(bounded(First(began, cancelling, forks, value=value), hand.timed(), node.name))
             driving.scope = None
             del snapshot
             hand.drop()
@@ -188,17 +193,30 @@ class _Hand:
         del self._snapshot
 
     @property
+    def what(self) -> str:
+        return self._node.name
+
+    @property
+    def step_id(self) -> str:
+        return ids.step_id(self._journal.run.run_id, self._journal.checkpoint.step_of(self._task.key), self._task.key, "")
+
+    @property
     def patience(self) -> Patience:
+        """Its time, to look at; also from another thread."""
+        return self._patience or Patience(self._node.timeout_us, own=self._node.timed)
+
+    def timed(self) -> Patience:
+        """Its time, from now on kept."""
         if self._patience is None:
-            self._patience = Patience(self._node.timeout_us, own=self._node.timed)
+            self._patience = self.patience
         return self._patience
 
-    def given(self) -> Context:
+    def __call__(self) -> Context:
         """The context of the step, for code that asks for it; with an attempt the step is none of the line's."""
         if not self.asked:
             key = self._task.key
             at = Attempt(
-                self._services, self._journal, self._node, self._task, number=1, key=key, inner="", program=self._program, state=self._snapshot, patience=self.patience,
+                self._services, self._journal, self._node, self._task, number=1, key=key, inner="", program=self._program, state=self._snapshot, patience=self.timed(),
                 loop=asyncio.get_running_loop(),
             )  # fmt: skip
             self._journal.safe_points.begin(key)
@@ -209,7 +227,7 @@ class _Hand:
         """Hands the step over to the general way, with what is left of its node's call."""
         if not self.asked:
             self._journal.safe_points.begin(self._task.key)
-        return Ahead(calling, self.asked, self.given)
+        return Ahead(calling, self.asked, self)
 
 
 async def _ended(error: BaseException | None, value: Any = None) -> Any:

@@ -1,0 +1,348 @@
+"""Ends what holds the event loop: an async node that never lets others have their turn (§10.10).
+
+Theory of operation. No timer fires while code holds the loop, so a thread looks four times a second whether the loop moves. If it has stood
+still, the thread reads from the loop's stack whose code that is, and whether that is past its time; then it raises ``Overdue`` there, and the
+step fails as one that timed out. What is raised into a thread strikes wherever that thread is next, so it is raised only while the
+innermost frame is code of the user's: this is looked up and acted upon in one call of C, during which no other thread can run. A frame that was left
+before it struck is dealt with at its gate, the place of the engine where the user's code is called (``settle``). So it never strikes the engine.
+
+What is in C meets it when it comes back. If it does not, the process renews no leases any more, so that others go on with its runs;
+a worker ends, and says which step it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import contextvars
+import ctypes
+import itertools
+import logging
+import operator
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from types import FrameType
+from typing import Any, NamedTuple, Protocol
+
+from holdfast import logs
+from holdfast.core.errors import StepTimeout
+from holdfast.core.graph import DEFAULT_TIMEOUT_US
+
+TICK_SECONDS = 0.25
+"""So often is looked; a loop that has not moved between two looks stands still."""
+CLEANUP_SECONDS = 5.0
+"""So long may code go on after it was struck first, to tidy up; then it is struck again and again, and leases are renewed no more."""
+BRIEF_SECONDS = 0.001
+"""Between two strikes then: one of them meets code that catches everything outside of its try."""
+CODE = 70  # what a worker's process ends with (EX_SOFTWARE)
+
+log = logs.logger("holdfast.worker")
+
+
+class Overdue(BaseException):
+    """Raised into code that holds the loop and is past its time. ``timeout`` is what its step fails with; each strike makes a class of its own,
+    for what is raised into a thread is a class."""
+
+    timeout: StepTimeout
+
+
+class Placed(Protocol):
+    """Where user code belongs: its time, and its step."""
+
+    @property
+    def patience(self) -> Timed: ...
+
+    @property
+    def step_id(self) -> str: ...
+
+
+class Timed(Protocol):
+    """How long something may take (``calls.functions.Patience``)."""
+
+    limit_us: int
+
+    def overdue(self, now: float, still: float) -> bool:
+        """Whether its time is up, where it has held the loop for so long."""
+
+    def over(self, what: str, more: str) -> StepTimeout: ...
+
+
+class Whole:
+    """The time of what has no clock of its own: a condition, a router, a reducer."""
+
+    def __init__(self, limit_us: int = DEFAULT_TIMEOUT_US) -> None:
+        self.limit_us = limit_us
+
+    def overdue(self, now: float, still: float) -> bool:
+        return 0 < self.limit_us <= still * 1_000_000
+
+    def over(self, what: str, more: str) -> StepTimeout:
+        return StepTimeout(f"{what} took longer than {self.limit_us / 1_000_000:g} s{more}", hint="it is to return at once")
+
+
+# -- whose code it is -------------------------------------------------------------------------------
+
+# Frames of the engine from which user code is called, by module and name; what is raised out of that call is a failure of its step.
+# At the first three ``settle`` is called; the others are all within one try of the engine's, with nothing but pure code.
+SETTLING = frozenset({
+    "holdfast.engine.calls.functions:Begun.__init__", "holdfast.engine.calls.functions:Begun._step", "holdfast.engine.drive.fused:Fused._go",
+})  # fmt: skip
+GATES = SETTLING | frozenset({
+    "holdfast.engine.drive.executor:_attempt", "holdfast.engine.drive.executor:_finish", "holdfast.engine.drive.driver:Driver.begin",
+    "holdfast.engine.drive.driver:Driver._barrier", "holdfast.engine.drive.driver:Driver._woken",
+})  # fmt: skip
+# Frames of the engine that only hand through: nothing is lost if what they call raises.
+BETWEEN = frozenset({
+    "holdfast.engine.calls.functions:Begun._kept", "holdfast.engine.calls.functions:First.__await__", "holdfast.engine.calls.functions:awaited",
+    "holdfast.engine.calls.functions:_in_thread", "holdfast.engine.calls.scopes:_branches.<locals>.branch", "holdfast.engine.drive.executor:_call.<locals>.whole",
+    "holdfast.engine.drive.executor:_route", "holdfast.engine.drive.executor:_interpret", "holdfast.engine.calls.effects:Performance._gated.<locals>.act",
+})  # fmt: skip
+PURE = ("holdfast.core.", "holdfast.authoring")  # functions over what nodes give, which may have code of its own
+NODES = ("holdfast.demo", "holdfast.integrations")
+DEBUGGERS = frozenset({"bdb", "pdb", "pydevd", "_pydevd_bundle", "debugpy"})
+TURN = asyncio.Handle._run.__code__  # one turn of the loop
+
+
+class Region(NamedTuple):
+    """Code that is called from one place and has one time. ``key`` tells this very call from the one before."""
+
+    key: tuple[FrameType, float]
+    what: str
+    time: Timed
+
+
+class Held(NamedTuple):
+    """What holds the loop: the frame that runs now, the ``gate`` through which it was called, if it is not in a task of its own, and the regions
+    it is in, the inner ones first. ``users``: that frame is user code, and nothing of the engine's is beneath it but its gate."""
+
+    frame: FrameType
+    gate: FrameType | None
+    regions: tuple[Region, ...]
+    placed: Placed | None
+    users: bool
+
+
+def holder(frame: FrameType, whose: Callable[[contextvars.Context], Placed | None]) -> Held | None:
+    """Whose code runs in a thread whose innermost frame is this one; None if it is no step's, or somebody debugs it."""
+    users, gates, placed, turn = not _engines(frame), [], None, frame
+    for f in _outward(frame):
+        module = str(f.f_globals.get("__name__", ""))
+        if module.partition(".")[0] in DEBUGGERS:
+            return None
+        if f.f_code is TURN:
+            placed, turn = whose(f.f_locals["self"]._context), f
+            break
+        if _name(f) in GATES:
+            gates.append(f)
+        elif not gates and _engines(f):
+            users = users and (module.startswith(PURE) or _name(f) in BETWEEN)
+    regions = tuple(r for f in gates if (r := _region(f)).time.limit_us > 0)
+    if not regions and placed is not None:
+        regions = (Region((gates[0] if gates else turn, 0.0), frame.f_code.co_qualname, placed.patience),)
+    gate = gates[0] if gates else None
+    return Held(frame, gate, regions, placed, users and frame is not gate) if regions else None
+
+
+def _name(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__', '')}:{frame.f_code.co_qualname}"
+
+
+def _engines(frame: FrameType) -> bool:
+    module = str(frame.f_globals.get("__name__", ""))
+    return module.startswith("holdfast.") and not module.startswith(NODES)
+
+
+def _region(gate: FrameType) -> Region:
+    there: dict[str, Any] = dict(gate.f_locals)
+    called, node = there.get("hand", there.get("self")), there.get("node")
+    time: Timed | None = getattr(called, "patience", None)
+    if time is None:
+        time = Whole() if node is None else Whole(node.timeout_us)
+    what = getattr(called, "what", "") or ("a reducer" if node is None else node.name)
+    return Region((gate, there.get("began", 0.0)), what, time)
+
+
+def _outward(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+# -- the strike -------------------------------------------------------------------------------------
+
+struck: dict[int, type[Overdue]] = {}
+"""Threads that were struck in code that was called from a gate, which has not been left since."""
+_guard = threading.Lock()
+_raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
+_raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
+_raise_in.restype = ctypes.c_int
+_raise_nothing = ctypes.pythonapi["PyThreadState_SetAsyncExc"]  # the same, where NULL can be given
+_raise_nothing.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
+
+
+def strike(thread: int, held: Held, error: type[Overdue]) -> bool:
+    """Raises it in that thread if that very frame is still what runs there. Looking and raising are one call of C: no thread runs in between."""
+    there = map(operator.itemgetter(thread), itertools.starmap(sys._current_frames, itertools.repeat((), 1)))
+    same = map(partial(operator.is_, held.frame), there)
+    act = itertools.starmap(partial(_raise_in, thread, error), itertools.compress(itertools.repeat(()), same))
+    settled = held.gate is not None and _name(held.gate) in SETTLING
+    with _guard:
+        before = struck.get(thread)
+        if settled:
+            struck[thread] = error
+        try:
+            done = next(act, 0) == 1
+        except KeyError:  # the thread has ended
+            done = False
+        if not done and settled:
+            struck.pop(thread)
+            if before is not None:
+                struck[thread] = before
+    return done
+
+
+def settle() -> None:
+    """Called at a gate where this thread was struck: takes back what has not struck yet, and ends the step all the same; its time was up.
+
+    Raises:
+        Overdue: it was struck.
+    """
+    thread = threading.get_ident()
+    with _guard:
+        _raise_nothing(thread, None)
+        error = struck.pop(thread, None)
+    if error is not None:
+        raise error
+
+
+# -- the watch --------------------------------------------------------------------------------------
+
+
+class Renewing(Protocol):
+    """What renews this process' leases."""
+
+    def lapse(self, why: str | None) -> None:
+        """Renews no more, or again."""
+
+    @property
+    def ttl(self) -> float: ...
+
+
+class Watch:
+    """Looks after one loop, from a thread of its own. ``ends``: whether this process is a worker's, to be ended if nothing else helps."""
+
+    def __init__(
+        self,
+        renewing: Renewing,
+        whose: Callable[[contextvars.Context], Placed | None],
+        ends: Callable[[], bool],
+        end: Callable[[int], object] = os._exit,
+    ) -> None:
+        self._renewing = renewing
+        self._whose = whose
+        self._ends = ends
+        self._end = end
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._moved = False
+
+    def start(self) -> None:
+        """Looks after the loop that runs here."""
+        self._loop, self._watched = asyncio.get_running_loop(), threading.get_ident()
+        self._thread = threading.Thread(target=self._work, name="holdfast-watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=10)
+
+    def _mark(self) -> None:
+        self._moved = True
+
+    def _work(self) -> None:
+        while not self._stop.wait(TICK_SECONDS):
+            frame = sys._current_frames().get(self._watched)
+            if frame is None or self._loop.is_closed():
+                return
+            if frame.f_globals.get("__name__") == "selectors":
+                continue  # it waits for something to do
+            del frame
+            self._moved = False
+            try:
+                self._loop.call_soon_threadsafe(self._mark)
+            except RuntimeError:
+                return
+            self._look_on()
+
+    def _look_on(self) -> None:
+        """Looks on while the loop stands still, until it moves again."""
+        seen: dict[tuple[FrameType, float], float] = {}
+        first = lapsed = struck_in = None
+        pause = 0.0
+        while not self._stop.wait(pause) and not self._moved:
+            pause = TICK_SECONDS
+            held, now = self._held(), self._loop.time()
+            if held is None:
+                continue
+            seen = {r.key: seen.get(r.key, now) for r in held.regions}
+            late = next((r for r in held.regions if r.time.overdue(now, now - seen[r.key])), None)
+            if late is None:
+                continue
+            if late.key != struck_in:
+                first, struck_in = None, late.key
+            if first is None or now - first >= CLEANUP_SECONDS:
+                pause = BRIEF_SECONDS
+                if held.users and self._strike(held, late) and first is None:
+                    first, pause = now, TICK_SECONDS
+                    _say(logging.WARNING, f"{_named(held, late)} holds the event loop and is past its time: it is ended")
+                elif held.frame is held.gate:
+                    first = first or now  # it is in C, and was called from the engine
+            if first is not None and now - first >= CLEANUP_SECONDS:
+                lapsed = lapsed or self._lapse(held, late, now)
+                if now - lapsed >= self._renewing.ttl and self._ends():
+                    self._give_up(held, late)
+                    return
+        if lapsed is not None:
+            self._renewing.lapse(None)
+
+    def _held(self) -> Held | None:
+        frame = sys._current_frames().get(self._watched)
+        try:
+            return None if frame is None else holder(frame, self._whose)
+        except (AttributeError, LookupError, RuntimeError):
+            return None  # it was read while it was being made: the next look finds it whole
+
+    def _strike(self, held: Held, late: Region) -> bool:
+        timeout = late.time.over(late.what, ", and let nothing else have its turn")
+        return strike(self._watched, held, type("Overdue", (Overdue,), {"timeout": timeout}))
+
+    def _lapse(self, held: Held, late: Region, now: float) -> float:
+        self._renewing.lapse(_named(held, late))
+        ends = f", and ends in {self._renewing.ttl:g} s" if self._ends() else ""
+        _say(logging.ERROR, f"{_named(held, late)} holds the event loop and cannot be ended: this process renews its leases no more{ends}")
+        return now
+
+    def _give_up(self, held: Held, late: Region) -> None:
+        with contextlib.suppress(OSError):
+            os.write(2, f"holdfast: {_named(held, late)} holds the event loop and cannot be ended: this process ends\n".encode(errors="replace"))
+        self._stop.set()
+        self._end(CODE)
+
+
+def _say(level: int, text: str) -> None:
+    """Logs from a thread of its own: what holds the loop may hold a handler's lock as well."""
+    threading.Thread(target=log.log, args=(level, "%s", text), name="holdfast-watch-log", daemon=True).start()
+
+
+def _named(held: Held, late: Region) -> str:
+    try:
+        return late.what if held.placed is None else f"{late.what} ({held.placed.step_id})"
+    except (AttributeError, LookupError):
+        return late.what
+
+
+__all__ = ["BETWEEN", "GATES", "Held", "Overdue", "Placed", "Timed", "Watch", "holder", "settle", "strike", "struck"]

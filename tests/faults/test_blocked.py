@@ -1,0 +1,391 @@
+"""Nodes that hold the event loop past their time: struck, where it is the node's own code that runs, and the step fails as any other that timed out."""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import inspect
+import select
+import sys
+import threading
+import types
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from holdfast import END, Context, Graph, Runtime, State
+from holdfast.core import canon
+from holdfast.engine.base import blocked
+from holdfast.engine.calls import functions
+from holdfast.engine.calls.context import whose
+from holdfast.engine.drive import driver, executor, fused
+from holdfast.stores import MemoryStore
+from tests.faults.test_zoo import healthy
+
+
+class Odd(State):
+    n: int = 0
+    anything: Any = None
+
+
+KINDS: dict[str, Callable[[], Graph[Any]]] = {}
+
+
+def node(function: Any = None, **options: Any) -> Any:
+    def put(function: Any) -> Any:
+        def make() -> Graph[Any]:
+            graph = Graph(function.__name__, Odd)
+            graph.node("odd", start=True, **({"timeout": 0.15} | options))(function)
+            return graph
+
+        KINDS[function.__name__] = make
+        return function
+
+    return put if function is None else put(function)
+
+
+def kind(make: Callable[[], Graph[Any]]) -> Any:
+    KINDS[make.__name__] = make
+    return make
+
+
+def spin(*_: Any) -> None:
+    while True:
+        pass
+
+
+async def spinning(*_: Any) -> None:
+    while True:
+        pass
+
+
+@node
+async def spins_at_once(state: Odd) -> None:
+    while True:
+        pass
+
+
+@node
+async def spins_later(state: Odd) -> None:
+    await asyncio.sleep(0)
+    spin()
+
+
+@node
+async def spins_with_its_context(state: Odd, ctx: Context) -> None:
+    while True:
+        len(ctx.run_id)
+
+
+@node
+async def spins_after_a_call(state: Odd, ctx: Context) -> None:
+    await ctx.step(asyncio.sleep, 0)
+    spin()
+
+
+@node
+async def spins_over_calls_of_the_house(state: Odd, ctx: Context) -> None:
+    while True:
+        ctx.now()
+        for _ in range(100):
+            pass
+
+
+@node
+async def sleeps_on_the_loop(state: Odd) -> None:
+    select.select([], [], [], 0.6)
+
+
+@node
+async def sleeps_in_small_pieces(state: Odd) -> None:
+    while True:
+        select.select([], [], [], 0.01)
+
+
+@node
+async def spins_in_a_task_of_its_own(state: Odd) -> None:
+    await asyncio.gather(spinning(), asyncio.sleep(0))
+
+
+@node
+async def spins_in_a_callback(state: Odd) -> None:
+    asyncio.get_running_loop().call_soon(spin)
+    await asyncio.Event().wait()
+
+
+@node
+async def spins_in_a_branch(state: Odd, ctx: Context) -> None:
+    await ctx.gather(ctx.step(asyncio.sleep, 0), spinning())
+
+
+@node
+async def spins_in_a_step(state: Odd, ctx: Context) -> None:
+    await ctx.step(spinning, timeout=0.15)
+
+
+@node
+async def spins_in_an_effect(state: Odd, ctx: Context) -> None:
+    await ctx.effect(spinning, timeout=0.15, idempotent=True, retry=1)
+
+
+@node
+async def spins_in_a_map(state: Odd, ctx: Context) -> None:
+    await ctx.map(spinning, [1, 2])
+
+
+@node
+async def catches_every_error(state: Odd) -> None:
+    while True:
+        try:
+            spin()
+        except Exception:
+            pass
+
+
+@node
+async def tidies_up(state: Odd) -> None:
+    try:
+        spin()
+    finally:
+        select.select([], [], [], 0.2)
+
+
+@node
+async def catches_it_and_returns(state: Odd) -> Any:
+    try:
+        spin()
+    except BaseException:
+        return {"n": 1}
+
+
+@types.coroutine
+def generating() -> Any:
+    while True:
+        pass
+    yield
+
+
+@node
+def a_generator_that_looks_plain(state: Odd) -> Any:
+    return generating()
+
+
+class Awaited:
+    def __await__(self) -> Any:
+        while True:
+            pass
+
+
+@node
+async def awaits_what_never_does(state: Odd) -> None:
+    await Awaited()
+
+
+@node
+def gives_what_is_awaited(state: Odd) -> Any:
+    return spinning()
+
+
+class Mapped(Mapping[str, Any]):
+    def __getitem__(self, key: str) -> Any:
+        while True:
+            pass
+
+    def __iter__(self) -> Any:
+        return iter(["n"])
+
+    def __len__(self) -> int:
+        return 1
+
+
+@node
+async def gives_a_mapping_without_end(state: Odd) -> Any:
+    return Mapped()
+
+
+@node(when=lambda state: spin() is None)
+async def a_condition_without_end(state: Odd) -> None:
+    pass
+
+
+@kind
+def a_router_without_end() -> Graph[Any]:
+    graph = Graph("a_router_without_end", Odd)
+    graph.node("odd", start=True, timeout=0.15)(_nothing)
+    graph.branch("odd", lambda state: spin() or END)
+    return graph
+
+
+async def _nothing(state: Odd) -> None:
+    pass
+
+
+@kind
+def the_second_of_two() -> Graph[Any]:
+    graph = Graph("the_second_of_two", Odd)
+    graph.node("first", start=True)(_nothing)
+    graph.node("second", after="first", timeout=0.15)(spins_at_once)
+    return graph
+
+
+@pytest.fixture(autouse=True)
+def soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked, "TICK_SECONDS", 0.05)
+
+
+async def ended(rt: Runtime, run: Any) -> None:
+    assert run.status == "failed", (run.status, run.state)
+    assert run.stop_reason == "step_timeout" and run.error.code == "step_timeout", run.error
+    types_ = [e.type for e in await rt.events(run.run_id)]
+    assert "attempt.taken_over" not in types_ and "run.handed_back" not in types_
+
+
+@pytest.mark.parametrize("name", KINDS)
+async def test_it_is_ended_and_its_neighbours_are_not(name: str) -> None:
+    good = healthy()
+    async with Runtime(MemoryStore(), skills=[graph := KINDS[name](), good]) as rt:
+        odd = await rt.submit(graph, {})
+        runs = [await rt.submit(good, {}) for _ in range(10)]
+        await rt.worker(until_idle=True)
+        assert [(await rt.get(r.run_id)).state.n for r in runs] == [2] * 10
+        await ended(rt, await rt.get(odd.run_id))
+        await rt.check()
+    assert not blocked.struck
+
+
+async def test_in_invoke() -> None:
+    async with Runtime(MemoryStore()) as rt:
+        await ended(rt, await rt.invoke(KINDS["spins_at_once"](), {}))
+        assert (await rt.invoke(healthy(), {})).state.n == 2
+
+
+class Lock:
+    """Held in C for a while, without a turn of Python's."""
+
+    def __init__(self, seconds: float) -> None:
+        self._lock = threading.Lock()
+        self._lock.acquire()
+        self._seconds = seconds
+
+    def hold(self) -> None:
+        self._lock.acquire(timeout=self._seconds)
+
+
+async def test_a_process_that_cannot_be_freed_says_which_step_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(blocked, "CLEANUP_SECONDS", 0.2)
+    said: list[Any] = []
+    patience, lock = functions.Patience(100_000, own=True), Lock(3)
+
+    class Leases:
+        ttl = 0.3
+
+        def lapse(self, why: str | None) -> None:
+            said.append(why)
+
+    async def stuck() -> None:
+        lock.hold()
+
+    watch = blocked.Watch(Leases(), whose, lambda: True, said.append)
+    watch.start()
+    with pytest.raises(Exception, match="stuck took longer than 0.1 s, and let nothing else"):
+        await functions.bounded(stuck(), patience, "stuck")
+    watch.stop()
+    assert said == ["stuck", blocked.CODE]
+    assert capfd.readouterr().err == "holdfast: stuck holds the event loop and cannot be ended: this process ends\n"
+
+
+async def test_leases_are_renewed_again_once_the_loop_moves(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocked, "CLEANUP_SECONDS", 0.2)
+    said: list[Any] = []
+    lock, loop, again = Lock(1), asyncio.get_running_loop(), asyncio.Event()
+
+    class Leases:
+        ttl = 60.0
+
+        def lapse(self, why: str | None) -> None:
+            said.append(why)
+            if why is None:
+                loop.call_soon_threadsafe(again.set)
+
+    async def stuck() -> None:
+        lock.hold()
+
+    watch = blocked.Watch(Leases(), whose, lambda: False, said.append)
+    watch.start()
+    with pytest.raises(Exception, match="stuck took longer"):
+        await functions.bounded(stuck(), functions.Patience(100_000, own=True), "stuck")
+    await again.wait()
+    watch.stop()
+    assert said == ["stuck", None]
+
+
+def mixed() -> None:
+    """Code of a node and code of the house in turns."""
+    while True:
+        canon.pack({"n": [1, 2, {"a": "b"}]}, "x")
+        functions.name_of(mixed)
+        for _ in range(30):
+            pass
+
+
+async def test_it_strikes_nothing_but_the_nodes_own_code() -> None:
+    """Strikes at code that is mostly the house's: each is raised in a frame of this file, and none comes late."""
+    me, over, done = threading.get_ident(), threading.Event(), 0
+
+    def strikes() -> None:
+        while not over.is_set():
+            held = blocked.holder(sys._current_frames()[me], whose)
+            if held is not None and held.users and not blocked.struck:
+                blocked.strike(me, held, type("Overdue", (blocked.Overdue,), {"timeout": functions.StepTimeout("struck")}))
+
+    async def node() -> None:
+        mixed()
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.00001)
+    thread = threading.Thread(target=strikes)
+    thread.start()
+    try:
+        for done in range(20):
+            with pytest.raises(functions.StepTimeout) as raised:
+                await functions.bounded(node(), functions.Patience(60_000_000, own=True), "node")
+            settled = raised.value.__cause__
+            assert settled is not None
+            assert settled.__context__ is not None, "it was raised in the node"
+            frames = [f.f_globals["__name__"] for f in traceback_of(settled.__context__)]
+            assert not frames[-1].startswith("holdfast"), (done, frames)
+            canon.pack([1, 2, 3], "x")
+    finally:
+        over.set()
+        thread.join()
+        sys.setswitchinterval(interval)
+    assert done == 19 and not blocked.struck
+
+
+def traceback_of(error: BaseException) -> list[types.FrameType]:
+    at, out = error.__traceback__, []
+    while at is not None:
+        out.append(at.tb_frame)
+        at = at.tb_next
+    return out
+
+
+def test_what_is_taken_for_a_gate_is_there() -> None:
+    """The names go by what the functions are called today."""
+    there = set()
+    for module in (functions, executor, fused, driver, sys.modules["holdfast.engine.calls.scopes"], sys.modules["holdfast.engine.calls.effects"]):
+        for code in codes(compile(inspect.getsource(module), "x", "exec")):
+            there.add(f"{module.__name__}:{code.co_qualname}")
+    assert there >= blocked.GATES | blocked.BETWEEN
+
+
+def codes(code: types.CodeType) -> list[types.CodeType]:
+    return [code, *(inner for c in code.co_consts if isinstance(c, types.CodeType) for inner in codes(c))]
+
+
+def test_a_debugged_node_is_left_alone() -> None:
+    there: dict[str, Any] = {"__name__": "bdb", "sys": sys}
+    exec("def stopped():\n    return sys._getframe()", there)
+    assert blocked.holder(there["stopped"](), whose) is None
+    assert whose(contextvars.Context()) is None
