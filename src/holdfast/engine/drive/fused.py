@@ -198,7 +198,7 @@ class _Hand:
 
     @property
     def step_id(self) -> str:
-        return ids.step_id(self._journal.run.run_id, self._journal.checkpoint.step_of(self._task.key), self._task.key, "")
+        return ids.step_id(self._journal.run.run_id, self._journal.progress.checkpoint.step_of(self._task.key), self._task.key, "")
 
     @property
     def patience(self) -> Patience:
