@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import pathlib
+import sys
+from collections.abc import Callable
 
 import pytest
 
-from holdfast.core.errors import StoreError
-from holdfast.stores.changes import Changes
+from holdfast.core.errors import StoreClosed, StoreError
+from holdfast.stores.changes import PLACES, Bell, Changes
+from holdfast.stores.sqlite.store import SqliteStore
 
 
 async def test_a_look_that_fails_is_told_to_whoever_waits() -> None:
@@ -30,3 +34,94 @@ async def test_a_look_that_fails_is_told_to_whoever_waits() -> None:
     await changes.wait(5)
     changes.close()
     assert unseen == []
+
+
+# -- the bell ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def file(tmp_path: pathlib.Path) -> str:
+    path = tmp_path / "a.db"
+    path.touch()
+    return str(path)
+
+
+def rung(file: str, probe: Callable[[], int]) -> Changes:
+    changes = Changes(probe)
+    changes.reopen(Bell.of(file))
+    return changes
+
+
+async def waits(changes: Changes) -> None:
+    """Until the next change: a task's first look only sets what is news to it."""
+    await changes.wait(0)
+    await changes.wait(3600)
+
+
+@pytest.fixture
+def slow_poll(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A poll so slow that whoever wakes was told."""
+    monkeypatch.setattr("holdfast.stores.changes.ACTIVE_POLL", 3600)
+    monkeypatch.setattr("holdfast.stores.changes.IDLE_POLL", 3600)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="names without files are Linux's")
+async def test_who_has_the_file_open_is_told_at_once(file: str, slow_poll: None) -> None:
+    """Issue «Speed», 7: the one who waits need not poll; what is told in one turn is told once."""
+    version = 1
+    mine, theirs = rung(file, lambda: version), rung(file, lambda: version)
+    waiting = asyncio.ensure_future(waits(mine))
+    await asyncio.sleep(0)
+    version = 2
+    for _ in range(100):
+        theirs.tell()
+    await asyncio.wait_for(waiting, 30)
+    bell = theirs.bell
+    assert bell is not None and bell.heard
+    assert bell.sent <= PLACES, "a hundred commits of one turn are told of once"
+    theirs.tell()
+    await asyncio.sleep(0)
+    assert bell.sent <= PLACES + 1, "and from then on only those who hear"
+    mine.close()
+    theirs.tell()
+    await asyncio.sleep(0)
+    assert not bell.heard
+    theirs.close()
+
+
+async def test_a_look_for_nothing_wakes_nobody(file: str, slow_poll: None) -> None:
+    mine, theirs = rung(file, lambda: 1), rung(file, lambda: 1)
+    waiting = asyncio.ensure_future(waits(mine))
+    await asyncio.sleep(0)
+    looks = mine.looks
+    theirs.tell()
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not waiting.done() and mine.looks <= looks + 1
+    mine.close()
+    theirs.close()
+    with pytest.raises(StoreClosed):
+        await waiting
+
+
+async def test_the_poll_is_the_truth(file: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody need be reached: there are more processes than names, or no names at all."""
+    version = 1
+    crowd = [rung(file, lambda: version) for _ in range(PLACES)]
+    late, silent = rung(file, lambda: version), Changes(lambda: version)
+    waiting = asyncio.ensure_future(waits(late))
+    await asyncio.sleep(0)
+    version = 2
+    silent.tell()
+    await asyncio.wait_for(waiting, 30)
+    for changes in (*crowd, late, silent):
+        changes.close()
+
+
+async def test_a_store_whose_time_is_given_rings_no_bell(tmp_path: pathlib.Path) -> None:
+    """The order of what happens in a simulated world is the seed's alone."""
+    for now, rings in ((None, sys.platform == "linux"), (lambda: 1, False)):
+        store = SqliteStore(tmp_path / f"{rings}.db", now=now)
+        await store.open()
+        assert store.rings is rings
+        await store.close()

@@ -57,7 +57,7 @@ from holdfast.core.tokens import Token
 from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Tally, Usage, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
-from holdfast.stores.changes import Changes
+from holdfast.stores.changes import Bell, Changes
 from holdfast.stores.files import Identity, on_disk, told
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, limits, outbox, upkeep
@@ -135,7 +135,8 @@ class SqliteStore:
         self._now = now or (lambda: time.time_ns() // 1000)
         self._anchor = Anchor(self.path + "-anchor", self._unsynced, self._each_second)
         self._liveness = Liveness(self.path + "-live")
-        self._owners = Owners(self._liveness, self._now, given=now is not None)
+        self._moved = now is not None
+        self._owners = Owners(self._liveness, self._now, given=self._moved)
         self._search = outbox.Search(self._owners)
         self._changes = Changes(self._data_version)
         self._noted = (0, 0)
@@ -183,7 +184,7 @@ class SqliteStore:
         self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
         self._forks = machine.forks()
         self._anchor.keep_synced()
-        self._changes.reopen()
+        self._changes.reopen(None if self._moved else Bell.of(self.path))  # where time is given, so is the order of what happens
 
     def _committer(self, db: apsw.Connection) -> Committer:
         return Committer(db, self._owners, self._now, self._same)
@@ -955,6 +956,11 @@ class SqliteStore:
     def _data_version(self) -> int:
         with mapped(self.path):
             return int(_one(self._read(), "PRAGMA data_version", ()))
+
+    @property
+    def rings(self) -> bool:
+        """Whether it tells other processes of this machine what it writes."""
+        return self._changes.bell is not None
 
     async def wait_for_change(self, timeout: float) -> None:
         await self._changes.wait(timeout)
