@@ -19,6 +19,7 @@ from typing import Any, TextIO
 from holdfast.core import ids
 from holdfast.core.commit import Commit
 from holdfast.core.errors import ErrorValue
+from holdfast.meters import METERS
 
 ROOT = logging.getLogger("holdfast")
 ROOT.addHandler(logging.NullHandler())
@@ -61,7 +62,7 @@ def level_of(wire: str) -> int:
 
 def listened() -> bool:
     """Whether anybody listens to what goes well: plain steps are told of one by one then."""
-    return LOG.isEnabledFor(logging.INFO)
+    return bool(METERS) or LOG.isEnabledFor(logging.INFO)
 
 
 LISTENERS: list[Callable[[Commit], None]] = []
@@ -72,6 +73,8 @@ def committed(commit: Commit) -> None:
     """Logs the events of a commit that has become durable."""
     for listener in LISTENERS:
         listener(commit)
+    for meter in METERS:
+        meter.heard(commit)
     if not LOG.isEnabledFor(logging.WARNING):
         return
     run = commit.run

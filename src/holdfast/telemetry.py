@@ -1,4 +1,4 @@
-"""Traces for OpenTelemetry: a projection of committed events (§18). Extra ``telemetry``.
+"""Traces and metrics for OpenTelemetry: a projection of committed events (§18). Extra ``telemetry``.
 
 Theory of operation. What a run's log says is turned into spans by ``spans``, a pure function: one trace a run, a span for the run itself, for its time
 in the queue, and for each attempt, effect, wait and intent that has ended. Their ids are computed from the run's and the events', so that whoever
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import hashlib
 import os
 import queue
@@ -20,14 +21,18 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
+from opentelemetry.exporter.otlp.proto.http.metric_exporter import OTLPMetricExporter
 from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
+from opentelemetry.metrics import CallbackOptions, Observation
+from opentelemetry.sdk.metrics import MeterProvider
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import SERVICE_NAME, Resource
 from opentelemetry.sdk.trace import Event, ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
 from opentelemetry.trace import Link, SpanContext, SpanKind, Status, StatusCode, TraceFlags
 
-from holdfast import logs
+from holdfast import logs, meters
 from holdfast.core import events as ev
 from holdfast.core import ids
 from holdfast.core.codec import open_row
@@ -35,16 +40,19 @@ from holdfast.core.commit import Commit
 from holdfast.core.errors import HoldfastError
 from holdfast.core.intents import Intent
 from holdfast.core.run import Run
+from holdfast.engine.look.figures import Figure, Spread, figures
+from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 
 EVERY = 1.0
+MEASURE_EVERY = 15.0
 PAGE = 1000
+MOST_LINKS = 100
 QUEUED = 10_000
 """Spans that wait to be sent; beyond them the newest are left out."""
 KNOWN = 1000
 """Runs of which it is known in this process what was sent."""
 SCOPE = InstrumentationScope("holdfast")
-ENDPOINTS = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
 log = logs.logger("holdfast.telemetry")
 
 
@@ -59,7 +67,8 @@ class Span(msgspec.Struct, frozen=True):
     parent: str = ""
     error: str = ""
     marks: tuple[tuple[str, int], ...] = ()
-    links: tuple[str, ...] = ()
+    links: tuple[tuple[str, int], ...] = ()
+    """Runs that this one comes from, each with its trace."""
 
 
 def trace_id(run: Run) -> int:
@@ -82,8 +91,8 @@ class _Open(msgspec.Struct):
     owner: str
 
 
-def spans(run: Run, events: Sequence[ev.Event], intents: Sequence[Intent] = ()) -> list[Span]:
-    """The spans of a run that have ended, from all of its events."""
+def spans(run: Run, events: Sequence[ev.Event], intents: Sequence[Intent] = (), kin: Sequence[Run] = ()) -> list[Span]:
+    """The spans of a run that have ended, from all of its events. ``kin``: the runs that it comes from or started, whose traces are linked."""
     out: list[Span] = []
     root = run.run_id
     open_: dict[tuple[int, str, str], _Open] = {}
@@ -171,12 +180,12 @@ def spans(run: Run, events: Sequence[ev.Event], intents: Sequence[Intent] = ()) 
             sent = {"holdfast.intent_id": i.intent_id, "holdfast.type": i.type, "holdfast.state": str(i.state)}
             out.append(Span(f"intent {i.type}", i.intent_id, i.created_at, i.settled_at, sent, root))
     if run.terminal and ended_at:
-        kin = tuple(k for k in (run.parent_run_id, run.source_run_id) if k)
+        links = tuple((k.run_id, trace_id(k)) for k in kin)
         whole = {
             "holdfast.run_id": run.run_id, "holdfast.skill": run.skill_id, "holdfast.version": run.skill_version, "holdfast.status": run.status.value,
             "holdfast.tenant": run.tenant_id, "holdfast.thread_id": run.thread_id, "holdfast.takeovers": sum(name == "taken over" for name, _ in marks),
         }  # fmt: skip
-        out.append(Span(f"run {run.skill_id}", root, run.created_at, ended_at, whole, "", failure, tuple(marks), kin))
+        out.append(Span(f"run {run.skill_id}", root, run.created_at, ended_at, whole, "", failure, tuple(marks), links))
     return out
 
 
@@ -194,7 +203,7 @@ def readable(run: Run, span: Span, resource: Resource) -> ReadableSpan:
         resource=resource,
         attributes=dict(span.attributes),
         events=[Event(name, timestamp=at * 1000) for name, at in span.marks],
-        links=[Link(context(k, int.from_bytes(hashlib.sha256(f"trace {k}".encode()).digest()[:16]))) for k in span.links],
+        links=[Link(context(of, its)) for of, its in span.links],
         kind=SpanKind.INTERNAL,
         status=Status(StatusCode.ERROR, span.error) if span.error else Status(StatusCode.OK),
         start_time=span.began * 1000,
@@ -205,8 +214,78 @@ def readable(run: Run, span: Span, resource: Resource) -> ReadableSpan:
 
 def wanted() -> bool:
     """Whether the environment asks for traces: an endpoint is named, and nothing turns them off."""
-    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get("OTEL_TRACES_EXPORTER", "otlp") == "none"
-    return not off and any(os.environ.get(name) for name in ENDPOINTS)
+    return _asked("TRACES")
+
+
+def measures() -> bool:
+    """Whether the environment asks for metrics."""
+    return _asked("METRICS")
+
+
+def _asked(kind: str) -> bool:
+    off = os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true" or os.environ.get(f"OTEL_{kind}_EXPORTER", "otlp") == "none"
+    return not off and any(os.environ.get(name) for name in ("OTEL_EXPORTER_OTLP_ENDPOINT", f"OTEL_EXPORTER_OTLP_{kind}_ENDPOINT"))
+
+
+class Measured:
+    """Metrics of a store and of this process, sent by the standard reader in a thread of its own (§18.3); what it sends is read now and then."""
+
+    def __init__(self, rt: Runtime, reader: MetricReader | None = None, *, every: float = MEASURE_EVERY) -> None:
+        self._rt = rt
+        self._every = every
+        resource = Resource.create({SERVICE_NAME: os.environ.get("OTEL_SERVICE_NAME", "holdfast")})
+        self._provider = MeterProvider([reader or PeriodicExportingMetricReader(OTLPMetricExporter())], resource=resource)
+        self._meter = self._provider.get_meter("holdfast")
+        self._told: dict[str, Figure] = {}
+        self._known: set[str] = set()
+
+    async def go_round(self, meter: meters.Meter) -> None:
+        """Reads the figures again and again, until it is cancelled."""
+        while True:
+            try:
+                await self.read(meter)
+            except HoldfastError as e:
+                log.debug("metrics wait: %s", e)
+            await asyncio.sleep(self._every)
+
+    async def read(self, meter: meters.Meter) -> None:
+        """Reads the figures once."""
+        for each in await figures(self._rt.store, await self._rt.look.tally(), None, meter):
+            for figure in _plain(each):
+                self._told[figure.name] = figure
+                if figure.name not in self._known:
+                    self._known.add(figure.name)
+                    make = self._meter.create_observable_counter if figure.grows else self._meter.create_observable_gauge
+                    make(figure.name.replace("holdfast_", "holdfast.", 1), [functools.partial(self._observe, figure.name)], description=figure.says)
+
+    def _observe(self, name: str, _: CallbackOptions) -> list[Observation]:
+        figure = self._told[name]
+        return [Observation(number, {figure.label: value} if figure.label else {}) for value, number in figure.values.items()]
+
+    def close(self) -> None:
+        self._provider.shutdown()
+
+
+def _plain(each: Figure | Spread) -> list[Figure]:
+    """A spread as its count and its sum, which a collector can divide."""
+    if isinstance(each, Figure):
+        return [each]
+    of = each.of
+    return [Figure(f"{each.name}_{what}", each.says, {"": value}, "", True) for what, value in (("count", of.total), ("sum", of.sum))]
+
+
+@contextlib.asynccontextmanager
+async def measured(rt: Runtime, reader: MetricReader | None = None, *, every: float = MEASURE_EVERY) -> AsyncIterator[Measured]:
+    """Within it the store and this process are measured: to ``reader``, by default to where the standard variables of OTLP say."""
+    made = Measured(rt, reader, every=every)
+    with meters.on() as meter:
+        task = asyncio.ensure_future(made.go_round(meter))
+        try:
+            yield made
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            await asyncio.to_thread(made.close)
 
 
 class Exporter:
@@ -276,7 +355,7 @@ class Exporter:
                 await asyncio.sleep(0)
             known = self._sent.setdefault(run_id, set())
             self._sent.move_to_end(run_id)
-            fresh = [s for s in spans(found[0], events, await self._rt.store.intents(run_id)) if s.of not in known]
+            fresh = [s for s in spans(found[0], events, await self._rt.store.intents(run_id), await self._kin(found[0])) if s.of not in known]
             known.update(s.of for s in fresh)
             if any(s.error for s in fresh):  # what an error says may hold a secret of the run's (§13.5)
                 hidden = await self._rt.masked(run_id)
@@ -284,6 +363,14 @@ class Exporter:
             self._hand_on([readable(found[0], s, self._resource) for s in fresh])
         while len(self._sent) > KNOWN:
             self._sent.popitem(last=False)
+
+    async def _kin(self, run: Run) -> list[Run]:
+        """The runs that an ended run comes from, and those that it started: their traces may be given ones, which only their rows tell."""
+        if not run.terminal:
+            return []
+        above = [await self._rt.store.get(k) for k in dict.fromkeys((run.parent_run_id, run.source_run_id)) if k]
+        below = await self._rt.store.runs(RunFilter(parent_run_id=run.run_id, limit=MOST_LINKS))
+        return [r for r, _ in (*(found for found in above if found is not None), *reversed(below))]
 
     def _hand_on(self, batch: list[ReadableSpan]) -> None:
         room = self._most - self._waiting
@@ -312,10 +399,11 @@ async def traced(rt: Runtime, exporter: SpanExporter | None = None, *, every: fl
     """Within it the runs that move in this process are traced: to ``exporter``, by default to where the standard variables of OTLP say."""
     made = Exporter(rt, exporter, every=every)
     await made.start()
-    try:
-        yield made
-    finally:
-        await made.close()
+    async with measured(rt) if exporter is None and measures() else contextlib.nullcontext():
+        try:
+            yield made
+        finally:
+            await made.close()
 
 
-__all__ = ["Exporter", "Span", "readable", "span_id", "spans", "trace_id", "traced", "wanted"]
+__all__ = ["Exporter", "Measured", "Span", "measured", "measures", "readable", "span_id", "spans", "trace_id", "traced", "wanted"]

@@ -44,7 +44,9 @@ async def served(rt: Runtime, **options: Any) -> AsyncIterator[httpx.AsyncClient
     """A client of the application, in this process."""
     made = app(rt, **options)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(app=made, raise_app_exceptions=False), base_url="http://holdfast") as client:
+        client.app = made  # type: ignore[attr-defined]
         yield client
+        made.state.api.counting.close()
 
 
 async def token(rt: Runtime, *scopes: str, tenant: str = "default") -> str:

@@ -26,7 +26,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import BaseRoute
 from starlette.routing import Route as Path
 
-from holdfast import logs
+from holdfast import logs, meters
 from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized
 from holdfast.api import bodies, metrics, openapi, streams
 from holdfast.api.problems import Stopped, headers, problem, status_of
@@ -35,6 +35,7 @@ from holdfast.core.bounds import text
 from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
 from holdfast.engine.look.looker import Wanted
+from holdfast.meters import Meter
 from holdfast.protocols import PROTOCOLS
 from holdfast.runtime import Runtime
 from holdfast.ui import Pages
@@ -70,6 +71,8 @@ class Api:
         self.jobs: set[asyncio.Task[Any]] = set()
         self._given = tokens
         self._doing: set[str] = set()
+        self._meter: Meter | None = None
+        self.counting = contextlib.ExitStack()
 
     @property
     def asks(self) -> bool:
@@ -79,6 +82,12 @@ class Api:
     @property
     def _tokens(self) -> Known:
         return Tokens(self.rt.shelf(SHELF)) if self._given is None or isinstance(self._given, bool | Mapping) else self._given
+
+    def meter(self) -> Meter:
+        """The figures of this process, which are counted from the first time that somebody asks for them."""
+        if self._meter is None:
+            self._meter = self.counting.enter_context(meters.on())
+        return self._meter
 
     async def known(self, token: str) -> Access | None:
         """Whose token it is."""
@@ -188,7 +197,7 @@ class Api:
                 await self.rt.store.schedules(0)
                 return Response(_encode(bodies.Health(status="ready")), media_type="application/json")
             case "/metrics":
-                return PlainTextResponse(await metrics.text(self.rt, access.tenant), media_type="text/plain; version=0.0.4")
+                return PlainTextResponse(await metrics.text(self.rt, access.tenant, self.meter()), media_type="text/plain; version=0.0.4")
             case "/v1/stream":
                 wanted = Wanted(
                     tenant_id=access.tenant, status=query.status, condition=query.condition, skill_id=query.skill_id, thread_id=query.thread_id, tag=query.tag, limit=500
@@ -343,6 +352,7 @@ def app(
                 yield
             finally:
                 api.stopping.set()
+                api.counting.close()
                 stop.set()
                 rt.drain()
                 pending = [*api.jobs, *([worker] if worker is not None else [])]

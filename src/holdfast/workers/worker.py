@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import math
+import time
 from collections.abc import Awaitable, Callable, Sequence
 
 import msgspec
 
-from holdfast import logs
+from holdfast import logs, meters
 from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError, UsageError
 from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
@@ -218,7 +219,10 @@ class Worker:
         more = await self._sweeper.sweep() if self._sweeper is not None else False
         room = await self._room()
         skills = services.skills
+        asked_at = time.perf_counter() if meters.METERS else 0.0
         claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=None if self._upgrade else services.shapes, limits=services.limits) if room > 0 else []
+        if asked_at and room > 0:
+            meters.claimed(time.perf_counter() - asked_at)
         claims += await self._reclaimed(room - len(claims)) if room > 0 else []
         for claim in claims:
             services.driving.add(claim.run_id)

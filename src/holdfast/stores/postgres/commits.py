@@ -14,7 +14,9 @@ the commit's tip carries the commit's own hash has been written by it.
 from __future__ import annotations
 
 import asyncio
+import functools
 import json
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -22,6 +24,7 @@ import msgspec
 import psycopg
 from psycopg import errors as sql
 
+from holdfast import meters
 from holdfast.core import chunks, codec, ids, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.chunks import LINGER_US, Emitted
@@ -194,6 +197,8 @@ class Committer:
                 task = asyncio.ensure_future(write(batch))
                 self._under_way.add(task)
                 task.add_done_callback(self._ended)
+                if meters.METERS:
+                    task.add_done_callback(functools.partial(_metered, len(batch), time.perf_counter()))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
@@ -526,6 +531,10 @@ def _touched(p: Prepared) -> tuple[set[object], set[object]]:
         writes |= more
         tells |= others
     return writes, tells - writes
+
+
+def _metered(size: int, began: float, _: asyncio.Task[None]) -> None:
+    meters.group(size, time.perf_counter() - began)
 
 
 def _answer(w: _Waiting, tip: Tip) -> None:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 import apsw
 import msgspec
 
+from holdfast import meters
 from holdfast.core.commit import Step, Tip
 from holdfast.core.errors import HoldfastError, StoreClosed
 from holdfast.core.lease import Take
@@ -185,6 +186,8 @@ class Writer:
     def _answer(self, batch: Sequence[_Waiting], outcomes: Sequence[Applied | Exception], took: float, *, final: bool = False) -> None:
         """Tells each member its own outcome. One that met a busy database goes to the thread, unless it comes from there."""
         self._note(took)
+        if meters.METERS and batch:
+            meters.group(len(batch), took)
         for waiting, outcome in zip(batch, outcomes, strict=True):
             if isinstance(outcome, Applied):
                 tip, future = self._finish(waiting.what, outcome), waiting.future
