@@ -1,6 +1,7 @@
 """The damage bench: a populated store, one place of it damaged, what is told of it, and what can be done about it (X-21).
 
-    python -m tests.damage.bench --places 5000 --seed 7 --budget 20
+    python -m tests.damage.bench --form sqlite --form workspace --form export --places 5000 --seed 7     # some 25 minutes on two cores
+    python -m tests.damage.bench --form postgres --places 5000 --seed 7 --budget 10     # as many as there is time for: one at a time
 
 Each place is a table, an index or a file and a kind of damage: a flipped bit, zeros, a cut, a swap, an older copy. After it the store is
 opened, all that can be read is read, and the checker looks at it. Told is: *named* (a typed error on read, or a problem of the checker),
@@ -15,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import multiprocessing
 import os
 import random
 import shutil
@@ -25,7 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import apsw
 import psycopg
@@ -619,6 +621,7 @@ class Bench:
 
     def __init__(self, folder: Path, form: str) -> None:
         self.at: InFolder | InPostgres = InPostgres(folder, form) if form == "postgres" else InFolder(folder, form)
+        self.form = form
         self._into = self.at.into if form == "export" else None
         self._tried: set[tuple[str, str]] = set()
 
@@ -681,36 +684,90 @@ class Told:
         self.ways: Counter[str] = Counter()
         self.next = at
 
+    def joined(self, other: Told) -> Told:
+        self.counts += other.counts
+        self.ways += other.ways
+        self.next = max(self.next, other.next)
+        return self
+
+
+class Wish(NamedTuple):
+    """How much is to be damaged: so many places, from the one numbered ``at`` on, each ``step``-th, until then by the monotonic clock."""
+
+    places: int
+    seed: int
+    at: int
+    step: int
+    until: float | None
+    verbose: bool
+
 
 def run(
-    form: str, places: int, seed: int, say: Callable[[str], None] = print, *, at: int = 0, verbose: bool = False, budget: float | None = None, folder: str | None = None
-) -> Told:
+    form: str, places: int, seed: int, say: Callable[[str], None] = print, *, at: int = 0, verbose: bool = False, budget: float | None = None,
+    folder: str | None = None, jobs: int = 1,
+) -> Told:  # fmt: skip
     """Damages so many places, equally over tables, files and kinds, for ``budget`` minutes at most, beginning with the place numbered ``at``;
-    counts what was told of them. A place is known by its seed and its number, however many are looked at before it."""
-    told = Told(at)
+    counts what was told of them. A place is known by its seed and its number, however many are looked at before it. So many ``jobs`` at once
+    take turns by number, each in a process of its own, beside the one store that was populated; a database is one job's."""
+    jobs = 1 if form == "postgres" else jobs
     until = None if budget is None else time.monotonic() + budget * 60
     with tempfile.TemporaryDirectory(dir=folder) as made:
         bench = Bench(Path(made), form)
         bench.build()
-        targets = [(p, k) for k in KINDS for p in bench.at.places()]
-        random.Random(seed).shuffle(targets)
-        while told.counts.total() < places and (until is None or time.monotonic() < until):
-            number = told.next
-            told.next += 1
-            place, kind = targets[number % len(targets)]
-            where = bench.at.damage(place, kind, random.Random(f"{seed}/{number}"))
-            if where is None:
-                continue  # nothing was damaged by it
-            judge = bench.judge()
-            told.counts[judge.verdict] += 1
-            if verbose or judge.verdict in ("silent", "untyped", "endless"):
-                say(f"{judge.verdict}: {form} #{number} {place} {kind} at {where}: {judge.said}")
-            if judge.verdict == "named" and (way := bench.mend(place, judge)) is not None:
-                told.ways[way] += 1
-                if verbose or way == WAYS[4]:
-                    say(f"{way}: {form} #{number} {place} {kind} at {where}: {judge.said}")
+        if jobs == 1:
+            told = share(bench, Wish(places, seed, at, 1, until, verbose), say)
+        else:
+            told = Told(at)
+            shares = [Wish(places // jobs + (n < places % jobs), seed, at + n, jobs, until, verbose) for n in range(jobs)]
+            with multiprocessing.get_context("fork").Pool(jobs, initializer=_begin, initargs=(bench,)) as pool:
+                for one, lines in pool.imap_unordered(_shared, shares, chunksize=1):
+                    told.joined(one)
+                    for line in lines:
+                        say(line)
         bench.at.close()
     return told
+
+
+_here: list[Bench] = []  # that of a process which was forked for a share
+
+
+def _begin(bench: Bench) -> None:
+    assert isinstance(bench.at, InFolder)
+    bench.at.here = bench.at.folder / f"here{os.getpid()}"
+    _here.append(bench)
+
+
+def _shared(wish: Wish) -> tuple[Told, list[str]]:
+    lines: list[str] = []
+    return share(_here[0], wish, lines.append), lines
+
+
+def share(bench: Bench, wish: Wish, say: Callable[[str], None]) -> Told:
+    told = Told(wish.at)
+    form = bench.form
+    targets = [(p, k) for k in KINDS for p in bench.at.places()]
+    random.Random(wish.seed).shuffle(targets)
+    while told.counts.total() < wish.places and (wish.until is None or time.monotonic() < wish.until):
+        number = told.next
+        told.next += wish.step
+        place, kind = targets[number % len(targets)]
+        where = bench.at.damage(place, kind, random.Random(f"{wish.seed}/{number}"))
+        if where is None:
+            continue  # nothing was damaged by it
+        judge = bench.judge()
+        told.counts[judge.verdict] += 1
+        if wish.verbose or judge.verdict in ("silent", "untyped", "endless"):
+            say(f"{judge.verdict}: {form} #{number} {place} {kind} at {where}: {judge.said}")
+        if judge.verdict == "named" and (way := bench.mend(place, judge)) is not None:
+            told.ways[way] += 1
+            if wish.verbose or way == WAYS[4]:
+                say(f"{way}: {form} #{number} {place} {kind} at {where}: {judge.said}")
+    return told
+
+
+def memory() -> str | None:
+    """Where a disk costs nothing."""
+    return MEMORY if os.path.isdir(MEMORY) else None
 
 
 def main(words: list[str]) -> int:
@@ -719,13 +776,14 @@ def main(words: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--at", type=int, default=0, metavar="N", help="Begin with the place of this number.")
     parser.add_argument("--budget", type=float, metavar="MINUTES", help="For each form; it stops earlier where the places are done.")
+    parser.add_argument("--jobs", type=int, default=len(os.sched_getaffinity(0)), metavar="N", help="At once, each in a process of its own; one for PostgreSQL.")
     parser.add_argument("--form", choices=FORMS, action="append")
     parser.add_argument("--verbose", action="store_true")
     given = parser.parse_args(words)
     bad = 0
     for form in given.form or FORMS:
         began = time.monotonic()
-        told = run(form, given.places, given.seed, at=given.at, verbose=given.verbose, budget=given.budget, folder=MEMORY if os.path.isdir(MEMORY) else None)
+        told = run(form, given.places, given.seed, at=given.at, verbose=given.verbose, budget=given.budget, folder=memory(), jobs=given.jobs)
         counts, ways = told.counts, told.ways
         speed = counts.total() / (time.monotonic() - began)
         print(f"{form}, seed {given.seed}, numbers {given.at} to {told.next - 1}: {counts.total()} places, {speed:.1f} a second: " + ", ".join(f"{counts[v]} {v}" for v in VERDICTS), flush=True)

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
 
-from tests.damage.bench import FORMS, WAYS, run
+from tests.damage.bench import FORMS, WAYS, memory, run
 from tests.damage.imports import imported
 
 SMALL = {"sqlite": 60, "workspace": 30, "export": 15, "postgres": 15}
 
 
-def verdict(form: str, places: int, seed: int) -> None:
+def verdict(form: str, places: int, seed: int, *, jobs: int = 1) -> None:
     said: list[str] = []
-    told = run(form, places, seed, said.append)
+    told = run(form, places, seed, said.append, folder=memory(), jobs=jobs)
     counts, ways = told.counts, told.ways
     assert not said, "\n".join(said)
     assert counts.total() == places
@@ -31,7 +32,7 @@ def test_a_few_places(form: str) -> None:
 @pytest.mark.heavy
 @pytest.mark.parametrize("form", FORMS)
 def test_five_thousand_places(form: str) -> None:
-    verdict(form, 5000, 11)
+    verdict(form, 5000, 11, jobs=len(os.sched_getaffinity(0)))
 
 
 async def test_mutated_workspaces(tmp_path: Path) -> None:

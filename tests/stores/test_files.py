@@ -1,0 +1,49 @@
+"""What a store of files says of the operating system's errors; and that every name of the package is there."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from holdfast import stores
+from holdfast.core.errors import StoreError
+from holdfast.stores.files import disk_told
+from holdfast.stores.urls import sealed
+
+
+@disk_told(lambda store: store.folder)
+class Kept:
+    folder = "/somewhere"
+
+    async def read(self) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    async def _read(self) -> bytes:
+        raise OSError(5, "Input/output error")
+
+    def now(self) -> int:
+        raise OSError(5, "Input/output error")
+
+    def _now(self) -> int:
+        return 7
+
+
+async def test_every_verb_that_is_awaited_is_told_of_and_nothing_else_is_touched() -> None:
+    kept = Kept()
+    with pytest.raises(StoreError, match="/somewhere"):
+        await kept.read()
+    with pytest.raises(OSError, match="Input/output"):
+        await kept._read()  # what a verb calls within itself: the verb tells
+    with pytest.raises(OSError, match="Input/output"):
+        kept.now()
+    assert kept._now() == 7
+
+
+def test_every_name_leads_to_what_its_module_calls_so() -> None:
+    assert sorted(n for names in stores.HOMES.values() for n in names) == stores.__all__
+    for module, names in stores.HOMES.items():
+        for name in names:
+            assert getattr(stores, name) is getattr(importlib.import_module(module), name)
+
+    assert stores.sealed is sealed
