@@ -16,6 +16,7 @@ from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settl
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError
+from holdfast.core.events import EffectFact
 from holdfast.core.evidence import Artifact, Postcondition, Report
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
@@ -526,6 +527,27 @@ class Vouched(Protocol):
         """An operator accepts the records as they are: what is lost is lost, what was altered counts as it stands."""
 
 
+class LostTail(msgspec.Struct, frozen=True):
+    """A run whose newest commits were acknowledged here and are gone with the server that had them, with the effects among what was lost and
+    what the log had told of these."""
+
+    run_id: str
+    about: str
+    facts: tuple[EffectFact, ...] = ()
+    effects: tuple[Effect, ...] = ()
+
+
+@runtime_checkable
+class Recalls(Protocol):
+    """A store that remembers what it was told is durable, and finds that a server in the place of another has not got it (§1.9)."""
+
+    def take_tail(self) -> LostTail | None:
+        """One that nobody has told of yet in the run's own log, nor is about to."""
+
+    def keep_tail(self, tail: LostTail) -> None:
+        """It could not be told of now."""
+
+
 @runtime_checkable
 class Served(Protocol):
     """What a store behind a server can say of that server, beside what is kept there."""
@@ -658,6 +680,11 @@ def offers_health(store: object) -> TypeGuard[Served]:
     return _offers(store, Served)
 
 
+def offers_recall(store: object) -> TypeGuard[Recalls]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Recalls)
+
+
 def offers_copies(store: object) -> TypeGuard[Copies]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Copies)
@@ -775,7 +802,7 @@ class Resolver(Protocol):
 
 
 __all__ = [
-    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Links", "Loaded", "Outbox", "Owners", "Problem", "Pruned", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Served",
-    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_sealing", "offers_shelves",
+    "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Served",
+    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
     "offers_steps", "offers_threads", "offers_upkeep",
 ]  # fmt: skip

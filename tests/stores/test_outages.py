@@ -159,7 +159,10 @@ async def test_a_promoted_standby_is_another_incarnation(server: Server) -> None
         loaded = await store.load("r1")
         assert loaded is not None and loaded.lease.owner is None and loaded.lease.fence >> COUNTER_BITS == store.incarnation
         assert [p.code for p in await store.verify()] == ["log_rolled_back"]
-        (claim,) = await store.claim("w", (), None, limit=5)
+        tail = store.take_tail()
+        assert tail is not None and tail.run_id == "r1" and store.take_tail() is None
+        assert await store.claim("w", (), None, limit=5) == [], "who lost commits is taken by nobody who does not ask for it by name"
+        (claim,) = await store.claim("w", (), None, limit=5, run_id="r1")
         await Script.of(store, loaded, claim.fence).steps(1)
     finally:
         await store.close()

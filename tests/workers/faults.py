@@ -32,6 +32,7 @@ from holdfast.testing.invariants import violations
 from holdfast.testing.nursery import tend
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server
+from tests.workers.failover import Failover
 
 KEEPS = {"synchronous_commit": "on", "full_page_writes": "on"}  # what a server that crashes must have
 PLACES = ("effect before", "effect after", "commit before", "commit after", "renewal before", "renewal after")
@@ -339,11 +340,42 @@ async def cuts(asked: Asked) -> Summary:
             return round_.summary("cuts", "postgres")
 
 
+async def _fail_over(how: str, asked: Asked) -> Summary:
+    summary, until, began = Summary(f"failover {how}", "postgres", asked.times), time.monotonic() + asked.budget * 60, time.monotonic()
+    slowest, named, surfaced = 0.0, 0, 0
+    while summary.done < asked.times and time.monotonic() < until:
+        found = await Failover(how).go()
+        summary.done += 1
+        summary.wrong += found.wrong
+        slowest, named, surfaced = max(slowest, found.back_after), named + len(found.lost), surfaced + found.surfaced
+    summary.measured = {"runs named": named, "of them with acts put on record again": surfaced, "slowest until all was well, s": round(slowest, 2)}
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+async def promotions(asked: Asked) -> Summary:
+    """An asynchronous standby that had fallen behind takes the server's place: what is lost is named, set aside, never done again. (50: some 10 minutes.)"""
+    return await _fail_over("asynchronous", asked)
+
+
+async def synchronous(asked: Asked) -> Summary:
+    """A synchronous standby takes the server's place: nothing that was answered is lost. (50: some 10 minutes.)"""
+    return await _fail_over("synchronous", asked)
+
+
+async def demotions(asked: Asked) -> Summary:
+    """A server that takes no more writes, but stays up, is left within 5 s for the one in its place. (10: some 2 minutes.)"""
+    return await _fail_over("demoted", asked)
+
+
 ROUNDS: dict[str, tuple[Callable[[Asked], Awaitable[Summary]], int, tuple[str, ...]]] = {
     "kills": (kills, 1000, STORES),
     "freezes": (freezes, 600, STORES),
     "crashes": (crashes, 500, ("postgres",)),
     "cuts": (cuts, 1000, ("postgres",)),
+    "promotions": (promotions, 50, ("postgres",)),
+    "synchronous": (synchronous, 50, ("postgres",)),
+    "demotions": (demotions, 10, ("postgres",)),
 }
 
 

@@ -8,7 +8,7 @@ from tests.workers.faults import ROUNDS, Asked, main
 
 NEVER = 60.0
 """Minutes: what is asked for is done, however long a busy machine takes for it."""
-SMALL = {"kills": 4, "freezes": 3, "crashes": 2, "cuts": 4}
+SMALL = {"kills": 3, "freezes": 2, "crashes": 2, "cuts": 3, "promotions": 1, "demotions": 1}
 
 
 @pytest.mark.parametrize("name", SMALL)

@@ -19,6 +19,7 @@ from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.base.standing import NOT_ENDED, lacking
 from holdfast.engine.drive.driver import loaded_driver
 from holdfast.engine.drive.release import driven, let_go
+from holdfast.engine.drive.tails import surface
 from holdfast.ports import Claim, RunFilter
 from holdfast.workers.sweeper import Sweeper
 
@@ -214,6 +215,7 @@ class Worker:
         """Fires what is due, claims what there is room for, and begins to drive it. Whether there was anything; None once it is idle
         and was to work no longer."""
         services = self._services
+        await surface(services)
         if self._doubt:
             await self._found()
         more = await self._sweeper.sweep() if self._sweeper is not None else False

@@ -39,6 +39,7 @@ from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.drive.desk import Desk
 from holdfast.engine.drive.driver import Driver
+from holdfast.engine.drive.tails import surface
 from holdfast.ports import Claim, Store, offers_upkeep
 
 # What is wrong with one run; any other error of the store concerns all of them.
@@ -65,6 +66,8 @@ async def driven(services: Services, driver: Driver, claim: Claim | None, inbox:
     except (Exception, asyncio.CancelledError, KeyboardInterrupt) as e:
         if driver.journal.tip is not None:
             await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e, cut=driver.fresh))
+        with contextlib.suppress(HoldfastError):  # told of by whoever comes next
+            await surface(services)
         raise
 
 

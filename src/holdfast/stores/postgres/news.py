@@ -131,7 +131,8 @@ class News:
                         self._moved_at = time.monotonic()
                         self._changes.tell()
                     async with asyncio.timeout(HEARTBEAT), self._asking:
-                        await db.execute("SELECT 1")
+                        if await (await db.execute("SELECT WHERE current_setting('transaction_read_only') = 'on'")).fetchone() is not None:
+                            break  # a server that was demoted tells nothing any more
             except (psycopg.Error, OSError):
                 pass  # made anew; polling goes on meanwhile
             finally:

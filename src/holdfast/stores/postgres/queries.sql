@@ -674,8 +674,11 @@ INSERT INTO holdfast.meta (key, value) VALUES (%s, %s) ON CONFLICT (key) DO UPDA
 -- Only one makes the schema, whoever comes at the same time; the lock ends with the transaction.
 SELECT pg_advisory_xact_lock(4853);
 -- name: server
--- Which server this is, and on which history: any role may read both.
-SELECT (SELECT system_identifier FROM pg_control_system()), (SELECT timeline_id FROM pg_control_checkpoint()),
+-- Which server this is, and on which history: any role may read both. The control file names the new timeline some time after a promotion
+-- only, at the first checkpoint; what is written now names it at once.
+SELECT (SELECT system_identifier FROM pg_control_system()),
+  CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
+    ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::integer END,
   pg_is_in_recovery(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 -- name: news
 -- A number that moves when anything is written, without a look at any table; and the time.
@@ -685,6 +688,21 @@ SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (extract(epoch FROM clock_ti
 UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE n.once END, owner = NULL,
   seal = holdfast.standing(run_id, (%(incarnation)s::bigint << 32) | (fence & 4294967295), NULL, CASE WHEN owner IS NULL THEN due ELSE n.once END, holds, turn)
 FROM (SELECT {at_once} AS once) n;
+-- name: tails
+-- Of what was acknowledged, the runs whose row is not there, and with which one they end now.
+SELECT x.run, (SELECT max(l.n) FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id)
+FROM unnest(%(b)s::smallint[], %(run)s::text[], %(n)s::bigint[], %(hash)b::bytea[]) AS x (b, run, n, hash)
+LEFT JOIN holdfast.run r ON r.bucket = x.b AND r.run_id = x.run
+WHERE NOT EXISTS (SELECT 1 FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id AND l.n = x.n AND l.hash = x.hash);
+-- name: effects_recorded
+SELECT effect_id, status FROM holdfast.effect WHERE run_id = %s;
+-- name: hold_back
+-- Due at no time: only who asks for them by name takes them.
+UPDATE holdfast.run r SET due = NULL, seal = holdfast.standing(r.run_id, r.fence, NULL, NULL, r.holds, r.turn)
+FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) WHERE r.bucket = x.b AND r.run_id = x.run AND r.owner IS NULL;
+-- name: unspoken
+-- A living worker that has not renewed its lease since then.
+SELECT 1 FROM holdfast.worker w WHERE w.expires_at - w.ttl < %(moved)s::bigint AND w.expires_at > {now} LIMIT 1;
 -- name: forget_workers
 WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'worker')
 DELETE FROM holdfast.worker;

@@ -34,7 +34,7 @@ from holdfast.core.chunks import Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
 from holdfast.core.consistency import Problem, record_problem
-from holdfast.core.effects import Effect
+from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import (
     HoldfastError,
     IncarnationChanged,
@@ -58,7 +58,7 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.machine import boot, ticks
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Pruned, RunFilter, Tally, Usage, Worker
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, LostTail, Pruned, RunFilter, Tally, Usage, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
@@ -78,8 +78,10 @@ from holdfast.stores.postgres.connection import (
     translate,
 )
 from holdfast.stores.postgres.news import News
+from holdfast.stores.postgres.remembered import Remembered, said
 
 OPEN_PATIENCE = 5.0
+SPEAK_US = 10_000_000  # after a failover nothing is claimed for so long, unless every living worker has said what it misses
 VOUCHED = 2  # the schema from which on records beside the log have vouchers
 MAX_LIST = 10_000
 _KNOWN = frozenset({"schema", "incarnation", "store", "system", "timeline"})  # what the table meta says
@@ -113,8 +115,8 @@ class PostgresStore:
         self._boot = "" if now is not None else boot()
         self._liveness: Liveness | None = None
         self._mine: dict[str, dict[str, Any]] = {}
-        self._tips: dict[str, Tip] = {}
-        self._rolled: dict[str, str] = {}
+        self._remembered = Remembered()
+        self._moved = 0
         self.suspect: HoldfastError | None = None
         self._history: tuple[int, int] = (0, 0)
         self._dead: tuple[str, ...] = ()
@@ -175,7 +177,7 @@ class PostgresStore:
             raise UnsupportedFormat(f"{self.url} has the schema {meta['schema']}, this release reads {len(MIGRATIONS)}", hint="use the release that wrote it")
         if meta["schema"] < len(MIGRATIONS):
             meta["incarnation"] = await self._migrate(db)
-        self.incarnation = meta["incarnation"]
+        self.incarnation, self._moved = meta["incarnation"], meta.get("moved", 0)
         self._liveness = self._liveness or Liveness(_proofs(f"{meta['system']}.{meta['store']}"))
         if (meta["system"], meta["timeline"]) != self._history:
             await self._new_incarnation(db)
@@ -218,14 +220,46 @@ class PostgresStore:
                 meta["incarnation"] = await self._void(db, meta["incarnation"])
                 await db.execute(Q.meta_set, ("system", self._history[0]))
                 await db.execute(Q.meta_set, ("timeline", self._history[1]))
+                ((now, _),) = await _all(db, Q.see_now, {"now": self._clock()})
+                await db.execute(Q.meta_set, ("moved", now))
+                meta["moved"] = now
                 if sound:  # else the checker names it until somebody has looked
                     await _vouch_for_meta(db)
-            for values in self._mine.values():  # the row of a living worker may be among what was lost
-                await db.execute(Q.worker_keep, values)
-        self.incarnation = meta["incarnation"]
+            await self._reckon(db)
+            for values in self._mine.values():  # the row of a living worker may be among what was lost; and from now on it has spoken
+                await db.execute(Q.worker_keep, {**values, "now": self._clock()})
+                await db.execute(Q.worker_renew, {**values, "now": self._clock()})
+        self.incarnation, self._moved = meta["incarnation"], meta.get("moved", 0)
         if self._committer is not None:
             self._committer.forget()
         self._news.tell()
+
+    async def _reckon(self, db: Connection) -> None:
+        """Holds what was acknowledged here against what this server has. A run that has lost commits is held back from all workers: somebody who
+        remembers them may know of acts that are on record no more."""
+        known = dict(self._remembered)
+        if not known:
+            return
+        asked = {"b": [ids.bucket_number(r) for r in known], "run": list(known), "n": [t.row for t in known.values()], "hash": [t.hash for t in known.values()]}
+        gone: dict[str, int | None] = dict(await _all(db, Q.tails, asked))
+        for run, *_ in await _all(db, Q.pruned_get, (list(gone),)):
+            del gone[run]
+        for run, left in gone.items():
+            recorded = await _all(db, Q.effects_recorded, (run,))
+            self._remembered.lost(run, left, {effect_id: EffectStatus(status) for effect_id, status in recorded})
+        await db.execute(Q.hold_back, {"b": [ids.bucket_number(r) for r in gone], "run": list(gone)})
+
+    def take_tail(self) -> LostTail | None:
+        return self._remembered.take()
+
+    def keep_tail(self, tail: LostTail) -> None:
+        self._remembered.keep(tail)
+
+    async def _spoken(self, db: Connection) -> bool:
+        """Whether all who may remember lost commits have held them against what is here: every living worker, since the server became another."""
+        if self._moved and (self.now() - self._moved >= SPEAK_US or not await _all(db, Q.unspoken, {"moved": self._moved, "now": self._clock()})):
+            self._moved = 0
+        return not self._moved
 
     async def _void(self, db: Connection, before: int) -> int:
         incarnation = before
@@ -332,11 +366,7 @@ class PostgresStore:
             tip = await committer.commit(prepared)
         except RunNotFound as e:
             raise await self._missing(e, commit.run.run_id, *(i.run_id for i in commit.puts)) from None
-        run_id = commit.run.run_id
-        if apply.owner_after(commit, "") is not None:
-            self._tips[run_id] = tip
-        else:
-            self._tips.pop(run_id, None)
+        self._remembered.committed(commit, tip)
         return tip
 
     async def put(self, item: InboxItem) -> InboxItem:
@@ -401,6 +431,8 @@ class PostgresStore:
                 return found  # the claim whose answer was lost
             if run_id is not None:
                 return await self._claim_one(db, owner, run_id, limits)
+            if self._moved and not await self._spoken(db):
+                return []
             return await self._claim(db, owner, queues, skills, shapes, limit, limits)
 
         taken = await self._do(work)
@@ -680,7 +712,7 @@ class PostgresStore:
     async def load(self, run_id: str) -> Loaded | None:
         bucket = ids.bucket_number(run_id)
         by, name = (bucket, run_id), {"b": bucket, "run": run_id, "now": self._clock(), "taken": False}
-        known = self._tips.get(run_id)  # what is acknowledged while the answer is on its way need not be in it
+        known = self._remembered.tip(run_id)  # what is acknowledged while the answer is on its way need not be in it
         found, tips, wholes, rows, items, stated, emitted = await self._ask(
             (Q.run_get, name), (Q.load_tip, by), (Q.load_whole, by), (Q.load_rows, by), (Q.inbox_of, name), (Q.vouch_untaken, (run_id,)),
             (Q.chunks_newest, (run_id,)),
@@ -693,7 +725,7 @@ class PostgresStore:
         seq, digest, n, since, size = tips[0]
         tip = Tip(seq, digest, n, since, size)
         if known is not None and tip.row < known.row:  # a log that ends before what was committed here has lost its tail (§1.9)
-            self._rolled[run_id] = f"{run_id} ends with commit {tip.row}, but commit {known.row} was acknowledged here"
+            self._remembered.named[run_id] = said(run_id, tip.row, known.row)
         whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
         newest = tuple(chunks.read(data for (data,) in emitted))
         return Loaded(run, tip, lease, whole, tuple([_row(r) for r in rows]), tuple(besides.items(run_id, items, stated)), newest)
@@ -999,7 +1031,7 @@ class PostgresStore:
         return [*problems, *map(record_problem, beside + await self._damaged_claims()), *await self._chains()]
 
     def _lost_tails(self) -> list[Problem]:
-        return [Problem(LogRolledBack.code, "error", about, "look at what is missing: holdfast check", run) for run, about in self._rolled.items()]
+        return [Problem(LogRolledBack.code, "error", about, "look at what is missing: holdfast check", run) for run, about in self._remembered.named.items()]
 
     async def _damaged_claims(self) -> list[RecordDamaged]:
         """In pages: there may be many."""
@@ -1154,7 +1186,7 @@ class PostgresStore:
         self.incarnation = await self._do(work, anyway=True)
         if self.suspect is not None:  # its proofs of life were kept under no name
             self.suspect, self._liveness = None, Liveness(_proofs(await self._named()))
-        self._rolled, self._tips = {}, {}
+        self._remembered.clear()
         self._commits().forget()
         self._news.tell()
 
