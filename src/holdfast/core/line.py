@@ -105,7 +105,7 @@ class Line:
         Nothing has changed by it: that is for ``keep``, once it is durable.
         """
         node, step, tip = task.node, self.step + 1, self._tip
-        upto, kinds = self._seen(task), self._kinds(writes)
+        upto, kinds = self._seen(task), self._kinds(writes) if self._program.reducing else NO_KINDS
         if kinds is None:
             return None
         news = [f"done:{node}", *writes]
@@ -131,7 +131,7 @@ class Line:
     def _kinds(self, writes: Mapping[str, Any]) -> dict[str, str] | None:
         """The reducers that the writes go through; None if the general way is to say whether they may, or how much there may be."""
         reducing = self._program.reducing
-        if not reducing or reducing.keys().isdisjoint(writes):
+        if reducing.keys().isdisjoint(writes):
             return NO_KINDS
         kinds = {name: reducing[name] for name in writes if name in reducing}
         wrong = any(tag == "merge" and not isinstance(writes[name], dict) for name, tag in kinds.items())
@@ -191,12 +191,15 @@ class Line:
             self._before = last.vouched
         self.step = step = self.step + 1
         self.version, self.hash, self.pending = kept.step.version, kept.hash, kept.pending
-        values = self.values = dict(self.values)  # those that were given out stay as they are
-        for name, value in kept.writes.items():
-            if name in kept.kinds:
-                grow(values, name, kept.kinds[name], value, self._sole)
-            else:
-                values[name] = value
+        if kept.kinds:
+            values = self.values = dict(self.values)  # those that were given out stay as they are
+            for name, value in kept.writes.items():
+                if name in kept.kinds:
+                    grow(values, name, kept.kinds[name], value, self._sole)
+                else:
+                    values[name] = value
+        else:
+            self.values = {**self.values, **kept.writes}
         for channel in kept.news:
             self.versions[channel] = step
         if kept.seen:
