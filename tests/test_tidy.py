@@ -29,6 +29,8 @@ DEPENDENCIES = {"apsw", "click", "msgspec"}
 # Tests that may sleep for real, and why. Everything else moves a clock (holdfast.testing).
 MAY_SLEEP: dict[str, str] = {
     "tests/heavy/test_effects.py": "real processes are stopped past real leases",
+    "tests/integrations/desks.py": "a real process is killed between two pieces of an answer",
+    "tests/integrations/langgraph_turns.py": "turns of two real processes are under way together",
     "tests/limits/kills.py": "real workers are killed past real leases",
     "tests/outbox/kills.py": "real dispatchers are stopped past real leases",
     "tests/postgres/server.py": "a server takes a moment until it accepts connections",

@@ -14,6 +14,7 @@ from typing import Annotated, Any, TypedDict
 import pytest
 from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
 from langgraph.checkpoint.conformance import checkpointer_test, validate
+from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
 
 from holdfast import Graph, Runtime, State, UsageError
@@ -29,13 +30,13 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("durability", ["strict", "joined"])
 @pytest.mark.parametrize("strict_msgpack", [False, True])
-async def test_langgraphs_conformance_suite(url: str, durability: str, strict_msgpack: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All capabilities are detected, all pass."""
-    monkeypatch.setenv("LANGGRAPH_STRICT_MSGPACK", str(strict_msgpack).lower())
+async def test_langgraphs_conformance_suite(url: str, durability: str, strict_msgpack: bool) -> None:
+    """All capabilities are detected, all pass. ``langgraph_suites`` asks the newest release, and the head's suite."""
+    serde = JsonPlusSerializer(allowed_msgpack_modules=None) if strict_msgpack else None
 
     @checkpointer_test(name="HoldfastSaver")
     async def saver() -> AsyncIterator[HoldfastSaver]:
-        async with HoldfastSaver.from_url(url, durability=durability) as found:
+        async with HoldfastSaver.from_url(url, durability=durability, serde=serde) as found:
             yield found
 
     report = await validate(saver)
@@ -208,6 +209,146 @@ async def test_a_store_in_trouble_is_heard_of_by_the_next_writer(tmp_path: Path)
         saver.shelf.put_many = inner  # type: ignore[method-assign]
         found = await saver.aget_tuple(config)
         assert found is not None and len(found.pending_writes or ()) == 1, "what rode along is not lost"
+
+
+async def test_what_is_on_its_way_to_a_slow_store_is_read_all_the_same() -> None:
+    async with HoldfastSaver.from_url("memory:", durability="joined") as saver:
+        await saver.aput(at("t"), made(1, {}, {}), {}, {})
+        config = at("t", checkpoint_id=made(1, {}, {})["id"])
+        begun, go = asyncio.Event(), asyncio.Event()
+        inner = saver.shelf.put_many
+
+        async def slow(rows: dict[str, bytes]) -> None:
+            begun.set()
+            await go.wait()
+            await inner(rows)
+
+        saver.shelf.put_many = slow  # type: ignore[method-assign,assignment]
+        await saver.aput_writes(config, [("said", 1)], "task")
+        await begun.wait()  # the commit is under way, and nobody waits for it
+        reading = asyncio.ensure_future(saver.aget_tuple(config))
+        await asyncio.sleep(0)
+        go.set()
+        found = await reading
+        assert found is not None and [w[2] for w in found.pending_writes or ()] == [1]
+
+
+async def test_the_clones_that_strict_graphs_make_write_through_one_writer(tmp_path: Path) -> None:
+    """``compile`` clones a checkpointer that is given an allowlist: what the clone wrote last is on disk when the saver is closed."""
+    url = f"sqlite:///{tmp_path}/runs.db"
+    config = at("t", checkpoint_id=made(1, {}, {})["id"])
+    async with HoldfastSaver.from_url(url, durability="joined", serde=JsonPlusSerializer(allowed_msgpack_modules=None)) as saver:
+        clone = saver.with_allowlist([("uuid", "UUID")])
+        assert clone is not saver
+        await clone.aput(at("t"), made(1, {}, {}), {}, {})
+        await saver.aput_writes(config, [("said", 0)], "task 0")
+        await clone.aput_writes(config, [("said", 1)], "task 1")
+        found = await saver.aget_tuple(config)
+        assert found is not None and len(found.pending_writes or ()) == 2
+        await clone.aput_writes(config, [("said", 2)], "task 2")
+    async with HoldfastSaver.from_url(url) as saver:
+        found = await saver.aget_tuple(config)
+        assert found is not None and [w[2] for w in found.pending_writes or ()] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("durability", ["strict", "joined"])
+async def test_what_is_too_large_is_refused_alone(durability: str) -> None:
+    """The others who write in the same turn are served, and so is whoever comes after."""
+    async with HoldfastSaver.from_url("memory:", durability=durability) as saver:
+        large = saver.aput(at("large"), made(1, {"said": "x" * 17_000_000}, {"said": "1"}), {}, {"said": "1"})
+        small = [saver.aput(at(f"small{n}"), made(1, {"said": "x"}, {"said": "1"}), {}, {"said": "1"}) for n in range(3)]
+        refused, *done = await asyncio.gather(large, *small, return_exceptions=True)
+        assert isinstance(refused, TooLarge) and not any(isinstance(d, BaseException) for d in done)
+        with pytest.raises(TooLarge):
+            await saver.aput_writes(at("small1", checkpoint_id=made(1, {}, {})["id"]), [("said", "x" * 17_000_000)], "task")
+        await saver.aput(at("after"), made(1, {}, {}), {}, {})
+        assert set(await saver.athreads()) == {"small0", "small1", "small2", "after"}
+
+
+async def test_a_put_that_failed_is_not_made_later() -> None:
+    async with HoldfastSaver.from_url("memory:") as saver:
+        inner = saver.shelf.put_many
+
+        async def broken(rows: dict[str, bytes]) -> None:
+            raise StoreError("the disk is away")
+
+        saver.shelf.put_many = broken  # type: ignore[method-assign,assignment]
+        with pytest.raises(StoreError):
+            await saver.aput(at("t"), made(1, {}, {}), {}, {})
+        saver.shelf.put_many = inner  # type: ignore[method-assign]
+        await saver.aput(at("other"), made(2, {}, {}), {}, {})
+        assert await saver.athreads() == ["other"]
+
+
+async def test_nothing_later_builds_on_what_was_not_written() -> None:
+    """L-04: a save fails, and the same process goes on with the thread; each checkpoint that is there can be read whole."""
+    async with HoldfastSaver.from_url("memory:") as saver:
+        inner = saver.shelf.put_many
+        fails: set[int] = {2, 3, 6}
+        count = 0
+
+        async def now_and_then(rows: dict[str, bytes]) -> None:
+            nonlocal count
+            count += 1
+            if count in fails:
+                raise StoreError("the disk is away")
+            await inner(rows)
+
+        saver.shelf.put_many = now_and_then  # type: ignore[method-assign,assignment]
+        said: list[str] = []
+        written: dict[str, list[str]] = {}
+        for number in range(12):
+            said = [*said, f"{number:04}" * 256]
+            version = f"{number + 1:032}.0"
+            checkpoint = made(number, {"said": said, "same": "s" * 600}, {"said": version, "same": "1"})
+            try:
+                await saver.aput(at("t"), checkpoint, {}, {"said": version} | ({"same": "1"} if number == 1 else {}))
+                written[checkpoint["id"]] = said
+            except StoreError:
+                continue
+        assert len(written) == 9
+        for id, value in written.items():
+            found = await saver.aget_tuple(at("t", checkpoint_id=id))
+            assert found is not None and found.checkpoint["channel_values"] == {"said": value, "same": "s" * 600}
+
+
+async def test_puts_behind_one_that_failed_are_not_made_on_top_of_it() -> None:
+    async with HoldfastSaver.from_url("memory:") as saver:
+        inner = saver.shelf.put_many
+        begun, go = asyncio.Event(), asyncio.Event()
+
+        async def broken(rows: dict[str, bytes]) -> None:
+            begun.set()
+            await go.wait()
+            saver.shelf.put_many = inner  # type: ignore[method-assign]
+            raise StoreError("the disk is away")
+
+        saver.shelf.put_many = broken  # type: ignore[method-assign,assignment]
+        one = asyncio.ensure_future(saver.aput(at("t"), made(1, {"said": ["x" * 600]}, {"said": "1"}), {}, {"said": "1"}))
+        await begun.wait()
+        two = asyncio.ensure_future(saver.aput(at("t"), made(2, {"said": ["x" * 600, "y"]}, {"said": "2"}), {}, {"said": "2"}))
+        await asyncio.sleep(0)
+        go.set()
+        assert [type(e) for e in await asyncio.gather(one, two, return_exceptions=True)] == [StoreError, StoreError]
+        await saver.aput(at("t"), made(3, {"said": ["x" * 600, "y", "z"]}, {"said": "3"}), {}, {"said": "3"})
+        found = await saver.aget_tuple(at("t"))
+        assert found is not None and found.checkpoint["channel_values"] == {"said": ["x" * 600, "y", "z"]}
+
+
+async def test_a_thread_that_another_process_deleted_begins_anew(tmp_path: Path) -> None:
+    """The same words again, in the process that remembers the old ones."""
+    url = f"sqlite:///{tmp_path}/runs.db"
+    async with HoldfastSaver.from_url(url) as saver, HoldfastSaver.from_url(url) as other:
+        for life in range(2):
+            said: list[str] = []
+            for number in range(4):
+                said = [*said, f"{number}" * 600]
+                version = f"{number + 1:032}.{life}"
+                assert ((await saver.aget_tuple(at("t"))) is None) == (number == 0)
+                await saver.aput(at("t"), made(number, {"said": said}, {"said": version}), {}, {"said": version})
+            seen = await other.aget_tuple(at("t"))
+            assert seen is not None and seen.checkpoint["channel_values"] == {"said": said}
+            await other.adelete_thread("t")
 
 
 async def test_the_first_writes_of_a_task_stand_over_processes_too(url: str) -> None:

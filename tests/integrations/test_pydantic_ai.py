@@ -85,8 +85,9 @@ def test_a_crash_at_any_write_repeats_no_recorded_request(holdfast_crashes: Any)
     _, ends = holdfast_crashes(desk, {"question": "Pay me back."}, fresh=lambda world: (counts.append(list(done)), done.clear()))
     assert {(str(end.run.result), str(end.run.error), end.run.condition) for end in ends} == {("done: paid 4200", "None", "done")}
     for calls in (c for c in counts[1:] if c):
-        assert all(calls.count(call) <= 2 for call in calls), "only what was under way at the crash may run again"
-        assert len(calls) <= 7
+        assert all(calls.count(call) <= 2 for call in calls)
+        again = {call for call in calls if calls.count(call) == 2}
+        assert len(again) <= 1 or again == {"look_up 17", "look_up 18"}, "only what was under way at the crash may run again; the two tools of one answer are together"
 
 
 async def test_an_unknown_option_of_a_tool_is_refused_by_name() -> None:

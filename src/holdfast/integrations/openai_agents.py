@@ -7,28 +7,48 @@ with ``needs_approval=True`` opens an approval, which a person may answer days l
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
-from collections.abc import Collection
+from collections.abc import AsyncIterator, Collection
 from typing import Any
 
-from agents import Agent, FunctionTool, RunConfig, Runner
-from agents.items import ModelResponse
+from agents import Agent, ApplyPatchTool, ComputerTool, FunctionTool, LocalShellTool, RunConfig, Runner, ShellTool
+from agents.items import ModelResponse, TResponseStreamEvent
 from agents.models.interface import Model, ModelProvider
 from agents.models.multi_provider import MultiProvider
-from agents.result import RunResult
+from agents.result import RunResult, RunResultBase, RunResultStreaming
 from agents.tool_context import ToolContext
+from openai.types.responses import ResponseCompletedEvent, ResponseTextDeltaEvent
 from pydantic import TypeAdapter
 
-from holdfast import Context, UsageError, current
+from holdfast import Context, StepFailure, UsageError, current
 
 _response: TypeAdapter[ModelResponse] = TypeAdapter(ModelResponse)
+_RUNS_HERE = (ComputerTool, LocalShellTool, ShellTool, ApplyPatchTool)
+
+
+class Requests:
+    """The requests to models in one run of an agent. A call of a tool is known by the request before it: a model may use an id again."""
+
+    def __init__(self, prefix: str = "") -> None:
+        self._prefix = prefix
+        self._count = 0
+
+    def begin(self) -> None:
+        """Another request is made."""
+        self._count += 1
+
+    def key(self, call_id: str) -> str:
+        """What a tool's call is known by."""
+        return f"{self._prefix}.{self._count}.{call_id}"
 
 
 class RecordedModel(Model):
     """A model whose answers are recorded steps of the run it is asked in."""
 
-    def __init__(self, inner: Model) -> None:
+    def __init__(self, inner: Model, requests: Requests | None = None) -> None:
         self._inner = inner
+        self._requests = requests or Requests()
 
     async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
         async def request() -> Any:
@@ -38,28 +58,61 @@ class RecordedModel(Model):
         ctx = current()
         if ctx is None:
             return await self._inner.get_response(*args, **options)
+        self._requests.begin()
         return _response.validate_python(await ctx.step(request, name="model_request"))
 
-    def stream_response(self, *args: Any, **options: Any) -> Any:
-        raise UsageError("a streamed answer of a model cannot be recorded", hint="use run_agent; ctx.emit reports progress")
+    async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[TResponseStreamEvent]:
+        """The events of an answer while it comes in; of one on record, its last alone. Pieces of its text are messages of the run's stream."""
+        ctx = current()
+        if ctx is None:
+            async for event in self._inner.stream_response(*args, **options):
+                yield event
+            return
+        told: asyncio.Queue[TResponseStreamEvent | None] = asyncio.Queue()
+
+        async def request() -> Any:
+            whole: Any = None
+            async for event in self._inner.stream_response(*args, **options):
+                if isinstance(event, ResponseCompletedEvent):
+                    whole = event.model_dump(mode="json", exclude_unset=True)
+                    continue
+                if isinstance(event, ResponseTextDeltaEvent):
+                    ctx.emit({"role": "assistant", "content": event.delta})
+                told.put_nowait(event)
+            if whole is None:
+                raise StepFailure("the model's stream ended without its answer", code="model_stream_ended")
+            return whole
+
+        self._requests.begin()
+        step = asyncio.ensure_future(ctx.step(request, name="model_request"))
+        step.add_done_callback(lambda _: told.put_nowait(None))
+        try:
+            while (piece := await told.get()) is not None:
+                yield piece
+            yield ResponseCompletedEvent.model_validate(await step)
+        finally:
+            step.cancel()
 
 
 class _Recorded(ModelProvider):
-    def __init__(self, inner: ModelProvider) -> None:
+    def __init__(self, inner: ModelProvider, requests: Requests) -> None:
         self._inner = inner
+        self._requests = requests
 
     def get_model(self, model_name: str | None) -> Model:
-        return RecordedModel(self._inner.get_model(model_name))
+        return RecordedModel(self._inner.get_model(model_name), self._requests)
 
 
-def durable(tool: FunctionTool, *, read: bool = False, idempotent: bool = False) -> FunctionTool:
+def durable(tool: FunctionTool, *, read: bool = False, idempotent: bool = False, requests: Requests | None = None) -> FunctionTool:
     """The tool with its calls on record: an effect under the call's id, or with ``read`` a recorded step.
 
     Args:
         tool: a function tool.
         read: it changes nothing, so that it may be called again after a crash.
         idempotent: the receiver drops a repeated call, so that it is called again under the same key.
+        requests: those of the run it is called in.
     """
+    counted = requests or Requests()
 
     async def invoke(given: ToolContext[Any], arguments: str) -> Any:
         ctx = current()
@@ -69,31 +122,48 @@ def durable(tool: FunctionTool, *, read: bool = False, idempotent: bool = False)
         async def call(text: str) -> Any:
             return await tool.on_invoke_tool(given, text)
 
+        key = counted.key(given.tool_call_id)
         if read:
-            return await ctx.step(call, arguments, key=given.tool_call_id, name=tool.name)
-        return await ctx.effect(call, arguments, key=given.tool_call_id, name=tool.name, idempotent=idempotent)
+            return await ctx.step(call, arguments, key=key, name=tool.name)
+        return await ctx.effect(call, arguments, key=key, name=tool.name, idempotent=idempotent)
 
     return dataclasses.replace(tool, on_invoke_tool=invoke)
 
 
-def recorded(agent: Agent[Any], *, reads: Collection[str] = (), idempotent: Collection[str] = ()) -> Agent[Any]:
-    """The agent, and those it hands over to, with models and function tools on record."""
-    return _recorded(agent, reads, idempotent, {})
+def recorded(agent: Agent[Any], *, reads: Collection[str] = (), idempotent: Collection[str] = (), requests: Requests | None = None) -> Agent[Any]:
+    """The agent, and those it hands over to, with models and function tools on record.
+
+    Raises:
+        UsageError: it has a tool that acts here and that no record could be made of.
+    """
+    return _recorded(agent, reads, idempotent, requests or Requests(), {})
 
 
-def _recorded(agent: Agent[Any], reads: Collection[str], idempotent: Collection[str], made: dict[int, Agent[Any]]) -> Agent[Any]:
+def _recorded(agent: Agent[Any], reads: Collection[str], idempotent: Collection[str], requests: Requests, made: dict[int, Agent[Any]]) -> Agent[Any]:
     if id(agent) in made:
         return made[id(agent)]
-    tools = [durable(t, read=t.name in reads, idempotent=t.name in idempotent) if isinstance(t, FunctionTool) else t for t in agent.tools]
-    model = RecordedModel(agent.model) if isinstance(agent.model, Model) else agent.model
+    if agent.mcp_servers:
+        raise UsageError(f"the agent {agent.name!r} calls MCP servers by itself, which is not on record", hint="call their tools in function tools, by holdfast.integrations.mcp.mcp_tool")
+    if odd := next((t for t in agent.tools if isinstance(t, _RUNS_HERE)), None):
+        raise UsageError(f"the agent {agent.name!r} has the tool {odd.name!r}, which acts here and is not on record", hint="use a function tool")
+    tools = [durable(t, read=t.name in reads, idempotent=t.name in idempotent, requests=requests) if isinstance(t, FunctionTool) else t for t in agent.tools]
+    model = RecordedModel(agent.model, requests) if isinstance(agent.model, Model) else agent.model
     copy = made[id(agent)] = dataclasses.replace(agent, model=model, tools=tools)
-    copy.handoffs = [_recorded(h, reads, idempotent, made) if isinstance(h, Agent) else h for h in agent.handoffs]
+    copy.handoffs = [_recorded(h, reads, idempotent, requests, made) if isinstance(h, Agent) else h for h in agent.handoffs]
     return copy
 
 
 async def run_agent(
-    ctx: Context, agent: Agent[Any], input: Any, *, reads: Collection[str] = (), idempotent: Collection[str] = (), max_turns: int = 10, context: Any = None
-) -> RunResult:
+    ctx: Context,
+    agent: Agent[Any],
+    input: Any,
+    *,
+    reads: Collection[str] = (),
+    idempotent: Collection[str] = (),
+    max_turns: int = 10,
+    context: Any = None,
+    emit: bool = False,
+) -> RunResultBase:
     """Runs an agent inside a node or a flow until it has its answer.
 
     Args:
@@ -104,10 +174,24 @@ async def run_agent(
         idempotent: names of tools whose receiver drops a repeated call.
         max_turns: as in ``Runner.run``.
         context: as in ``Runner.run``.
+        emit: ask the model for a stream, and give the pieces of its text out as messages (``ctx.emit``).
+
+    Raises:
+        UsageError: the agent has a tool that acts here and that no record could be made of.
     """
-    config = RunConfig(tracing_disabled=True, model_provider=_Recorded(MultiProvider()))
-    kept = recorded(agent, reads=reads, idempotent=idempotent)
-    result = await Runner.run(kept, input, context=context, max_turns=max_turns, run_config=config)
+    requests = Requests(str(ctx.uuid()))
+    config = RunConfig(tracing_disabled=True, model_provider=_Recorded(MultiProvider(), requests))
+    kept = recorded(agent, reads=reads, idempotent=idempotent, requests=requests)
+
+    async def stretch(given: Any) -> RunResult | RunResultStreaming:
+        if not emit:
+            return await Runner.run(kept, given, context=context, max_turns=max_turns, run_config=config)
+        streamed = Runner.run_streamed(kept, given, context=context, max_turns=max_turns, run_config=config)
+        async for _ in streamed.stream_events():
+            continue  # what is told is told where the model is asked
+        return streamed
+
+    result = await stretch(input)
     while result.interruptions:
         state = result.to_state()
         for item in result.interruptions:
@@ -117,7 +201,7 @@ async def run_agent(
                 state.approve(item)
             else:
                 state.reject(item)
-        result = await Runner.run(kept, state, max_turns=max_turns, run_config=config)
+        result = await stretch(state)
     usage = result.context_wrapper.usage
     ctx.spend(tokens=usage.total_tokens)
     return result

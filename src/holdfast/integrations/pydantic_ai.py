@@ -6,17 +6,20 @@ Each model request is then a recorded step. A tool is an effect, unless its meta
     @agent.tool_plain(metadata={"holdfast": {"side_effects": "read"}})
     def look_up(order: str) -> str: ...
 
-``run_agent`` also asks a person about tools that require approval, and counts the usage on the run's budget.
+``run_agent`` also asks a person about tools that require approval, counts the usage on the run's budget, and streams.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterable, Awaitable, Callable
+from collections.abc import AsyncIterable, AsyncIterator, Awaitable, Callable, Mapping
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from pydantic import TypeAdapter
 from pydantic_ai import Agent, DeferredToolRequests, DeferredToolResults, ToolDenied, durable_exec
-from pydantic_ai.messages import AgentStreamEvent
+from pydantic_ai.agent import EventStreamHandler
+from pydantic_ai.messages import AgentStreamEvent, PartDeltaEvent, PartStartEvent, TextPart, TextPartDelta
+from pydantic_ai.models import Model
 from pydantic_ai.run import AgentRunResult
 from pydantic_ai.tools import RunContext
 
@@ -29,6 +32,7 @@ KEY = "holdfast"
 UNDECLARED: dict[str, Any] = {"side_effects": "external_action"}
 RECORDED = ("none", "read")
 _events: TypeAdapter[AgentStreamEvent] = TypeAdapter(AgentStreamEvent)
+_emitting: ContextVar[bool] = ContextVar("holdfast_pydantic_ai_emitting", default=False)
 _OPTIONS = frozenset({"side_effects", "idempotent", "replay", "verify", "undo", "retry", "timeout"})
 
 
@@ -39,16 +43,25 @@ class _Calls(durable_exec.JournalCallableOperationBackend[dict[str, Any]]):
         self, *, operation_id: durable_exec.DurableOperationId, name: str, body: Callable[[], Awaitable[Any]], cache_key: object, config: dict[str, Any]
     ) -> Any:
         ctx = current()
-        if ctx is None:
-            return await body()
+        if ctx is None or isinstance(operation_id, durable_exec.EventStreamHandlerId):
+            return await body()  # an event is told where it happens; after a crash it is told again, with the attempt before superseded
 
         async def unit() -> Any:
             return await body()
 
-        if isinstance(operation_id, durable_exec.ToolsetCallToolId) and config.get("side_effects", "none") not in RECORDED:
-            return await ctx.effect(unit, name=name, **config)
+        key = _key(operation_id, cache_key)
+        if key is not None and config.get("side_effects", "none") not in RECORDED:
+            return await ctx.effect(unit, key=key, name=name, **config)
         rest = {k: v for k, v in config.items() if k in ("retry", "timeout")}
-        return await ctx.step(unit, name=name, **rest)
+        return await ctx.step(unit, key=key, name=name, **rest)
+
+
+def _key(operation_id: durable_exec.DurableOperationId, parts: object) -> str | None:
+    """What a tool's call is known by, so that calls of one answer may be under way together. A model may use the id of a call again."""
+    if not isinstance(operation_id, durable_exec.ToolsetCallToolId) or not isinstance(parts, tuple):
+        return None
+    run = next((part for part in parts if isinstance(part, RunContext)), None)
+    return None if run is None or run.tool_call_id is None else f"{run.run_id}.{run.run_step}.{run.tool_call_id}"
 
 
 class HoldfastDurability(durable_exec.BaseDurabilityCapability[D]):
@@ -59,10 +72,26 @@ class HoldfastDurability(durable_exec.BaseDurabilityCapability[D]):
         durable_unit_noun="step",
         durable_container_noun="run",
         codec=durable_exec.JSON_CODEC,
-        sequential_tools_in_durable_context=True,
         tool_config_key=KEY,
         toolset_lifecycles={"function": "enter-always", "mcp": "enter-in-durable-unit", "dynamic": "enter-never"},
     )
+
+    def __init__(self, *, models: Mapping[str, Model] | None = None, event_stream_handler: EventStreamHandler[D] | None = None, name: str | None = None) -> None:
+        self._told = event_stream_handler
+
+        async def tell(run: RunContext[D], events: AsyncIterable[AgentStreamEvent]) -> None:
+            """Gives events out where they happen: those of a model while it answers, within the recorded call."""
+            passed = _passed(events) if _emitting.get() else events
+            if event_stream_handler is not None:
+                await event_stream_handler(run, passed)
+            async for _ in passed:
+                continue
+
+        super().__init__(models=models, event_stream_handler=tell, name=name)
+
+    @property
+    def has_wrap_run_event_stream(self) -> bool:
+        return self._told is not None or _emitting.get()
 
     @property
     def in_durable_context(self) -> bool:
@@ -108,11 +137,17 @@ async def run_agent(ctx: Context, agent: Agent[Any, Any], prompt: str, *, emit: 
         ctx: the context of the node or flow.
         agent: an agent with the capability ``HoldfastDurability``.
         prompt: what the user says.
-        emit: give the agent's events out as chunks of the step (``ctx.emit``); the model must be able to stream.
+        emit: give the agent's events out as chunks (``ctx.emit``), pieces of text as messages; the model must be able to stream.
         options: further arguments of ``agent.run``, such as ``deps`` or ``message_history``.
     """
-    if emit:
-        options["event_stream_handler"] = _emitting(ctx)
+    token = _emitting.set(emit)
+    try:
+        return await _run(ctx, agent, prompt, options)
+    finally:
+        _emitting.reset(token)
+
+
+async def _run(ctx: Context, agent: Agent[Any, Any], prompt: str, options: dict[str, Any]) -> AgentRunResult[Any]:
     output = [options.pop("output_type", agent.output_type), DeferredToolRequests]
     result: AgentRunResult[Any] = await agent.run(prompt, output_type=output, **options)
     _count(ctx, result)
@@ -130,12 +165,20 @@ async def run_agent(ctx: Context, agent: Agent[Any, Any], prompt: str, *, emit: 
     return result
 
 
-def _emitting(ctx: Context) -> Callable[[RunContext[Any], AsyncIterable[AgentStreamEvent]], Awaitable[None]]:
-    async def handler(run: RunContext[Any], events: AsyncIterable[AgentStreamEvent]) -> None:
-        async for event in events:
-            ctx.emit(_events.dump_python(event, mode="json"))
+async def _passed(events: AsyncIterable[AgentStreamEvent]) -> AsyncIterator[AgentStreamEvent]:
+    """The events, given out as chunks of the step that they happen in."""
+    async for event in events:
+        if (ctx := current()) is not None:
+            ctx.emit(_piece(event))
+        yield event
 
-    return handler
+
+def _piece(event: AgentStreamEvent) -> Any:
+    """A chunk: a piece of a message with its role and content, or any other event as it is."""
+    match event:
+        case PartStartEvent(part=TextPart(content=text)) | PartDeltaEvent(delta=TextPartDelta(content_delta=text)):
+            return {"role": "assistant", "content": text}
+    return _events.dump_python(event, mode="json")
 
 
 def _count(ctx: Context, result: AgentRunResult[Any]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import datetime as dt
 import random
 from collections import OrderedDict
@@ -30,6 +29,7 @@ from holdfast.core.bounds import one_of
 from holdfast.core.errors import InvalidInput, StoreCorrupt
 from holdfast.integrations.langgraph import rows as r
 from holdfast.integrations.langgraph.rows import Kept, Thread, Value, Write
+from holdfast.integrations.langgraph.writer import Writer
 from holdfast.shelf import Shelf
 
 T = TypeVar("T")
@@ -37,8 +37,6 @@ SHELF = "langgraph"
 SMALL = 128
 """A value of at most so many bytes lies in the checkpoint's own row."""
 PAGE = 500
-WAIT_SECONDS = 0.002
-"""How long the writes of a task wait for a commit to ride with."""
 REMEMBERED = 1024
 
 
@@ -69,9 +67,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         super().__init__(serde=serde)
         self.durability = Durability(one_of(durability, "durability", tuple(Durability)))
         self.shelf = source.shelf(SHELF) if isinstance(source, Runtime) else Shelf.open(source, SHELF)
-        self._pending: dict[str, bytes] = {}
-        self._flush: asyncio.Task[None] | None = None
-        self._timer: asyncio.TimerHandle | None = None
+        self._writer = Writer(self.shelf)
         self._kept: OrderedDict[tuple[str, str, str], Kept] = OrderedDict()
         self._known: OrderedDict[str, None] = OrderedDict()
 
@@ -86,7 +82,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     async def __aexit__(self, *error: object) -> None:
         try:
-            await self.shelf.home.join(self._settle())
+            await self.shelf.home.join(self._writer.settle())
         finally:
             await self.shelf.__aexit__(*error)
 
@@ -96,7 +92,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     def __exit__(self, *error: object) -> None:
         try:
-            self._call(self._settle())
+            self._call(self._writer.settle())
         finally:
             self.shelf.__exit__(*error)
 
@@ -110,44 +106,6 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         """The version after this one: versions are texts whose order is that of their making."""
         number = 0 if current is None else current if isinstance(current, int) else int(str(current).partition(".")[0])
         return f"{number + 1:032}.{random.random():016}"
-
-    # -- one commit for all who write in the same turn of the loop -----------------------------------
-
-    async def _write(self, made: Mapping[str, bytes]) -> None:
-        """Puts rows, together with what else is to be put now; returns when they are on disk."""
-        self._pending |= made
-        if self._flush is None:
-            self._flush = asyncio.ensure_future(self._commit())
-        await asyncio.shield(self._flush)
-
-    def _ride(self, made: Mapping[str, bytes]) -> None:
-        """Puts rows with the next commit; one is made if nobody else makes one soon."""
-        self._pending |= made
-        if self._flush is None and self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(WAIT_SECONDS, self._due)
-
-    def _due(self) -> None:
-        self._timer = None
-        if self._flush is None and self._pending:
-            self._flush = asyncio.ensure_future(self._commit())
-
-    async def _commit(self) -> None:
-        await asyncio.sleep(0)  # the turn's other writers join this commit
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
-        batch, self._pending, self._flush = self._pending, {}, None
-        try:
-            await self.shelf.put_many(batch)
-        except BaseException:
-            # What rode along was promised to nobody yet: it is tried again with the next commit, whose writer hears of the error.
-            self._pending = batch | self._pending
-            raise
-
-    async def _settle(self) -> None:
-        """Returns when everything put so far is on disk."""
-        if self._pending or self._flush is not None:
-            await self._write({})
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -179,15 +137,18 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         made[key] = r.encode(row)
         if row.run is not None:
             made[r.of_run(row.run) + key] = b""
-        await self._write(made)
+        try:
+            await self._writer.write(made)
+        except BaseException:
+            self._forget(thread)  # nothing later may build on what was not written
+            raise
         return _config(thread, ns, row.id)
 
     def _value(self, thread: Thread, ns: str, channel: str, version: str, kind: str, body: bytes) -> Value:
         slot = (thread.prefix, ns, channel)
         before = self._kept.get(slot)
         row, kept = r.grown(before, version, kind, body)
-        if before is None or before.version <= version:
-            _remember(self._kept, slot, kept)
+        _remember(self._kept, slot, kept)
         return row
 
     async def _put_writes(self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str) -> None:
@@ -203,21 +164,19 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             made[key] = r.encode(Write(task_path, task_id, index, channel, kind, body))
             if channel not in WRITES_IDX_MAP:
                 once.append(key)
-        if once and (task := thread.writes(ns, id) + "·" + task_id) not in self._known:
+        if once and (task := once[0].rpartition("/")[0] + "/") not in self._known:
             # Another process may have run this task: its first writes stand.
-            there = {key for key, _ in await self.shelf.scan(once[0].rpartition("/")[0] + "/", limit=PAGE)}
+            there = {key async for key, _ in self._rows(task)}
             _remember(self._known, task, None)
         else:
-            there = set(self._pending)
-            if once:
-                there |= {key for key in once if await self.shelf.get(key) is not None}
-        made = {key: data for key, data in made.items() if key not in once or (key not in there and key not in self._pending)}
+            there = {key for key in once if await self.shelf.get(key) is not None}
+        made = {key: data for key, data in made.items() if key not in once or not (key in there or self._writer.holds(key))}
         if not made:
             return
         if self.durability is Durability.JOINED:
-            self._ride(made)
+            self._writer.ride(made)
         else:
-            await self._write(made)
+            await self._writer.write(made)
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -278,14 +237,20 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return cast(CheckpointMetadata, self.serde.loads_typed((row.meta_kind, row.meta)))
 
     async def _get(self, config: RunnableConfig) -> CheckpointTuple | None:
-        await self._settle()
+        await self._writer.settle()
         found = await self._row(config)
-        return None if found is None else await self._tuple(*found)
+        if found is None:
+            self._forget(_place(config)[0])
+            return None
+        loaded = await self._tuple(*found)
+        if _place(config)[2] is None:
+            self._refresh(found[0], found[1].ns, loaded.checkpoint["channel_versions"])
+        return loaded
 
     async def _list(
         self, config: RunnableConfig | None, filter: dict[str, Any] | None, before: RunnableConfig | None, limit: int | None
     ) -> AsyncIterator[CheckpointTuple]:
-        await self._settle()
+        await self._writer.settle()
         given = {} if config is None else config["configurable"]
         thread = Thread.of(given["thread_id"]) if given.get("thread_id") is not None else None
         ns, id = given.get("checkpoint_ns"), given.get("checkpoint_id")
@@ -319,7 +284,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     async def _threads(self) -> list[str]:
         """The ids of all threads, one look for each."""
-        await self._settle()
+        await self._writer.settle()
         found: list[str] = []
         after = "!~"  # behind the lists of runs
         while page := await self.shelf.scan(after=after, limit=1):
@@ -330,7 +295,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     async def _history(self, config: RunnableConfig, channels: Sequence[str]) -> Mapping[str, DeltaChannelHistory]:
         """Walks the parents of a checkpoint, and decodes a value only where it is the one to begin with."""
-        await self._settle()
+        await self._writer.settle()
         found = await self._row(config)
         writes: dict[str, list[PendingWrite]] = {channel: [] for channel in channels}
         seeds: dict[str, Any] = {}
@@ -356,6 +321,13 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     # -- keeping -------------------------------------------------------------------------------------
 
+    def _refresh(self, thread: Thread, ns: str, versions: ChannelVersions) -> None:
+        """Forgets the values that are not those of the newest checkpoint: another process may have deleted or pruned them."""
+        for channel, version in versions.items():
+            slot = (thread.prefix, ns, channel)
+            if slot in self._kept and self._kept[slot].version != str(version):
+                del self._kept[slot]
+
     def _forget(self, thread: Thread) -> None:
         for slot in [s for s in self._kept if s[0] == thread.prefix]:
             del self._kept[slot]
@@ -363,7 +335,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             del self._known[key]
 
     async def _delete(self, thread: Thread) -> None:
-        await self._settle()
+        await self._writer.settle()
         for row in await self._checkpoints(thread):
             if row.run is not None:
                 await self.shelf.delete(r.of_run(row.run) + thread.checkpoint(row.ns, row.id))
@@ -371,7 +343,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self._forget(thread)
 
     async def _copy(self, source: Thread, target: Thread) -> None:
-        await self._settle()
+        await self._writer.settle()
         if await self.shelf.scan(target.prefix, limit=1):
             raise UsageError(f"the thread {target.id!r} is there already", hint="copy into a thread that has no checkpoints")
         made: dict[str, bytes] = {}
@@ -407,7 +379,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             await self.shelf.delete(key)
 
     async def _delete_runs(self, run_ids: Sequence[str]) -> None:
-        await self._settle()
+        await self._writer.settle()
         for run in run_ids:
             listed = [key.removeprefix(r.of_run(str(run))) async for key, _ in self._rows(r.of_run(str(run)))]
             by_thread: dict[Thread, list[r.Checkpoint]] = {}
@@ -423,7 +395,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         if thread_ids is None and older_than is None:
             raise InvalidInput("prune needs threads or an age", field="thread_ids", hint="prune(older_than=timedelta(days=30))")
         before = None if older_than is None else dt.datetime.now(dt.UTC) - older_than
-        await self._settle()
+        await self._writer.settle()
         for thread in [Thread.of(t) for t in (await self._threads() if thread_ids is None else thread_ids)]:
             every = await self._checkpoints(thread)
             if before is not None and any(dt.datetime.fromisoformat(row.at) >= before for row in every):

@@ -1,0 +1,104 @@
+"""Two processes, two turns at once in each, on one thread: how many of the four are kept.
+
+    python tests/integrations/langgraph_turns.py FOLDER [KIND …]
+
+Kinds: ``alone`` is LangGraph's own SQLite saver, ``saver`` is HoldfastSaver, both called by ``ainvoke``; ``skill`` is the graph as a skill.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import operator
+import subprocess
+import sys
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import Annotated, Any, TypedDict
+
+from langgraph.graph import END, START, StateGraph
+
+from holdfast import Runtime
+from holdfast.integrations.langgraph import HoldfastSaver, as_skill
+
+KINDS = ("alone", "saver", "skill")
+AT: Any = {"configurable": {"thread_id": "t"}}
+
+
+class Talk(TypedDict):
+    said: Annotated[list[str], operator.add]
+
+
+async def answer(state: Talk) -> dict[str, list[str]]:
+    await asyncio.sleep(0.1)  # a model takes its time, so that turns are under way together
+    return {"said": [f"to {state['said'][-1]}"]}
+
+
+graph = StateGraph(Talk).add_node("answer", answer).add_edge(START, "answer").add_edge("answer", END)
+
+
+def saver(kind: str, folder: str) -> AbstractAsyncContextManager[Any]:
+    if kind == "alone":
+        from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver  # a package that only this kind needs
+
+        found: AbstractAsyncContextManager[Any] = AsyncSqliteSaver.from_conn_string(f"{folder}/alone.db")
+        return found
+    return HoldfastSaver.from_url(f"sqlite:///{folder}/{kind}.db")
+
+
+async def turns(kind: str, folder: str, process: int) -> None:
+    """Two turns at once; begun when the other process is ready too."""
+    async with saver(kind, folder) as kept, contextlib.AsyncExitStack() as open_now:
+        built = graph.compile(checkpointer=kept)
+        skill = as_skill(built, "talk")
+        rt = await open_now.enter_async_context(Runtime(f"sqlite:///{folder}/{kind}.runs.db", skills=[skill])) if kind == "skill" else None
+        print("ready", flush=True)
+        await asyncio.to_thread(sys.stdin.readline)
+        words = [f"{process}.{n}" for n in range(2)]
+        if rt is None:
+            await asyncio.gather(*(built.ainvoke({"said": [word]}, AT) for word in words))
+        else:
+            stop = asyncio.Event()
+            works = asyncio.ensure_future(rt.worker(stop=stop))
+            begun = await asyncio.gather(*(rt.submit(skill, {"input": {"said": [word]}}, thread_id="t") for word in words))
+            await asyncio.gather(*(rt.result(run.run_id) for run in begun))
+            stop.set()
+            await works
+
+
+async def kept(kind: str, folder: str) -> list[str]:
+    """What the thread has of the four turns."""
+    async with saver(kind, folder) as found:
+        said = (await graph.compile(checkpointer=found).aget_state(AT)).values["said"]
+        return [word for word in said if not word.startswith("to ") and f"to {word}" in said]
+
+
+def count(kind: str, folder: str) -> int:
+    """How many of four turns the thread has after two processes were done with them."""
+    asyncio.run(kept_or_none(kind, folder))
+    both = [
+        subprocess.Popen([sys.executable, __file__, folder, "--process", kind, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for n in range(2)
+    ]
+    for each in both:
+        assert each.stdout is not None and each.stdout.readline() == "ready\n", f"{kind}: a process did not begin"
+    for each in both:
+        assert each.stdin is not None
+        print("go", file=each.stdin, flush=True)
+    for each in both:
+        each.communicate()
+        assert each.returncode == 0, f"{kind}: a process ended with {each.returncode}"
+    return len(asyncio.run(kept(kind, folder)))
+
+
+async def kept_or_none(kind: str, folder: str) -> None:
+    """Makes the file, so that the two processes find it."""
+    async with saver(kind, folder) as found:
+        await graph.compile(checkpointer=found).aget_state(AT)
+
+
+if __name__ == "__main__":
+    if sys.argv[2:3] == ["--process"]:
+        asyncio.run(turns(sys.argv[3], sys.argv[1], int(sys.argv[4])))
+    else:
+        print(json.dumps({kind: count(kind, str(Path(sys.argv[1]).resolve())) for kind in sys.argv[2:] or KINDS}))
