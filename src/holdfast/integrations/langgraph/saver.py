@@ -23,6 +23,7 @@ from langgraph.checkpoint.base import (
     get_checkpoint_metadata,
 )
 from langgraph.checkpoint.serde.base import SerializerProtocol
+from langgraph.checkpoint.serde.types import ERROR
 
 from holdfast import Runtime, UsageError
 from holdfast.core.bounds import one_of
@@ -157,6 +158,9 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             raise InvalidInput("writes belong to a checkpoint, and the config names none", field="checkpoint_id", hint='config["configurable"]["checkpoint_id"]')
         made: dict[str, bytes] = {}
         once: list[str] = []
+        if any(channel == ERROR for channel, _ in writes):
+            # A task that failed has no result: what its node wrote before its router raised would count as all of it.
+            writes = [(channel, value) for channel, value in writes if channel in WRITES_IDX_MAP or channel.startswith(ERROR[:-2])]
         for place, (channel, value) in enumerate(writes):
             index = WRITES_IDX_MAP.get(channel, place)
             key = thread.write(ns, id, task_id, index)
@@ -200,14 +204,14 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     async def _loaded(self, thread: Thread, ns: str, channel: str, version: str) -> Any:
         slot = self._kept.get((thread.prefix, ns, channel))
         if slot is not None and slot.version == version:
-            return self.serde.loads_typed((slot.kind, slot.body))
+            return self._value_of((slot.kind, slot.body))
         key = thread.value(ns, channel, version)
         data = await self.shelf.get(key)
         row = None if data is None else r.value_of(data)
         if row is None:
             raise _lost(thread, channel, version)
         if row.whole is None:
-            return self.serde.loads_typed((row.kind, row.body))
+            return self._value_of((row.kind, row.body))
         first = thread.value(ns, channel, row.whole)
         start = await self.shelf.get(first)
         chain = {row.whole: r.value_of(start)} if start is not None else {}
@@ -219,22 +223,30 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         body = r.joined(version, chain)
         if body is None:
             raise _lost(thread, channel, version)
-        return self.serde.loads_typed((row.kind, body))
+        return self._value_of((row.kind, body))
 
     async def _writes(self, thread: Thread, ns: str, id: str) -> list[PendingWrite]:
         found = [r.write_of(data) async for _, data in self._rows(thread.writes(ns, id))]
-        return [(w.task, w.channel, self.serde.loads_typed((w.kind, w.body))) for w in sorted(found, key=lambda w: w.order)]
+        return [(w.task, w.channel, self._value_of((w.kind, w.body))) for w in sorted(found, key=lambda w: w.order)]
 
     async def _tuple(self, thread: Thread, row: r.Checkpoint, wanted: set[str] | None = None) -> CheckpointTuple:
-        body: Checkpoint = self.serde.loads_typed((row.kind, row.body))
+        body: Checkpoint = self._value_of((row.kind, row.body))
+        if not isinstance(body, dict) or not {"channel_values", "channel_versions"} <= body.keys():
+            raise StoreCorrupt(f"the checkpoint {row.id!r} of the thread {thread.id!r} is none", code="row_unreadable", hint="delete the thread, or restore a backup")
         for channel in row.apart:
             if wanted is None or channel in wanted:
                 body["channel_values"][channel] = await self._loaded(thread, row.ns, channel, str(body["channel_versions"][channel]))
         parent = None if row.parent is None else _config(thread, row.ns, row.parent)
         return CheckpointTuple(_config(thread, row.ns, row.id), body, self._meta(row), parent, await self._writes(thread, row.ns, row.id))
 
+    def _value_of(self, kept: tuple[str, bytes]) -> Any:
+        try:
+            return self.serde.loads_typed(kept)
+        except Exception as e:  # whatever a serializer raises over bytes that are not its own
+            raise StoreCorrupt(f"a value of a LangGraph thread cannot be read: {e}", code="row_unreadable", hint="delete the thread, or restore a backup") from e
+
     def _meta(self, row: r.Checkpoint) -> CheckpointMetadata:
-        return cast(CheckpointMetadata, self.serde.loads_typed((row.meta_kind, row.meta)))
+        return cast(CheckpointMetadata, self._value_of((row.meta_kind, row.meta)))
 
     async def _get(self, config: RunnableConfig) -> CheckpointTuple | None:
         await self._writer.settle()
@@ -368,7 +380,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self._forget(thread)
         used: set[str] = set()
         for row in await self._checkpoints(thread):
-            versions = self.serde.loads_typed((row.kind, row.body))["channel_versions"]
+            versions = self._value_of((row.kind, row.body))["channel_versions"]
             used |= {thread.value(row.ns, channel, str(versions[channel])) for channel in row.apart}
         values = {key: r.value_of(data) async for key, data in self._rows(thread.values())}
         for key in list(used):
@@ -417,7 +429,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             at = by_place.get((at.ns, at.parent))
             if at is not None:
                 needed.append((at.ns, at.id))
-                left -= {*at.apart, *self.serde.loads_typed((at.kind, at.body))["channel_values"]}
+                left -= {*at.apart, *self._value_of((at.kind, at.body))["channel_values"]}
         return needed
 
     # -- the checkpointer's verbs, for coroutines ----------------------------------------------------

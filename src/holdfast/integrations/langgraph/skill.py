@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
 from typing import Any
 
 from langchain_core.runnables import RunnableConfig
+from langgraph.checkpoint.base.id import uuid6
 from langgraph.graph.state import CompiledStateGraph
-from langgraph.types import Command
+from langgraph.types import Command, StateSnapshot
 from pydantic_core import to_jsonable_python
 
-from holdfast import Context, Flow, UsageError, flow
+from holdfast import Context, Flow, StepFailure, UsageError, flow
 
+CATCH_UP_SECONDS = 0.05
+PROMPT = 500
 _CALL = "holdfast_call"
 
 
@@ -22,7 +26,8 @@ def as_skill(
 
     The LangGraph thread is the thread of the run, so that turns of one conversation share their state. A node that was under way
     when its process died runs again, as LangGraph does it; acts that must not happen twice belong into ``ctx.effect``
-    (``holdfast.current()`` gives the context inside a node).
+    under a key (``holdfast.current()`` gives the context inside a node). A graph that asks several questions at once opens them all, and
+    goes on once each is answered.
 
     Args:
         graph: compiled with a checkpointer that outlives the process, such as ``HoldfastSaver``.
@@ -39,33 +44,52 @@ def as_skill(
     @flow(id, version=version)
     async def run(ctx: Context, input: dict[str, Any]) -> dict[str, Any]:
         given: Any = input
+        pending: list[str] = []
         stretch = 0
         while True:
-            rested = await ctx.step(_stretch, graph, ctx.run.thread_id, f"{ctx.run_id}.{stretch}", given, key=f"stretch-{stretch}", name=f"{id}.stretch", timeout=timeout)
+            call = f"{ctx.run_id}.{stretch}"
+            rested = await ctx.step(_stretch, graph, ctx.run.thread_id, call, given, pending, key=f"stretch-{stretch}", name=f"{id}.stretch", timeout=timeout)
             if not rested["asks"]:
                 values: dict[str, Any] = rested["values"]
                 return values
-            answers = {ask: await ctx.ask(str(value), object, show=value) for ask, value in rested["asks"]}
-            given, stretch = Command(resume=answers), stretch + 1
+            answers = await ctx.gather(*(ctx.ask(_prompt(value), object, show=value) for _, value in rested["asks"]))
+            given = Command(resume={ask: answer for (ask, _), answer in zip(rested["asks"], answers, strict=True)})
+            pending, stretch = rested["next"], stretch + 1
 
     return run
 
 
-async def _stretch(graph: Any, thread_id: str, call: str, given: Any) -> dict[str, Any]:
+async def _stretch(graph: Any, thread_id: str, call: str, given: Any, pending: list[str]) -> dict[str, Any]:
     """Drives the graph to its next rest. After a crash it goes on where the graph's own checkpoints stand, and begins nothing anew."""
-    config: RunnableConfig = {"configurable": {"thread_id": thread_id}, "metadata": {_CALL: call}}
-    state = await graph.aget_state({"configurable": {"thread_id": thread_id}})
+    if gone := next((node for node in pending if node not in graph.nodes), None):
+        raise StepFailure(f"the node {gone!r} waits for an answer, and the graph has it no more", code="pending_node_missing")
+    at: RunnableConfig = {"configurable": {"thread_id": thread_id}}
+    state = await graph.aget_state(at)
     if (state.metadata or {}).get(_CALL) == call:
-        if not state.next or state.interrupts:
-            return _rested(state.values, state.interrupts)
+        # Not by ``next``: a task whose writes are kept is not named there, though the step that they are of has not ended.
+        if not state.tasks or state.interrupts:
+            return _rested(state)
         given = None
-    await graph.ainvoke(given, config, durability="sync")
-    state = await graph.aget_state({"configurable": {"thread_id": thread_id}})
-    return _rested(state.values, state.interrupts)
+    await _caught_up(state.config["configurable"].get("checkpoint_id", ""))
+    await graph.ainvoke(given, at | {"metadata": {_CALL: call}}, durability="sync")
+    return _rested(await graph.aget_state(at))
 
 
-def _rested(values: Any, interrupts: Any) -> dict[str, Any]:
-    return {"values": to_jsonable_python(values, fallback=str), "asks": [[i.id, to_jsonable_python(i.value, fallback=str)] for i in interrupts]}
+async def _caught_up(newest: str) -> None:
+    """LangGraph takes the checkpoint with the greatest id for the newest, and ids begin with the time: a clock that is behind must catch up."""
+    while str(uuid6()) <= newest:  # noqa: ASYNC110
+        await asyncio.sleep(CATCH_UP_SECONDS)
+
+
+def _rested(state: StateSnapshot) -> dict[str, Any]:
+    asks = [[i.id, to_jsonable_python(i.value, fallback=str)] for i in state.interrupts]
+    return {"values": to_jsonable_python(state.values, fallback=str), "asks": asks, "next": list(state.next)}
+
+
+def _prompt(value: Any) -> str:
+    """A line for a person; all of the value is shown beside it."""
+    text = str(value) or "?"
+    return text if len(text) <= PROMPT else f"{text[:PROMPT]}…"
 
 
 __all__ = ["as_skill"]
