@@ -41,7 +41,7 @@ class Calendar:
             return cronsim.CronSim(line, after)
         except (cronsim.CronSimError, AssertionError, TypeError, ValueError) as e:  # it does not foresee every odd line
             hint = "minute hour day month weekday: '0 9 * * MON-FRI', '*/15 * * * *', '30 2 1 * *'"
-            raise InvalidInput(f"{line!r} is no cron line: {str(e).lower()}", hint=hint, code="bad_cron") from e
+            raise InvalidInput(f"{line!r} is not a cron line: {str(e).lower()}", hint=hint, code="bad_cron") from e
 
 
 CALENDAR = Calendar()

@@ -124,7 +124,7 @@ def test_nicknames(line: str, first: str) -> None:
 @pytest.mark.parametrize("line", ["* * * *", "0 * * * * *", "@fortnightly", "61 * * * *", "0 0 30 2 *", "a b c d e", "0 0 * * MON#2/2"])
 def test_what_is_no_cron_line_is_said_with_one_that_is(line: str) -> None:
     """Also lines over which cronsim itself stumbles."""
-    with pytest.raises(InvalidInput, match="is no cron line") as e:
+    with pytest.raises(InvalidInput, match="is not a cron line") as e:
         sch.check(cron(line), CALENDAR)
     assert "0 9 * * MON-FRI" in e.value.hint
     assert "five fields" in e.value.hint or e.value.code == "bad_cron"

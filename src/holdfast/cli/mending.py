@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol, cast
 
@@ -114,7 +115,7 @@ async def mended(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = Fals
 @actor_option
 @options()
 def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
-    """Look at the store and mend it.
+    """Look at the store and mend it, and say what to do.
 
     Both together also accept records beside the log that are lost or altered, as they are: nothing then tells of them any more.
 
@@ -131,7 +132,7 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     (done, left, idle), outbox = over(call, act, long="examining")
     shown = [describe.plain(describe.problem(p)) for p in left]
     if call.as_json:
-        o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle})
+        o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle, "to_do": to_do(shown, idle)})
         return 0 if left.ok else 1
     if acknowledge:
         click.echo(f"{o.mark('ok')} acknowledged: the store takes writes again, under a new incarnation")
@@ -139,11 +140,34 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
         _tell(report)
     pages.problem_lines(shown)
     if idle:
-        click.echo(f"{o.mark('warn')} no worker is up, and {idle} run(s) are due: holdfast worker TARGET")
+        click.echo(f"{o.mark('warn')} no worker is up, and {o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due")
     if outbox is not None and outbox.queued:
         _queued(outbox)
-    click.echo(f"{o.mark('ok' if left.ok else 'bad')} {'nothing is wrong' if not shown else f'{len(shown)} problems'} ({left.runs} runs)")
+    click.echo(f"{o.mark('ok' if left.ok else 'bad')} {'nothing is wrong' if not shown else o.counted(len(shown), 'problem')} ({o.counted(left.runs, 'run')})")
+    if steps := to_do(shown, idle):
+        o.head("what to do, in this order")
+        for number, step in enumerate(steps, 1):
+            o.prose(step, first=f"  {number}. ", indent="     ")
     return 0 if left.ok else 1
+
+
+MOST_STEPS = 20
+
+
+def to_do(problems: Sequence[Mapping[str, Any]], idle: int) -> list[str]:
+    """What to do about what was found, the most urgent first: errors of the whole store, of single runs, warnings; then what is due."""
+    order = sorted(problems, key=lambda p: (p["severity"] != "error", p["run_id"] is not None))
+    steps: dict[tuple[str, str], list[str]] = {}
+    for p in order:
+        steps.setdefault((p["code"], p["repair_hint"] or p["message"]), []).append(p["run_id"] or "")
+    said = []
+    for (code, hint), runs in steps.items():
+        named = [r for r in runs if r]
+        about = f" (run {named[0]}{f' and {len(named) - 1} more' if len(named) > 1 else ''})" if named else ""
+        said.append(f"{code}{about}: {hint}")
+    if idle:
+        said.append(f"start a worker, because {o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due and none is up: holdfast worker TARGET")
+    return [*said[:MOST_STEPS], *([f"Then run holdfast doctor again: {len(said) - MOST_STEPS} more"] if len(said) > MOST_STEPS else [])]
 
 
 @click.command()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import datetime as dt
 import json
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -14,6 +15,7 @@ from holdfast.cli import pages, sendings
 from holdfast.cli.session import MOST, Call, Within, actor_option, handling, options, over, page, paged, run_argument
 from holdfast.core import describe
 from holdfast.core.describe import EffectView, LaneView, LimitView, QueueView, WorkerView
+from holdfast.core.errors import UsageError
 from holdfast.core.intents import RULINGS
 from holdfast.core.limits import MOST as MOST_AT_ONCE
 from holdfast.core.limits import Limit
@@ -55,10 +57,10 @@ def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None,
     Of an intent that may have been sent, and nobody knows, it shows the commands that answer it.
     """
 
-    async def act(rt: Runtime) -> list[dict[str, Any]]:
-        return await sendings.intents_of(rt, await rt.intents(run_id, state=state, type=type_, limit=limit))
+    async def act(rt: Runtime) -> tuple[list[dict[str, Any]], dt.datetime]:
+        return await sendings.intents_of(rt, await rt.intents(run_id, state=state, type=type_, limit=limit)), when(rt.store.now())
 
-    found = over(call, act)
+    found, now = over(call, act)
     if call.as_json:
         o.emit({"intents": found, "next_cursor": None})
         return 0
@@ -66,8 +68,8 @@ def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None,
         click.echo("the outbox is empty" if state is None else f"no intents are {o.inline(state)}")
         return 0
     o.table(
-        ["intent", "type", "state", "attempts", "created", "key"],
-        [[i["intent_id"], o.inline(i["type"], 24), _state(i), str(len(i["attempts"])), o.clock(i["created_at"]), o.inline(i["key"])] for i in found],
+        ["intent", "type", "state", "tries", "age", "key"],
+        [[i["intent_id"], o.inline(i["type"], 24), _state(i), str(len(i["attempts"])), o.ago(i["created_at"], now), o.inline(i["key"])] for i in found],
     )
     for intent in found:
         if intent["state"] in ("unknown", "dead"):
@@ -99,7 +101,7 @@ def dispatch(call: Call, until_idle: bool, transports: str | None) -> int:
     if call.as_json:
         o.emit({"settled": count})
     else:
-        click.echo(f"{count} settled", err=True)
+        click.echo(f"{o.counted(count, 'intent')} tried: {call.line('outbox')} says how {'it' if count == 1 else 'they'} ended", err=True)
     return 0
 
 
@@ -264,7 +266,7 @@ def _turned(call: Call, act: Callable[[Runtime], Awaitable[QueueView]]) -> int:
     if call.as_json:
         o.emit(describe.plain(found))
     else:
-        click.echo(f"{o.inline(found.queue)}  {'paused' if found.paused else 'goes on'}, {found.depth} due, {found.in_flight} driven")
+        click.echo(f"{o.inline(found.queue)}  {'paused' if found.paused else 'not paused'}, {found.depth} due, {found.in_flight} driven")
     return 0
 
 
@@ -274,7 +276,7 @@ def _turned(call: Call, act: Callable[[Runtime], Awaitable[QueueView]]) -> int:
 @actor_option
 @options()
 def pause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
-    """Have no run of a queue begin; what is driven goes on to its next rest."""
+    """Begin no more runs of a queue; those under way continue until they rest."""
     return _turned(call, lambda rt: rt.pause_queue(queue, actor=actor, reason=reason))
 
 
@@ -335,6 +337,8 @@ def _or_none(value: float | None) -> str:
 @options()
 def set_limit(call: Call, name: str, in_flight: int | None, per_second: float | None, burst: int | None, reason: str, actor: str) -> int:
     """Store a limit: of worker, queue:Q, tenant:T (* for each), or of a name that nodes, tools and transports use."""
+    if in_flight is None and per_second is None:
+        raise UsageError("no limit is given", hint="--in-flight N, --per-second R, or both")
     limit = Limit(in_flight=in_flight, per_second=per_second, burst=burst)
     return _bounded(call, lambda rt: rt.set_limit(name, limit, actor=actor, reason=reason))
 

@@ -169,7 +169,7 @@ def more(command: str, cursor: object) -> None:
         click.echo(paint(f"more: {command} --cursor {cursor}", dim=True))
 
 
-WHOLE = frozenset({"run", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since"})
+WHOLE = frozenset({"run", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since", "next"})
 """Columns of ids that are typed again, and of times: they are never cut."""
 LEAST = 8
 
@@ -218,6 +218,11 @@ def block(text: str, *, indent: str = "    ", lines: int = 0) -> None:
         click.echo(f"{indent}{line}".rstrip())
     if len(shown_lines) < len(every):
         click.echo(paint(f"{indent}… {len(every) - len(shown_lines)} more lines", dim=True))
+
+
+def counted(number: int, what: str) -> str:
+    """So many of something: ``1 run``, ``2 runs``."""
+    return f"{number} {what}{'' if number == 1 else 's'}"
 
 
 def prose(text: str, *, first: str, indent: str) -> None:

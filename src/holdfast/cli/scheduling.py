@@ -95,6 +95,11 @@ def coming(s: Schedule, now: dt.datetime) -> str:
     return f"{local:%Y-%m-%d %H:%M:%S %Z} ({o.ago(s.next_at, now)})"
 
 
+def soon(s: Schedule, now: dt.datetime) -> str:
+    """How far away the next slot is, as a list says it."""
+    return "–" if s.next_at is None else o.ago(s.next_at, now)
+
+
 def state(s: Schedule) -> str:
     """What stands in its way, if anything."""
     if s.paused:
@@ -171,10 +176,10 @@ def list_(call: Call) -> int:
         click.echo("no schedules")
         return 0
     o.table(
-        ["schedule", "skill", "when", "next", "last run", "fired", "missed", "overlapped", "state"],
+        ["schedule", "skill", "when", "next", "last run", "fired", "missed", "overlap", "state"],
         [
             [
-                o.inline(s.id), o.inline(s.skill_id), rule(s), coming(s, now), s.last_run or "–", str(s.fired), str(s.skipped_missed),
+                o.inline(s.id), o.inline(s.skill_id), rule(s), soon(s, now), s.last_run or "–", str(s.fired), str(s.skipped_missed),
                 str(s.skipped_overlap), state(s),
             ]
             for s in found

@@ -34,8 +34,9 @@ def intent_as_wait(intent: Mapping[str, Any]) -> dict[str, Any]:
 def doubtful(call: Call, intent: Mapping[str, Any]) -> None:
     """An intent that a person has to say something about, with the commands that do."""
     name = intent["intent_id"]
-    what = "may have been sent: look outside, then say" if intent["state"] == "unknown" else "could not be sent"
-    click.echo(f"{name}  {o.paint(o.inline(intent['type'], 24), 'yellow')} {what}  {o.paint(o.inline(intent['detail'], 120), dim=True)}")
+    why = f" ({o.inline(intent['detail'], 120)})" if intent["detail"] else ""
+    what = f"may have been sent{why}. Ask its receiver, then say:" if intent["state"] == "unknown" else f"could not be sent{why}"
+    click.echo(f"{name}  {o.paint(o.inline(intent['type'], 24), 'yellow')} {what}")
     if intent["state"] == "unknown":
         click.echo("    " + call.line("settle", name, "--as", "sent", "--reason", "WHY"))
     click.echo("    " + call.line("redrive", name))

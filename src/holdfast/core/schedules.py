@@ -134,7 +134,7 @@ def fields(line: str) -> list[str]:
     found = NICKNAMES.get(line.strip().lower(), line).split()
     if len(found) != 5:
         hint = "five fields, minute hour day month weekday: '0 9 * * MON-FRI'; or " + ", ".join(NICKNAMES)
-        raise InvalidInput(f"{line!r} is no cron line: it has {len(found)} fields", hint=hint)
+        raise InvalidInput(f"{line!r} is not a cron line: it has {len(found)} fields", hint=hint)
     return found
 
 

@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import secrets
+import shutil
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -88,6 +89,7 @@ from holdfast.stores.sqlite.writer import Writer
 
 MAX_LIST = 10_000
 READ_SECONDS = 0.2  # a reader that is there for so long is told of
+LITTLE_ROOM = 256 * 1024 * 1024  # on a disk with less than this left, doctor warns
 MAX_PROBLEMS = 100
 _TERMINAL = frozenset(s.value for s in TERMINAL)
 _FILTERS = {
@@ -278,9 +280,10 @@ class SqliteStore:
                 self._overgrown = e  # it is tried again; ``doctor`` tells of it
 
     async def health(self) -> list[Problem]:
-        """Who reads for so long that the write-ahead log cannot start anew (``doctor``)."""
+        """Whether the disk is nearly full, and who reads for so long that the write-ahead log cannot start anew (``doctor``)."""
         left = self._overgrown
         told = [] if left is None else [Problem(left.code, "warning", f"{self.path}: its write-ahead log cannot be emptied: {left.message}", left.hint)]
+        told += self._room()
         if not (before := await asyncio.to_thread(self._old_readers)):
             return told
         await asyncio.sleep(READ_SECONDS)
@@ -288,6 +291,13 @@ class SqliteStore:
         size = os.stat(self.path + "-wal").st_size if stays else 0
         about = f"reads an old state of {self.path}: its write-ahead log, {size >> 10} KiB now, grows until that ends"
         return told + [Problem("snapshot_old", "warning", f"{process_named(pid)} {about}", "end that reader; the log starts anew within a second") for pid in stays]
+
+    def _room(self) -> list[Problem]:
+        """How much the disk still takes, if that is little."""
+        free = shutil.disk_usage(os.path.dirname(os.path.abspath(self.path))).free
+        if free >= LITTLE_ROOM:
+            return []
+        return [Problem("disk_low", "warning", f"the disk of {self.path} has {free >> 20} MiB left", "make room: on a full disk every run stops at its last commit")]
 
     def _old_readers(self) -> set[tuple[int, int]]:
         with mapped(self.path), contextlib.closing(connect(self.path, patience=0)) as db:
