@@ -1,6 +1,7 @@
 """What the house weighs: its largest class, module and function, what reaches for private members, `Any`, and one run's walk through its modules.
 
     python bench/house.py [FOLDER]      # of this package, or of another's source
+    python bench/house.py --hops        # and which modules call each other most on that walk
 """
 
 from __future__ import annotations
@@ -8,7 +9,9 @@ from __future__ import annotations
 import ast
 import asyncio
 import sys
+from collections import Counter
 from collections.abc import Coroutine
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ import msgspec
 
 from holdfast import Absent, Context, Happened, Runtime, flow
 
+DOCUMENTED = frozenset({"_asdict", "_current_frames", "_exit", "_fields", "_getframe", "_make", "_replace"})
+"""Names of the standard library that begin with an underscore and are public all the same."""
 ROOT = Path(__file__).resolve().parents[1] / "src" / "holdfast"
 
 
@@ -42,7 +47,7 @@ def weighed(root: Path, room: str = "") -> Weight:
             kind = "class" if isinstance(node, ast.ClassDef) else "function" if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) else ""
             if kind:
                 largest[kind] = max(largest[kind], ((node.end_lineno or 0) - node.lineno + 1, f"{name}:{node.name}"))  # type: ignore[attr-defined]
-            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__"):
+            if isinstance(node, ast.Attribute) and node.attr.startswith("_") and not node.attr.startswith("__") and node.attr not in DOCUMENTED:
                 private += not (isinstance(node.value, ast.Name) and node.value.id in ("self", "cls"))
         if name.startswith(room):
             inside += count
@@ -105,13 +110,22 @@ async def walked(url: str = "memory:") -> dict[str, Walk]:
     return found
 
 
+def hops(walk: Walk) -> list[tuple[int, str, str]]:
+    """How often one module is entered from another, the most frequent first."""
+    found = Counter(pairwise(walk.entered))
+    return [(count, *pair) for pair, count in found.most_common()]
+
+
 if __name__ == "__main__":
-    weight = weighed(Path(sys.argv[1]), "") if len(sys.argv) > 1 else weighed(ROOT, "engine")
+    given = [arg for arg in sys.argv[1:] if arg != "--hops"]
+    weight = weighed(Path(given[0]), "") if given else weighed(ROOT, "engine")
     print(f"{weight.lines} lines, {weight.private} private accesses, Any {weight.any_in_1000} in 1,000 lines")
     for kind, (count, name) in weight.largest.items():
         print(f"largest {kind}: {count} {name}")
-    if len(sys.argv) == 1:
+    if not given:
         walks = asyncio.run(walked())
         for phase, walk in walks.items():
             print(f"{phase}: {len(walk.modules)} modules, {len(walk.entered)} hops, {walk.returns} returns")
+            for count, left, entered in hops(walk)[:20] if "--hops" in sys.argv else ():
+                print(f"    {count:3} {left} -> {entered}")
         print(f"modules in all: {len(set().union(*(w.modules for w in walks.values())))}")

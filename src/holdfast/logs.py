@@ -25,7 +25,7 @@ ROOT = logging.getLogger("holdfast")
 ROOT.addHandler(logging.NullHandler())
 
 
-class Calm(logging.LoggerAdapter[logging.Logger]):
+class SafeLogger(logging.LoggerAdapter[logging.Logger]):
     """A logger whose handlers and filters, which are the application's, cannot stop what is logged: what they raise is told as
     ``logging`` itself tells of a handler's trouble."""
 
@@ -41,9 +41,9 @@ class Calm(logging.LoggerAdapter[logging.Logger]):
                     traceback.print_exc()
 
 
-def logger(name: str) -> Calm:
+def logger(name: str) -> SafeLogger:
     """The library's logger of that name."""
-    return Calm(logging.getLogger(name), {})
+    return SafeLogger(logging.getLogger(name), {})
 
 
 LOG = logger("holdfast.run")
@@ -142,4 +142,4 @@ def show(format: str, *, level: int = logging.INFO, out: TextIO | None = None) -
     return handler
 
 
-__all__ = ["FORMATS", "LOG", "Calm", "committed", "level_of", "logger", "show"]
+__all__ = ["FORMATS", "LOG", "SafeLogger", "committed", "level_of", "logger", "show"]

@@ -1,10 +1,11 @@
-"""This machine and its processes, as far as they prove that an owner of leases lives or is dead (§2.9, §10.1).
+"""This machine: its clocks, and its processes, as far as they prove that an owner of leases lives or is dead (§2.9, §10.1).
 
 A process is told apart by its number and the moment of its start, within one namespace of process numbers and one boot.
 """
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import functools
 import os
@@ -120,4 +121,17 @@ def _holders(values: Mapping[str, Any], name: str) -> int:
 _SOLE = -1 if sysconfig.get_config_var("Py_GIL_DISABLED") else _holders({"": []}, "")
 
 
-__all__ = ["Here", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "sole", "started", "ticks"]
+class SystemClock:
+    """Wall time in microseconds; monotonic seconds from the clock that goes on while the machine sleeps."""
+
+    def now(self) -> int:
+        return time.time_ns() // 1_000
+
+    def monotonic(self) -> float:
+        return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+
+__all__ = ["Here", "SystemClock", "alive_by_name", "boot", "end_child", "forks", "here", "may_prove", "sole", "started", "ticks"]

@@ -32,7 +32,7 @@ from holdfast.core.status import parse
 from holdfast.engine.base import histories
 from holdfast.engine.desk import door
 from holdfast.engine.desk.door import Request
-from holdfast.engine.drive.edits import Patches
+from holdfast.engine.drive.edits import StateEditor
 from holdfast.engine.look.snapshot import whole
 from holdfast.handle import CheckpointView, EventView, Run
 from holdfast.ports import RunFilter
@@ -77,7 +77,7 @@ class Seen(dict[str, Any]):
 class _Port:
     def __init__(self, rt: Runtime) -> None:
         self._rt = rt
-        self._patches = Patches(rt.store, rt._skills, rt._reader, rt._desk)
+        self._editor = StateEditor(rt.store, rt._skills, rt._reader, rt._desk)
 
     async def _run(self, run_id: str) -> Seen:
         run = await self._rt.get(run_id)
@@ -128,7 +128,7 @@ class RunStore(_Port):
         Raises:
             IllegalTransition: any other pair, naming both. NotDecidable: there is no such wait for the run to rest in.
         """
-        await self._patches.status(run_id, parse(status), actor=actor, reason=reason)
+        await self._editor.status(run_id, parse(status), actor=actor, reason=reason)
         return await self._run(run_id)
 
     @verb
@@ -151,7 +151,7 @@ class RunStore(_Port):
         plain = admitted(said, {name: KNOWN[name] for name in ("tags", "priority", "trace_id", "actor")}, "patch_run")
         more = {"tags": tags, "priority": priority, "trace_id": trace_id}
         more |= {name: value for name, value in plain.items() if name != "actor"}
-        await self._patches.run(run_id, actor=plain.get("actor", actor), **more)  # type: ignore[arg-type]
+        await self._editor.run(run_id, actor=plain.get("actor", actor), **more)  # type: ignore[arg-type]
         return await self._run(run_id)
 
 
@@ -177,7 +177,7 @@ class CheckpointStore(_Port):
         who = plain.get("actor", actor)
         if who is None:
             raise InvalidInput("a state patch names its actor", field="actor", hint="actor='ada'")
-        await self._patches.state(plain["run_id"], values, actor=who, reason=plain.get("reason", reason))
+        await self._editor.state(plain["run_id"], values, actor=who, reason=plain.get("reason", reason))
         made = await self._rt.checkpoint(plain["run_id"])
         return made.checkpoint_id if isinstance(run, Mapping) else _seen(made)
 
@@ -218,7 +218,7 @@ class EventStore(_Port):
             run_id, actor = KNOWN["run_id"](said["run_id"], "run_id"), KNOWN["actor"](said.get("actor", actor), "actor")
         else:
             run_id = KNOWN["run_id"](event, "run_id")
-        await self._patches.note(run_id, KNOWN["text"](text, "text"), actor=actor)
+        await self._editor.note(run_id, KNOWN["text"](text, "text"), actor=actor)
         run = await self._rt.get(run_id)
         found = await self._rt.events(run_id, after=max(0, run.version - 1))
         return _told(next(e for e in reversed(found) if e.type == NOTE))
@@ -322,7 +322,7 @@ class SideEffectLedger(_Port):
             attempted_at=self._rt.store.now(),
             tenant_id=run.tenant_id,
         )
-        await self._patches.effect(run_id, effect, ev.SideEffectAttempted(effect.effect_id, full), actor=KNOWN["actor"](said["actor"], "actor"))
+        await self._editor.effect(run_id, effect, ev.SideEffectAttempted(effect.effect_id, full), actor=KNOWN["actor"](said["actor"], "actor"))
         return effect.effect_id if isinstance(attempt, Mapping) else _recorded(effect)
 
     @checked(error=note)
@@ -349,7 +349,7 @@ class SideEffectLedger(_Port):
             frozen, data = canon.pack(result, "result")
             settled = structs.replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.fingerprint(frozen), settled_at=now, closed=True)
             fact = ev.SideEffectRecorded(effect_id, effect.key)
-        await self._patches.effect(effect.run_id, settled, fact, actor=actor)
+        await self._editor.effect(effect.run_id, settled, fact, actor=actor)
         return _recorded(settled)
 
 
@@ -362,11 +362,11 @@ class CheckpointSaver(_Port):
 
     @checked(snapshot=mapping)
     async def put(self, thread_id: str, snapshot: Mapping[str, Any], *, actor: str, reason: str = "") -> dict[str, Any]:
-        """Patches the state of the thread's newest run with ``snapshot["values"]``."""
+        """StateEditor the state of the thread's newest run with ``snapshot["values"]``."""
         run = await self._newest(thread_id)
         if run is None:
             raise NotFound(f"no run in the thread {thread_id!r}", hint="invoke the skill on it first")
-        await self._patches.state(run.run_id, snapshot.get("values", snapshot), actor=actor, reason=reason)
+        await self._editor.state(run.run_id, snapshot.get("values", snapshot), actor=actor, reason=reason)
         return histories.snapshot(await self._rt.checkpoint(run.run_id))
 
     @verb

@@ -9,12 +9,11 @@ import os
 import pathlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, overload
+from typing import Any, NamedTuple, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
 from urllib.parse import unquote
 
 from holdfast import logs, machine, stores
 from holdfast.authoring import Flow, Graph, Skill, State, Tool, microseconds
-from holdfast.clock import SystemClock
 from holdfast.core import arguments
 from holdfast.core import limits as bounding
 from holdfast.core import policy as policies
@@ -65,7 +64,7 @@ from holdfast.engine.desk.intake import birth, owner_id
 from holdfast.engine.desk.schedules import Rule, Scheduler, birth_of
 from holdfast.engine.drive.conductor import Conductor
 from holdfast.engine.drive.desk import Desk
-from holdfast.engine.keep import transfer as archive
+from holdfast.engine.keep import transfer
 from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look import threads
@@ -73,6 +72,7 @@ from holdfast.engine.look.following import MODES, Cursor, Follower, modes_of
 from holdfast.engine.look.living import unsendable
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.handle import CheckpointView, Decided, EventView, Feed, IntentView, LedgerView, Run, Schedule, StreamPart, Wait
+from holdfast.machine import SystemClock
 from holdfast.outbox.deliveries import Deliveries
 from holdfast.outbox.dispatcher import Dispatcher, Sender
 from holdfast.outbox.links import Links
@@ -110,6 +110,27 @@ class Parts(NamedTuple):
 def chosen_store(url: str | None) -> str:
     """The store to use: the one named, else ``$HOLDFAST_STORE``, else ``.holdfast/runs.db`` here."""
     return url or os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
+
+
+class RunOptions(TypedDict, total=False):
+    """What every verb that creates a run may be told of it; the verbs themselves list it with what goes without saying."""
+
+    thread_id: str | None
+    key: str | None
+    session_key: str | None
+    lane: str
+    queue: str
+    priority: int
+    job_id: str | None
+    trace_id: str | None
+    tags: Iterable[str]
+    tenant_id: str
+    target: str | None
+    paused_lane: str
+    recovery: str
+    unattended: bool
+    budgets: Mapping[str, float] | None
+    on_busy: str
 
 
 class Runtime:
@@ -194,7 +215,7 @@ class Runtime:
         self._forks = machine.forks()
         self._entered = 0
         self._routes = {**_OWN_ROUTES, **routes(door.transports(transports))}
-        self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.standing)
+        self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.obstacles)
         self._links = Links(self._store, lambda: base_url)
         self._rulings = Rulings(self._store, lambda: unsendable(self._store, self._routes), closed_owners)
         self._sender: Sender | None = None
@@ -427,22 +448,7 @@ class Runtime:
         *,
         step_limit: int | None = None,
         detach: bool = False,
-        thread_id: str | None = None,
-        key: str | None = None,
-        session_key: str | None = None,
-        lane: str = "main",
-        queue: str = "default",
-        priority: int = 0,
-        job_id: str | None = None,
-        trace_id: str | None = None,
-        tags: Iterable[str] = (),
-        tenant_id: str = "default",
-        target: str | None = None,
-        paused_lane: str = "hold",
-        recovery: str = "auto",
-        unattended: bool = False,
-        budgets: Mapping[str, float] | None = None,
-        on_busy: str = "queue",
+        **options: Unpack[RunOptions],
     ) -> Run[S]: ...
 
     @overload
@@ -453,22 +459,7 @@ class Runtime:
         *,
         step_limit: int | None = None,
         detach: bool = False,
-        thread_id: str | None = None,
-        key: str | None = None,
-        session_key: str | None = None,
-        lane: str = "main",
-        queue: str = "default",
-        priority: int = 0,
-        job_id: str | None = None,
-        trace_id: str | None = None,
-        tags: Iterable[str] = (),
-        tenant_id: str = "default",
-        target: str | None = None,
-        paused_lane: str = "hold",
-        recovery: str = "auto",
-        unattended: bool = False,
-        budgets: Mapping[str, float] | None = None,
-        on_busy: str = "queue",
+        **options: Unpack[RunOptions],
     ) -> Run[Any]: ...
 
     @verb
@@ -547,22 +538,7 @@ class Runtime:
         inputs: Mapping[str, Any] | S | None = None,
         *,
         step_limit: int | None = None,
-        thread_id: str | None = None,
-        key: str | None = None,
-        session_key: str | None = None,
-        lane: str = "main",
-        queue: str = "default",
-        priority: int = 0,
-        job_id: str | None = None,
-        trace_id: str | None = None,
-        tags: Iterable[str] = (),
-        tenant_id: str = "default",
-        target: str | None = None,
-        paused_lane: str = "hold",
-        recovery: str = "auto",
-        unattended: bool = False,
-        budgets: Mapping[str, float] | None = None,
-        on_busy: str = "queue",
+        **options: Unpack[RunOptions],
     ) -> S: ...
 
     async def run(self, skill: Any, *args: Any, **kwargs: Any) -> Any:
@@ -1267,9 +1243,9 @@ class Runtime:
         target = stores.WorkspaceStore(folder, now=self._clock.now)
         await target.open()
         try:
-            found = await archive.dossier(self._store, run_id)
+            found = await transfer.dossier(self._store, run_id)
             await target.adopt(found)
-            if keys := archive.keys_in(found):
+            if keys := transfer.keys_in(found):
                 told = {"keys": keys, "encrypted": "what programs and people said", "in clear": "ids, names, keys, tags, actors, times, statuses and digests"}
                 target.note(run_id, "encrypted.json", told)
             return target.place(run_id)
@@ -1289,7 +1265,7 @@ class Runtime:
             async for run_id in Checker(source).run_ids():
                 if only not in (None, run_id):
                     continue
-                (taken if await archive.take_in(source, self._store, run_id) else there).append(run_id)
+                (taken if await transfer.take_in(source, self._store, run_id) else there).append(run_id)
         finally:
             await source.close()
         return taken, there

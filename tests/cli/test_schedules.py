@@ -13,7 +13,7 @@ from tests.cli.conftest import Type
 
 from holdfast import Runtime
 from holdfast.cli.targets import resolve
-from holdfast.clock import SystemClock
+from holdfast.machine import SystemClock
 
 ADD = ("schedule", "add", "work.py")
 KEYS = {

@@ -37,15 +37,15 @@ def test_the_key_of_an_undo_and_of_what_is_done_after_it() -> None:
     key = fx.effect_key("t", "effect", "r", "1.pay:0")
     assert fx.undo_key(key) == "t:effect:r:1.pay%3A0:undo"
     gone = [effect("0", undone="x")]
-    assert fx.standing(key, []) is None and fx.standing(key, [effect("0")]) is None
-    assert fx.standing(key, gone) == f"{key}:2" and fx.standing(f"{key}:2", gone) == f"{key}:3" and fx.standing(f"{key}:9", gone) == f"{key}:10"
+    assert fx.successor(key, []) is None and fx.successor(key, [effect("0")]) is None
+    assert fx.successor(key, gone) == f"{key}:2" and fx.successor(f"{key}:2", gone) == f"{key}:3" and fx.successor(f"{key}:9", gone) == f"{key}:10"
 
 
 def test_the_newest_recorded_one_says_whether_a_key_stands() -> None:
     failed = effect("0", status=EffectStatus.FAILED)
-    assert fx.standing("a:b:c:d", [effect("0", undone="x"), failed]) == "a:b:c:d:2"
-    assert fx.standing("a:b:c:d", [effect("0", undone="x"), effect("0")]) is None
-    assert fx.standing("a:b:c:d", [failed]) is None
+    assert fx.successor("a:b:c:d", [effect("0", undone="x"), failed]) == "a:b:c:d:2"
+    assert fx.successor("a:b:c:d", [effect("0", undone="x"), effect("0")]) is None
+    assert fx.successor("a:b:c:d", [failed]) is None
 
 
 # -- the stack ----------------------------------------------------------------------------------------

@@ -566,7 +566,7 @@ def test_commands_are_taken_until_the_run_has_ended() -> None:
     signal = cmd.Signal(name="go", signal_key="k", payload=raw(1), actor="bob")
     found = decisions.take(run, [("wait:w1", deny), ("signal:go:k", signal)], 9)
     assert found.ends and found.keys == ("wait:w1", "signal:go:k")
-    assert decisions.told(run, found.facts, 9).terminal
+    assert decisions.run_after(run, found.facts, 9).terminal
     late = decisions.refusal(found.facts, "signal:go:k")
     assert late is not None and late.code == "already_terminal" == found.refused["signal:go:k"].code
     assert decisions.refusal(found.facts, "wait:w1") is None and decisions.refusal([], "any") is None

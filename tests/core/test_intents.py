@@ -192,16 +192,16 @@ def test_a_dropped_payload_is_not_sent_again() -> None:
 )
 def test_whose_answer_was_lost_takes_it_up_again(owner: str, held: tuple[str, ...], doubt: bool, wanted: bool) -> None:
     """Only what a claim of its own took, and what it does not have in hand; only where an answer may have been lost."""
-    assert intents.unheard(claim(FRESH), owner, held, doubt=doubt) is wanted
-    assert not intents.unheard(FRESH, owner, held, doubt=doubt), "nobody has it"
+    assert intents.answer_lost(claim(FRESH), owner, held, doubt=doubt) is wanted
+    assert not intents.answer_lost(FRESH, owner, held, doubt=doubt), "nobody has it"
 
 
 def test_a_claim_whose_answer_was_lost_began_nothing() -> None:
     """It counts as a try that came too late, and no person is asked; of many such in a row one stays on record."""
     first = claim(FRESH, 1)
-    again = intents.claimed(first, "d", 5, 50, unheard=True)
+    again = intents.claimed(first, "d", 5, 50, answer_lost=True)
     assert [(t.outcome, t.ended_at, t.closed) for t in again.tries] == [(Ended.LATE, 5, True), (None, None, False)]
     assert (again.state, again.owner, again.lease_until, again.detail) == ("sending", "d", 50, first.detail)
-    third = intents.claimed(again, "d", 9, 90, unheard=True)
+    third = intents.claimed(again, "d", 9, 90, answer_lost=True)
     assert [(t.outcome, t.ended_at) for t in third.tries] == [(Ended.LATE, 9), (None, None)]
     assert intents.after(third, Sent(canon.encode("ok")), PLAIN, 10).state == "sent"

@@ -11,7 +11,7 @@ from holdfast.core import codec, decisions
 from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord, Tried
-from holdfast.core.commit import SIGNAL_WEIGHT, Commit, Tip, whole_due
+from holdfast.core.commit import SIGNAL_EXTRA_BYTES, Commit, Tip, whole_due
 from holdfast.core.errors import ErrorValue, TooManySignals
 from holdfast.core.jsons import json_of
 from holdfast.core.progress import Progress
@@ -72,7 +72,7 @@ def test_a_run_can_be_loaded_from_what_was_saved_with_a_signal() -> None:
     log.commit(ev.SignalReceived("other", "k2", raw(6)))
     live = Progress(RUN).walk(log.rows)
     assert live.older is None and not live.left_out(["n"]) and live.takeovers == 1 and live.cuts == 1
-    whole = codec.decode_whole(RUN, codec.encode_whole(live.standing(), live.hash))
+    whole = codec.decode_whole(RUN, codec.encode_whole(live.whole(), live.hash))
     again = Progress(RUN, whole)
     for name in ("attempts", "asked", "questions", "failed", "takeovers", "late", "cuts", "results", "records", "waits", "seq", "hash"):
         assert getattr(again, name) == getattr(live, name), name
@@ -86,14 +86,14 @@ def test_a_run_can_be_loaded_from_what_was_saved_with_a_signal() -> None:
     log.commit(ev.SignalReceived("n", "k3", raw(7)))
     further = Progress(RUN, whole).walk(log.rows[-1:])
     assert ([f.key for f in further.news] == ["k3"] and further.older == again.older) or further.older is not None
-    assert further.standing().unfinished.heard == kept.unfinished.heard, "the oldest of them stays the first"  # type: ignore[union-attr]
+    assert further.whole().unfinished.heard == kept.unfinished.heard, "the oldest of them stays the first"  # type: ignore[union-attr]
 
 
 def test_before_it_is_in_the_log_a_commit_can_be_told() -> None:
     log, _ = begun()
     progress = Progress(RUN).walk(log.rows)
     progress.tell([ev.Event(progress.seq + 1, 1, ev.SignalReceived("n", "k", raw(1)))], b"h")
-    assert (progress.standing().upto, progress.hash, len(progress.news)) == (progress.seq, b"h", 1)
+    assert (progress.whole().upto, progress.hash, len(progress.news)) == (progress.seq, b"h", 1)
 
 
 def test_one_that_was_only_claimed_has_killed_nobody() -> None:
@@ -108,7 +108,7 @@ def test_a_commit_counts_its_signals() -> None:
     run = folded(ev.RunStarted())
     told: dict[str, Any] = {"run": run, "events": (ev.Event(3, 1, ev.SignalReceived("n", "k", raw(1))),), "after": Tip(2, b"", 2), "fence": 1, "at": 1}
     assert Commit(**told, took=("signal:n:k",)).signals == 1 and Commit(**told).signals == 0
-    assert whole_due(33 * SIGNAL_WEIGHT, 0) and not whole_due(31 * SIGNAL_WEIGHT, 0)
+    assert whole_due(33 * SIGNAL_EXTRA_BYTES, 0) and not whole_due(31 * SIGNAL_EXTRA_BYTES, 0)
 
 
 @pytest.mark.parametrize("text", ['{"a": 1, "a": 2}', b'[{"a": {"b": 1, "b": 1}}]', "NaN", '{"a": -Infinity}', "{", ""])

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Context, Graph, Runtime, State
-from holdfast.clock import SystemClock
 from holdfast.core import commands as cmd
 from holdfast.core.commit import Commit, InboxItem, Tip
 from holdfast.core.errors import FingerprintMismatch, LeaseLost, RunFailed, StoreError, StoreFull
 from holdfast.core.status import Condition, Status
+from holdfast.machine import SystemClock
 from holdfast.ports import Claim
 from holdfast.stores.memory import MemoryStore
 from holdfast.workers.worker import Report

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from holdfast import Absent, Context, Flow, Happened, Runtime, flow
-from holdfast.clock import SystemClock
+from holdfast.machine import SystemClock
 from holdfast.ports import Store
 from holdfast.stores import SqliteStore
 

@@ -12,11 +12,11 @@ import apsw
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append, flow
-from holdfast.clock import SystemClock
 from holdfast.core.commands import FireTimeout
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import DecisionConflict
 from holdfast.engine.drive.driver import Driver
+from holdfast.machine import SystemClock
 from holdfast.stores import MemoryStore, SqliteStore
 from holdfast.testing import violations
 

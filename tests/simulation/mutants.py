@@ -19,7 +19,7 @@ from holdfast.core.checkpoint import INPUT_TASK
 from holdfast.core.errors import StoreError
 from holdfast.engine.base.journal import Journal
 from holdfast.engine.calls import effects as performing
-from holdfast.engine.calls.places import Places
+from holdfast.engine.calls.attempt import Places
 from holdfast.engine.desk import intake
 from holdfast.stores import apply
 from holdfast.stores.memory import Seen
@@ -154,7 +154,7 @@ def store_error_swallowed(patch: Patch) -> None:
 @mutant
 def chain_not_checked(patch: Patch) -> None:
     """A row is read whether or not it matches its hash (§1.9, X-01)."""
-    patch.setattr(codec, "from_chain", lambda row, previous: None)
+    patch.setattr(codec, "held_against", lambda hash, row: None)
 
 
 @mutant

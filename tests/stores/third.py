@@ -377,10 +377,10 @@ class ThirdStore(Small):
         held: Collection[str] = (), doubt: bool = False,
     ) -> list[Intent]:  # fmt: skip
         with self._writing() as books:
-            now, dead, own = self.now(), self.present.dead, {i.intent_id for i in books.intents.where("open") if intents.unheard(i, owner, held, doubt=doubt)}
+            now, dead, own = self.now(), self.present.dead, {i.intent_id for i in books.intents.where("open") if intents.answer_lost(i, owner, held, doubt=doubt)}
             lost, due = apply.sendable(books.intents.where("open"), types, run_id, now, lambda i: (i.lease_until or 0) <= now or i.owner in dead or i.intent_id in own)
             free = [(i, i.state == IntentState.SENDING) for i in apply.by_turns(lost, due, limit, each, room or {})]
-            out = [intents.claimed(i, owner, now, now + ttl_us, lost=gone, dead=i.owner in dead, unheard=i.intent_id in own) for i, gone in free]
+            out = [intents.claimed(i, owner, now, now + ttl_us, lost=gone, dead=i.owner in dead, answer_lost=i.intent_id in own) for i, gone in free]
             books.intents.put(*out)
             return out
 

@@ -72,7 +72,7 @@ async def one(rt: Runtime, run_id: str, access: Access, after: str | None, modes
         async for part in feed.ready():
             if mask is None:
                 mask = await rt.look.mask(feed.run)
-            yield told(part, mask)
+            yield encoded(part, mask)
             beat.said()
         run = feed.run
         shown = describe.run(run, feed.lease, rt.store.now())
@@ -110,7 +110,7 @@ async def spoken(rt: Runtime, run_id: str, access: Access, after: str | None, be
         await rt.store.wait_for_change(POLL_SECONDS)
 
 
-def told(part: StreamPart, mask: Mask) -> bytes:
+def encoded(part: StreamPart, mask: Mask) -> bytes:
     """A part of a run's stream as it goes over the wire: events under their number, everything else with its cursor."""
     by = {"step_id": part.step_id, "attempt": part.attempt, "attempt_id": part.attempt_id}
     if part.mode == "events":

@@ -120,7 +120,7 @@ def show(call: Call, run_id: str, full: bool, watch: bool, page_file: str | None
 
     async def looked(rt: Runtime, found: Snapshot) -> pages.Beside:
         asked = not call.as_json and found.detail().condition in pages.EXPLAINED
-        return pages.Beside(lineage.tree(await rt.look.family(found.run), run_id), str((await rt.explain(run_id))["why"]) if asked else "")
+        return pages.Beside(lineage.tree(await rt.look.lineage(found.run), run_id), str((await rt.explain(run_id))["why"]) if asked else "")
 
     async def act(rt: Runtime) -> tuple[Snapshot, pages.Beside] | None:
         before = None
@@ -152,7 +152,7 @@ def _page(call: Call, run_id: str, file: str) -> int:
 
     async def act(rt: Runtime) -> tuple[Snapshot, list[RunView]]:
         seen = await rt.look.snapshot(run_id)
-        return seen, await rt.look.family(seen.run)
+        return seen, await rt.look.lineage(seen.run)
 
     seen, family = over(call, act)
     text = alone(seen, family, call.store)

@@ -29,17 +29,18 @@ NAMED = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
 
 
 def whole(low: int = 0, high: int = bounds.BIGGEST) -> Convert:
-    return lambda value, field: bounds.number(value, field, low, high)
+    return functools.partial(bounds.number, low=low, high=high)
 
 
-def note(value: Any, field: str) -> str:
-    """Text for people; it may be empty."""
-    return bounds.text(value, field, NOTE_BYTES, empty=True)
-
-
-def asked(value: Any, field: str) -> str:
-    """What a person is asked."""
-    return bounds.text(value, field, bounds.VALUE_BYTES, empty=True)
+note: Convert = functools.partial(bounds.text, most=NOTE_BYTES, empty=True)
+"""Text for people; it may be empty."""
+asked: Convert = functools.partial(bounds.text, most=bounds.VALUE_BYTES, empty=True)
+"""What a person is asked."""
+who: Convert = functools.partial(bounds.text, most=NOTE_BYTES)
+names: Convert = functools.partial(bounds.texts, most=bounds.ID_BYTES)
+"""Several ids."""
+notes: Convert = bounds.texts
+"""Several texts for people."""
 
 
 def words(value: Any, field: str) -> Any:
@@ -60,12 +61,8 @@ def people(value: Any, field: str) -> tuple[str, ...]:
     return bounds.texts([value] if isinstance(value, str) else value, field)
 
 
-def who(value: Any, field: str) -> str:
-    return bounds.text(value, field, NOTE_BYTES)
-
-
 def word(*known: str) -> Convert:
-    return lambda value, field: bounds.one_of(value, field, known)
+    return functools.partial(bounds.one_of, known=known)
 
 
 def lasting(low: int = 0, high: int = bounds.LONGEST_US) -> Convert:
@@ -145,16 +142,6 @@ def step(value: Any, field: str) -> int | str:
     return bounds.number(value, field) if isinstance(value, int) else bounds.text(value, field)
 
 
-def names(value: Any, field: str) -> Any:
-    """Several ids."""
-    return bounds.texts(value, field, bounds.ID_BYTES)
-
-
-def notes(value: Any, field: str) -> Any:
-    """Several texts for people."""
-    return bounds.texts(value, field)
-
-
 def run(value: Any, field: str) -> str:
     """A run's id; an empty one never means the newest (§7.10)."""
     if value == "":
@@ -187,7 +174,7 @@ KNOWN: dict[str, Convert] = {
     "paths": paths,
     "items": several,
     "on_deny": word("halt", "deliver"),
-    "feedback": lambda value, field: bounds.text(value, field, bounds.VALUE_BYTES, empty=True),
+    "feedback": asked,
     "run_id": run,
     "every": lasting(),
     **dict.fromkeys(("at", "since", "until"), moment),
@@ -206,7 +193,7 @@ KNOWN: dict[str, Convert] = {
     "recovery": word(*RECOVERIES),
     "on_parent_end": word("cancel", "keep"),
 }  # fmt: skip
-KNOWN |= dict.fromkeys(("order", "topic", "schedule_id", "id", "cron", "zone"), lambda value, field: bounds.text(value, field, empty=True))
+KNOWN |= dict.fromkeys(("order", "topic", "schedule_id", "id", "cron", "zone"), functools.partial(bounds.text, empty=True))
 
 
 def admitted(given: Mapping[str, Any], known: Mapping[str, Convert], where: str) -> dict[str, Any]:

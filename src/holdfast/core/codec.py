@@ -159,8 +159,7 @@ def opened(rows: Sequence[Row], previous: bytes | None = b"") -> list[Record]:
         return [_opened(rows[0]), *opened(rows[1:], rows[0].hash)]
     records = []
     for row, hash in zip(rows, canon.chained(previous or b"", [row.data for row in rows]), strict=True):
-        if hash != row.hash:
-            raise _unchained(row)
+        held_against(hash, row)
         records.append(_opened(row))
     return records
 
@@ -204,12 +203,18 @@ def carried(rows: Iterable[Row]) -> tuple[Carry, ...]:
 
 def from_chain(row: Row, previous: bytes | None) -> None:
     """Holds a row against the chain; None skips it, where the row before is not at hand."""
-    if previous is not None and canon.chain(previous, row.data) != row.hash:
-        raise _unchained(row)
+    if previous is not None:
+        held_against(canon.chain(previous, row.data), row)
 
 
-def _unchained(row: Row) -> ChainBroken:
-    return ChainBroken(f"the commit that ends with event {row.seq} does not match its hash", hint="holdfast check names the damage; restore a backup")
+def held_against(hash: bytes, row: Row) -> None:
+    """Refuses a row that does not have the hash which the chain gives it.
+
+    Raises:
+        ChainBroken: it is not what was written, or not where.
+    """
+    if hash != row.hash:
+        raise ChainBroken(f"the commit that ends with event {row.seq} does not match its hash", hint="holdfast check names the damage; restore a backup")
 
 
 def _fact(raw: msgspec.Raw, format: int, seq: int) -> ev.Fact | ev.Unknown:

@@ -17,7 +17,7 @@ from holdfast.core.schedules import Move
 from holdfast.core.status import TERMINAL
 
 WHOLE_FLOOR = 64 * 1024
-SIGNAL_WEIGHT = 2 * 1024
+SIGNAL_EXTRA_BYTES = 2 * 1024
 """What a signal counts beside its bytes: signals save no checkpoint of their own, and a run may get thousands (§5.11)."""
 
 
@@ -136,7 +136,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     ``after`` is the tip it follows (None: the run's first commit). ``fence`` is the full fence under which it was
     decided; with ``Take`` and ``Touch`` it is the one being taken. ``delta`` is the encoded Delta of ``checkpoint``. ``stands`` is the head
     with all that is on record since, to be saved whole, where it is time for that and the commit has no checkpoint of its own.
-    ``due``: when the run next needs a worker, or ``AT_ONCE``; None: as the run itself says. ``unfit``: whoever writes cannot take what waits
+    ``due``: when the run next needs a worker, or ``AT_ONCE``; None: as the run itself says. ``due_stands``: whoever writes cannot take what waits
     in the run's inbox, so that ``due`` stands over it.
     ``max_queued``: how many runs of the tenant may wait in the queue, with the one that is born. ``follows``: how its thread must still
     end, for what it begins with was read before (§4.15).
@@ -166,7 +166,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     max_queued: int | None = None
     follows: ThreadEnd | None = None
     emitted: Emitted | None = None
-    unfit: bool = False
+    due_stands: bool = False
     stands: Checkpoint | None = None
 
     @property

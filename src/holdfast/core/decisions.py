@@ -86,13 +86,13 @@ def take(run: Run, waiting: Iterable[tuple[str, cmd.AnyCommand]], now: int) -> T
             became = (ev.NoteAdded(f"{key} was refused: {e.message}", refused=key, code=e.code),)
         facts += became
         keys.append(key)
-        after = told(after, became, now)
+        after = run_after(after, became, now)
         if not after.terminal:
             break
     return Taken(tuple(facts), tuple(keys), refused, after.terminal and not run.terminal)
 
 
-def told(run: Run, facts: Iterable[ev.Fact], now: int) -> Run:
+def run_after(run: Run, facts: Iterable[ev.Fact], now: int) -> Run:
     """The run as it is once these facts are durable."""
     return fold_all(run, [ev.Event(n, now, fact) for n, fact in enumerate(facts, run.version + 1)])
 

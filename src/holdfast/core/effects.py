@@ -126,7 +126,7 @@ def undo_key(key: str) -> str:
     return f"{key}:undo"
 
 
-def standing(key: str, records: Sequence[Effect]) -> str | None:
+def successor(key: str, records: Sequence[Effect]) -> str | None:
     """The key that stands in place of one whose effect was taken back; None while it stands itself (§6.11).
 
     Done again it is another effect, also for a receiver that dedupes by the key.

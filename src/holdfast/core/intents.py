@@ -225,16 +225,16 @@ class Late(msgspec.Struct, frozen=True):
 Outcome = Sent | Refused | Failed | Doubtful | Late
 
 
-def unheard(intent: Intent, owner: str, held: Collection[str], *, doubt: bool) -> bool:
+def answer_lost(intent: Intent, owner: str, held: Collection[str], *, doubt: bool) -> bool:
     """Whether an intent is in this owner's hands by a claim whose answer it never had, so that nothing of it was begun."""
     return doubt and intent.state is IntentState.SENDING and intent.owner == owner and intent.intent_id not in held
 
 
-def claimed(intent: Intent, owner: str, now: int, until: int, *, lost: bool = False, dead: bool = False, unheard: bool = False) -> Intent:
-    """The intent as its sender holds it. ``lost``: it is taken from a sender that is gone; ``dead``: of which there is proof; ``unheard``: it is
+def claimed(intent: Intent, owner: str, now: int, until: int, *, lost: bool = False, dead: bool = False, answer_lost: bool = False) -> Intent:
+    """The intent as its sender holds it. ``lost``: it is taken from a sender that is gone; ``dead``: of which there is proof; ``answer_lost``: it is
     its own, by a claim whose answer was lost."""
     tries = intent.tries
-    if unheard:
+    if answer_lost:
         before = [t for t in tries[:-1] if t.outcome is not Ended.LATE]
         tries = (*before, replace(tries[-1], ended_at=now, outcome=Ended.LATE, closed=True))
     elif lost:
@@ -244,7 +244,7 @@ def claimed(intent: Intent, owner: str, now: int, until: int, *, lost: bool = Fa
     number = intent.attempts + 1
     return replace(
         intent, state=IntentState.SENDING, owner=owner, lease_until=until, attempts=number, tries=(*tries, Delivery(number, owner, now)),
-        detail=SENDER_LOST if lost and not unheard else intent.detail,
+        detail=SENDER_LOST if lost and not answer_lost else intent.detail,
     )  # fmt: skip
 
 
@@ -385,6 +385,42 @@ def stands(there: Intent, before: Intent) -> bool:
 
 
 __all__ = [
-    "ABANDON", "MARK_SENT", "MAY_LIVE", "OPEN", "REDRIVE", "RETENTION_US", "RULINGS", "SENDER_LOST", "WAIT_LINK", "Ask", "Delivery", "Doubtful", "Ended", "Failed", "Intent", "IntentState", "Late", "LookUp", "Outcome", "Refused", "Ruling", "Send", "Sending", "Sent", "absent", "after", "asked", "claimed", "digest",
-    "dropped", "may_live", "next_move", "redriven", "ruled", "same", "stands", "target", "unheard",
+    "ABANDON",
+    "MARK_SENT",
+    "MAY_LIVE",
+    "OPEN",
+    "REDRIVE",
+    "RETENTION_US",
+    "RULINGS",
+    "SENDER_LOST",
+    "WAIT_LINK",
+    "Ask",
+    "Delivery",
+    "Doubtful",
+    "Ended",
+    "Failed",
+    "Intent",
+    "IntentState",
+    "Late",
+    "LookUp",
+    "Outcome",
+    "Refused",
+    "Ruling",
+    "Send",
+    "Sending",
+    "Sent",
+    "absent",
+    "after",
+    "answer_lost",
+    "asked",
+    "claimed",
+    "digest",
+    "dropped",
+    "may_live",
+    "next_move",
+    "redriven",
+    "ruled",
+    "same",
+    "stands",
+    "target",
 ]  # fmt: skip

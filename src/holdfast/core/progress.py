@@ -86,7 +86,7 @@ class Progress:
         self.questions = {(w.task, w.path): w for w in kept.questions}
         self.failed = dict(kept.failed)
 
-    def standing(self) -> Checkpoint:
+    def whole(self) -> Checkpoint:
         """The head with all that is on record since: what to save whole where the log stands now, so that loading can begin here."""
         kept = Unfinished(
             results=(*self.results.values(), *self.records.values()),

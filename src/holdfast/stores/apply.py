@@ -15,7 +15,7 @@ import msgspec
 
 from holdfast.core import blobs, codec, limits
 from holdfast.core.checkpoint import Delta, Source
-from holdfast.core.commit import SIGNAL_WEIGHT, WHOLE_FLOOR, Commit, DedupClaim, Step, ThreadEnd, Tip, whole_due
+from holdfast.core.commit import SIGNAL_EXTRA_BYTES, WHOLE_FLOOR, Commit, DedupClaim, Step, ThreadEnd, Tip, whole_due
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
 from holdfast.core.errors import (
@@ -114,7 +114,7 @@ def prepare(commit: Commit) -> Prepared:
     closed = tuple([e.fact.wait_id for e in commit.events if isinstance(e.fact, WaitClosed)])
     creates = tuple([prepare(c) for c in commit.creates])
     sealed = codec.seal(commit, after.hash)
-    since, size = len(sealed.row.data) + after.since + SIGNAL_WEIGHT * commit.signals, after.whole
+    since, size = len(sealed.row.data) + after.since + SIGNAL_EXTRA_BYTES * commit.signals, after.whole
     if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
         since, size = since + commit.behind.since, size + commit.behind.whole
     whole = None
@@ -360,7 +360,7 @@ def due_after(commit: Commit, owner: str | None, now: int, unread: Callable[[], 
     if run.status in TERMINAL:
         return None
     if commit.due is not None:
-        return at_once(now) if commit.due == AT_ONCE or (owner is None and not commit.unfit and unread()) else commit.due
+        return at_once(now) if commit.due == AT_ONCE or (owner is None and not commit.due_stands and unread()) else commit.due
     if owner is not None:
         return at_once(now)
     return None if run.interrupted_at is not None else due_at_rest(run, now, unread())  # held until a named actor resumes it (§10.6)
@@ -621,14 +621,14 @@ def prunable(runs: Iterable[Aged], before: int, open_roots: Set[str], loans: Seq
         members.setdefault(run.root, []).append(run)
         root_of[run.run_id] = run.root
     kept: dict[str, str] = {}
-    for root, family in members.items():
-        if any(r.ended is None for r in family):
+    for root, lineage in members.items():
+        if any(r.ended is None for r in lineage):
             kept[root] = "a run has not ended"
-        elif any(r.ended >= before for r in family if r.ended is not None):
+        elif any(r.ended >= before for r in lineage if r.ended is not None):
             kept[root] = ""
         elif root in open_roots:
             kept[root] = "an effect or an intent is not settled"
-    links = [(r.run_id, r.parent) for family in members.values() for r in family if r.parent is not None]
+    links = [(r.run_id, r.parent) for lineage in members.values() for r in lineage if r.parent is not None]
     changed = True
     while changed:
         changed = False
@@ -640,8 +640,8 @@ def prunable(runs: Iterable[Aged], before: int, open_roots: Set[str], loans: Seq
         for borrower, lender in loans:
             if root_of[borrower] in kept and root_of[lender] not in kept:
                 kept[root_of[lender]], changed = "a later run of its thread carries on from it", True
-    old = {root for root, family in members.items() if all(r.ended is not None and r.ended < before for r in family)}
-    run_ids = tuple(sorted(r.run_id for root, family in members.items() if root not in kept for r in family))
+    old = {root for root, lineage in members.items() if all(r.ended is not None and r.ended < before for r in lineage)}
+    run_ids = tuple(sorted(r.run_id for root, lineage in members.items() if root not in kept for r in lineage))
     return Pruned(run_ids, {root: why for root, why in kept.items() if root in old})
 
 

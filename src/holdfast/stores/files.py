@@ -17,7 +17,7 @@ _REFUSED = frozenset({errno.EACCES, errno.EPERM, errno.EROFS})
 _NO_MORE = frozenset({errno.EMFILE, errno.ENFILE})
 
 
-def told(error: OSError, path: str) -> StoreError:
+def store_error(error: OSError, path: str) -> StoreError:
     """What an error of the operating system means to whoever must act."""
     said = error.strerror or str(error)
     if error.errno in _FULL:
@@ -35,7 +35,7 @@ def on_disk(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as e:
-        raise told(e, path) from e
+        raise store_error(e, path) from e
 
 
 C = TypeVar("C")
@@ -51,7 +51,7 @@ def disk_told(place: Callable[[Any], str]) -> Callable[[type[C]], type[C]]:
             try:
                 return await function(self, *args, **options)
             except OSError as e:
-                raise told(e, place(self)) from e
+                raise store_error(e, place(self)) from e
 
         return asked
 
@@ -90,4 +90,4 @@ class Identity:
         return "was removed or moved" if there is None else "was replaced by another file"
 
 
-__all__ = ["Identity", "disk_told", "on_disk", "told"]
+__all__ = ["Identity", "disk_told", "on_disk", "store_error"]

@@ -17,7 +17,7 @@ from urllib.parse import quote
 from holdfast.core.errors import Conflict
 from holdfast.core.lease import Alive
 from holdfast.machine import alive_by_name, may_prove
-from holdfast.stores.files import on_disk, told
+from holdfast.stores.files import on_disk, store_error
 
 # Locks of owners that were retired while a thread of theirs still ran: held until this process ends.
 _kept: dict[str, int] = {}
@@ -62,7 +62,7 @@ class Liveness:
             os.makedirs(self._folder, exist_ok=True)
             fd = os.open(self._path(owner), os.O_RDWR | os.O_CREAT, 0o644)
         except OSError as e:
-            raise told(e, self._folder) from e
+            raise store_error(e, self._folder) from e
         try:
             fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -70,7 +70,7 @@ class Liveness:
             raise Conflict(f"the worker {owner} is registered already", hint="an owner id is unique per process start", code="owner_taken") from None
         except OSError as e:
             os.close(fd)
-            raise told(e, self._folder) from e
+            raise store_error(e, self._folder) from e
         self._held[owner] = fd
 
     def holds(self, owner: str) -> bool:

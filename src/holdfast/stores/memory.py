@@ -28,7 +28,7 @@ from holdfast.core.errors import (
     HoldfastError,
     RunNotFound,
 )
-from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands, unheard
+from holdfast.core.intents import Intent, IntentState, answer_lost, claimed, dropped, stands
 from holdfast.core.lease import Lease, Take, Touch, at_once
 from holdfast.core.limits import Backlog, Held, Later, Limit, Rule, Use, in_force
 from holdfast.core.pruned import Tombstone, missing
@@ -396,8 +396,12 @@ class MemoryStore(Small):
         if row is None:
             return None
         seq, data = self._wholes.get(run_id, (0, self._origins.get(run_id)))
+        rows, inbox = tuple(await self.rows(run_id, seq)), tuple(await self.inbox(run_id))
+        emitted = small.newest(self._rings.get(run_id, ()))
+        lease = self.present.lease(row.fence, row.owner, row.due)
         whole = None if data is None else codec.decode_whole(run_id, data)
-        return Loaded(self._run(row), row.tip, self._lease(row), whole, tuple(await self.rows(run_id, seq)), tuple(await self.inbox(run_id)), small.newest(self._rings.get(run_id, ())))
+        run = codec.overlay(codec.decode_run(row.doc), status=row.status, version=row.version, step=row.step, head=row.head)
+        return Loaded(run, row.tip, lease, whole, rows, inbox, emitted)
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
         row = self._runs.get(run_id)
@@ -511,15 +515,15 @@ class MemoryStore(Small):
         now = self.now()
         lost, due = apply.sendable(
             [i for i in self._intents.values() if i.open], types, run_id, now,
-            lambda i: i.owner in self.present.dead or self._over(i, now) or unheard(i, owner, held, doubt=doubt),
+            lambda i: i.owner in self.present.dead or self._over(i, now) or answer_lost(i, owner, held, doubt=doubt),
         )  # fmt: skip
         chosen = apply.by_turns(lost, due, limit, each, room or {})
         with self._atomic():
             out = []
             for intent in chosen:
                 gone = intent.state == IntentState.SENDING
-                mine = unheard(intent, owner, held, doubt=doubt)
-                taken = claimed(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self.present.dead, unheard=mine)
+                mine = answer_lost(intent, owner, held, doubt=doubt)
+                taken = claimed(intent, owner, now, now + ttl_us, lost=gone, dead=intent.owner in self.present.dead, answer_lost=mine)
                 self._set(self._intents, intent.intent_id, taken)
                 self._set(self._leased, intent.intent_id, self._ticks() + ttl_us)
                 out.append(taken)

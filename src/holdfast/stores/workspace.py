@@ -61,7 +61,7 @@ from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Pru
 from holdfast.stores import apply, small
 from holdfast.stores.apply import Prepared
 from holdfast.stores.documents import agenda, document, revived, scheduled
-from holdfast.stores.files import Identity, disk_told, told
+from holdfast.stores.files import Identity, disk_told, store_error
 from holdfast.stores.loglines import EVENTS, Beside, End, Kept, b64, commit_lines, line, numbered, read_beside, read_log, unline
 from holdfast.stores.memory import MemoryStore
 
@@ -602,7 +602,7 @@ class WorkspaceStore(MemoryStore):
             yield
         except OSError as e:
             self._looked.clear()
-            raise told(e, self.folder) from e
+            raise store_error(e, self.folder) from e
 
     def _replace(self, path: str, data: bytes, *, sync: bool = False) -> None:
         """A file is there whole or not at all."""

@@ -534,7 +534,7 @@ async def case_no_later_time_over_what_was_put(h: Harness) -> None:
             script = Script.of(h.store, loaded, claim.fence)
         await h.store.put(signal(name, "k", h.store.now()))
         due = None if name == "waits" else later
-        await script.write(script.commit(ev.RunHandedBack("w"), lease=RELEASE, due=due, unfit=name == "unfit"))
+        await script.write(script.commit(ev.RunHandedBack("w"), lease=RELEASE, due=due, due_stands=name == "unfit"))
         claims = await h.store.claim("w", (), None, limit=1)
         assert [c.run_id for c in claims] == ([] if name == "unfit" else [name]), name
 

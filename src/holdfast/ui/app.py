@@ -156,7 +156,7 @@ class Pages:
         seen = await look.glance(run_id, tenant)
         skill = next((describe.skill(p, seen.walk.progress.checkpoint) for p in self._rt.skills if p.id == seen.run.skill_id), None)
         query = request.query_params
-        context = render.run_context(seen, skill, await look.family(seen.run), await look.children(seen.run), kind=query.get("event") or None)
+        context = render.run_context(seen, skill, await look.lineage(seen.run), await look.children(seen.run), kind=query.get("event") or None)
         a, b, at = query.get("a"), query.get("b"), query.get("at")
         diff = await look.diff(run_id, a, b, tenant) if a and b else None
         shown = await look.checkpoint(run_id, at, tenant) if at else None

@@ -15,10 +15,10 @@ from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError,
 from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
 from holdfast.engine.base import failures
+from holdfast.engine.base.obstacles import NOT_ENDED, lacking
 from holdfast.engine.base.services import Services, may_be_held_still
-from holdfast.engine.base.standing import NOT_ENDED, lacking
+from holdfast.engine.drive.conductor import driven, let_go
 from holdfast.engine.drive.driver import loaded_driver
-from holdfast.engine.drive.release import driven, let_go
 from holdfast.engine.drive.tails import surface
 from holdfast.ports import Claim, RunFilter
 from holdfast.workers.sweeper import Sweeper

@@ -15,7 +15,7 @@ from holdfast.core.masks import Mask
 from holdfast.core.payloads import mapped
 from holdfast.core.run import Run
 from holdfast.core.views import condition
-from holdfast.engine.base import standing
+from holdfast.engine.base import obstacles
 from holdfast.ports import Store
 
 PAGE = 1000
@@ -31,7 +31,7 @@ async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[
             events += open_row(row, previous).events
             previous = row.hash
     lane = f"the run {run.blocked_by} is before it in its lane" if run.blocked_by else ""
-    found = await standing.lacking(store, run, lease)
+    found = await obstacles.lacking(store, run, lease)
     if hidden.names:  # before anything is cut: a part of a secret is not found again
         run = _hiding(hidden, run)
         events = [e if isinstance(e.fact, ev.Unknown) else replace(e, fact=_hiding(hidden, e.fact)) for e in events]

@@ -163,7 +163,7 @@ def uncancel(task: asyncio.Task[Any]) -> int:
     return task.uncancel()
 
 
-def told(task: asyncio.Task[Any]) -> bool:
+def cancelled_by_us(task: asyncio.Task[Any]) -> bool:
     """Whether the house has cancelled it."""
     return task in _told
 
@@ -239,4 +239,4 @@ def _shown(value: object) -> str:
         return f"(its text cannot be made: {type(e).__name__})"
 
 
-__all__ = ["ControlFlow", "asked", "cancel", "contained", "frames_of", "recorded", "revived", "serve", "told", "traced", "uncancel"]
+__all__ = ["ControlFlow", "asked", "cancel", "cancelled_by_us", "contained", "frames_of", "recorded", "revived", "serve", "traced", "uncancel"]

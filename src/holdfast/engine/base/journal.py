@@ -26,7 +26,7 @@ from holdfast.core.channels import Weights
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult, advance, boundaries
 from holdfast.core.codec import open_row
 from holdfast.core.commands import Cancel
-from holdfast.core.commit import SIGNAL_WEIGHT, Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, ThreadEnd, Tip, whole_due
+from holdfast.core.commit import SIGNAL_EXTRA_BYTES, Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, ThreadEnd, Tip, whole_due
 from holdfast.core.effects import Effect
 from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StoreError
 from holdfast.core.graph import Program
@@ -39,7 +39,7 @@ from holdfast.core.status import Status
 from holdfast.core.waits import Decision, Wait
 from holdfast.engine.base.driven import SafePoints
 from holdfast.engine.base.streams import Ring
-from holdfast.engine.look import parents as family
+from holdfast.engine.look import parents
 from holdfast.engine.look.snapshot import whole
 from holdfast.ports import Loaded, Store
 
@@ -63,7 +63,7 @@ class Draft(msgspec.Struct):
     ledger: list[LedgerRow] = []
     blobs: list[Blob] = []
     max_queued: int | None = None
-    unfit: bool = False
+    due_stands: bool = False
 
     def merge(self, other: Draft) -> None:
         self.facts += other.facts
@@ -77,7 +77,7 @@ class Draft(msgspec.Struct):
         self.ledger += other.ledger
         self.blobs += other.blobs
         self.max_queued = self.max_queued if other.max_queued is None else other.max_queued
-        self.unfit |= other.unfit
+        self.due_stands |= other.due_stands
 
     def joined(self, later: Draft) -> Draft:
         """Both in one, and neither changed."""
@@ -90,7 +90,7 @@ class Draft(msgspec.Struct):
         return bool(self.facts or self.results or self.ledger or self.intents)
 
     @property
-    def told(self) -> bool:
+    def only_facts(self) -> bool:
         """Whether its facts are all there is to it."""
         return not any(msgspec.structs.astuple(self)[1:])
 
@@ -437,7 +437,7 @@ class Journal:
         if ring is not None and ring.writing is not None:
             await asyncio.wait([ring.writing])  # what was emitted before this commit is there before it
         commit = self._number(draft, checkpoint, delta, lease, due, actor, behind, follows)
-        if checkpoint is None and draft.took and self.tip is not None and whole_due(self.tip.since + SIGNAL_WEIGHT * commit.signals, self.tip.whole):
+        if checkpoint is None and draft.took and self.tip is not None and whole_due(self.tip.since + SIGNAL_EXTRA_BYTES * commit.signals, self.tip.whole):
             commit = await self._standing(commit)
         if ring is not None:
             commit = self._riding(commit, ring)
@@ -488,7 +488,7 @@ class Journal:
         for result in commit.results:
             progress.record(result)
         progress.tell(commit.events)
-        return msgspec.structs.replace(commit, stands=progress.standing())
+        return msgspec.structs.replace(commit, stands=progress.whole())
 
     async def catch_up(self) -> None:
         """Reads the signals since the last barrier that a whole checkpoint has left in the log (§5.11)."""
@@ -573,12 +573,12 @@ class Journal:
             )
         puts = draft.puts
         if (run.parent_run_id is not None and run.terminal) or (before is not None and before.waits):
-            puts = puts + family.told(before, run, facts, parent if checkpoint is None else checkpoint, at)
+            puts = puts + parents.messages(before, run, facts, parent if checkpoint is None else checkpoint, at)
         commit = Commit(
             run=run, events=events, after=self.tip, fence=self.fence, at=at, actor=actor, checkpoint=checkpoint, delta=data, lease=lease, due=due,
             behind=behind, follows=follows,
         )  # fmt: skip
-        if not puts and draft.told:
+        if not puts and draft.only_facts:
             return commit
         results, effects, apart = blobs.set_apart(draft.results, draft.effects) if draft.results or draft.effects else ((), (), ())
         return msgspec.structs.replace(
@@ -593,7 +593,7 @@ class Journal:
             intents=tuple(draft.intents),
             ledger=tuple(draft.ledger),
             max_queued=draft.max_queued,
-            unfit=draft.unfit,
+            due_stands=draft.due_stands,
         )
 
     def _note(self, draft: Draft) -> None:

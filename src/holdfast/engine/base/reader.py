@@ -19,7 +19,7 @@ from holdfast.core.masks import Mask
 from holdfast.core.offers import NoWorker
 from holdfast.core.progress import Progress
 from holdfast.core.status import TERMINAL, Status
-from holdfast.engine.base import standing
+from holdfast.engine.base import obstacles
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.engine.look.snapshot import found, missing
@@ -37,11 +37,11 @@ class Reader:
     def __init__(self, services: Services) -> None:
         self._services = services
         self._store = services.store
-        self._looker = Looker(services.store, services.threads, blocked=self.standing)
+        self._looker = Looker(services.store, services.threads, blocked=self.obstacles)
 
-    async def standing(self, run: records.Run, lease: Lease) -> tuple[Blocked | None, NoWorker | None]:
+    async def obstacles(self, run: records.Run, lease: Lease) -> tuple[Blocked | None, NoWorker | None]:
         """What stands in a run's way now, and why no living worker can take it."""
-        return await standing.blocked(self._services, run, lease), await standing.lacking(self._store, run, lease)
+        return await obstacles.blocked(self._services, run, lease), await obstacles.lacking(self._store, run, lease)
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -59,8 +59,8 @@ class Reader:
     async def get(self, run_id: str) -> Run[Any]:
         """The run as it stands, with its state."""
         loaded = await self.loaded(run_id)
-        blocked = await standing.blocked(self._services, loaded.run, loaded.lease)
-        return self.handle(loaded, blocked, await standing.lacking(self._store, loaded.run, loaded.lease))
+        blocked = await obstacles.blocked(self._services, loaded.run, loaded.lease)
+        return self.handle(loaded, blocked, await obstacles.lacking(self._store, loaded.run, loaded.lease))
 
     def handle(self, loaded: Loaded, blocked: Blocked | None = None, no_worker: NoWorker | None = None) -> Run[Any]:
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
@@ -81,7 +81,7 @@ class Reader:
         now = self._store.now()
         out: list[Run[Any]] = []
         for x in await self._looker.find(wanted):
-            blocked, no_worker = await standing.blocked(self._services, x.run, x.lease), await standing.lacking(self._store, x.run, x.lease)
+            blocked, no_worker = await obstacles.blocked(self._services, x.run, x.lease), await obstacles.lacking(self._store, x.run, x.lease)
             out.append(Run(x.run, x.lease, now, x.values, self._view(x.run, x.values), blocked=blocked, no_worker=no_worker))
         return out
 

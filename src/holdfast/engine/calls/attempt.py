@@ -2,30 +2,265 @@
 
 It is handed to whatever the engine does for the step: recorded steps, effects, waits, scopes, gates, tools. Each of these is a module of functions over
 an attempt; none reaches for anything that is not public here.
+
+Places. A node is re-entered from its first line after a crash or a wait. Whatever it does is recorded under its place: a path of positions,
+one per call in its scope, or an explicit key. A call whose place has a record is answered from it; the names must match, else the code no
+longer fits what happened and says so. ``gather``, ``map`` and ``first_of`` open numbered scopes, so that concurrent calls have places that do
+not depend on timing; calls with keys may be begun in any order. One thing answers a call: the run's own log, what a replay or fork takes
+over (``Journal.record``), or a recording that stands in for the outside.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping
+import contextvars
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
+
+import msgspec
 
 from holdfast.core import bounds, canon, ids
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
 from holdfast.core.chunks import RING_BYTES, Place
 from holdfast.core.effects import Effect
-from holdfast.core.errors import ConcurrentScope, SuspensionSwallowed
+from holdfast.core.errors import ConcurrentScope, InvalidInput, RecordMismatch, SuspensionSwallowed
 from holdfast.core.graph import Node, Program
 from holdfast.core.outcomes import OK
 from holdfast.core.retry import left
-from holdfast.core.waits import Wait
-from holdfast.engine.base.failures import revived
+from holdfast.core.waits import Wait, WaitKind
+from holdfast.engine.base.failures import ControlFlow, revived
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.base.services import Services
+from holdfast.engine.base.services import Asked, Services
 from holdfast.engine.base.streams import Track
 from holdfast.engine.calls.functions import Patience
-from holdfast.engine.calls.places import Calling, Places, calling
+
+MOST_KEY_CHARS = 200
+
+
+class Suspend(ControlFlow):
+    """Leaves the node because it rests in waits; never raised in code that users are meant to see (§5.12)."""
+
+    def __init__(self, waits: tuple[Wait, ...]) -> None:
+        super().__init__("the node rests in a wait; do not catch BaseException around ctx calls")
+        self.waits = waits
+
+    def joined(self, others: Sequence[ControlFlow]) -> ControlFlow:
+        """All branches rest, or one of them has another way out."""
+        other = next((e for e in others if not isinstance(e, Suspend)), None)
+        waits = {w.wait_id: w for e in (self, *others) if isinstance(e, Suspend) for w in e.waits}
+        return other or Suspend(tuple(waits.values()))
+
+
+class Restart(ControlFlow):
+    """Leaves a flow to begin it afresh under the same lineage (§4.12)."""
+
+    def __init__(self, inputs: dict[str, Any]) -> None:
+        super().__init__("the flow begins afresh; do not catch BaseException around ctx.restart")
+        self.inputs = inputs
+
+
+class Scope:
+    """Numbers the calls of one line of control; ``prefix`` is the path to it, ``busy`` the calls in flight by their paths, ``within`` how many
+    items of maps it is in, each of which is a call in flight itself."""
+
+    __slots__ = ("busy", "next", "owner", "prefix", "within")
+
+    def __init__(self, owner: Places, prefix: str, within: int = 0) -> None:
+        self.owner = owner
+        self.prefix = prefix
+        self.next = 0
+        self.busy: dict[str, str] = {}
+        self.within = within
+
+
+current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
+class Calling:
+    """An attempt of a recorded call: its ``tag`` stands after that of its node's own, ``.<path>@<attempt>``; ``track``: what it emits."""
+
+    __slots__ = ("number", "path", "tag", "track")
+    tag: str
+
+    def __init__(self, above: Calling | None, path: str, number: int) -> None:
+        self.path = path
+        self.number = number
+        self.tag = f"{'' if above is None else above.tag}.{path}@{number}"
+        self.track: Track | None = None
+
+
+calling: contextvars.ContextVar[Calling | None] = contextvars.ContextVar("holdfast_calling", default=None)
+"""The attempt of a recorded call in whose midst the code runs."""
+
+
+@contextmanager
+def attempting(path: str, attempt: int) -> Iterator[None]:
+    """Within it, what is made belongs to this attempt of the call at this path."""
+    token = calling.set(Calling(calling.get(), path, attempt))
+    try:
+        yield
+    finally:
+        calling.reset(token)
+
+
+class Call(msgspec.Struct, frozen=True, gc=False):
+    """One call at its place. ``digest`` tells calls of one name apart by their arguments; a call that ``opens`` has calls beneath it."""
+
+    path: str
+    name: str
+    kind: str
+    digest: str = ""
+    args: tuple[Any, ...] = ()
+    opens: bool = False
+
+
+class Places:
+    """The places of one attempt at a task. ``node`` is the node's name, for those who read an error."""
+
+    def __init__(self, services: Services, journal: Journal, key: str, step: int, node: str, prefix: str) -> None:
+        self._services = services
+        self._journal = journal
+        self._key = key
+        self._step = step
+        self._node = node
+        self.root = Scope(self, prefix)
+        self.closed = False
+        self.reworded: set[str] = set()
+        self._told: list[str] = []
+        self._odd: dict[tuple[str, str], str] = {}
+        self._scopes: frozenset[str] | None = None
+
+    def scope(self) -> Scope:
+        """The scope of the line of control that asks."""
+        scope = current.get()
+        return scope if scope is not None and scope.owner is self else self.root
+
+    @property
+    def nested(self) -> bool:
+        """Whether other lines of control of this task may still run."""
+        scope = self.scope()
+        return scope is not self.root or len(scope.busy) > 1
+
+    def peek(self) -> str:
+        """The place that the next call without a key will be given."""
+        scope = self.scope()
+        return f"{scope.prefix}{scope.next}"
+
+    @contextmanager
+    def open(self, name: str, key: str | None = None) -> Iterator[str]:
+        """The path of one call; refuses one without a key while another of the same scope is in flight (§4.12)."""
+        scope = self.scope()
+        if self.closed:
+            raise ConcurrentScope(f"ctx.{name} was called after {self._node} had ended", hint="await every ctx call, or use ctx.gather")
+        if key is None:
+            if scope.busy:
+                raise ConcurrentScope(
+                    f"ctx.{name} was called while {', '.join(scope.busy.values())} of the same scope is in flight",
+                    hint="use ctx.gather, or give each call a key",
+                )
+            path = f"{scope.prefix}{scope.next}"
+            scope.next += 1
+        else:
+            if not key or "/" in key or len(key) > MOST_KEY_CHARS:
+                raise InvalidInput(f"the key {key!r} must be 1 to {MOST_KEY_CHARS} characters without '/'")
+            path = f"{scope.prefix}={key}"
+            if path in scope.busy:
+                raise ConcurrentScope(f"ctx.{name} was called while {scope.busy[path]} with the same key {key!r} is in flight", hint="give each call its own key")
+        scope.busy[path] = name
+        try:
+            yield path
+        finally:
+            del scope.busy[path]
+
+    def lookup(self, call: Call) -> StepRecord | None:
+        """The record at a place, if it is one of this call. Without one, the place must not belong to another call.
+
+        Plain code may well compute other arguments when it runs again; but arguments that are on record at another place mean
+        that two calls were swapped.
+
+        Raises:
+            RecordMismatch: showing what was recorded and what the code calls now.
+        """
+        path, name, kind, digest = call.path, call.name, call.kind, call.digest
+        self._told.append(label(kind, name))
+        record = self._journal.record(self._key, path, digest)
+        if record is None and self._services.recording is not None:
+            record = self._services.recording.answer(Asked(self._journal.run.run_id, self._step, self._key, path, kind, name, digest, call.args))
+            if record is not None:
+                self._journal.hold(Draft(results=[record]))
+                return record
+        if record is None:
+            if kind in _ENDS_REPLAY:
+                self._journal.replayed()
+            if (name, digest) in self._odd:
+                raise self.mismatch(path, f"{name} with the arguments recorded at call {self._odd[name, digest]}")
+            if not call.opens and path in self._opened():
+                raise self.mismatch(path, label(kind, name))
+            return None
+        if (record.name, record.kind) != (name, kind):
+            raise self.mismatch(path, label(kind, name))
+        if digest and record.digest and digest != record.digest:
+            for r in self._mine():
+                if r.digest == digest and r.name == name:
+                    raise self.mismatch(path, f"{name} with the arguments recorded at call {r.path}")
+            self._odd[name, record.digest] = path
+        return record
+
+    def asked_before(self, path: str, kind: WaitKind, prompt: str, *, swappable: bool) -> Wait | None:
+        """The question of this kind that was asked at a place, whatever its wording (§5.8).
+
+        Raises:
+            RecordMismatch: the wording is that of the question at another place, so that two of them were swapped (L-10).
+        """
+        questions = self._journal.progress.questions
+        before = questions.get((self._key, path))
+        if before is not None and before.kind is not kind:
+            return None
+        if swappable and (before is None or before.prompt != prompt):
+            for (task, at), wait in questions.items():
+                if task == self._key and at != path and wait.kind is kind and wait.prompt == prompt and (before is not None or at in self.reworded):
+                    raise self.mismatch(path, f"{kind.value} {prompt!r}, which was asked at {at}")
+            if before is not None:
+                self.reworded.add(path)
+        return before
+
+    def _mine(self) -> list[StepRecord]:
+        prefix = self.root.prefix
+        return [r for (task, _), r in list(self._journal.progress.records.items()) if task == self._key and r.path.startswith(prefix)]
+
+    def _opened(self) -> frozenset[str]:
+        """The places of an earlier attempt that were scopes: something is recorded beneath them."""
+        if self._scopes is None:
+            found = set()
+            for record in self._mine():
+                path = record.path
+                while "/" in path:
+                    path = path.rpartition("/")[0]
+                    found.add(path)
+            self._scopes = frozenset(found)
+        return self._scopes
+
+    def mismatch(self, path: str, now: str) -> RecordMismatch:
+        """The difference between what is on record and what the code calls, in one sentence."""
+        recorded = [f"{r.path.removeprefix(self.root.prefix)} {label(r.kind, r.name)}" for r in self._mine()]
+        called = ", ".join([*self._told[:-1], now])
+        return RecordMismatch(
+            f"call {path} of {self._key} does not fit its record: recorded are {', '.join(recorded)}; the code now calls {called}",
+            hint="restore the order of the calls, give them keys, or fork the run from an earlier checkpoint",
+        )
+
+
+_ENDS_REPLAY = frozenset({"step", "value", "child"})
+
+
+def label(kind: str, name: str) -> str:
+    """A call as people read of it."""
+    match kind:
+        case "step" | "effect" | "scope" | "first_of":
+            return name
+        case "wait":
+            return " ".join(repr(part) if i else part for i, part in enumerate(name.split(":", 1)))
+    return f"{kind} {name!r}" if kind != name else kind
+
 
 REDO = "@redo"
 RETRY = "@retry"
@@ -239,4 +474,4 @@ class Attempt:
         self.journal.hold(Draft(results=[StepRecord(self.key, f"{self.prefix}{REDO}", REDO, value=value, kind="feedback")]))
 
 
-__all__ = ["REDO", "RETRY", "Attempt"]
+__all__ = ["REDO", "RETRY", "Attempt", "Call", "Calling", "Places", "Restart", "Scope", "Suspend", "attempting", "calling", "current", "label"]  # fmt: skip

@@ -36,9 +36,8 @@ from holdfast.engine.base import blocked
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import scopes, steps
 from holdfast.engine.calls import waits as waiting
-from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.attempt import Attempt, Restart
 from holdfast.engine.calls.functions import Patience
-from holdfast.engine.calls.places import Restart
 from holdfast.engine.calls.tools import call_tool, named_tool
 from holdfast.handle import Decision, when
 from holdfast.ports import ToolOutcome
@@ -63,7 +62,7 @@ def named(value: Any, field: str) -> str:
     return bounds.text(value, field, empty=True)
 
 
-class Discreet(logs.Calm):
+class MaskedLogger(logs.SafeLogger):
     """Hides secrets in what is logged."""
 
     def __init__(self, logger: logging.Logger, extra: Mapping[str, object], hidden: Mask) -> None:
@@ -159,7 +158,7 @@ class Context:
         extra = {"run_id": self.run_id, "step_id": self.step_id, "attempt_id": self.attempt_id}
         names, values = self._attempt.journal.run.secrets, self._attempt.journal.progress.checkpoint.values
         hidden = mask(names, [canon.reveal(canon.encode(canon.FrozenDict({n: values[n] for n in names if n in values})))]) if names else NOTHING
-        return Discreet(logging.getLogger("holdfast.run"), extra, hidden)
+        return MaskedLogger(logging.getLogger("holdfast.run"), extra, hidden)
 
     # -- recorded steps -----------------------------------------------------------------------------
 

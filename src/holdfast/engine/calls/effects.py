@@ -46,9 +46,8 @@ from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries, steps, undos
-from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.attempt import Attempt, Call, Restart, Suspend, attempting
 from holdfast.engine.calls.functions import Patience, accepts_key, asynchronous, call, name_of
-from holdfast.engine.calls.places import Call, Restart, Suspend, attempting
 from holdfast.engine.calls.waits import Ask, Redo, request
 from holdfast.engine.look.snapshot import whole
 
@@ -215,7 +214,7 @@ class Performance:
     async def _on_record(self, key: str) -> tuple[str, list[Effect]]:
         """The records under a key; under the one that stands in its place, where its effect was taken back."""
         records = await self.journal.asking(self.store.effects(key=key))
-        while (later := fx.standing(key, records)) is not None:
+        while (later := fx.successor(key, records)) is not None:
             self.passed[key] = len(records)
             key, records = later, await self.journal.asking(self.store.effects(key=later))
         return key, records

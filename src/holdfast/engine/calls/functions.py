@@ -308,7 +308,7 @@ class Begun(Generic[T]):
                         raise
                     self.closed = isinstance(e, GeneratorExit) and not self._stepping()
                     waiting = self._step(steps.throw, e)
-                    if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or failures.told(self._task)):
+                    if not self.over and isinstance(e, asyncio.CancelledError) and (self.told or failures.cancelled_by_us(self._task)):
                         self._wait_no_longer()
                 else:
                     waiting = self._step(steps.send, None)

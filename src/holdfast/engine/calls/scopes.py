@@ -20,8 +20,7 @@ from holdfast.core.waits import Wait
 from holdfast.engine.base import failures
 from holdfast.engine.base.failures import contained, recorded
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.calls.attempt import Attempt
-from holdfast.engine.calls.places import Call, Restart, Scope, Suspend, current
+from holdfast.engine.calls.attempt import Attempt, Call, Restart, Scope, Suspend, current
 
 
 async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, name: str) -> list[Any]:

@@ -25,9 +25,8 @@ from holdfast.engine.base.failures import ControlFlow, recorded
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries
-from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.attempt import Attempt, Call, Scope, attempting, current
 from holdfast.engine.calls.functions import Patience, asynchronous, call, name_of
-from holdfast.engine.calls.places import Call, Scope, attempting, current
 from holdfast.engine.calls.waits import Ask, request
 
 LOOK_US = 50_000

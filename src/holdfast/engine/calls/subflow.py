@@ -22,7 +22,7 @@ from holdfast.core.checkpoint import Checkpoint, IntentWrite, LedgerWrite, StepR
 from holdfast.core.errors import StepLimit
 from holdfast.core.graph import Node, Program
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.calls.places import Suspend
+from holdfast.engine.calls.attempt import Suspend
 from holdfast.engine.calls.scopes import all_end
 
 Done = tuple[TaskResult, Mapping[str, Any]]
@@ -45,7 +45,7 @@ class Ended(msgspec.Struct):
         """The one write that goes through the parent's reducers: what the child added to a channel that grows, else its last value."""
         out: dict[str, Any] = {}
         for name in node.pass_out or ():
-            into, own = _family(parent, name), _family(node.child, name)
+            into, own = _reducer(parent, name), _reducer(node.child, name)
             wrote = self.wrote.get(name)
             if into in _GROWING and own in _GROWING:
                 if wrote:
@@ -58,7 +58,7 @@ class Ended(msgspec.Struct):
         return out
 
 
-def _family(program: Program, name: str) -> str:
+def _reducer(program: Program, name: str) -> str:
     return program.channels[name].reducer.tag.partition(":")[0]
 
 

@@ -31,8 +31,7 @@ from holdfast.core.waits import OnTimeout, Wait, WaitKind
 from holdfast.engine.base.failures import ControlFlow
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.services import Services
-from holdfast.engine.calls.attempt import Attempt
-from holdfast.engine.calls.places import Call, Suspend
+from holdfast.engine.calls.attempt import Attempt, Call, Suspend
 from holdfast.engine.desk import door, lanes
 from holdfast.engine.desk.intake import birth, first_fence
 from holdfast.handle import Decision

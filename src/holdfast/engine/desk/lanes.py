@@ -16,7 +16,7 @@ from holdfast.core.errors import LaneBusy, LaneOfAncestor
 from holdfast.core.run import Run
 from holdfast.core.status import Status
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.base.standing import MANY, NOT_ENDED, in_the_way
+from holdfast.engine.base.obstacles import MANY, NOT_ENDED, in_the_way
 from holdfast.engine.desk.door import OnBusy
 from holdfast.engine.desk.intake import Birth
 from holdfast.ports import RunFilter, Store

@@ -41,14 +41,12 @@ _OPENED = frozenset({"task", "feedback"})
 _CARRIED = frozenset({"step", "value", "scope", "first_of", "wait", "task", "feedback", "child"})
 
 
-async def echo(services: Services, run: Run) -> Echo | None:
-    """What a run with a source goes by; None for a run of its own."""
-    if run.source_run_id is None:
-        return None
+async def echo(services: Services, run: Run, of: str) -> Echo:
+    """What a run goes by that is a replay or a fork ``of`` another."""
     store = services.store
     found = Echo(scope=run.run_id)
     serving, scoped = run.origin == REPLAY, run.origin != REPLAY
-    source: str | None = run.source_run_id
+    source: str | None = of
     while source is not None:
         loaded = await store.get(source)
         if loaded is None:
@@ -69,7 +67,7 @@ async def echo(services: Services, run: Run) -> Echo | None:
             found.scope, scoped = source, True
         source = forebear.source_run_id
     if run.origin != REPLAY and run.source_checkpoint_id is not None and not await _edited(store, run):
-        results, records = await unfinished(services, run.source_run_id, run.source_checkpoint_id)
+        results, records = await unfinished(services, of, run.source_checkpoint_id)
         found.records, found.results, found.exact = records, results, True
     found.effects = [e for r in reversed(found.forebears) for e in await store.effects(r)]
     return found

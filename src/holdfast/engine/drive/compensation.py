@@ -29,16 +29,15 @@ from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import undos
-from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.attempt import Attempt, Suspend
 from holdfast.engine.calls.effects import Options, Performance
 from holdfast.engine.calls.functions import accepts_key
-from holdfast.engine.calls.places import Suspend
 from holdfast.engine.calls.waits import Ask, outdated, request
 from holdfast.engine.look.snapshot import whole
 from holdfast.ports import Store
 
 
-async def standing(store: Store, run_id: str) -> tuple[Effect, ...]:
+async def not_undone(store: Store, run_id: str) -> tuple[Effect, ...]:
     """What a run did that can be taken back and has not been, the last one first."""
     effects = await store.effects(run_id)
     if not any(e.undo for e in effects):
@@ -58,7 +57,7 @@ async def left(store: Store, run: Run, facts: tuple[ev.Fact, ...], journal: Jour
     None if there is nothing to take back, or taking back has begun and rests: then the run ends as it stands.
     """
     record = core.ending(facts)
-    if record is None or begun(journal.progress) is not None or not await standing(store, run.run_id):
+    if record is None or begun(journal.progress) is not None or not await not_undone(store, run.run_id):
         return None
     results = [*decisions.answers(run), *decisions.answered(list(facts)), record]
     return Draft(facts=core.woken(run, facts, record), results=list(results), took=[] if item is None else [item.key])
@@ -88,11 +87,11 @@ async def take_back(services: Services, journal: Journal, program: Program, end:
     if record is None:
         if journal.tip is None or (record := core.ending(end.facts)) is None:
             return None
-        if not await standing(services.store, journal.run.run_id):
+        if not await not_undone(services.store, journal.run.run_id):
             return None
         first = Draft(facts=core.before(end.facts), results=[record]).joined(Draft(results=end.results, took=end.took))
         journal.hold(first)
-    for effect in await standing(services.store, journal.run.run_id):
+    for effect in await not_undone(services.store, journal.run.run_id):
         try:
             await _Undoing(services, journal, program, effect).run()
         except Suspend as s:
@@ -278,4 +277,4 @@ def facts(services: Services, program: Program, journal: Journal, ends: Terminal
     return decisions.applied(run, ends, review=review)
 
 
-__all__ = ["answered", "begun", "facts", "left", "outcome", "redone", "refuse_to_go_on", "sent_back", "source", "standing", "take_back"]
+__all__ = ["answered", "begun", "facts", "left", "not_undone", "outcome", "redone", "refuse_to_go_on", "sent_back", "source", "take_back"]

@@ -2,6 +2,10 @@
 
 A run that somebody else drives, or whose lane is not free yet, is waited for; one that waits for a person is returned as it
 rests. Which run may be taken is the store's to say (§10.1); everything here may be asked again.
+
+A claimed run that is not driven to a rest is let go of (§10.4, §10.13). A run whose driving stops (its caller was cancelled, its code is not
+here, its log is damaged) must not stay with an owner that lives and does nothing: nobody else could go on with it. So it is given back, and
+the log says so; what another try cannot mend is set aside for a person as ``interrupted``, and no worker claims it again.
 """
 
 from __future__ import annotations
@@ -21,22 +25,34 @@ from holdfast.core import events as ev
 from holdfast.core import policy as policies
 from holdfast.core import run as records
 from holdfast.core.checkpoint import Source
-from holdfast.core.commit import InboxItem
+from holdfast.core.commit import InboxItem, Tip
 from holdfast.core.errors import (
+    ChainBroken,
     Conflict,
+    EventUnreadable,
     FingerprintMismatch,
+    HoldfastError,
+    KeyUnavailable,
     LaneBlocked,
     LaneBusy,
+    LeaseLost,
     LimitReached,
     NodeMissing,
+    PayloadAltered,
+    PlaintextRefused,
     QueueFull,
+    RecordDamaged,
     Rejected,
     RequestConflict,
     RestrictedOption,
     RunIsLive,
     SkillUnknown,
+    StoreCorrupt,
     StoreError,
     ThreadNotFound,
+    UnknownStatus,
+    UnsupportedFormat,
+    VersionConflict,
 )
 from holdfast.core.graph import Program
 from holdfast.core.lanes import Blocked, May
@@ -45,10 +61,10 @@ from holdfast.core.limits import SOON_US, come_back
 from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.waits import WaitKind
-from holdfast.engine.base import standing
+from holdfast.engine.base import obstacles, pool
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
-from holdfast.engine.base.services import Services
+from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.calls import gates
 from holdfast.engine.desk import lanes, lineage
 from holdfast.engine.desk.door import OnBusy, Wish
@@ -56,10 +72,10 @@ from holdfast.engine.desk.intake import Birth
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.desk import Desk
 from holdfast.engine.drive.driver import Driver, loaded_driver
-from holdfast.engine.drive.release import DAMAGED, driven, let_go
+from holdfast.engine.drive.tails import surface
 from holdfast.engine.look.threads import carries
 from holdfast.handle import Run
-from holdfast.ports import Claim, RunFilter
+from holdfast.ports import Claim, RunFilter, Store, offers_upkeep
 
 LOOK_SECONDS = 5.0
 PATIENCE = 20
@@ -226,7 +242,8 @@ class Conductor:
     async def _drive_claim(
         self, claim: Claim, *, upgrade: bool = False, step_limit: int | None = None, named: bool = False, judged: list[ev.Fact] | None = None,
         forced: bool = False,
-    ) -> None:
+    ) -> Run[Any] | None:
+        """Drives a claimed run to its next rest; gives it if it has ended."""
         try:
             loaded = await self._reader.loaded(claim.run_id)
             driver = loaded_driver(self._services, loaded, claim, upgrade=upgrade, step_limit=step_limit, forced=forced)
@@ -235,21 +252,22 @@ class Conductor:
             await asyncio.shield(let_go(self._services, claim.run_id, claim.fence, e))
             self._services.driving.discard(claim.run_id)
             raise
-        await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
+        record = await self._driven(claim.run_id, driver, claim, loaded.inbox, named)
+        return self._reader.ended(record, driver.journal.progress.checkpoint.values, claim.fence) if record.terminal else None
 
     async def drive_on(
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None
     ) -> Run[Any]:
         """Drives what this process can and returns at human and signal waits, with ``detach`` at timers and children too (§4.18), and where
         the lane does not let it go on. What was ``judged`` beforehand rides in the first commit."""
-        await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, named=named, detach=detach, judged=judged)
-        return await self._reader.get(run_id)
+        left = await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, named=named, detach=detach, judged=judged)
+        return left if isinstance(left, Run) else await self._reader.get(run_id)
 
     async def _drive_on(
         self, run_id: str, *, upgrade: bool = False, step_limit: int | None = None, named: bool = True, detach: bool = False, judged: list[ev.Fact] | None = None,
         forced: bool = False, known: tuple[records.Run, Lease] | None = None,
-    ) -> Blocked | None:
-        """``drive_on``; gives what of its lane stands in the way, if that is what ended it. ``known``: the run as it was found a moment ago,
+    ) -> Blocked | Run[Any] | None:
+        """``drive_on``; gives the run if it was driven to its end, or what of its lane stands in the way. ``known``: the run as it was found a moment ago,
         and found to be one that this process can go on with."""
         fitting = known is not None
         while True:
@@ -269,7 +287,7 @@ class Conductor:
                 if lease.due > now:
                     await self._until((lease.due - now) / 1_000_000)
                     continue
-            if (left := standing.put_off(run, lease, now)) > 0:
+            if (left := obstacles.put_off(run, lease, now)) > 0:
                 if detach:
                     return None
                 await self._room(run_id, left)
@@ -280,7 +298,9 @@ class Conductor:
             if lease.live(now) and not self._idle_here(run_id, lease):
                 await self._store.wait_for_change(POLL_SECONDS)
             elif (claim := await self._claim(run_id)) is not None:
-                await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged, forced=forced)
+                ended = await self._drive_claim(claim, upgrade=upgrade, step_limit=step_limit, named=named, judged=judged, forced=forced)
+                if ended is not None:
+                    return ended
                 judged, forced = None, False
             elif (blocked := await self._way_cleared(run, lease) or await self._limited(run)) is not None:
                 return blocked
@@ -295,7 +315,7 @@ class Conductor:
 
     async def _limited(self, run: records.Run) -> Blocked | None:
         """Waits a moment where a limit will soon let the run go, or what this process drives itself is in the way; else says what is (§10.11)."""
-        held = await standing.limited(self._services, run)
+        held = await obstacles.limited(self._services, run)
         if held is None:
             await asyncio.sleep(0)
             return None
@@ -312,18 +332,18 @@ class Conductor:
         """Drives whatever of its lane goes before a run and nobody alive drives; gives what it cannot drive, None once nothing is in the way."""
         patience = PATIENCE
         while patience:
-            ahead = await standing.before(self._store, run, lease)
+            ahead = await obstacles.before(self._store, run, lease)
             if not ahead or self._services.drivers.draining:
                 return None
             for head, held in ahead:
-                what = standing.judged(self._services, head, held)
+                what = obstacles.judged(self._services, head, held)
                 if what is May.LIMIT and self._waited[head.run_id]:
                     what = May.AWAIT
                 if what is May.AWAIT:
                     await self._store.wait_for_change(POLL_SECONDS)
                     break
                 if what is not May.DRIVE:
-                    return standing.said(what, head, held)
+                    return obstacles.said(what, head, held)
                 if (claim := await self._claim(head.run_id)) is not None:
                     with contextlib.suppress(*DAMAGED):  # it is set aside for a person now, which the next look tells
                         await self._drive_claim(claim)
@@ -331,7 +351,7 @@ class Conductor:
             else:  # others were first with each of them
                 patience -= 1
                 await self._store.wait_for_change(POLL_SECONDS)
-        return standing.said(May.LIVE, *ahead[0])
+        return obstacles.said(May.LIVE, *ahead[0])
 
     async def _fitting(self, run: records.Run, upgrade: bool) -> Program:
         """The program that may go on with this run, asked before anything is claimed or written (§3.2).
@@ -436,9 +456,8 @@ class Conductor:
     async def if_able(self, run_id: str, *, named: bool = True) -> Run[Any]:
         """Drives a run on if this process has its skill, in a shape that may go on with it; otherwise a worker will (§10.11)."""
         run, lease = await self._reader.found(run_id)
-        if run.status not in TERMINAL and await self._able(run):
-            await self._drive_on(run_id, named=named, known=(run, lease))
-        return await self._reader.get(run_id)
+        left = await self._drive_on(run_id, named=named, known=(run, lease)) if run.status not in TERMINAL and await self._able(run) else None
+        return left if isinstance(left, Run) else await self._reader.get(run_id)
 
     async def _able(self, run: records.Run) -> bool:
         try:
@@ -496,9 +515,10 @@ class Conductor:
             if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=AT_ONCE):
                 raise Conflict(f"somebody else went on with {run_id} meanwhile")
         known = None if run.status in TERMINAL else (run, lease)
-        if (blocked := await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force, known=known)) is not None:
-            raise _lane_blocked(run_id, blocked)
-        return await self._reader.get(run_id)
+        left = await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force, known=known)
+        if isinstance(left, Blocked):
+            raise _lane_blocked(run_id, left)
+        return left or await self._reader.get(run_id)
 
     async def _refuse_live(self, run: records.Run, lease: Lease, wait: bool) -> None:
         """A live owner keeps its run; an owner nobody can see is waited for until its lease expires (§7.1)."""
@@ -520,4 +540,82 @@ def _lane_blocked(run_id: str, blocked: Blocked) -> Rejected:
     )
 
 
-__all__ = ["Conductor"]
+# What is wrong with one run; any other error of the store concerns all of them.
+DAMAGED = (EventUnreadable, ChainBroken, UnsupportedFormat, UnknownStatus, RecordDamaged, KeyUnavailable, PayloadAltered, PlaintextRefused)
+DAMAGED_CODES = frozenset({"checkpoint_head_missing", "checkpoint_hash_mismatch", "blob_unreadable"})
+# What somebody else, or this process a moment later, may well go on with.
+PASSING = (asyncio.CancelledError, KeyboardInterrupt, SkillUnknown, FingerprintMismatch)
+
+
+async def driven(services: Services, driver: Driver, claim: Claim | None, inbox: tuple[Any, ...], *, named: bool = False) -> records.Run:
+    """Drives to the next rest; lets go of the run before it passes on what cut the driving short.
+
+    Raises:
+        BaseException: what ended the driving.
+    """
+    pool.current.set(services.pool)
+    try:
+        run = await driver.drive(claim, inbox, named=named)
+        for child in driver.journal.stopped:
+            await Desk(services, Reader(services)).settle(child)  # at rest it ends at once, as if it had been asked itself (§10.12)
+        if run.interrupted_at is not None:
+            await Desk(services, Reader(services)).settle(run.run_id)  # what it was told before it was set aside for a person
+        return run
+    except (Exception, asyncio.CancelledError, KeyboardInterrupt) as e:
+        if driver.journal.tip is not None:
+            await asyncio.shield(let_go(services, driver.journal.run.run_id, driver.journal.fence, e, cut=driver.fresh))
+        with contextlib.suppress(HoldfastError):  # told of by whoever comes next
+            await surface(services)
+        raise
+
+
+async def let_go(services: Services, run_id: str, fence: int, error: BaseException, *, due: int | None = None, cut: bool = False) -> None:
+    """Gives back the run whose driving ``error`` stopped, if it is still ours: due again at once, or at ``due``. ``cut``: it had only just
+    begun; where it was cancelled, that counts as an owner that died of it, for a step can cancel whatever is in its loop.
+
+    After an error of the store, or of the lease, nothing more is written (§1.12): its owner takes the run up again under a new
+    fence, which also says what became of the effects in flight. The error itself is the caller's to raise or report.
+    """
+    damaged = isinstance(error, DAMAGED) or (isinstance(error, StoreCorrupt) and error.code in DAMAGED_CODES)
+    if may_be_held_still(error) and not damaged:
+        return
+    again = due is not None or (isinstance(error, PASSING) and not damaged)
+    why = error.line() if isinstance(error, HoldfastError) else f"{type(error).__name__}: {error}"
+    fact: ev.Fact = ev.RunHandedBack(services.owner, cut=cut and isinstance(error, asyncio.CancelledError)) if again else ev.RunInterrupted(why[:1000])
+    with contextlib.suppress(HoldfastError):  # a store that cannot say even this: its owner takes the run up again, or ends
+        await hand_back(services, run_id, fence, fact, due=due)
+
+
+async def hand_back(services: Services, run_id: str, fence: int, fact: ev.Fact, *, due: int | None = None) -> bool:
+    """One commit with ``fact`` that gives the lease back; False if the run is not ours (any more)."""
+    store = services.store
+    for _ in range(3):
+        held = await _held(store, run_id)
+        if held is None or held[1].owner != services.owner or held[1].fence != fence:
+            return False
+        run, _, tip = held
+        answered = run.status in WAITING and any(d.resume for d in run.decisions)
+        journal = Journal(store, run, tip, fence, Progress(run_id))
+        try:
+            await journal.leave(Draft(facts=[fact], due_stands=due is not None), due=AT_ONCE if answered and due is None else due)
+            return True
+        except LeaseLost:
+            return False
+        except VersionConflict:
+            continue  # a commit that was under way when its caller left has come through
+    return False
+
+
+async def _held(store: Store, run_id: str) -> tuple[records.Run, Lease, Tip] | None:
+    """The run, its lease and where its log ends; also where its log or what is beside it is damaged."""
+    try:
+        loaded = await store.load(run_id)
+    except StoreCorrupt:
+        evidence = await store.evidence(run_id) if offers_upkeep(store) else None
+        if evidence is None or not isinstance(evidence.run, records.Run) or evidence.lease is None or evidence.tip is None:
+            raise
+        return evidence.run, evidence.lease, evidence.tip
+    return None if loaded is None else (loaded.run, loaded.lease, loaded.tip)
+
+
+__all__ = ["Conductor", "driven", "hand_back", "let_go"]

@@ -38,9 +38,9 @@ from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, WaitKind, answering, decidable
 from holdfast.engine.base.journal import Draft, Journal
+from holdfast.engine.base.obstacles import MANY, NOT_ENDED
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services
-from holdfast.engine.base.standing import MANY, NOT_ENDED
 from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
 from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
@@ -341,7 +341,7 @@ class Desk:
                     await self._children(run)
                     return
                 continue
-            late = decisions.take(decisions.told(run, facts, self._store.now()), [(i.key, i.command) for i in loaded.inbox], self._store.now())
+            late = decisions.take(decisions.run_after(run, facts, self._store.now()), [(i.key, i.command) for i in loaded.inbox], self._store.now())
             draft = Draft(facts=[*facts, *late.facts], took=list(late.keys)).joined(lost)
             if await self.at_rest(loaded, draft, actor=actor, source=cps.Source.CANCEL):
                 await self._children(run)

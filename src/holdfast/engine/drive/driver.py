@@ -45,9 +45,9 @@ from holdfast.engine.base.driven import ALONE_SECONDS, SafePoints
 from holdfast.engine.base.failures import contained, recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
+from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
 from holdfast.engine.calls.gates import Halted
-from holdfast.engine.calls.places import Restart, Suspend
 from holdfast.engine.calls.steps import Crowded
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.desk import door, lineage
@@ -228,7 +228,7 @@ class Driver:
         for _ in range(PATIENCE):
             late = await self._services.store.inbox(journal.run.run_id)
             now = self._services.clock.now()
-            ended = decisions.told(journal.run, [*journal.held.facts, *draft.facts], now)
+            ended = decisions.run_after(journal.run, [*journal.held.facts, *draft.facts], now)
             rest = [(i.key, i.command) for i in late if i.key not in draft.took and i.key not in journal.held.took]
             found = decisions.take(ended, rest, now) if ended.terminal else decisions.NOTHING_TAKEN
             try:
@@ -323,7 +323,8 @@ class Driver:
             self._end = Draft  # it goes by what is written down about its end
             await self._ended()
             return journal.run
-        journal.echo = await lineage.echo(self._services, journal.run)
+        if journal.run.source_run_id is not None:
+            journal.echo = await lineage.echo(self._services, journal.run, journal.run.source_run_id)
         self._repeats = self._services.recording is not None or (journal.echo is not None and bool(journal.echo.ended))
         if journal.run.current_step_id is None:
             if journal.run.origin and journal.progress.checkpoint.seq:

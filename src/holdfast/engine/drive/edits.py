@@ -22,7 +22,7 @@ from holdfast.engine.drive.desk import PATIENCE, Desk
 from holdfast.ports import Store
 
 
-class Patches:
+class StateEditor:
     """Writes to runs that nobody drives; each change is an event with its actor."""
 
     def __init__(self, store: Store, skills: Skills, reader: Reader, desk: Desk) -> None:
@@ -118,4 +118,4 @@ def _moves(run: Run, wanted: Status, actor: str, reason: str) -> Iterable[ev.Fac
             return [ev.RunWaitingForSignal()]
 
 
-__all__ = ["Patches"]
+__all__ = ["StateEditor"]

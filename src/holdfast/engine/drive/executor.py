@@ -25,10 +25,9 @@ from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import gates, retries, steps
-from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.attempt import Attempt, Restart, Suspend
 from holdfast.engine.calls.context import Context, Face, Given, face
 from holdfast.engine.calls.functions import Patience, bounded, call
-from holdfast.engine.calls.places import Restart, Suspend
 from holdfast.engine.calls.subflow import Subflow
 from holdfast.engine.calls.waits import Redo
 

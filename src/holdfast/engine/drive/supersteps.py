@@ -21,8 +21,8 @@ from holdfast.core.waits import Wait
 from holdfast.engine.base import failures
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
+from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.gates import Halted
-from holdfast.engine.calls.places import Restart, Suspend
 from holdfast.engine.calls.steps import Crowded
 from holdfast.engine.calls.waits import Unattended
 from holdfast.engine.drive.executor import Finished, StepError, execute

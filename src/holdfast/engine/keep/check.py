@@ -13,7 +13,7 @@ from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_problem
 from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, StoreCorrupt, UsageError
 from holdfast.core.run import Run
-from holdfast.engine.base import standing
+from holdfast.engine.base import obstacles
 from holdfast.engine.look.living import living, sent_types
 from holdfast.engine.look.snapshot import missing
 from holdfast.ports import Evidence, Needs, RunFilter, Store, Upkeep, as_kept, offers_upkeep
@@ -108,7 +108,7 @@ class Checker:
     async def _nobody(self, evidence: Evidence) -> list[Problem]:
         """A due run that no living worker of its queue can take (§10.11)."""
         run, lease = evidence.run, evidence.lease
-        if not isinstance(run, Run) or lease is None or (lacking := await standing.lacking(self._store, run, lease)) is None:
+        if not isinstance(run, Run) or lease is None or (lacking := await obstacles.lacking(self._store, run, lease)) is None:
             return []
         return [Problem("no_worker_for", "warning", lacking.said, lacking.way_out(run.run_id), run.run_id)]
 
@@ -128,7 +128,7 @@ class Checker:
         if any(o.works for o in await living(self._store)):
             return 0
         now = self._store.now()
-        found = await self._store.runs(RunFilter(statuses=standing.NOT_ENDED, limit=MOST))
+        found = await self._store.runs(RunFilter(statuses=obstacles.NOT_ENDED, limit=MOST))
         return sum(1 for _, lease in found if lease.due is not None and lease.due <= now and not lease.live(now))
 
     async def _one(self, run_id: str, found: Findings) -> bool:

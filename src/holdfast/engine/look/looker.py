@@ -188,7 +188,7 @@ class Looker:
         changed = {n: dict.fromkeys(("from", "to"), HIDDEN) if n in hide else v for n, v in found.changed.items()}
         return describe.masked(replace(found, **parts, changed=changed), seen.mask)
 
-    async def family(self, run: Run) -> list[describe.RunView]:
+    async def lineage(self, run: Run) -> list[describe.RunView]:
         """All runs of a lineage, oldest first; empty for a run that nothing came of."""
         kin = await self._store.runs(RunFilter(lineage_root=run.lineage_root, tenant_id=run.tenant_id, limit=PAGE))
         now = self._store.now()

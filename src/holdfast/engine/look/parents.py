@@ -14,7 +14,7 @@ from holdfast.core.status import Status
 from holdfast.core.waits import WaitKind
 
 
-def told(before: Run | None, after: Run, facts: Iterable[ev.Fact], checkpoint: Checkpoint, at: int) -> list[InboxItem]:
+def messages(before: Run | None, after: Run, facts: Iterable[ev.Fact], checkpoint: Checkpoint, at: int) -> list[InboxItem]:
     """The result for a waiting parent, when the run ends; a cancel for each child that nobody waits for any more."""
     out: list[InboxItem] = []
     if after.terminal and after.parent_wait_id is not None and after.parent_run_id is not None and not (before is not None and before.terminal):

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from holdfast.core import codec, vouch
 from holdfast.core.commit import InboxItem, Settlement
 from holdfast.core.errors import EventUnreadable
-from holdfast.core.intents import Intent, IntentState, claimed, dropped, stands, unheard
+from holdfast.core.intents import Intent, IntentState, answer_lost, claimed, dropped, stands
 from holdfast.stores import apply
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.connection import Connection, Q, many
@@ -104,7 +104,7 @@ async def claim(
     lost, due = await many(db, [(Q.intents_lost, values), (Q.intents_due if run_id is None else Q.intents_of_run_due, values)])
     chosen = apply.by_turns(sound(lost), sound(due), limit, each, room)
     out = [
-        claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=i.owner in dead, unheard=unheard(i, owner, held, doubt=doubt)) for i in chosen
+        claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=i.owner in dead, answer_lost=answer_lost(i, owner, held, doubt=doubt)) for i in chosen
     ]
     await many(db, [*_keep(out)])
     return out

@@ -427,7 +427,7 @@ class PostgresStore:
         committer = self._commits()
 
         async def work(db: Connection, sent: int) -> list[tuple[Key, Claim]]:
-            if sent and (found := await self._unheard(db, owner)):
+            if sent and (found := await self._answers_lost(db, owner)):
                 return found  # the claim whose answer was lost
             if run_id is not None:
                 return await self._claim_one(db, owner, run_id, limits)
@@ -536,7 +536,7 @@ class PostgresStore:
         await db.execute(Q.take, taking)
         return [(Key(bucket, id), claim)]
 
-    async def _unheard(self, db: Connection, owner: str) -> list[tuple[Key, Claim]]:
+    async def _answers_lost(self, db: Connection, owner: str) -> list[tuple[Key, Claim]]:
         """What an owner holds and has never been told of: claims whose answer was lost."""
         told = self._commits().fences
         held = await _all(db, Q.held, (owner,))

@@ -162,7 +162,7 @@ class Search:
 
 def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int, ticks: int, mine: Callable[[Intent], bool] | None) -> list[Intent]:
     out = [
-        claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead, unheard=mine is not None and mine(i)) for i, dead in ready
+        claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead, answer_lost=mine is not None and mine(i)) for i, dead in ready
     ]
     besides.vouch_for(db, [_keep(db, i) for i in out])
     db.executemany(Q.intent_ticks, [(ticks, i.intent_id) for i in out])

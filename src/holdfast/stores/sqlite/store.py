@@ -46,7 +46,7 @@ from holdfast.core.errors import (
     UnknownStatus,
     UsageError,
 )
-from holdfast.core.intents import Intent, unheard
+from holdfast.core.intents import Intent, answer_lost
 from holdfast.core.lease import Alive, Lease, at_once, due_since
 from holdfast.core.limits import Backlog, Due, Later, Limit, Rule, chosen, in_force
 from holdfast.core.offers import Offer
@@ -59,7 +59,7 @@ from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loa
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.changes import Bell, Changes
-from holdfast.stores.files import Identity, on_disk, told
+from holdfast.stores.files import Identity, on_disk, store_error
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, limits, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
@@ -266,7 +266,7 @@ class SqliteStore:
     def _unsynced(self, error: OSError) -> None:
         """The anchor could not follow: whatever is acknowledged from now on nothing would vouch for. May run in any thread."""
         if self.suspect is None:
-            self.suspect = told(error, self._anchor.path)
+            self.suspect = store_error(error, self._anchor.path)
 
     def _each_second(self) -> None:
         """In the anchor's thread: looks at the file and its log, and empties a log that a reader which has left had let grow."""
@@ -853,7 +853,7 @@ class SqliteStore:
         def work(committer: Committer) -> list[Intent]:
             now = self._now()
             with committer.writing():
-                mine = partial(unheard, owner=owner, held=held, doubt=True) if doubt else None
+                mine = partial(answer_lost, owner=owner, held=held, doubt=True) if doubt else None
                 ready = self._search.ready(committer.db, types, now, limit, each, room or {}, run_id, mine)
                 return outbox.claim(committer.db, ready, owner, now, now + ttl_us, self._owners.after(ttl_us), mine)
 
