@@ -65,28 +65,31 @@ def disk_told(place: Callable[[Any], str]) -> Callable[[type[C]], type[C]]:
 
 
 class Identity:
-    """Which file a path led to when it was opened: a file that is removed, moved or replaced under a process is no longer there."""
+    """Which file a path led to when it was opened: a file that is removed, moved or replaced under a process is no longer there, also where a
+    link to it is left behind. ``filled``: it is never empty from then on."""
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, filled: bool = False) -> None:
         self._path = path
+        self._filled = filled
         with on_disk(path):
-            self._first = self._now()
+            self._first, _ = self._now()
 
-    def _now(self) -> tuple[int, int] | None:
+    def _now(self) -> tuple[tuple[int, int, int] | None, int]:
+        """Which file is there, by which name of its own, and its size."""
         try:
-            found = os.stat(self._path)
+            found, name = os.stat(self._path), os.lstat(self._path)
         except FileNotFoundError:
-            return None
-        return found.st_dev, found.st_ino
+            return None, 0
+        return (found.st_dev, found.st_ino, name.st_ino), found.st_size
 
     def lost(self) -> str:
         """What has become of the file: empty while it is the same, else what is there in its place."""
         try:
-            there = self._now()
+            there, size = self._now()
         except OSError as e:
             return f"cannot be looked at: {e.strerror}"
         if there == self._first:
-            return ""
+            return "was emptied" if self._filled and not size else ""
         return "was removed or moved" if there is None else "was replaced by another file"
 
 

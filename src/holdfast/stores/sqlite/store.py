@@ -144,7 +144,7 @@ class SqliteStore:
         self._noted = (0, 0)
         self._overgrown: HoldfastError | None = None
         self._file: Identity | None = None
-        self._log: Identity | None = None  # of the write-ahead log, from when it is first seen until the last connection here ends
+        self._log: dict[str, Identity] = {}  # the write-ahead log and its index, from the first commit on until the last connection here ends
         self._orphans: dict[str, tuple[int, int]] = {}
         self._db: apsw.Connection | None = None
         self._writer: Writer | None = None
@@ -176,7 +176,7 @@ class SqliteStore:
                 self.incarnation = known if isinstance(known, int) and 0 <= known < 2**31 else 0
                 with on_disk(self._anchor.path):
                     self.suspect = self._suspicion(db)
-                self._file = Identity(self.path)
+                self._file = Identity(self.path, filled=True)
         except BaseException:
             self._anchor.close()
             shut(db)
@@ -235,6 +235,8 @@ class SqliteStore:
         """Between COMMIT and the answer: the anchor follows. Gives what must be answered instead, where the file that was written is
         no longer the store: nothing is acknowledged into the void. May run in the writer's thread."""
         self._same_file()
+        if not self._log:
+            self._same_log()
         if isinstance(self.suspect, StoreMoved):
             return self.suspect
         number, digest = committer.last
@@ -311,13 +313,15 @@ class SqliteStore:
 
     def _same_log(self) -> None:
         """Looks whether the write-ahead log is the one that is open: in another one nobody else would see what is written here, and what is
-        written here would go with this process."""
+        written here would go with this process. With another index beside it, two processes would write over each other."""
         try:
-            if self._log is None:
-                self._log = Identity(self.path + "-wal") if os.path.exists(self.path + "-wal") else None
-            elif self.suspect is None and (what := self._log.lost()):
-                way_out = "end this process in an orderly way, which brings what it wrote into the file; then open it again"
-                self.suspect = StoreMoved(f"{self.path}-wal {what} while it was open", hint=way_out)
+            for path in (self.path + "-wal", self.path + "-shm"):
+                if path not in self._log:
+                    if os.path.exists(path):
+                        self._log[path] = Identity(path)
+                elif self.suspect is None and (what := self._log[path].lost()):
+                    way_out = "end this process in an orderly way, which brings what it wrote into the file; then open it again"
+                    self.suspect = StoreMoved(f"{path} {what} while it was open", hint=way_out)
         except HoldfastError as e:
             self.suspect = self.suspect or e
 
@@ -333,7 +337,7 @@ class SqliteStore:
                 self._renewing = None
         self._liveness.close()
         self._anchor.close()
-        self._log = None
+        self._log = {}
         if self._db is not None:
             shut(self._db)
             self._db = None
