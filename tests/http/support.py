@@ -56,3 +56,7 @@ async def token(rt: Runtime, *scopes: str, tenant: str = "default") -> str:
 
 def bearer(secret: str) -> dict[str, str]:
     return {"Authorization": f"Bearer {secret}"}
+
+
+NOTES = graph()
+"""A TARGET for servers of their own process."""

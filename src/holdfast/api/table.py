@@ -20,13 +20,15 @@ from holdfast.api.problems import Stopped
 from holdfast.core import describe
 from holdfast.core.bounds import moment
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, NotFound, RunNotFound
-from holdfast.core.status import AT_REST, LIVE, TERMINAL
+from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
 from holdfast.engine.look.looker import Wanted, skills
+from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 
 LONGEST_WAIT = 60.0
 POLL_SECONDS = 1.0
 SETTLE_SECONDS = 10.0
+NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
@@ -396,10 +398,11 @@ async def signal_run(c: Call) -> Answer:
 
 async def signal_thread(c: Call) -> Answer:
     thread = c.path["thread_id"]
-    live = [r for r in await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=500)) if r.status not in TERMINAL]
+    live = await c.rt.store.runs(RunFilter(tenant_id=c.tenant, thread_id=thread, statuses=NOT_ENDED, limit=500, by_turn=True))
     if not live:
         raise RunNotFound(f"no live run in the thread {thread}", hint="GET /v1/runs?thread_id=… lists its runs")
-    return await _signal(c, live[0].run_id)
+    begun = (run for run, _ in live if run.status is not Status.PENDING)  # what is queued behind one that has begun has nothing to ask yet
+    return await _signal(c, next(begun, live[0][0]).run_id)
 
 
 async def _signal(c: Call, run_id: str) -> Answer:
