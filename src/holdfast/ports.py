@@ -715,6 +715,11 @@ def as_kept(store: Store) -> Store:
     return store.as_kept if offers_sealing(store) else store
 
 
+def takes_statements(store: Store) -> bool:
+    """Whether the application's own tables lie in the same database, so that SQL of its own commits with a step (§9.6)."""
+    return bool(getattr(as_kept(store), "takes_statements", False))
+
+
 def _offers(store: object, port: object) -> bool:
     """From Python 3.12 on ``isinstance`` does not see what ``__getattr__`` hands on."""
     return all(hasattr(store, verb) for verb in vars(port) if not verb.startswith("_"))
@@ -804,5 +809,5 @@ class Resolver(Protocol):
 __all__ = [
     "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Served",
     "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
-    "offers_steps", "offers_threads", "offers_upkeep",
+    "offers_steps", "offers_threads", "offers_upkeep", "takes_statements",
 ]  # fmt: skip

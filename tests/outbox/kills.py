@@ -1,8 +1,9 @@
 """Kills and freezes dispatchers between claim, send and settle, and looks at what a real receiver got (T-67).
 
     uv run python -m tests.outbox.kills --cycles 1000 --budget 20
+    uv run python -m tests.outbox.kills --cycles 1000 --budget 20 --store postgresql
 
-Two dispatchers are up. The receiver appends each line that it gets to a file. What must hold: of the type whose receiver dedupes
+About six minutes each on two cores. Two dispatchers are up. The receiver appends each line that it gets to a file. What must hold: of the type whose receiver dedupes
 every key arrives, and its order per key is kept; of the type whose receiver cannot, no key arrives twice, and each that did not
 arrive for certain is listed as unknown; nothing of a step that did not commit arrives.
 """
@@ -24,6 +25,7 @@ from typing import Any
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.handle import IntentView
+from tests.postgres.server import shared
 
 LEASE = 0.6
 EACH = 4
@@ -64,16 +66,16 @@ def transports(folder: Path) -> dict[str, Any]:
     return {"safe": Appending(folder / "safe.txt", True), "plain": Appending(folder / "plain.txt", False)}
 
 
-async def dispatcher(folder: Path) -> None:
-    async with Runtime(f"sqlite:///{folder}/a.db", transports=transports(folder), lease=LEASE) as rt:
+async def dispatcher(folder: Path, url: str) -> None:
+    async with Runtime(url, transports=transports(folder), lease=LEASE) as rt:
         await rt.dispatch()
 
 
 class Nursery:
     """A process that has everything imported and forks a dispatcher when it is asked to, so that a kill costs no start."""
 
-    def __init__(self, folder: Path) -> None:
-        command = [sys.executable, "-m", "tests.outbox.kills", "--nursery", str(folder)]
+    def __init__(self, folder: Path, url: str) -> None:
+        command = [sys.executable, "-m", "tests.outbox.kills", "--nursery", str(folder), "--url", url]
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
         self._process = subprocess.Popen(command, env=env, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
@@ -89,26 +91,26 @@ class Nursery:
         self._process.stdout.close()
 
 
-def nursery(folder: Path) -> None:
+def nursery(folder: Path, url: str) -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # nobody waits for those that are killed
     for _ in sys.stdin:
         if (pid := os.fork()) == 0:
-            asyncio.run(dispatcher(folder))
+            asyncio.run(dispatcher(folder, url))
             os._exit(0)
         print(pid, flush=True)
 
 
-async def torment(folder: Path, cycles: int, deadline: float, seed: int) -> dict[str, Any]:
-    """The counts, after so many kills and freezes, or as many as fit before the deadline.
+async def torment(folder: Path, cycles: int, deadline: float, seed: int, url: str = "") -> dict[str, Any]:
+    """The counts, after so many kills and freezes, or as many as fit before the deadline; over a database in the folder, or that of ``url``.
 
     Raises:
         AssertionError: something arrived twice, too early, out of order or not at all.
     """
-    dice = random.Random(seed)
-    home = Nursery(folder)
+    dice, url = random.Random(seed), url or f"sqlite:///{folder}/a.db"
+    home = Nursery(folder, url)
     up = [home.spawn(), home.spawn()]
     done, made, frozen = 0, 0, 0
-    async with Runtime(f"sqlite:///{folder}/a.db", lease=30) as rt:
+    async with Runtime(url, lease=30) as rt:
         try:
             while done < cycles and time.monotonic() < deadline:
                 await rt.invoke(graph, {"n": made, "fail": made % 7 == 6})
@@ -128,7 +130,7 @@ async def torment(folder: Path, cycles: int, deadline: float, seed: int) -> dict
             for child in up:
                 os.kill(child, signal.SIGKILL)
             home.close()
-    async with Runtime(f"sqlite:///{folder}/a.db", transports=transports(folder), lease=30) as rt:
+    async with Runtime(url, transports=transports(folder), lease=30) as rt:
         while True:
             await rt.dispatch(until_idle=True)
             counts = await rt.store.intent_counts()
@@ -136,10 +138,10 @@ async def torment(folder: Path, cycles: int, deadline: float, seed: int) -> dict
                 break
             await rt.store.wait_for_change(0.1)
         intents = [IntentView.of(i) for i in await rt.store.intents(limit=10**9)]
-    return judge(folder, intents, done, made, frozen)
+    return judge(folder, intents, cycles, done, made, frozen)
 
 
-def judge(folder: Path, intents: list[Any], done: int, made: int, frozen: int) -> dict[str, Any]:
+def judge(folder: Path, intents: list[Any], asked: int, done: int, made: int, frozen: int) -> dict[str, Any]:
     lines = {name: (folder / f"{name}.txt").read_text().split() if (folder / f"{name}.txt").exists() else [] for name in ("safe", "plain")}
     committed = {f"{n}.{i}" for n in range(made) if n % 7 != 6 for i in range(EACH)}
     states = {t: Counter(i.state for i in intents if i.type == t) for t in ("safe", "plain")}
@@ -159,7 +161,7 @@ def judge(folder: Path, intents: list[Any], done: int, made: int, frozen: int) -
     doubtful = [line for line in lines["plain"] if plain[line] != "sent"]
     assert all(plain[line] == "unknown" for line in doubtful), "a doubtful one is not listed"
     return {
-        "cycles": done, "freezes": frozen, "intents": len(intents), "repeated to a receiver that dedupes": len(lines["safe"]) - len(committed),
+        "asked_and_done": [asked, done], "freezes": frozen, "intents": len(intents), "repeated to a receiver that dedupes": len(lines["safe"]) - len(committed),
         "unknown": states["plain"]["unknown"], "of them sent": len(doubtful),
     }  # fmt: skip
 
@@ -169,13 +171,16 @@ def main() -> None:
     parser.add_argument("--cycles", type=int, default=1000)
     parser.add_argument("--budget", type=float, default=20, help="minutes")
     parser.add_argument("--seed", type=int, default=1)
+    parser.add_argument("--store", choices=["sqlite", "postgresql"], default="sqlite")
+    parser.add_argument("--url", default="", help=argparse.SUPPRESS)
     parser.add_argument("--nursery", type=Path, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.nursery is not None:
-        nursery(given.nursery)
+        nursery(given.nursery, given.url)
         return
     with tempfile.TemporaryDirectory() as folder:
-        print(asyncio.run(torment(Path(folder), given.cycles, time.monotonic() + given.budget * 60, given.seed)))
+        url = shared().fresh() if given.store == "postgresql" else ""
+        print(asyncio.run(torment(Path(folder), given.cycles, time.monotonic() + given.budget * 60, given.seed, url)))
 
 
 if __name__ == "__main__":

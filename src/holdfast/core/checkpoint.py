@@ -87,11 +87,13 @@ class IntentWrite(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LedgerWrite(msgspec.Struct, frozen=True, array_like=True):
-    """A ledger row a task returns; it commits with the barrier (§9.6). ``data`` is encoded."""
+    """A ledger row a task returns; it commits with the barrier (§9.6). ``data`` is encoded. Instead of a row it may be a ``statement`` for the
+    application's own tables, whose parameters are the data."""
 
     topic: str
     key: str
     data: bytes
+    statement: str = ""
 
 
 class TaskResult(msgspec.Struct, frozen=True, array_like=True, tag=1, gc=False):

@@ -102,6 +102,13 @@ class LedgerRow(msgspec.Struct, frozen=True):
     number: int = 0
 
 
+class Statement(msgspec.Struct, frozen=True):
+    """SQL for the application's own tables in the same database: committed with the checkpoint, or not at all (§9.6). ``params`` are encoded."""
+
+    text: str
+    params: bytes
+
+
 class Settlement(msgspec.Struct, frozen=True):
     """What became of an intent, with what its transport's hook gave: kept together, once, if the intent still stands as ``before`` (§9.5)."""
 
@@ -168,6 +175,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     emitted: Emitted | None = None
     due_stands: bool = False
     stands: Checkpoint | None = None
+    statements: tuple[Statement, ...] = ()
 
     @property
     def signals(self) -> int:
@@ -184,7 +192,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         """Whether it writes nothing that is not the run's own: its log row, its columns, and what it carries its thread on from."""
         if self.effects or self.took or self.puts or self.creates or self.claims or self.intents or self.ledger:
             return False
-        return not (self.blobs or self.moves or self.emitted)
+        return not (self.statements or self.blobs or self.moves or self.emitted)
 
     def check(self) -> None:
         """Asserts what must hold of every commit, whichever store it goes to."""

@@ -526,6 +526,12 @@ class ToolFailed(StepFailure):
     code = "tool_failed"
 
 
+class StatementFailed(StepFailure):
+    """The database refused a statement that a step returned; nothing of that step was committed."""
+
+    code = "sql_failed"
+
+
 class ToolMissing(StepFailure):
     """The step calls a tool that is not registered here."""
 

@@ -26,9 +26,21 @@ from holdfast.core.channels import Weights
 from holdfast.core.checkpoint import INPUT_TASK, Checkpoint, Delta, Ended, Result, Source, StepRecord, TaskResult, advance, boundaries
 from holdfast.core.codec import open_row
 from holdfast.core.commands import Cancel
-from holdfast.core.commit import SIGNAL_EXTRA_BYTES, Behind, Commit, DedupClaim, InboxItem, LedgerRow, Step, ThreadEnd, Tip, whole_due
+from holdfast.core.commit import (
+    SIGNAL_EXTRA_BYTES,
+    Behind,
+    Commit,
+    DedupClaim,
+    InboxItem,
+    LedgerRow,
+    Statement,
+    Step,
+    ThreadEnd,
+    Tip,
+    whole_due,
+)
 from holdfast.core.effects import Effect
-from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StoreError
+from holdfast.core.errors import EffectInProgress, HoldfastError, InboxUnread, StatementFailed, StoreError
 from holdfast.core.graph import Program
 from holdfast.core.intents import Intent
 from holdfast.core.lease import COUNTER, KEEP, RELEASE, LeaseAction
@@ -61,6 +73,7 @@ class Draft(msgspec.Struct):
     claims: list[DedupClaim] = []
     intents: list[Intent] = []
     ledger: list[LedgerRow] = []
+    statements: list[Statement] = []
     blobs: list[Blob] = []
     max_queued: int | None = None
     due_stands: bool = False
@@ -75,6 +88,7 @@ class Draft(msgspec.Struct):
         self.claims += other.claims
         self.intents += other.intents
         self.ledger += other.ledger
+        self.statements += other.statements
         self.blobs += other.blobs
         self.max_queued = self.max_queued if other.max_queued is None else other.max_queued
         self.due_stands |= other.due_stands
@@ -107,7 +121,8 @@ class Echo(msgspec.Struct):
     sent; and ``scope``, under which its own effects have their keys. ``forebears``: nearest first;
     ``consents``: what people approved there, if it is inherited, with the questions (§5.8). A fork in the middle of a step is answered from
     what was on record there too, as far as it calls the same with the same arguments (``exact``); ``results`` are the tasks finished there.
-    ``ended``: the barriers of a replay's source that tasks waited beyond or signals came to, by their number (§5.11)."""
+    ``ended``: the barriers of a replay's source that tasks waited beyond or signals came to, by their number (§5.11);
+    ``reached``: how far it came."""
 
     scope: str
     records: dict[tuple[int, str, str], StepRecord] = {}
@@ -118,6 +133,7 @@ class Echo(msgspec.Struct):
     results: tuple[TaskResult, ...] = ()
     exact: bool = False
     ended: dict[int, Ended] = {}
+    reached: int = -1
 
     @property
     def last(self) -> int:
@@ -443,7 +459,7 @@ class Journal:
             commit = self._riding(commit, ring)
         try:
             await self._durable(commit)
-        except (EffectInProgress, InboxUnread):
+        except (EffectInProgress, InboxUnread, StatementFailed):
             self._held = held.joined(self._held)
             raise
 
@@ -452,7 +468,7 @@ class Journal:
         ring = self._ring
         try:
             tip = await self.store.commit(commit)
-        except (EffectInProgress, InboxUnread):
+        except (EffectInProgress, InboxUnread, StatementFailed):
             raise  # refused, and nothing is lost: whoever decided decides again
         except BaseException as e:
             self.dead = e
@@ -592,6 +608,7 @@ class Journal:
             claims=tuple(draft.claims),
             intents=tuple(draft.intents),
             ledger=tuple(draft.ledger),
+            statements=tuple(draft.statements),
             max_queued=draft.max_queued,
             due_stands=draft.due_stands,
         )

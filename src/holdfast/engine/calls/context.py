@@ -12,6 +12,7 @@ import datetime as dt
 import logging
 import os
 import random as _random
+import re
 import sys
 import traceback
 import uuid as _uuid
@@ -25,6 +26,7 @@ from holdfast.core.arguments import asked, checked, function, lasting, mapping, 
 from holdfast.core.bounds import text
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite
 from holdfast.core.effects import EffectClass, ReplayPolicy
+from holdfast.core.errors import UsageError
 from holdfast.core.graph import DEFAULT_TIMEOUT_US
 from holdfast.core.lease import counter
 from holdfast.core.limits import own_name
@@ -40,7 +42,7 @@ from holdfast.engine.calls.attempt import Attempt, Restart
 from holdfast.engine.calls.functions import Patience
 from holdfast.engine.calls.tools import call_tool, named_tool
 from holdfast.handle import Decision, when
-from holdfast.ports import ToolOutcome
+from holdfast.ports import ToolOutcome, takes_statements
 
 T = TypeVar("T")
 I = TypeVar("I")  # noqa: E741 - the item of a map
@@ -87,6 +89,10 @@ def _raised(exc_info: object) -> BaseException | None:
         case (_, BaseException() as error, _):
             return error
     return sys.exc_info()[1] if exc_info else None
+
+
+_FIRST_WORD = re.compile(r"\s*(?:(?:--[^\n]*\n|/\*.*?\*/)\s*)*([A-Za-z]+)", re.DOTALL)
+_CHANGES = ("INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "SELECT")
 
 
 class Context:
@@ -479,6 +485,25 @@ class Context:
     def record(self, topic: str, key: str, data: Any) -> None:
         """A ledger row that commits with the step (§9.6)."""
         self._attempt.ledger.append(LedgerWrite(topic, key, canon.pack(data, "ledger")[1]))
+
+    @checked(statement=asked)
+    def sql(self, statement: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> None:
+        """SQL for the application's own tables in the same PostgreSQL database: committed with the step's writes, or not at all (§9.6).
+
+        Places are psycopg's: ``%s``, or ``%(name)s`` of a mapping. A mapping among the parameters goes as jsonb. A replay leaves it out.
+
+        Raises:
+            UsageError: the store is no PostgreSQL database, or the statement is none that changes rows.
+            Unserializable, TooLarge: the parameters cannot be kept.
+        """
+        if not takes_statements(self._attempt.services.store):
+            raise UsageError(f"{self._attempt.services.store.url} takes no SQL of the application", hint="ctx.sql is for PostgreSQL; ctx.record keeps rows in every store")
+        if (word := _FIRST_WORD.match(statement)) is None or word.group(1).upper() not in _CHANGES:
+            raise UsageError(f"{statement.strip()[:40]!r} is no statement that commits with a step", hint=f"one of {', '.join(_CHANGES)}; one statement a call")
+        if isinstance(params, str | bytes) or not isinstance(params, Sequence | Mapping):
+            raise bounds.wrong("params", "a list of values, or a mapping", params)
+        data = canon.pack(dict(params) if isinstance(params, Mapping) else list(params), "params")[1]
+        self._attempt.ledger.append(LedgerWrite("", "", data, statement))
 
     @verb
     def emit(self, value: Any) -> None:

@@ -56,7 +56,9 @@ async def echo(services: Services, run: Run, of: str) -> Echo:
         found.intents |= {_place(i): i for i in await store.intents(source, limit=MANY)}
         if serving:
             rows = await store.rows(source)
-            records, ended = recorded(rows, Progress(source, await services.threads.origin(source, rows)))
+            progress = Progress(source, await services.threads.origin(source, rows))
+            records, ended = recorded(rows, progress)
+            found.reached = max(found.reached, progress.checkpoint.step)
             found.records = records | found.records
             found.ended = ended | found.ended
             serving = forebear.origin == REPLAY

@@ -21,7 +21,7 @@ from holdfast.core import commands as cmd
 from holdfast.core import events as ev
 from holdfast.core.channels import MISSING, ROOM
 from holdfast.core.checkpoint import Checkpoint, Delta, Ended, Source, Task, TaskResult
-from holdfast.core.commit import InboxItem, LedgerRow
+from holdfast.core.commit import InboxItem, LedgerRow, Statement
 from holdfast.core.effects import ReplayPolicy
 from holdfast.core.errors import (
     Conflict,
@@ -29,6 +29,7 @@ from holdfast.core.errors import (
     HoldfastError,
     InboxUnread,
     LeaseLost,
+    StatementFailed,
     StepFailure,
     StepLimit,
     UsageError,
@@ -56,7 +57,7 @@ from holdfast.engine.drive.executor import Ahead, StepError, execute
 from holdfast.engine.drive.fused import Fused
 from holdfast.engine.drive.supersteps import Outcome, Round, answered, failure
 from holdfast.engine.look.threads import Lent, carries
-from holdfast.ports import Claim, Loaded
+from holdfast.ports import Claim, Loaded, takes_statements
 
 PATIENCE = 100
 MOST_DOUBLED = 3  # how often the lease is doubled for a run whose owners were late
@@ -625,6 +626,18 @@ class Driver:
     ) -> bool:
         """The commit that carries a super-step across; the last one also ends the run. True if it rests now. ``taken`` are the tasks that
         have come to their end, None for all that are pending; the others wait on (§5.11)."""
+        try:
+            return await self._crossed(results, inline, decoded, taken)
+        except StatementFailed as e:  # the application's own tables say no: the run stands where it stood, and its finished tasks are kept
+            return await self._uncrossed(results, inline, e)
+
+    async def _uncrossed(self, results: Mapping[str, TaskResult], inline: set[str], e: Exception) -> bool:
+        done = [results[k] for k in inline]
+        return await self._fail(Draft(facts=[_completed(self._journal.progress.checkpoint, r) for r in done], results=list(done)), e, recorded(e))
+
+    async def _crossed(
+        self, results: Mapping[str, TaskResult], inline: set[str], decoded: Mapping[str, Mapping[str, Any]], taken: tuple[Task, ...] | None = None
+    ) -> bool:
         journal, program = self._journal, self._program
         parent = journal.progress.checkpoint
         try:
@@ -633,9 +646,7 @@ class Driver:
             if tip is not None and (len(inline) > 1 or tip.since + tip.whole > ROOM):
                 self._weigh(parent, moved, results, inline)
         except BaseException as raised:  # pure but for the user's reducers: whatever they raise is the run's failure, not the driver's
-            e = contained(raised, "a reducer")
-            done_now = [results[k] for k in inline]
-            return await self._fail(Draft(facts=[_completed(parent, r) for r in done_now], results=list(done_now)), e, recorded(e))
+            return await self._uncrossed(results, inline, contained(raised, "a reducer"))
         draft = Draft(facts=[_completed(parent, r) for r in delta.done if type(r) is TaskResult and r.task[0] != "@"])
         if taken is not None:
             results = {t.key: results[t.key] for t in taken}
@@ -726,6 +737,12 @@ class Driver:
                 )
                 draft.facts.append(ev.IntentEnqueued(intent_id, write.type))
             for row in result.ledger:
+                if row.statement:
+                    if echo is None or echo.reached <= self._journal.progress.checkpoint.step or run.replay_effects == ReplayPolicy.REEXECUTE:  # else the source's did it
+                        if not takes_statements(self._services.store):
+                            raise StatementFailed(f"{self._services.store.url} takes no SQL of the application", hint="ctx.sql is for PostgreSQL")
+                        draft.statements.append(Statement(row.statement, row.data))
+                    continue
                 draft.ledger.append(LedgerRow(run.run_id, row.topic, row.key, row.data, now, ids.step_id(run.run_id, step, result.task)))
                 draft.facts.append(ev.LedgerAppended(row.topic, row.key))
 

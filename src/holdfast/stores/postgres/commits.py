@@ -23,13 +23,14 @@ from typing import Any
 import msgspec
 import psycopg
 from psycopg import errors as sql
+from psycopg.types.json import Jsonb
 
 from holdfast import meters
-from holdfast.core import chunks, codec, ids, vouch
+from holdfast.core import canon, chunks, codec, commit, ids, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, ThreadEnd, Tip
-from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StoreError
+from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StatementFailed, StoreError
 from holdfast.core.lease import Take, Touch
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -300,6 +301,7 @@ class Committer:
         seen = await self._look(db, [w.prepared for w in batch])
         outcomes: list[Tip | HoldfastError] = []
         writes: list[Statement] = []
+        application: list[commit.Statement] = []
         begun: list[tuple[int, str]] = []  # births that keep their owner, by the statement that tells their key
         for w in batch:
             p = w.prepared
@@ -314,11 +316,13 @@ class Committer:
             if run_id not in seen.keys and ruling.owner is not None:
                 begun.append((len(writes), run_id))
             writes += self._written(p, ruling, seen)
+            application += c.statements
             outcomes.append(p.tip(_number(c)))
             if run_id in seen.keys and ruling.owner is not None:
                 self.keys[run_id] = seen.keys[run_id]
             else:
                 self.keys.pop(run_id, None)
+        await _application(db, application)
         if writes:
             answers = await many(db, [*writes, (Q.commit, None)])
             for place, run_id in begun:
@@ -478,6 +482,34 @@ class Committer:
             yield Q.put, put_values(item, at)
         for move in c.moves:
             yield from besides.put_schedule(move.after, new=move.before is None)
+
+
+async def _application(db: Connection, statements: Sequence[commit.Statement]) -> None:
+    """Carries out what steps have returned for the application's own tables, in the transaction of their commits.
+
+    Raises:
+        StatementFailed: one was refused; the whole transaction is void.
+    """
+    if not statements:
+        return
+    try:
+        await many(db, [(s.text, _params(s)) for s in statements])
+    except psycopg.Error as e:
+        if passing(e):
+            raise
+        raise StatementFailed(f"{type(e).__name__}: {str(e).strip()[:500]}", hint="nothing of the step was committed; mend the table or the code, then resume") from None
+
+
+def _params(statement: commit.Statement) -> Any:
+    """The parameters as the driver takes them: mappings go as jsonb; without any the text is not looked through for places."""
+    given = canon.thaw(canon.decode(statement.params))
+    if isinstance(given, dict):
+        return {name: _param(value) for name, value in given.items()} or None
+    return [_param(value) for value in given] or None
+
+
+def _param(value: Any) -> Any:
+    return Jsonb(value) if isinstance(value, dict) else value
 
 
 _NOWHERE = Key(0, 0)

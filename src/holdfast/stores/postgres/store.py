@@ -105,6 +105,8 @@ class PostgresStore:
     """A store in one PostgreSQL database, in a schema of its own. ``now`` replaces its clock, so that tests can move time; ``patience``
     is for how many seconds a verb outlasts an outage."""
 
+    takes_statements = True
+
     def __init__(self, url: str, *, now: Callable[[], int] | None = None, patience: float = PATIENCE) -> None:
         self._place = place(url)
         self.url = self._place.url
