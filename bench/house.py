@@ -86,20 +86,24 @@ class Walk:
             sys.setprofile(None)
 
 
+def pay(n: int, *, idempotency_key: str) -> int:
+    return n + 1
+
+
+def was_paid(key: str, n: int) -> Happened | Absent:
+    return Absent()
+
+
+@flow("order", version="1")
+async def order(ctx: Context, n: int) -> int:
+    """One effect and one question."""
+    paid = await ctx.effect(pay, n, verify=was_paid)
+    await ctx.approve("Send it?")
+    return paid
+
+
 async def walked(url: str = "memory:") -> dict[str, Walk]:
     """A flow with one effect and one approval: submitted, driven to its question, approved and driven to its end."""
-    def pay(n: int, *, idempotency_key: str) -> int:
-        return n + 1
-
-    def was_paid(key: str, n: int) -> Happened | Absent:
-        return Absent()
-
-    @flow("order", version="1")
-    async def order(ctx: Context, n: int) -> int:
-        paid = await ctx.effect(pay, n, verify=was_paid)
-        await ctx.approve("Send it?")
-        return paid
-
     found = {name: Walk() for name in ("submit", "drive", "approve")}
     async with Runtime(url, skills=[order]) as rt:
         await rt.invoke(order, {"n": 1})

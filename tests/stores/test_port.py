@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import pytest
+from bench.house import order
 
-from holdfast import Absent, Context, Happened, Runtime, flow, ports
+from holdfast import Runtime, ports
 from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, WorkspaceStore
 
 ENGINE = 20
@@ -72,21 +73,6 @@ class Told:
     def since(self) -> list[str]:
         asked, self.asked = self.asked, []
         return asked
-
-
-def pay(n: int, *, idempotency_key: str) -> int:
-    return n + 1
-
-
-def was_paid(key: str, n: int) -> Happened | Absent:
-    return Absent()
-
-
-@flow("order", version="1")
-async def order(ctx: Context, n: int) -> int:
-    paid = await ctx.effect(pay, n, verify=was_paid)
-    await ctx.approve("Send it?")
-    return paid
 
 
 MAKERS: dict[str, Callable[[Path], Any]] = {"memory": lambda _: MemoryStore(), "sqlite": lambda folder: SqliteStore(folder / "a.db")}
