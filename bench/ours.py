@@ -320,7 +320,7 @@ async def approved(ctx: Context) -> float:
     return time.monotonic()
 
 
-SERVED = (stamped, signalled, approved)
+SERVED = (stamped, signalled, approved, line(NODES))
 
 
 async def serve(where: str) -> None:
@@ -353,6 +353,60 @@ async def noop() -> None:
         finally:
             child.kill()
             child.wait()
+
+
+async def noop_rested() -> None:
+    """The same with a worker that has had nothing to do for 10 seconds."""
+    with folder() as where:
+        child = worker_process(where)
+        try:
+            async with Runtime(url(where), skills=SERVED) as rt:
+                taken = []
+                for _ in range(7):
+                    await asyncio.sleep(10)
+                    began = clock()
+                    run = await rt.submit(stamped, {})
+                    await rt.result(run.run_id)
+                    taken.append(clock() - began)
+                latencies("noop, idle for 10 s", taken[1:])
+        finally:
+            child.kill()
+            child.wait()
+
+
+async def several(workers: int) -> tuple[float, float]:
+    """Steps a second, and CPU in us a step of all processes, of 60 submitted runs of 100 steps on one file."""
+    with folder() as where:
+        children = [worker_process(where) for _ in range(workers)]
+        try:
+            async with Runtime(url(where), skills=SERVED) as rt:
+                before, began = sum(cpu(c.pid) for c in children), clock()
+                runs = [await rt.submit(line(NODES), {}) for _ in range(60)]
+                for run in runs:
+                    await rt.result(run.run_id)
+                taken, spent = clock() - began, sum(cpu(c.pid) for c in children) - before
+        finally:
+            for child in children:
+                child.kill()
+                child.wait()
+    return 60 * NODES / taken, spent / 60 / NODES * 1e6
+
+
+def cpu(pid: int) -> float:
+    """Seconds of processor time that a process has had."""
+    fields = pathlib.Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+async def workers() -> None:
+    """One file, and 1, 2 and 4 workers: what each more brings, and what a step costs all of them."""
+    found = {n: await several(n) for n in (1, 2, 4)}
+    for n, (speed, spent) in found.items():
+        emit(f"workers: {n}, steps/s", speed, "steps/s")
+        emit(f"workers: {n}, CPU a step", spent, "us")
+    for n in (2, 4):
+        emit(f"workers: {n} against 1, steps/s", found[n][0] / found[1][0], "times")
+        emit(f"workers: {n} against 1, CPU a step", found[n][1] / found[1][1], "times")
 
 
 async def goes_on(name: str, skill: Any) -> None:
@@ -473,7 +527,7 @@ async def effect() -> None:
 
 CASES = {
     "effect": effect, "lin": lin, "conc": conc, "conc-long": conc_long, "fan": fan, "wf": wf, "turns": turns, "delta": delta, "resume": resume, "park": park,
-    "noop": noop, "signal": signal_, "approval": approval, "recover": recover,
+    "noop": noop, "noop-rested": noop_rested, "workers": workers, "signal": signal_, "approval": approval, "recover": recover,
     "serve": serve, "park-child": park_child, "recover-child": recover_child,
 }  # fmt: skip
 

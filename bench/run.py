@@ -21,6 +21,7 @@ from common import HERE, HOME
 
 PEERS = ("langgraph", "dbos")
 CASES: dict[str, dict[str, tuple[str, ...]]] = {  # case -> who -> the arguments of that party's script
+    "sync": {"limit": ("sync",)},
     "lin": {"limit": ("lin",), "ours": ("lin",), "langgraph": ("lin",), "dbos": ("lin",)},
     "lin-sync": {"langgraph": ("lin-sync",)},
     "conc": {"ours": ("conc",), "langgraph": ("conc",), "dbos": ("conc",)},
@@ -32,6 +33,8 @@ CASES: dict[str, dict[str, tuple[str, ...]]] = {  # case -> who -> the arguments
     "delta": {"ours": ("delta",)},
     "resume": {"ours": ("resume",)},
     "noop": {"ours": ("noop",), "dbos": ("noop",)},
+    "noop-rested": {"ours": ("noop-rested",)},
+    "workers": {"ours": ("workers",)},
     "signal": {"ours": ("signal",), "dbos": ("signal",)},
     "approval": {"ours": ("approval",)},
     "recover": {"ours": ("recover",)},
@@ -65,6 +68,10 @@ GOALS = (
     Goal("fan-out of 100, against LangGraph", "fan", 12, 25, ("langgraph", "fan")),
     Goal("no-op through an idle worker, p50 ms", "noop p50", 5, 2, at_most=True),
     Goal("no-op through an idle worker, p99 ms", "noop p99", 20, None, at_most=True),
+    Goal("no-op through a worker idle for 10 s, p50 ms", "noop, idle for 10 s p50", 2, 1, at_most=True),
+    Goal("2 workers on one file against one, steps/s", "workers: 2 against 1, steps/s", 1.0, 1.3),
+    Goal("4 workers on one file against one, steps/s", "workers: 4 against 1, steps/s", 1.0, 1.3),
+    Goal("4 workers on one file against one, CPU a step", "workers: 4 against 1, CPU a step", 1.2, 1.05, at_most=True),
     Goal("signal, run goes on, p50 ms", "signal: run goes on p50", 20, 5, at_most=True),
     Goal("approval, run goes on, p50 ms", "approval: run goes on p50", 20, 5, at_most=True),
     Goal("turn 1,000 against turn 10", "turns: turn 1000 against turn 10", 1.3, 1.1, at_most=True),
@@ -96,6 +103,14 @@ def interpreter(who: str) -> str:
         subprocess.run(["uv", "venv", "-q", str(home)], check=True)
         subprocess.run(["uv", "pip", "install", "-q", "--python", str(python), "-r", str(HERE / "requirements" / f"{who}.txt")], check=True)
     return str(python)
+
+
+def slowed(us: int) -> None:
+    """Has all parties sync in so many microseconds each, over a folder in memory."""
+    HOME.mkdir(parents=True, exist_ok=True)
+    made = HOME / "slow_sync.so"
+    subprocess.run(["cc", "-O2", "-shared", "-fPIC", "-o", str(made), str(HERE / "slow_sync.c")], check=True)
+    os.environ.update(LD_PRELOAD=str(made), BENCH_SYNC_US=str(us), BENCH_DATA="/dev/shm")
 
 
 def script(who: str, case: str) -> str:
@@ -178,7 +193,10 @@ def main() -> None:
     parser.add_argument("--without", default="", help="a pattern of parties to leave out, such as 'dbos'")
     parser.add_argument("--long", action="store_true", help="also the case of a million waiting runs")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--sync-us", type=int, help="over a folder in memory, with syncs that take so long each (needs cc)")
     options = parser.parse_args()
+    if options.sync_us is not None:
+        slowed(options.sync_us)
     dice = random.Random(options.seed)
     results: list[dict[str, Any]] = []
     kept = HOME / "last.jsonl"
