@@ -1249,6 +1249,9 @@ class Runtime:
                 told = {"keys": keys, "encrypted": "what programs and people said", "in clear": "ids, names, keys, tags, actors, times, statuses and digests"}
                 target.note(run_id, "encrypted.json", told)
             return target.place(run_id)
+        except BaseException:
+            target.unmake()
+            raise
         finally:
             await target.close()
 

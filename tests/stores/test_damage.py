@@ -13,12 +13,13 @@ from typing import Any
 
 import apsw
 import pytest
+from tests.faults.faulty import Faulty
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core.errors import ChainBroken, IncarnationChanged, StoreError, StoreMoved
 from holdfast.engine.keep.check import Checker
 from holdfast.stores import SqliteStore, WorkspaceStore
-from holdfast.stores.sqlite import anchor
+from holdfast.stores.sqlite import anchor, connection
 from holdfast.testing.conformance import TTL, Script, refused, signal
 
 
@@ -311,3 +312,43 @@ async def test_a_damaged_run_does_not_keep_a_worker_busy(tmp_path: Path) -> None
     async with Runtime(f"sqlite:///{path}", skills=[graph()]) as rt:
         await asyncio.wait_for(rt.worker(until_idle=True), 20)
         assert {p.run_id for p in await rt.check() if "_record_" in p.code} <= {first, second}
+
+
+@pytest.mark.parametrize("error", ["ENOSPC", "EDQUOT"])
+@pytest.mark.parametrize("number", [1, 2, 3, 7, 20])
+async def test_a_store_that_cannot_be_made_leaves_nothing(tmp_path: Path, number: int, error: str) -> None:
+    """Point 5: a full disk while creating is told so, and the next to come finds no half file."""
+    folder = tmp_path / "full"
+    folder.mkdir()
+    layer = Faulty(str(folder))
+    layer.plan = ("write", number, error, True)
+    with layer.on():
+        await refused(StoreError, SqliteStore(folder / "s.db").open(), "store_full")
+    assert layer.met and os.listdir(folder) == []
+    async with opened(folder / "s.db") as store:
+        assert await store.run_ids() == []
+
+
+@pytest.mark.parametrize("kind", ["write", "fsync", "rename"])
+@pytest.mark.parametrize("number", [1, 2, 3])
+async def test_an_export_that_finds_no_room_leaves_nothing(tmp_path: Path, kind: str, number: int) -> None:
+    folder = tmp_path / "away"
+    layer = Faulty(str(folder))
+    async with Runtime(f"sqlite:///{tmp_path}/s.db", skills=[graph()]) as rt:
+        run = await rt.invoke(graph(), {})
+        layer.plan = (kind, number, "ENOSPC", True)
+        with layer.on():
+            await refused(StoreError, rt.export(run.run_id, folder), "store_full")
+        assert layer.met and not folder.exists()
+        await rt.export(run.run_id, folder)
+
+
+def test_an_index_that_finds_no_room_is_a_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """SQLite tells of it by an I/O error of its own."""
+    error = apsw.IOError("disk I/O error")
+    assert connection.translate(error, str(tmp_path / "s.db")).code == "store_io"
+    error.extendedresult = apsw.SQLITE_IOERR_SHMSIZE
+    assert connection.translate(error, str(tmp_path / "s.db")).code == "store_io"
+    monkeypatch.setattr(connection, "INDEX_BYTES", 1 << 62)
+    assert connection.translate(error, str(tmp_path / "s.db")).code == "store_full"
+    assert connection.translate(error, str(tmp_path / "no" / "s.db")).code == "store_io"

@@ -106,6 +106,7 @@ class WorkspaceStore(MemoryStore):
         self.folder = os.fspath(folder)
         self.url = f"workspace:{self.folder}"
         self._lock = -1
+        self._made = False
         self._held_elsewhere = False
         self._broken: dict[str, StoreError] = {}
         self._parsed: tuple[str, Kept] | None = None
@@ -173,6 +174,7 @@ class WorkspaceStore(MemoryStore):
         if self._lock >= 0:
             self._same_folder()
             return
+        self._made = not os.path.lexists(self.folder)
         try:
             os.makedirs(self.folder, exist_ok=True)
         except FileExistsError as e:
@@ -193,6 +195,11 @@ class WorkspaceStore(MemoryStore):
     def place(self, run_id: str) -> str:
         """The directory of a run."""
         return self._at(run_id)
+
+    def unmake(self) -> None:
+        """Removes the folder again, if this store has made it and is the one that writes it: what was to come into it has not."""
+        if self._made and self._lock >= 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def note(self, run_id: str, name: str, fields: Mapping[str, Any]) -> None:
         """Writes a file for people into a run's directory; no store reads it."""

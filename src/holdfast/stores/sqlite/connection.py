@@ -33,6 +33,7 @@ APPLICATION_ID = 0x486F6C64  # «Hold»: `file` and the next opener can tell who
 LOOP_BUSY = 0.002
 PATIENCE = 5.0
 LOG_LIMIT = 64 * 1024 * 1024  # a write-ahead log that a long reader has made longer is cut to this when it starts anew
+INDEX_BYTES = 64 * 1024  # twice what the index of a log needs at first
 _WRITE_LOCK = 120  # the byte of the -shm file that a writer locks
 _READ_MARKS = range(124, 128)  # those that readers lock, each for what it reads; byte 123 is for the file alone
 _HERE = Path(__file__).parent  # importlib.resources would load archive and temporary-file modules with every start
@@ -47,7 +48,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     text = str(error)
     if isinstance(error, apsw.ConstraintError):
         return _violated(text)
-    if isinstance(error, apsw.FullError):
+    if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and no_room(error, path)):
         return StoreFull(f"{path}: the disk is full; nothing of this commit was written", hint="free some space, then resume: what was committed before is whole")
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
         return StoreReadOnly(f"{path} cannot be written: {text}", hint="check the permissions of the file and of its folder")
@@ -136,6 +137,27 @@ def waiting_log(db: apsw.Connection) -> int:
     """How many pages of the write-ahead log somebody still reads from, after as much of it as can be was brought into the file."""
     found: Any = row(db, "PRAGMA wal_checkpoint(PASSIVE)")
     return max(0, int(found[1]) - int(found[2]))
+
+
+def no_room(error: apsw.Error, path: str) -> bool:
+    """Whether an I/O error comes of a full disk: so SQLite tells of the index beside its log, where that cannot be made longer."""
+    if getattr(error, "extendedresult", 0) != apsw.SQLITE_IOERR_SHMSIZE:
+        return False
+    try:
+        disk = os.statvfs(os.path.dirname(os.path.abspath(path)))
+    except OSError:
+        return False
+    return disk.f_bavail * disk.f_frsize < INDEX_BYTES
+
+
+def unmake(path: str) -> None:
+    """Removes what is left of a store that could not be made: a file with nothing in it but its header, if no log says that somebody else has
+    made it meanwhile."""
+    with contextlib.suppress(OSError):
+        if os.stat(path).st_size <= 4096 and not (os.path.exists(path + "-wal") and os.stat(path + "-wal").st_size):
+            for name in (path + "-shm", path + "-wal", path):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name)
 
 
 @contextlib.contextmanager

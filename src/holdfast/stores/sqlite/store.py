@@ -81,6 +81,7 @@ from holdfast.stores.sqlite.connection import (
     schema,
     shut,
     shutting,
+    unmake,
     waiting_log,
     writing,
 )
@@ -164,7 +165,22 @@ class SqliteStore:
         folder = os.path.dirname(os.path.abspath(self.path))
         if not os.path.isdir(folder):
             raise UsageError(f"the folder {folder} does not exist", hint="create it first")
-        db = connect(self.path, create=True)
+        new = not os.path.lexists(self.path)
+        try:
+            self._prepare(connect(self.path, create=True))
+        except BaseException:
+            self._anchor.close()
+            if new:
+                unmake(self.path)
+            raise
+        self._db = connect(self.path, patience=LOOP_BUSY)
+        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
+        self._forks = machine.forks()
+        self._anchor.keep_synced()
+        self._changes.reopen(None if self._moved else Bell.of(self.path))  # where time is given, so is the order of what happens
+
+    def _prepare(self, db: apsw.Connection) -> None:
+        """Makes the tables where there are none, and looks what the file is."""
         try:
             with mapped(self.path):
                 empty = db.pragma("user_version") == 0
@@ -177,16 +193,8 @@ class SqliteStore:
                 with on_disk(self._anchor.path):
                     self.suspect = self._suspicion(db)
                 self._file = Identity(self.path, filled=True)
-        except BaseException:
-            self._anchor.close()
+        finally:
             shut(db)
-            raise
-        shut(db)
-        self._db = connect(self.path, patience=LOOP_BUSY)
-        self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
-        self._forks = machine.forks()
-        self._anchor.keep_synced()
-        self._changes.reopen(None if self._moved else Bell.of(self.path))  # where time is given, so is the order of what happens
 
     def _committer(self, db: apsw.Connection) -> Committer:
         return Committer(db, self._owners, self._now, self._same)
