@@ -161,6 +161,29 @@ async def test_what_a_long_list_adds_is_what_it_costs(tmp_path: Path) -> None:
             assert found is not None and found.checkpoint["channel_values"]["said"] == said[: number + 1]
 
 
+async def test_a_step_costs_one_commit_where_writes_ride_along(tmp_path: Path) -> None:
+    """At most 1.1 commits a super-step; theirs is 2. ``bench/savers.py`` measures the rest beside theirs."""
+    builder = StateGraph(Talk)
+    names = [f"n{i}" for i in range(40)]
+    for name in names:
+        builder.add_node(name, lambda state: {"said": ["x" * 100]})
+    for before, after in zip([START, *names], [*names, END], strict=True):
+        builder.add_edge(before, after)
+    async with HoldfastSaver.from_url(f"sqlite:///{tmp_path}/runs.db", durability="joined") as saver:
+        commits = 0
+        inner = saver.shelf.put_many
+
+        async def counted(rows: dict[str, bytes]) -> None:
+            nonlocal commits
+            commits += 1
+            await inner(rows)
+
+        saver.shelf.put_many = counted  # type: ignore[method-assign,assignment]
+        await builder.compile(checkpointer=saver).ainvoke({"said": []}, at("t") | {"recursion_limit": 100}, durability="sync")
+        steps = len([t async for t in saver.alist(at("t"))])
+        assert steps == 42 and commits <= 1.1 * steps, commits
+
+
 async def test_two_branches_of_a_thread_do_not_mix_their_values(url: str) -> None:
     async with HoldfastSaver.from_url(url) as saver:
         long = ["x" * 200] * 5

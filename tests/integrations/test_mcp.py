@@ -30,6 +30,18 @@ async def balance() -> str:
     return "17"
 
 
+@bank.tool()
+async def transfer(to: str) -> str:
+    """Pays too, and says nothing of what a second call would do."""
+    paid.append(to)
+    return f"sent {to}"
+
+
+@flow("mcp-transfer", version="1")
+async def transferring(ctx: Context, to: str) -> str:
+    return str((await mcp_tool(bank, "transfer", {"to": to}))[0]["text"])
+
+
 @flow("mcp-pay", version="1")
 async def skill(ctx: Context, to: str) -> str:
     left = await mcp_tool(bank, "balance")
@@ -87,3 +99,51 @@ async def test_a_tool_that_is_missing_fails_the_step_by_a_code() -> None:
 def test_a_crash_at_any_write_pays_under_one_key(holdfast_crashes: Any) -> None:
     _, ends = holdfast_crashes(skill, {"to": "ada"})
     assert {(str(end.run.result), str(end.run.error), end.run.condition) for end in ends} == {("paid ada", "None", "done")}
+
+
+unknown: list[str] = []
+
+
+async def settle(host: Any, run: Any) -> None:
+    """Ada asks the bank before she answers what nobody knows."""
+    for wait in run.waits:
+        unknown.append(wait.wait_id)
+        assert wait.kind == "effect"
+        if paid:
+            await host.rt.decide(run.run_id, "record_result", wait_id=wait.wait_id, actor="ada", payload=[{"type": "text", "text": "sent ada"}])
+        else:
+            await host.rt.decide(run.run_id, "reexecute", wait_id=wait.wait_id, actor="ada", force=True)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the world drops the framework's coroutines where a process dies
+def test_a_tool_killed_in_mid_call_is_unknown_and_asked_about(holdfast_crashes: Any) -> None:
+    """Without a hint of what a second call would do it is never called again by itself."""
+    lives: list[int] = []
+    _, ends = holdfast_crashes(transferring, {"to": "ada"}, script=settle, fresh=lambda world: (lives.append(len(paid)), paid.clear()))
+    assert {(str(end.run.result), str(end.run.error)) for end in ends} == {("sent ada", "None")}
+    assert {*lives[1:], len(paid)} == {1}, "paid once, wherever it was killed"
+    assert len(unknown) >= 2, "killed before the call, and after"
+
+
+def said(answer: Any) -> str:
+    """An error without the name of the tool."""
+    return str(answer.content[0].text).partition(": ")[2]
+
+
+async def test_tenants_see_their_own_runs_and_waits_alone() -> None:
+    async with Runtime("memory:", skills=[skill]) as rt:
+        async with Client(server(rt, actor="a", tenant_id="one")) as one, Client(server(rt, actor="b", tenant_id="two")) as two:
+            mine = read(await one.call_tool("start_run", {"skill_id": "mcp-pay", "input": {"to": "ada"}, "key": "k"}))["run_id"]
+            theirs = read(await two.call_tool("start_run", {"skill_id": "mcp-pay", "input": {"to": "bob"}, "key": "k"}))["run_id"]
+            assert mine != theirs, "a key is a tenant's own"
+            await rt.worker(until_idle=True)
+            wait = read(await one.call_tool("list_waits", {}))  # one alone
+            assert wait["run_id"] == mine and theirs
+            absent = await two.call_tool("get_run", {"run_id": "nothing"})
+            for tool, arguments in (
+                ("get_run", {}), ("decide", {"wait_id": wait["wait_id"], "action": "approve"}), ("signal_run", {"name": "n", "payload": 1, "key": "k"}), ("cancel_run", {}),
+            ):  # fmt: skip
+                refused = await two.call_tool(tool, {"run_id": mine, **arguments})
+                assert refused.is_error, tool
+                assert said(refused).replace(mine, "nothing") == said(absent), "what is another tenant's is not there"
+            assert (await rt.get(mine)).status == "waiting_for_human"

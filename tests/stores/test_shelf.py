@@ -93,3 +93,21 @@ async def test_wrong_input_is_refused_by_name(shelf: Shelf) -> None:
     assert await shelf.scan() == []
     with pytest.raises(InvalidInput, match="name"):
         Shelf.open("memory:", "")
+
+
+@pytest.mark.parametrize("limit", [1, 2, 100])
+async def test_a_prefix_ends_where_the_next_text_begins(url: str, limit: int) -> None:
+    """Pages of any prefix, at the edges of what is text."""
+    keys = sorted(["a", "a/", "a/1", "a\x1f", "a\ud7ff", "a\ud7ffb", "a\ue000", "a\U0010ffff", "a\U0010ffff\U0010ffffz", "b", "\U0010ffff", "\U0010ffffx"])
+    async with Runtime(url) as rt:
+        shelf = rt.shelf("mine")
+        await shelf.put_many({key: key.encode() for key in keys})
+        for neighbour in ("min", "mind", "minf", "mine\x1e"):
+            await rt.shelf(neighbour).put("a", b"of another shelf")
+        for prefix in ["", *keys]:
+            found: list[tuple[str, bytes]] = []
+            while page := await shelf.scan(prefix, after=found[-1][0] if found else None, limit=limit):
+                found += page
+            assert found == [(key, key.encode()) for key in keys if key.startswith(prefix)], prefix
+        assert await shelf.delete("a\ud7ff") == 2
+        assert [key for key, _ in await shelf.scan()] == [key for key in keys if not key.startswith("a\ud7ff")]

@@ -13,6 +13,7 @@ from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ToolError
 
 from holdfast import Context, HoldfastError, Runtime, StepFailure, UsageError, current
+from holdfast.core.errors import RunNotFound
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -57,7 +58,7 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
     async def seen(run_id: str) -> dict[str, Any]:
         record: dict[str, Any] = await rt.record(run_id)
         if tenant_id is not None and record["tenant_id"] != tenant_id:
-            record = await rt.record("")
+            raise RunNotFound(f"there is no run {run_id}", hint="holdfast runs lists them")
         return record
 
     if "view" in scopes:

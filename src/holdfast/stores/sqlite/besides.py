@@ -208,18 +208,29 @@ def shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:
 
 
 def shelf_scan(db: apsw.Connection, shelf: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:
-    found = rows(db, Q.shelf_scan, (shelf, prefix, after, limit))
-    last = vouch.shelf_id(shelf, found[-1][1]) if found and len(found) == limit else None
-    known = (Voucher(*r) for r in rows(db, Q.vouch_shelf, (shelf, prefix, after, vouch.shelf_id(shelf, ""))))
-    vouch.hold([vouch.of_shelf(*r) for r in found], [v for v in known if last is None or v.id <= last])
+    first = max(prefix, after + "\0") if after else prefix  # no key holds U+0000: this is the next one
+    found = rows(db, Q.shelf_scan, (shelf, first, _behind(prefix), limit))
+    end = found[-1][1] + "\0" if len(found) == limit and found else None
+    until = _behind(vouch.shelf_id(shelf, prefix)) if end is None else vouch.shelf_id(shelf, end)
+    known = [Voucher(*r) for r in rows(db, Q.vouch_shelf, (shelf, vouch.shelf_id(shelf, first), until))]
+    vouch.hold([vouch.of_shelf(*r) for r in found], known)
     return [(key, bytes(data)) for _, key, data in found]
 
 
 def unshelve(db: apsw.Connection, shelf: str, prefix: str) -> int:
-    db.execute(Q.shelf_drop, (shelf, prefix))
+    db.execute(Q.shelf_drop, (shelf, prefix, _behind(prefix)))
     gone = db.changes()
-    db.execute(Q.vouch_shelf_drop, (shelf, prefix, vouch.shelf_id(shelf, "")))
+    first = vouch.shelf_id(shelf, prefix)
+    db.execute(Q.vouch_shelf_drop, (shelf, first, _behind(first)))
     return gone
+
+
+def _behind(prefix: str) -> str | bytes:
+    """What stands behind all texts that begin so, and behind nothing else: a range of an index. Bytes stand behind any text."""
+    for at in range(len(prefix) - 1, -1, -1):
+        if (code := ord(prefix[at])) < 0x10FFFF:
+            return prefix[:at] + chr(0xE000 if code == 0xD7FF else code + 1)
+    return b""
 
 
 # -- chunks -------------------------------------------------------------------------------------------

@@ -533,17 +533,16 @@ INSERT INTO shelf (name, key, data) VALUES (?, ?, ?) ON CONFLICT (name, key) DO 
 -- name: shelf_get
 SELECT name, key, data FROM shelf WHERE name = ? AND key = ?;
 -- name: shelf_scan
-SELECT name, key, data FROM shelf WHERE name = ?1 AND key >= ?2 AND key > ?3 AND substr(key, 1, length(?2)) = ?2 ORDER BY key LIMIT ?4;
+SELECT name, key, data FROM shelf WHERE name = ?1 AND key >= ?2 AND key < ?3 ORDER BY key LIMIT ?4;
 -- name: shelves_all
 SELECT name, key, data FROM shelf ORDER BY name, key;
 -- name: shelf_drop
-DELETE FROM shelf WHERE name = ?1 AND key >= ?2 AND substr(key, 1, length(?2)) = ?2;
+DELETE FROM shelf WHERE name = ?1 AND key >= ?2 AND key < ?3;
 -- name: vouch_shelf
--- Of the rows of a shelf whose keys begin so and come after that one. ?4: the shelf's name and what stands before a key.
-SELECT run, kind, id, seal, under, mark FROM vouch WHERE under = ?1 AND kind = 'shelf' AND under <> ''
-  AND id > ?4 || ?3 AND substr(id, 1, length(?4) + length(?2)) = ?4 || ?2 ORDER BY id;
+-- Of the rows of a shelf from here to there.
+SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = '' AND kind = 'shelf' AND id >= ?2 AND id < ?3 AND +under = ?1 ORDER BY id;
 -- name: vouch_shelf_drop
-DELETE FROM vouch WHERE run = '' AND kind = 'shelf' AND under = ?1 AND substr(id, 1, length(?3) + length(?2)) = ?3 || ?2;
+DELETE FROM vouch WHERE run = '' AND kind = 'shelf' AND id >= ?2 AND id < ?3 AND +under = ?1;
 
 -- Runs that were pruned -----------------------------------------------------------------------------
 

@@ -1,0 +1,256 @@
+"""HoldfastSaver beside LangGraph's own savers, interleaved in one process (issue 18, must show 3):
+
+    uv run --with langgraph-checkpoint-sqlite python bench/savers.py --rounds 5
+    uv run --with langgraph-checkpoint-postgres python bench/savers.py --store postgres --rounds 5
+
+Each round gives every case to both, in an order that changes; ratios are taken within a round. CPU time and counts hold on a busy machine
+too, times do not. About a minute a round. Ours is ``joined``, theirs is at LangGraph's default durability, both sync each commit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import operator
+import pathlib
+import random
+import statistics
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Annotated, Any, NamedTuple, TypedDict
+
+from common import TEXT, folder, size
+from langgraph.graph import END, START, StateGraph
+from langgraph.types import Send
+
+from holdfast.integrations.langgraph import HoldfastSaver
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
+LINE, FAN, GRAPHS, LONG = 100, 60, 50, 1000
+Place = Callable[[pathlib.Path], AbstractAsyncContextManager[Any]]
+
+
+class Goal(NamedTuple):
+    """What ours must be of theirs: ``most`` is an upper bound, else it is a lower one."""
+
+    must: float
+    most: bool = True
+
+
+GOALS = {
+    "line, steps/s": Goal(1.5, False),
+    "fan-out of 60, tasks/s": Goal(2.5, False),
+    "50 graphs in one loop, CPU a step": Goal(0.5),
+    "get_state after 1,000 steps": Goal(1.5),
+    "commits a super-step": Goal(0.55),
+    "1,000 steps of 1 KB, MB": Goal(20 / 508),
+}
+
+
+class Line(TypedDict):
+    n: int
+    data: str
+
+
+class Fan(TypedDict):
+    out: Annotated[list[int], operator.add]
+
+
+class Long(TypedDict):
+    said: Annotated[list[str], operator.add]
+
+
+async def grow(state: Line) -> dict[str, Any]:
+    return {"n": state["n"] + 1, "data": TEXT}
+
+
+def line(nodes: int) -> StateGraph[Line]:
+    graph = StateGraph(Line)
+    names = [f"s{i}" for i in range(nodes)]
+    for name in names:
+        graph.add_node(name, grow)
+    for before, after in zip([START, *names], [*names, END], strict=True):
+        graph.add_edge(before, after)
+    return graph
+
+
+def fan() -> StateGraph[Fan]:
+    async def task(number: int) -> dict[str, list[int]]:
+        return {"out": [number]}
+
+    graph = StateGraph(Fan).add_node("task", task).add_conditional_edges(START, lambda state: [Send("task", i) for i in range(FAN)], ["task"])  # type: ignore[type-var]
+    return graph.add_edge("task", END)
+
+
+def long() -> StateGraph[Long]:
+    async def say(state: Long) -> dict[str, list[str]]:
+        return {"said": [f"{len(state['said']):04}" * 256]}
+
+    graph = StateGraph(Long).add_node("say", say).add_edge(START, "say")
+    return graph.add_conditional_edges("say", lambda state: "say" if len(state["said"]) < LONG else END, ["say", END])
+
+
+def on(thread: str) -> dict[str, Any]:
+    return {"configurable": {"thread_id": thread}, "recursion_limit": 1_000_000}
+
+
+async def measure(open_saver: Place, where: pathlib.Path, weigh: Callable[[], int]) -> dict[str, float]:
+    """All cases over one saver."""
+    found: dict[str, float] = {}
+    async with open_saver(where) as (saver, commits):
+        built, start = line(LINE).compile(checkpointer=saver), {"n": 0, "data": ""}
+        await built.ainvoke(start, on("warm"))
+        before, began = commits(), time.perf_counter()
+        await built.ainvoke(start, on("line"))
+        found["line, steps/s"] = LINE / (time.perf_counter() - began)
+        found["commits a super-step"] = (commits() - before) / (LINE + 1)
+
+        wide = fan().compile(checkpointer=saver)
+        began = time.perf_counter()
+        for go in range(3):
+            await wide.ainvoke({"out": []}, on(f"fan {go}"))
+        found["fan-out of 60, tasks/s"] = 3 * FAN / (time.perf_counter() - began)
+
+        short = line(20).compile(checkpointer=saver)
+        cpu = time.process_time()
+        await asyncio.gather(*(short.ainvoke(start, on(f"many {n}")) for n in range(GRAPHS)))
+        found["50 graphs in one loop, CPU a step"] = (time.process_time() - cpu) / GRAPHS / 20 * 1e6
+
+        deep, before = long().compile(checkpointer=saver), weigh()
+        await deep.ainvoke({"said": []}, on("long"))
+        found["1,000 steps of 1 KB, MB"] = (weigh() - before) / 1e6
+    async with open_saver(where) as (saver, _):
+        deep = long().compile(checkpointer=saver)
+        taken = []
+        for _ in range(5):
+            cpu = time.process_time()
+            state = await deep.aget_state(on("long"))
+            taken.append(time.process_time() - cpu)
+            assert len(state.values["said"]) == LONG
+        found["get_state after 1,000 steps"] = statistics.median(taken) * 1e3
+    return found
+
+
+def counting(saver: Any) -> Callable[[], int]:
+    """How many commits ours has asked for."""
+    count = 0
+    inner = saver.shelf.put_many
+
+    async def counted(rows: dict[str, bytes]) -> None:
+        nonlocal count
+        count += 1
+        await inner(rows)
+
+    saver.shelf.put_many = counted
+    return lambda: count
+
+
+def counting_theirs(saver: Any) -> Callable[[], int]:
+    """How many puts theirs was asked for: it commits each."""
+    count = 0
+    for verb in ("aput", "aput_writes"):
+
+        async def counted(*args: Any, _inner: Any = getattr(saver, verb), **options: Any) -> Any:
+            nonlocal count
+            count += 1
+            return await _inner(*args, **options)
+
+        setattr(saver, verb, counted)
+    return lambda: count
+
+
+@asynccontextmanager
+async def sqlite_ours(where: pathlib.Path) -> AsyncIterator[Any]:
+    async with HoldfastSaver.from_url(f"sqlite:///{where}/runs.db", durability="joined") as saver:
+        yield saver, counting(saver)
+
+
+@asynccontextmanager
+async def sqlite_theirs(where: pathlib.Path) -> AsyncIterator[Any]:
+    from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver  # a package that this case alone needs
+
+    async with AsyncSqliteSaver.from_conn_string(f"{where}/runs.db") as saver:
+        yield saver, counting_theirs(saver)
+
+
+async def sqlite_round(first: int) -> dict[str, dict[str, float]]:
+    found = {}
+    for who, place in [("ours", sqlite_ours), ("theirs", sqlite_theirs)][:: 1 if first else -1]:
+        with folder() as where:
+            found[who] = await measure(place, where, lambda where=where: size(where / "runs.db"))  # type: ignore[misc]
+    return found
+
+
+class Postgres:
+    """A server of its own, and a database for each measurement."""
+
+    def __init__(self) -> None:
+        from tests.postgres.server import Server  # the binaries are of a package that this case alone needs
+
+        self.server = Server(settings={"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on"}).create()
+        self._database = "holdfast"
+        self._count = 0
+
+    @asynccontextmanager
+    async def ours(self, where: pathlib.Path) -> AsyncIterator[Any]:
+        async with HoldfastSaver.from_url(self._url(), durability="joined") as saver:
+            yield saver, counting(saver)
+
+    @asynccontextmanager
+    async def theirs(self, where: pathlib.Path) -> AsyncIterator[Any]:
+        from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver  # a package that this case alone needs
+
+        async with AsyncPostgresSaver.from_conn_string(self._url()) as saver:
+            await saver.setup()
+            yield saver, counting_theirs(saver)
+
+    def _url(self) -> str:
+        return f"postgresql:///{self._database}?host={self.server.folder}&user=holdfast"
+
+    def _weigh(self) -> int:
+        with self.server.admin() as db:
+            row = db.execute("SELECT pg_database_size(%s)", (self._database,)).fetchone()
+        return int(str(row[0])) if row else 0
+
+    async def round(self, first: int) -> dict[str, dict[str, float]]:
+        found = {}
+        for who, place in [("ours", self.ours), ("theirs", self.theirs)][:: 1 if first else -1]:
+            self._count += 1
+            self._database = f"bench{self._count}"
+            self.server.fresh(self._database)
+            found[who] = await measure(place, pathlib.Path("."), self._weigh)
+        return found
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--budget", type=float, default=10, metavar="MINUTES", help="begins no round after so many minutes")
+    parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
+    given = parser.parse_args()
+    end = time.monotonic() + given.budget * 60
+    one_round = sqlite_round if given.store == "sqlite" else Postgres().round
+    rounds = []
+    for number in range(given.rounds):
+        if time.monotonic() > end:
+            break
+        rounds.append(asyncio.run(one_round(random.Random(number).randrange(2))))
+        print(f"round {number + 1} of {given.rounds}", flush=True)
+    missed = 0
+    for name, goal in GOALS.items():
+        ours, theirs = (statistics.median(r[who][name] for r in rounds) for who in ("ours", "theirs"))
+        ratio = statistics.median(r["ours"][name] / r["theirs"][name] for r in rounds)
+        met = ratio <= goal.must if goal.most else ratio >= goal.must
+        missed += not met
+        print(f"{name:38} ours {ours:10.2f}  theirs {theirs:10.2f}  ratio {ratio:6.3f}  must be {'≤' if goal.most else '≥'} {goal.must:.3f}  {'met' if met else 'MISSED'}")
+    print(f"rounds asked {given.rounds}, done {len(rounds)}, missed {missed}")
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    with contextlib.suppress(KeyboardInterrupt):
+        sys.exit(main())
