@@ -47,11 +47,13 @@ class Address:
 class Acts:
     """What was done outside, by name."""
 
-    def __init__(self) -> None:
-        self.done: list[str] = []
+    def __init__(self, done: list[str] | None = None) -> None:
+        self.done: list[str] = [] if done is None else done
+        self.begun: list[tuple[str, float]] = []
         self.enough = False
 
     async def act(self, what: str) -> str:
+        self.begun.append((what, time.monotonic()))
         self.done.append(what)
         await asyncio.sleep(0.01)
         return what

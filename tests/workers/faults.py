@@ -22,8 +22,10 @@ from typing import Any
 
 import msgspec
 
+from holdfast.authoring import flow
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.errors import HoldfastError
+from holdfast.engine.calls.context import Context
 from holdfast.ports import Store
 from holdfast.runtime import Runtime
 from holdfast.stores import open_url
@@ -32,11 +34,13 @@ from holdfast.testing.invariants import violations
 from holdfast.testing.nursery import tend
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import Server
+from tests.workers.distress import Listeners, Partition
 from tests.workers.failover import Failover
 
 KEEPS = {"synchronous_commit": "on", "full_page_writes": "on"}  # what a server that crashes must have
 PLACES = ("effect before", "effect after", "commit before", "commit after", "renewal before", "renewal after")
 STORES = ("sqlite", "postgres")
+NAP = 0.3
 
 
 class Summary(msgspec.Struct):
@@ -57,12 +61,14 @@ class Summary(msgspec.Struct):
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What a round is asked for. ``budget``: minutes after which no more trouble is made."""
+    """What a round is asked for. ``budget``: minutes after which no more trouble is made; ``slack``: seconds that a takeover or a wake-up may
+    take beyond what must be waited for."""
 
     store: str
     times: int
     seed: int
     budget: float
+    slack: float = 1.0
 
 
 # -- what the workers run -----------------------------------------------------------------------------
@@ -129,10 +135,26 @@ class Stopping:
         return until
 
 
+@flow("timed")
+async def timed(ctx: Context, name: str) -> str:
+    """Sleeps twice."""
+    for _ in range(2):
+        await ctx.sleep(NAP)
+    return name
+
+
 async def work(url: str, folder: Path) -> None:
-    """A worker, as a process of its own."""
+    """A worker, as a process of its own. Its wall clock goes by a file."""
+    offset, real = folder / f"clock-{os.getpid()}", time.time_ns
+
+    def now() -> int:
+        with contextlib.suppress(OSError, ValueError):
+            return real() + int(offset.read_text()) * 1_000_000_000
+        return real()
+
+    time.time_ns = now
     store: Any = Stopping(open_url(url), Order(folder))
-    async with Runtime(store, skills=skills(Receiver(folder)), lease=LEASE) as rt:  # type: ignore[arg-type]
+    async with Runtime(store, skills=[*skills(Receiver(folder)), timed], lease=LEASE) as rt:  # type: ignore[list-item]
         (folder / f"up-{os.getpid()}").touch()
         await rt.worker(concurrency=8)
 
@@ -168,6 +190,107 @@ class Round(Chaos):
         report = self.report
         measured = {**self.measured, "runs": report.runs_done, "acts": report.acts, "asked people": report.asked_people, "ended": report.ended, "of each": report.faults_done}
         return Summary(name, store, report.faults, sum(report.faults_done.values()), report.seconds, measured, report.wrong)
+
+
+class Clocks(Round):
+    """Workers' clocks are ten minutes slow, or fast, or right, and jump in mid-run; the database's own clock stays."""
+
+    kinds_of_fault = ("-600", "600", "0")
+    names = ("timed", "timed", "verified", "blind")
+    late = 1.0
+
+    def skills(self) -> list[object]:
+        return [*super().skills(), timed]
+
+    async def _befall(self, rt: Runtime, fault: str) -> None:
+        worker = await self._victim(rt)
+        (self.folder / f"clock-{worker.pid}").write_text(fault)
+
+    async def _judge(self, rt: Runtime) -> None:
+        await super()._judge(rt)
+        latest, claims = 0.0, 0.0
+        for run_id in self.runs:
+            run = await rt.get(run_id)
+            if run.skill_id == "timed":
+                events = await rt.events(run_id)
+                at = {kind: [dt.datetime.fromisoformat(e.occurred_at).timestamp() for e in events if e.type == kind] for kind in ("wait.requested", "run.resumed", "run.claimed")}
+                if len(at["run.resumed"]) != len(at["wait.requested"]):
+                    self.report.wrong.append(f"{run_id} slept {len(at['wait.requested'])} times and woke {len(at['run.resumed'])} times")
+                for asked, woken in zip(at["wait.requested"], at["run.resumed"], strict=False):
+                    latest = max(latest, abs(woken - asked - NAP))
+                claims = max(claims, len(at["run.claimed"]) / (len(at["wait.requested"]) + 1))
+        self.measured["timers off by at most, s"], self.measured["claims a rest, at most"] = round(latest, 2), claims
+        if claims > 2:
+            self.report.wrong.append(f"{claims} claims a rest")
+        if latest > self.late:
+            self.report.wrong.append(f"a timer was {latest:.2f} s off")
+
+
+class ServerClock(Clocks):
+    """The database's own clock jumps ten minutes, for a second, and back; the workers' clocks jump too."""
+
+    kinds_of_fault = ("-600", "600", "server -600", "server 600")
+    late = float("inf")
+
+    def __init__(self, folder: Path, asked: Asked, server: Server) -> None:
+        super().__init__(folder, asked, server.url)
+        self._server = server
+        self._turn = asyncio.Lock()
+
+    async def _befall(self, rt: Runtime, fault: str) -> None:
+        if not fault.startswith("server"):
+            await super()._befall(rt, fault)
+            return
+        async with self._turn:
+            with self._server.admin("holdfast") as db:
+                for seconds in (fault.removeprefix("server "), "0"):
+                    db.execute("UPDATE jumping.clock SET seconds = %s", (seconds,))
+                    await asyncio.sleep(0.5 + self.dice.random())
+
+
+JUMPING = """
+CREATE SCHEMA jumping;
+CREATE TABLE jumping.clock (seconds float8 NOT NULL);
+INSERT INTO jumping.clock VALUES (0);
+CREATE FUNCTION jumping.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS
+  'SELECT pg_catalog.clock_timestamp() + make_interval(secs => seconds) FROM jumping.clock';
+GRANT USAGE ON SCHEMA jumping TO holdfast;
+GRANT SELECT ON jumping.clock TO holdfast;
+ALTER ROLE holdfast SET search_path = jumping, pg_catalog
+"""
+
+
+class Storm(Round):
+    """Fifty workers begin at once over sixty connections, and again when the server has crashed; none of them may end."""
+
+    kinds_of_fault = ("storm",)
+    workers_wanted = 50
+
+    def __init__(self, folder: Path, asked: Asked, server: Server, workers: int = 50) -> None:
+        super().__init__(folder, asked, server.url)
+        self._server = server
+        self.workers_wanted = workers
+        self._worked: set[str] = set()
+
+    async def _befall(self, rt: Runtime, fault: str) -> None:
+        until = time.monotonic() + 120
+        while len([w for w in self.workers if self._up(w)]) < self.workers_wanted:
+            if time.monotonic() > until or any(w.gone.is_set() for w in self.workers):
+                self.report.wrong.append(f"only {len([w for w in self.workers if self._up(w)])} workers came up")
+                return
+            await asyncio.sleep(0.05)
+        self._server.crash()
+        await asyncio.to_thread(self._server.start)
+        runs = []
+        for _ in range(2 * self.workers_wanted):
+            name = f"verified{len(self.runs)}"
+            runs.append((await rt.submit("verified", {"name": name}, key=name)).run_id)
+            self.runs.append(runs[-1])
+        for run_id in runs:
+            await rt.result(run_id, timeout=120)
+        self.report.wrong += [f"worker {w.pid} has ended" for w in self.workers if w.gone.is_set()]
+        owners = {e.payload["owner"] for r in runs for e in await rt.events(r) if e.type == "run.claimed"}
+        self.measured["workers up"], self.measured["that drove something"] = len(self.workers), len(owners)
 
 
 class Kills(Round):
@@ -368,6 +491,58 @@ async def demotions(asked: Asked) -> Summary:
     return await _fail_over("demoted", asked)
 
 
+async def clocks(asked: Asked) -> Summary:
+    """Workers whose clocks are ten minutes slow and fast, and jump in mid-run. (300 over each store: some 3 minutes each.)"""
+    return await over_processes("clocks", Clocks, asked)
+
+
+async def server_clock(asked: Asked) -> Summary:
+    """The database's own clock jumps ten minutes either way, for a second or so, and back. (100: some 4 minutes.)"""
+    with tempfile.TemporaryDirectory(prefix="holdfast-workers-") as folder, a_server() as server:
+        with server.admin("holdfast") as db:
+            db.execute(JUMPING)
+        round_ = ServerClock(Path(folder), asked, server)
+        await round_.go()
+        return round_.summary("server clock", "postgres")
+
+
+async def storms(asked: Asked) -> Summary:
+    """Fifty workers at once over sixty connections, and again after a crash. (5: some 5 minutes.)"""
+    summary, began, until = Summary("storms", "postgres", asked.times), time.monotonic(), time.monotonic() + asked.budget * 60
+    while summary.done < asked.times and time.monotonic() < until:
+        with tempfile.TemporaryDirectory(prefix="holdfast-workers-") as folder, a_server(max_connections="60") as server:
+            round_ = Storm(Path(folder), msgspec.structs.replace(asked, times=1), server)
+            await round_.go()
+            summary.done += 1
+            summary.wrong += round_.report.wrong
+            summary.measured = round_.measured
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+async def partitions(asked: Asked) -> Summary:
+    """A worker's connections forward nothing for three leases: no effect after 60 % of one, takeover within one and a second. (50: some 8 minutes.)"""
+    summary, began, until = Summary("partitions", "postgres", asked.times), time.monotonic(), time.monotonic() + asked.budget * 60
+    slowest = latest = 0.0
+    with a_server() as server:
+        while summary.done < asked.times and time.monotonic() < until:
+            found = await Partition(server, slack=asked.slack).go()
+            summary.done += 1
+            summary.wrong += found.wrong
+            slowest, latest = max(slowest, found.taken_after), max(latest, found.last_act)
+    summary.measured = {"lease, s": 2.0, "last act after, s": round(latest, 2), "taken over after, s": round(slowest, 2)}
+    summary.seconds = time.monotonic() - began
+    return summary
+
+
+async def listeners(asked: Asked) -> Summary:
+    """An idle worker whose listener is killed before each run, and one without any: submitted to ended within a second. (50: a minute.)"""
+    began = time.monotonic()
+    with a_server() as server:
+        found = await Listeners(server, slack=asked.slack).go(asked.times)
+    return Summary("listeners", "postgres", asked.times, asked.times, time.monotonic() - began, {"slowest, s": round(found.slowest, 3)}, found.wrong)
+
+
 ROUNDS: dict[str, tuple[Callable[[Asked], Awaitable[Summary]], int, tuple[str, ...]]] = {
     "kills": (kills, 1000, STORES),
     "freezes": (freezes, 600, STORES),
@@ -376,6 +551,11 @@ ROUNDS: dict[str, tuple[Callable[[Asked], Awaitable[Summary]], int, tuple[str, .
     "promotions": (promotions, 50, ("postgres",)),
     "synchronous": (synchronous, 50, ("postgres",)),
     "demotions": (demotions, 10, ("postgres",)),
+    "partitions": (partitions, 50, ("postgres",)),
+    "listeners": (listeners, 50, ("postgres",)),
+    "clocks": (clocks, 300, STORES),
+    "server-clock": (server_clock, 100, ("postgres",)),
+    "storms": (storms, 5, ("postgres",)),
 }
 
 

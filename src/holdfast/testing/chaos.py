@@ -195,6 +195,9 @@ class Chaos:
         self.struck: set[int] = set()
         self.staffing = asyncio.Lock()
 
+    def skills(self) -> list[object]:
+        return skills(self.outside)
+
     @property
     def in_time(self) -> bool:
         return time.monotonic() < self.until
@@ -218,7 +221,7 @@ class Chaos:
 
     async def go(self) -> Report:
         began = time.monotonic()
-        async with self.nursery, Runtime(self.url, skills=skills(self.outside)) as rt:  # type: ignore[arg-type]
+        async with self.nursery, Runtime(self.url, skills=self.skills()) as rt:  # type: ignore[arg-type]
             await self._trouble(rt)
             await self._settle(rt)
             await self._judge(rt)

@@ -354,6 +354,7 @@ class Committer:
                 "took": [json.dumps(q.commit.took) for q in named.values()],
             }),
             (Q.see_now, at),
+            (Q.bounded, None),
         ]  # fmt: skip
         beside: list[tuple[bool, Statement]] = [
             (any(isinstance(q.commit.lease, Take) for q in every), (Q.see_takers, {"owners": _takers(every)})),
@@ -375,7 +376,7 @@ class Committer:
             *((True, (statement, {"queue": r.queue, "tenant": r.tenant_id})) for r in queued for statement in (Q.queue_lock, Q.waiting_in)),
         ]  # fmt: skip
         answers = await many(db, asked + [statement for wanted, statement in beside if wanted])
-        given = iter(answers[4:])
+        given = iter(answers[5:])
         more = [next(given) if wanted else [] for wanted, _ in beside]
         (now, incarnation) = answers[3][0]
         there = [row[:6] for row in more[3] if row[3] is not None]

@@ -164,8 +164,9 @@ _TUNED = {
 # -- errors -----------------------------------------------------------------------------------------
 
 # For a while: the connection, starting up or shutting down, demoted to read-only, too many connections, and what another transaction did.
-_PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006")
+_PASSING = ("08", "57P", "53300", "25006", "40001", "40P01", "40003", "55P03", "57014", "55006", "25P03")
 _LEFT = ("08", "57P", "25006")  # whoever meets one of these leaves the server at once, its other connections too
+_FULL = ("too many clients", "too many connections", "remaining connection slots")
 UNPREPARED = (sql.InvalidSqlStatementName, sql.DuplicatePreparedStatement)
 
 
@@ -179,6 +180,13 @@ def passing(error: BaseException) -> bool:
         return error.sqlstate.startswith(_PASSING)
     # An error without a state is the client's own: the connection could not be made, or is gone.
     return isinstance(error, psycopg.OperationalError | psycopg.InterfaceError)
+
+
+def too_many(error: BaseException | None) -> bool:
+    """Whether a server that lives has no connection to give. While one is being made libpq tells no state, but the server's own words."""
+    if isinstance(error, sql.TooManyConnections):
+        return True
+    return isinstance(error, psycopg.OperationalError) and error.sqlstate is None and any(said in str(error) for said in _FULL)
 
 
 def leaving(error: BaseException) -> bool:
@@ -249,7 +257,8 @@ async def connect(place: Place, *, prepared: bool = True, conninfo: str | None =
 
 class Connections:
     """A few connections, made when they are first needed, handed out one at a time, the warmest first. ``generation`` moves when the
-    server is left: what was connected before is closed when it comes back. ``check`` looks at each new connection."""
+    server is left: what was connected before is closed when it comes back. ``check`` looks at each new connection. On a server that is
+    ``crowded`` one is used at a time, and no other kept: every process is to have one."""
 
     def __init__(self, place: Place, *, check: Callable[[Connection], Awaitable[None]], most: int = MOST) -> None:
         self._place = place
@@ -259,11 +268,13 @@ class Connections:
         self._prepared = True
         self._generation = 0
         self._closed = False
+        self._alone = asyncio.Lock()
+        self.crowded = False
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[Connection]:
         """One connection, at rest. One that comes back with an error in it is closed."""
-        async with self._room:
+        async with self._room, self._alone if self.crowded else contextlib.nullcontext():
             generation, db = await self._one()
             try:
                 yield db
@@ -273,7 +284,10 @@ class Connections:
             if self._closed or generation != self._generation or db.closed:
                 await db.close()
             else:
+                spare, self._idle = (self._idle, []) if self.crowded else ([], self._idle)
                 self._idle.append((generation, db))
+                for _, other in spare:
+                    await other.close()
 
     async def _one(self) -> tuple[int, Connection]:
         while self._idle:
@@ -362,4 +376,4 @@ async def many(db: Connection, asked: Sequence[tuple[str, Any]]) -> list[list[tu
     return [await c.fetchall() if c.description is not None else [] for c in cursors]
 
 
-__all__ = ["MIGRATIONS", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "leaving", "many", "outlasting", "passing", "place", "schema_of", "translate", "unreachable"]
+__all__ = ["MIGRATIONS", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "leaving", "many", "outlasting", "passing", "place", "schema_of", "too_many", "translate", "unreachable"]

@@ -31,9 +31,10 @@ CHANNEL = "holdfast_news"
 class News:
     """The waiters of one store, and the tasks that look out for them. Everything belongs to the loop that opened the store."""
 
-    def __init__(self, place: Place, look: Callable[[], Awaitable[int]]) -> None:
+    def __init__(self, place: Place, look: Callable[[], Awaitable[int]], crowded: Callable[[], bool] = lambda: False) -> None:
         self._place = place
         self._look = look
+        self._crowded = crowded
         self._changes = Changes()
         self._pool: Connections | None = None
         self._tasks: list[asyncio.Task[None]] = []
@@ -117,6 +118,9 @@ class News:
     async def _listen(self, conninfo: str) -> None:
         wait = 0.1
         while True:
+            if self._crowded():  # others need the connection more: polling finds what is new
+                await asyncio.sleep(HEARTBEAT * (0.5 + random.random()))
+                continue
             try:
                 db = await connect(self._place, conninfo=conninfo)
             except (psycopg.Error, OSError):
@@ -133,6 +137,8 @@ class News:
                     async with asyncio.timeout(HEARTBEAT), self._asking:
                         if await (await db.execute("SELECT WHERE current_setting('transaction_read_only') = 'on'")).fetchone() is not None:
                             break  # a server that was demoted tells nothing any more
+                        if self._crowded():
+                            break
             except (psycopg.Error, OSError):
                 pass  # made anew; polling goes on meanwhile
             finally:

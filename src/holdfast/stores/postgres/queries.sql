@@ -3,6 +3,9 @@
 
 -- name: begin
 BEGIN;
+-- name: bounded
+-- Whoever is cut off in the middle of a transaction keeps its locks no longer than this: others could not take its runs over.
+SELECT set_config('idle_in_transaction_session_timeout', '2000', true);
 -- name: begin_snapshot
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 -- name: commit
@@ -679,7 +682,11 @@ SELECT pg_advisory_xact_lock(4853);
 SELECT (SELECT system_identifier FROM pg_control_system()),
   CASE WHEN pg_is_in_recovery() THEN (SELECT timeline_id FROM pg_control_checkpoint())
     ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::integer END,
-  pg_is_in_recovery(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+  pg_is_in_recovery(), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint, holdfast_full.part
+FROM (SELECT sum(numbackends)::float8 / current_setting('max_connections')::int AS part FROM pg_stat_database) holdfast_full;
+-- name: full
+-- How much of its connections a server has given away.
+SELECT sum(numbackends)::float8 / current_setting('max_connections')::int FROM pg_stat_database;
 -- name: news
 -- A number that moves when anything is written, without a look at any table; and the time.
 SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;

@@ -44,6 +44,7 @@ from holdfast.core.errors import (
     RunNotFound,
     StoreCorrupt,
     StoreError,
+    StoreUnavailable,
     UnknownStatus,
     UnsupportedFormat,
 )
@@ -75,12 +76,14 @@ from holdfast.stores.postgres.connection import (
     outlasting,
     place,
     schema_of,
+    too_many,
     translate,
 )
 from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.remembered import Remembered, said
 
 OPEN_PATIENCE = 5.0
+CROWDED = 0.6  # a server that has given away so much of its connections is left all but one
 SPEAK_US = 10_000_000  # after a failover nothing is claimed for so long, unless every living worker has said what it misses
 VOUCHED = 2  # the schema from which on records beside the log have vouchers
 MAX_LIST = 10_000
@@ -119,12 +122,13 @@ class PostgresStore:
         self._mine: dict[str, dict[str, Any]] = {}
         self._remembered = Remembered()
         self._moved = 0
+        self._full = 0.0
         self.suspect: HoldfastError | None = None
         self._history: tuple[int, int] = (0, 0)
         self._dead: tuple[str, ...] = ()
         self._pool: Connections | None = None
         self._committer: Committer | None = None
-        self._news = News(self._place, self._look_for_news)
+        self._news = News(self._place, self._look_for_news, lambda: self._full > CROWDED)
         self._renewing: psycopg.Connection[tuple[Any, ...]] | None = None
         self._renewal = threading.Lock()
 
@@ -144,12 +148,20 @@ class PostgresStore:
             async with pool.held() as db:
                 await self._make(db)
 
+        until = time.monotonic() + self.patience
         try:
-            await outlasting(work, self.url, min(OPEN_PATIENCE, self.patience), wrote=False)
+            while True:
+                try:
+                    await outlasting(work, self.url, min(OPEN_PATIENCE, self.patience), wrote=False)
+                    break
+                except StoreUnavailable as e:
+                    if not too_many(e.__cause__) or time.monotonic() > until:
+                        raise
         except BaseException:
             await pool.close()
             raise
         self._pool = pool
+        self._crowded(self._full)
         self._committer = Committer(pool, self.url, self.patience, self._clock, self._lost, self._news.tell)
         self._news.open(pool)
 
@@ -204,7 +216,8 @@ class PostgresStore:
 
     async def _same_server(self, db: Connection) -> None:
         """Looks at a new connection: a server in recovery is left, and one on another history is a new incarnation (§1.9)."""
-        system, timeline, recovering, now = await _one(db, Q.server)
+        system, timeline, recovering, now, full = await _one(db, Q.server)
+        self._crowded(full)
         self._heard = (now, ticks())
         if recovering:
             raise sql.ReadOnlySqlTransaction(f"{self.url} is a standby")
@@ -212,6 +225,12 @@ class PostgresStore:
             self._history = (system, timeline)
             await self._new_incarnation(db)
         self._history = (system, timeline)
+
+    def _crowded(self, full: float) -> None:
+        """Notes how much of its connections the server has given away."""
+        self._full = full
+        if self._pool is not None:
+            self._pool.crowded = full > CROWDED
 
     async def _new_incarnation(self, db: Connection) -> None:
         """Every fence given out before is void; whoever comes first takes the new one, the others read it."""
@@ -337,8 +356,11 @@ class PostgresStore:
         async def transaction(sent: int) -> T:
             for attempt in range(TRIES):
                 try:
-                    async with pool.held() as db, db.transaction():
-                        return await work(db, sent)
+                    async with pool.held() as db:
+                        await many(db, [(Q.begin, None), (Q.bounded, None)])
+                        done = await work(db, sent)
+                        await db.execute(Q.commit)
+                        return done
                 except RACED:
                     if attempt == TRIES - 1:
                         raise
@@ -577,6 +599,10 @@ class PostgresStore:
                 if self._renewing is None or self._renewing.closed:
                     self._renewing = psycopg.connect(self._place.conninfo, autocommit=True, connect_timeout=5, tcp_user_timeout=5_000, prepare_threshold=None)
                 found = self._renewed(self._renewing, owner, ttl_us)
+                self._crowded(self._renewing.execute(Q.full).fetchone()[0])  # type: ignore[index]  # it gives a row whatever there is
+                if self._pool is None or self._pool.crowded:
+                    self._renewing.close()
+                    self._renewing = None
             except (psycopg.Error, OSError) as e:
                 if self._renewing is not None:
                     self._renewing.close()
