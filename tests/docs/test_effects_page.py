@@ -11,12 +11,12 @@ from typing import Any
 
 import pytest
 
-from holdfast import Absent, Happened, Runtime, Tool
+from holdfast import Absent, Context, Happened, Limit, Runtime, Tool, flow
 from holdfast.stores import MemoryStore
 from tests.engine.outside import Clock, Crash
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "effects.md"
-AGENT, TEST, TRIP = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
+AGENT, TEST, MANY, TRIP = re.findall(r"^```python\n(.*?)^```", PAGE.read_text("utf-8"), re.M | re.S)
 
 
 class Moved(Clock):
@@ -81,6 +81,23 @@ async def test_the_page_runs() -> None:
     exec(compile(AGENT, "docs/effects.md", "exec"), world)
     exec(compile(TEST, "docs/effects.md", "exec"), world)
     await world["test_nobody_is_written_to_twice"]()
+
+
+async def test_the_campaign_writes_to_each_once() -> None:
+    """§6: many effects of one flow, each on record by itself, within a limit."""
+    sent: list[str] = []
+
+    async def post(address: str) -> str:
+        sent.append(address)
+        return "posted"
+
+    world: dict[str, Any] = {"flow": flow, "Context": Context, "post": post}
+    exec(compile(MANY, "docs/effects.md", "exec"), world)
+    addresses = [f"{n}@example.com" for n in range(120)]
+    async with Runtime(MemoryStore(), skills=[world["campaign"]], limits={"mail": Limit(in_flight=20)}) as rt:
+        run = await rt.invoke(world["campaign"], {"addresses": addresses})
+        assert (run.status, run.result, sorted(sent)) == ("completed", 120, sorted(addresses))
+        assert len(await rt.effects(run.run_id)) == 120
 
 
 async def test_the_trip_is_taken_back() -> None:

@@ -104,7 +104,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
 def approve(call: Call, run_id: str, wait_id: str | None, note: str | None, payload: str | None, actor: str) -> int:
     """Approve what a run waits for.
 
-    A worker, or `holdfast resume`, then goes on with it.
+    A worker, or `holdfast resume`, then resumes it.
     """
     given = ... if payload is None else parsed(payload, "--payload")
     return _answer(call, run_id, lambda rt: rt.approve(run_id, wait_id=wait_id, actor=actor, note=note, payload=given, drive=False))

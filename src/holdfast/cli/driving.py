@@ -119,11 +119,11 @@ def submit(
 def worker(
     call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool, upgrade: bool, log_format: str | None, transports: str | None
 ) -> int:
-    """Claim and drive due runs until told to stop.
+    """Claim and drive due runs until it is stopped.
 
     It fires the schedules of its skills and queues, and sends intents.
 
-    The first SIGINT or SIGTERM stops claiming and lets what runs come to its rest; a second one hands it back as it is.
+    At the first SIGINT or SIGTERM it claims no more and lets its runs continue until they rest; at a second one it hands them back as they are.
     """
     named = targets.several(target)
     chosen = targets.skills(named)
@@ -144,7 +144,7 @@ def worker(
             if stop.is_set():
                 work.cancel()
                 return
-            click.echo("draining: no more claims; what runs comes to its rest (again to hand it back)", err=True)
+            click.echo("draining: it claims no more, and its runs continue until they rest (again: hand them back now)", err=True)
             stop.set()
 
         with handling(asyncio.get_running_loop(), told):
@@ -184,7 +184,7 @@ def reported(report: Report) -> None:
 @actor_option
 @options(drives=True)
 def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None, force: bool, upgrade: bool, no_wait: bool, actor: str) -> int:
-    """Go on with a run where it stood.
+    """Resume a run where it stopped.
 
     It may be answered, failed, canceled, or left behind by a dead process.
     """

@@ -24,14 +24,14 @@ from holdfast.cli import (
 )
 from holdfast.cli.session import DEBUG, Commands
 
-HELP = """Durable runs: graphs and flows that survive.
+HELP = """Durable runs: graphs and flows that survive crashes, restarts and long waits.
 
 \b
   holdfast demo                          see it work, on this git repository
   holdfast new hello                     a skill to start from, with its test
   holdfast run hello.py                  run it, and see it on the way
   holdfast runs, show, events            look
-  holdfast approve, resume, cancel       decide and go on
+  holdfast approve, resume, cancel       decide and resume
 
 TARGET is package.module:name or path/to/file.py[:name]. The store is --store URL, else $HOLDFAST_STORE, else
 .holdfast/runs.db here.
@@ -53,7 +53,7 @@ def cli(ctx: click.Context, store: str | None, debug: bool) -> None:
 
 SECTIONS: dict[str, tuple[click.Command, ...]] = {
     "Begin": (*showcase.COMMANDS, *starting.COMMANDS),
-    "Run and go on": driving.COMMANDS,
+    "Run and resume": driving.COMMANDS,
     "Look": (*looking.COMMANDS, *explaining.COMMANDS),
     "Decide": deciding.COMMANDS,
     "Operate": (*scheduling.COMMANDS, *operating.COMMANDS),

@@ -54,7 +54,7 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
 def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None, limit: int) -> int:
     """List what is to be sent, or was.
 
-    Of an intent that may have been sent, and nobody knows, it shows the commands that answer it.
+    For an intent that may or may not have been sent it shows the commands that settle it.
     """
 
     async def act(rt: Runtime) -> tuple[list[dict[str, Any]], dt.datetime]:

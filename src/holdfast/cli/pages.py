@@ -86,7 +86,7 @@ def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -
     """The commands that go on from here."""
     target = [run["target"]] if run["target"] else []
     if run["condition"] in ("failed", "cancelled") and taken_back_before(effects, run["run_id"], run["current_step_id"]):
-        return [call.line("fork", run["run_id"], *target) + "    does again what was taken back; a resume would miss it"]
+        return [call.line("fork", run["run_id"], *target) + "    does again what was undone; a resume would leave it out"]
     match run["condition"]:
         case "queued":
             if run["blocked_by"]:
@@ -329,7 +329,7 @@ def _standing(effect: EffectView, tried: bool) -> str:
     return f"{effect.status}, not undone" if tried else str(effect.status)
 
 
-_IF_LATE = {"halt": "halts", "deliver": "goes on without an answer", "default": "takes the default", "fail": "fails"}
+_IF_LATE = {"halt": "halts", "deliver": "resumes without an answer", "default": "takes the default", "fail": "fails"}
 
 
 def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime, alone: bool) -> None:

@@ -64,7 +64,7 @@ class Answer:
 
 @click.command()
 @click.option("--repo", type=click.Path(path_type=Path), metavar="PATH", help="The git repository. [default: the one you stand in, else a sample]")
-@click.option("--crash", is_flag=True, help="Kill the process with SIGKILL on the way, and show that the run goes on.")
+@click.option("--crash", is_flag=True, help="Kill the process with SIGKILL on the way, and show that the run resumes.")
 @click.option("--ask", is_flag=True, help="Leave the question open, to be answered from another process. Exit code 4.")
 @click.option("--yes", is_flag=True, help="Approve without asking.")
 @options(drives=True, default=STORE)
@@ -218,7 +218,7 @@ def _rested(story: Story, run: dict[str, Any]) -> int:
     for wait in run["waits"]:
         for line in pages.answers(call, wait, alone=pages.alone(run)):
             click.echo(f"  {line}")
-    click.echo(f"  {call.line('resume', story.run_id)}    then goes on with it")
+    click.echo(f"  {call.line('resume', story.run_id)}    then resumes it")
     return pages.EXITS[run["status"]]
 
 

@@ -524,7 +524,7 @@ def expect(program: Program, pending: tuple[Task, ...]) -> None:
     for task in pending:
         if task.node not in program.nodes:
             known = ", ".join(program.nodes)
-            raise NodeMissing(f"the run is to go on with {task.node!r}, which {program.id} no longer has", hint=f"it has {known}")
+            raise NodeMissing(f"the run's next node is {task.node!r}, which {program.id} no longer has", hint=f"it has {known}")
 
 
 __all__ = [

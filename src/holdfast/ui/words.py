@@ -54,7 +54,7 @@ def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
             return Finding(sign, tone, "Its process is gone, and nobody has taken it over yet.", "A worker that has the skill takes it over; or resume it.")
         case "awaiting_signal":
             what = ", ".join(f"{w.kind} {w.name}".strip() for w in run.waits)
-            return Finding(sign, tone, f"It waits for {what}.", "It goes on by itself when that comes.")
+            return Finding(sign, tone, f"It waits for {what}.", "It resumes by itself when that comes.")
         case "queued":
             behind = f"It waits its turn behind {run.blocked_by}." if run.blocked_by else "It is due, and no worker has taken it yet."
             return Finding(sign, tone, behind, "A worker that has the skill takes it.")

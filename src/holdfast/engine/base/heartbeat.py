@@ -104,7 +104,7 @@ class Heartbeat:
             self.failed = e
             return True
         if not known:
-            self.failed = LeaseLost(f"{self._owner} is no longer known as a worker", hint="its runs go on elsewhere; open the store again")
+            self.failed = LeaseLost(f"{self._owner} is no longer known as a worker", hint="other workers take its runs over; open the store again")
             return False
         self.failed = None
         self._safe_until = asked + ttl_us * SAFE_PART / 1_000_000

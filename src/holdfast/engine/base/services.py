@@ -215,7 +215,7 @@ class Services:
         """
         if run.workspace is not None and run.workspace != self.folder:
             raise WorkspaceElsewhere(
-                f"the tools of {run.run_id} have worked in the workspace {run.workspace}, which is not here", hint="go on with it where that folder is: Runtime(workspace=…)"
+                f"the tools of {run.run_id} have worked in the workspace {run.workspace}, which is not here", hint="resume it where that folder is: Runtime(workspace=…)"
             )
 
     def begin_anew(self, owner: str) -> None:

@@ -59,7 +59,7 @@ SHOWN_CHARS = 4_096
 QUESTIONS = {
     fx.OUTCOME_UNKNOWN: "{name} was attempted and nobody knows its outcome. Look outside, then say what happened.",
     fx.MAY_LIVE: "{name} does not seem to have happened, but the process that attempted it may still be alive. Look outside, then say.",
-    fx.REPLAY: "{name} was done before. Approve to go on with its recorded result, or have it done again.",
+    fx.REPLAY: "{name} was done before. Approve to use its recorded result, or have it done again.",
 }
 
 OWNER_DEAD = "owner_dead"
@@ -480,7 +480,7 @@ class Performance:
         gone = [e.capability for r in echo.forebears for e in compensation.missing(echo.effects, r)]
         if gone:
             raise StepFailure(
-                f"{', '.join(gone)} of the run {run.source_run_id} was taken back: its replay cannot act on from there; a fork does it again",
+                f"{', '.join(gone)} of the run {run.source_run_id} was undone: its replay cannot continue from there; a fork does it again",
                 code="effects_undone",
             )
 

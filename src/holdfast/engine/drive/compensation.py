@@ -72,7 +72,7 @@ def refuse_to_go_on(run: Run, effects: list[Effect]) -> None:
     gone = core.taken_back_before(effects, run.run_id, run.current_step_id)
     if gone:
         raise EffectsUndone(
-            f"what its earlier steps did was taken back: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; it would go on as if that stood",
+            f"what its earlier steps did was undone: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; a resume would continue as if that were still done",
             hint=f"holdfast fork {run.run_id} does it again, from the step that did it",
         )
 
@@ -159,7 +159,7 @@ class _Undoing:
     async def _asked(self) -> Decision:
         """What a person did, where this process cannot tell which function it is."""
         prompt = (
-            f"{self._effect.capability} is to be taken back by {self._name}, which the process that drives the run cannot find. "
+            f"{self._effect.capability} is to be undone by {self._name}, which the process that drives the run cannot find. "
             "Take it back by hand and record that, or abandon it."
         )
         show = {"effect": self._effect.capability, "key": self._effect.key, "undo": self._effect.undo, "step": self._effect.step}
@@ -192,7 +192,7 @@ class _Undoing:
             self._journal.hold(Draft(facts=[fact], results=[StepRecord(core.TASK, place, core.TASK, value=canon.pack(passed)[1], kind="gate")]))
         kind, _, why = passed
         if kind == Kind.REQUIRE_HUMAN:
-            prompt = why or f"may {self._name} take back {self._effect.capability}?"
+            prompt = why or f"May {self._name} undo {self._effect.capability}?"
             asked = await request(self._attempt, Ask(kind=WaitKind.GATE, prompt=prompt, path=f"{place}/0", actions=(APPROVE, DENY), on_deny="deliver"))
             if asked.action != APPROVE:
                 raise await self._blocked(f"{asked.actor} denied it")
