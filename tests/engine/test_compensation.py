@@ -507,7 +507,7 @@ async def test_a_graph_does_not_go_on_without_what_its_earlier_steps_did(house: 
     rt = await house.process(graph)
     run = await rt.invoke(graph)
     shop.broken.clear()
-    with pytest.raises(EffectsUndone, match=r"book \(step 1\).*as if that stood") as refused:
+    with pytest.raises(EffectsUndone, match=r"book \(step 1\).*as if that were still done") as refused:
         await rt.resume(run.run_id, acknowledge=run.stop_reason)
     assert "holdfast fork" in refused.value.hint
     shop.log.clear()
