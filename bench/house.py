@@ -121,6 +121,9 @@ def hops(walk: Walk) -> list[tuple[int, str, str]]:
 
 
 if __name__ == "__main__":
+    if "--help" in sys.argv:
+        print(__doc__)
+        sys.exit(0)
     given = [arg for arg in sys.argv[1:] if arg != "--hops"]
     weight = weighed(Path(given[0]), "") if given else weighed(ROOT, "engine")
     print(f"{weight.lines} lines, {weight.private} private accesses, Any {weight.any_in_1000} in 1,000 lines")
