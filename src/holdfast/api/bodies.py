@@ -321,11 +321,6 @@ class Repaired(msgspec.Struct, frozen=True, kw_only=True):
     problems: list[describe.ProblemView]
 
 
-class Canceled(msgspec.Struct, frozen=True, kw_only=True):
-    accepted: bool
-    run: describe.RunView
-
-
 class Workers(msgspec.Struct, frozen=True, kw_only=True):
     workers: list[describe.WorkerView]
     next_cursor: str | None = None

@@ -29,7 +29,6 @@ from holdfast.stores.sqlite.commits import Applied, Committer, Write, step_of
 from holdfast.stores.sqlite.connection import shut, translate
 
 SLOW = 0.002
-QUICK_AGAIN = 0.001
 GROUP = 512
 TURN = 0.002
 
