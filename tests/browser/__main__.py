@@ -177,10 +177,12 @@ async def alive(browser: Browser, folder: Path, report: Report) -> None:
 
 
 PICTURES = {
-    "overview": ("many", "overview", 1024, "light"), "overview-dark": ("many", "overview", 1024, "dark"), "runs": ("many", "runs", 1024, "light"),
-    "run": ("many", "run-awaiting_gate_decision-approval", 1024, "light"), "run-phone": ("many", "run-awaiting_gate_decision-approval", 390, "light"),
-    "inbox": ("many", "waits", 1024, "light"), "effects": ("many", "effects", 1024, "light"), "workers": ("many", "workers", 1024, "light"),
+    "overview": ("many", "overview", 1024, "light"), "run": ("many", "run-awaiting_gate_decision-approval", 1024, "light"),
+    "inbox": ("many", "waits", 1024, "light"), "effects": ("many", "effects", 1024, "light"),
 }  # fmt: skip
+
+
+HEIGHTS = {"overview": 1457, "run": 1300, "inbox": 860, "effects": 1000}
 
 
 async def pictures(browser: Browser, folder: Path) -> None:
@@ -191,7 +193,7 @@ async def pictures(browser: Browser, folder: Path) -> None:
             context = await browser.new_context(viewport={"width": width, "height": 860}, color_scheme=scheme, device_scale_factor=1)  # type: ignore[arg-type]
             page = await context.new_page()
             await page.goto(origin + paths[place])
-            await page.screenshot(path=IMAGES / f"{name}.png", full_page=name in ("overview", "run", "effects"), clip=None)
+            await page.screenshot(path=IMAGES / f"{name}.png", clip={"x": 0, "y": 0, "width": width, "height": HEIGHTS[name]}, full_page=True)
             await context.close()
 
 
