@@ -64,7 +64,8 @@ class Pool:
         self._running: dict[Job, None] = {}
         self._given_up: set[Job] = set()
         self._threads = 0
-        self._free = 0
+        self._free = 0  # threads that wait for a job and have not been given one
+        self._queued = 0  # jobs that wait for a thread
         self._count = 0
         self._closed = False
 
@@ -89,13 +90,16 @@ class Pool:
                     f"{len(self._given_up)} threads have timed out and run on: {', '.join(sorted({j.what for j in self._given_up})[:5])}",
                     code="threads_exhausted", hint="give what they call a time limit of its own, then start this process anew",
                 )  # fmt: skip
-            if self._free > self._jobs.qsize():
-                job.begun = None  # a thread is free: it is taken up at once
+            if self._free:
+                job.begun = None  # it is taken up at once
+                self._free -= 1
             elif self._threads < self.size + len(self._given_up):
                 job.begun = None
                 self._threads += 1
                 self._count += 1
                 threading.Thread(target=self._work, name=f"holdfast-call-{self._count}", daemon=True).start()
+            else:
+                self._queued += 1
             self._jobs.put(job)
         return job.future
 
@@ -115,12 +119,10 @@ class Pool:
             return [job.what for job in self._running]
 
     def _work(self) -> None:
+        """Takes one job after another; it was made for one, or is free until it is given one."""
         while True:
-            with self._guard:
-                self._free += 1
             job = self._jobs.get()
             with self._guard:
-                self._free -= 1
                 if job is None:
                     self._threads -= 1
                     return
@@ -133,6 +135,10 @@ class Pool:
                 if not self._closed and self._threads > self.size + len(self._given_up):
                     self._threads -= 1
                     return
+                if self._queued:
+                    self._queued -= 1
+                else:
+                    self._free += 1
             del job
 
 
