@@ -310,9 +310,15 @@ class Runtime:
         self._watch.start()
 
     async def close(self) -> None:
-        """Hands leases back and closes the store (§10.4)."""
+        """Hands leases back and closes the store (§10.4).
+
+        Raises:
+            ForeignLoop: it works in another loop, or thread, which is still there.
+        """
         if not self._open:
             return
+        if self._loop is not None and not self._loop.is_closed() and machine.forks() == self._forks:
+            self._here(None)
         self._open = False
         try:
             await self._end_work()

@@ -363,7 +363,7 @@ async def test_a_runtime_shared_by_threads_is_refused(tmp_path: Path) -> None:
         run = await rt.invoke(graph, {})
 
         async def use() -> None:
-            for verb in (lambda: rt.invoke(graph, {}), lambda: rt.submit(graph, {}), lambda: rt.get(run.run_id), lambda: rt.worker(until_idle=True), rt.__aenter__):
+            for verb in (lambda: rt.invoke(graph, {}), lambda: rt.submit(graph, {}), lambda: rt.get(run.run_id), lambda: rt.worker(until_idle=True), rt.__aenter__, rt.close):
                 with pytest.raises(ForeignLoop, match="another event loop") as caught:
                     await verb()
                 assert "run_coroutine_threadsafe" in caught.value.hint
