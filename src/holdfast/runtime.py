@@ -29,6 +29,7 @@ from holdfast.core.environments import environment as as_environment
 from holdfast.core.errors import (
     Conflict,
     ForeignLoop,
+    NotFound,
     ProcessForked,
     Rejected,
     RunFailed,
@@ -1263,8 +1264,14 @@ class Runtime:
 
     @verb
     async def import_runs(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-        """Takes over the runs of a workspace, or the one whose directory this is; gives those taken, and those here already."""
+        """Takes over the runs of a workspace, or the one whose directory this is; gives those taken, and those here already.
+
+        Raises:
+            NotFound: there is no such folder.
+        """
         folder = os.path.abspath(folder)
+        if not os.path.isdir(folder):
+            raise NotFound(f"there is no folder {folder}", hint="give the folder that an export wrote, or one run's folder in it")
         only = unquote(os.path.basename(folder)) if os.path.isfile(os.path.join(folder, "events.jsonl")) else None
         source = stores.WorkspaceStore(os.path.dirname(folder) if only else folder, now=self._clock.now)
         await source.open()

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core import codec, ids
-from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, VersionConflict
+from holdfast.core.errors import HoldfastError, InvalidInput, NotFound, RecordDamaged, VersionConflict
 from holdfast.stores.loglines import End, line, numbered, unline
 
 NASTY = ("/abs/evil", "../../evil", "..", ".", "", "a\x00b", "\u202eevil", "x" * 5000, "VICTIM", "VICTIM.x", "C:\\evil", "a\nb")
@@ -147,3 +147,11 @@ async def test_an_unfinished_run_that_lives_here_is_not_touched(tmp_path: Path) 
         await rt.import_runs(out)
         with pytest.raises(VersionConflict):
             await rt.import_runs(later)
+
+
+async def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("no folder")
+    async with Runtime("memory:") as rt:
+        for name in ("nowhere", "file", "file/in it"):
+            with pytest.raises(NotFound, match="there is no folder"):
+                await rt.import_runs(tmp_path / name)
