@@ -176,12 +176,13 @@ class Fused:
 class _Hand:
     """The step in hand: what its node was given, and its attempt if its code has asked for one."""
 
-    __slots__ = ("_journal", "_node", "_patience", "_program", "_services", "_snapshot", "_task", "asked")
+    __slots__ = ("_journal", "_loop", "_node", "_patience", "_program", "_services", "_snapshot", "_task", "asked")
 
     def __init__(self, services: Services, journal: Journal, program: Program) -> None:
         self._services = services
         self._journal = journal
         self._program = program
+        self._loop = asyncio.get_running_loop()  # code in a thread may be the first that asks for the attempt
         self.asked: list[Attempt] = []
 
     def take(self, node: Node, task: Task, snapshot: State) -> None:
@@ -217,7 +218,7 @@ class _Hand:
             key = self._task.key
             at = Attempt(
                 self._services, self._journal, self._node, self._task, number=1, key=key, inner="", program=self._program, state=self._snapshot, patience=self.timed(),
-                loop=asyncio.get_running_loop(),
+                loop=self._loop,
             )  # fmt: skip
             self._journal.safe_points.begin(key)
             enter(self.asked, at, self._node)
