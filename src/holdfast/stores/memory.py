@@ -383,7 +383,7 @@ class MemoryStore(Small):
 
     async def marked(self, owner: str) -> list[str]:
         mine = {run_id for run_id, row in self._runs.items() if row.owner == owner}
-        return list({item.run_id for item in self._inbox.values() if item.run_id in mine and item.taken_seq is None})
+        return list(dict.fromkeys(item.run_id for item in self._inbox.values() if item.run_id in mine and item.taken_seq is None))
 
     def _run(self, row: _Row) -> Run:
         return codec.overlay(codec.decode_run(row.doc), status=row.status, version=row.version, step=row.step, head=row.head)
