@@ -21,6 +21,7 @@ from holdfast.engine.calls import functions
 from holdfast.engine.calls.context import whose
 from holdfast.engine.drive import driver, executor, fused
 from holdfast.stores import MemoryStore
+from holdfast.testing.clock import VirtualClock, run_virtual
 from tests.faults.test_zoo import healthy
 
 
@@ -389,3 +390,15 @@ def test_a_debugged_node_is_left_alone() -> None:
     exec("def stopped():\n    return sys._getframe()", there)
     assert blocked.holder(there["stopped"](), whose) is None
     assert whose(contextvars.Context()) is None
+
+
+def test_nobody_looks_after_a_loop_of_virtual_time() -> None:
+    """What runs next is drawn there by a seed; a mark that came by real time would be drawn too, and no story could be told twice."""
+
+    async def story() -> list[str]:
+        async with Runtime("memory:", clock=clock) as rt:
+            await rt.invoke(healthy(), {})
+            return [thread.name for thread in threading.enumerate() if thread.name == "holdfast-watch"]
+
+    clock = VirtualClock()
+    assert run_virtual(story(), seed=1, clock=clock) == []

@@ -22,6 +22,7 @@ import operator
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from types import FrameType
@@ -250,8 +251,10 @@ class Watch:
         self._moved = False
 
     def start(self) -> None:
-        """Looks after the loop that runs here."""
+        """Looks after the loop that runs here, if real time passes in it: one of virtual time draws by its seed what runs next, and a mark would be drawn too."""
         self._loop, self._watched = asyncio.get_running_loop(), threading.get_ident()
+        if abs(self._loop.time() - time.monotonic()) > 1:
+            return
         self._thread = threading.Thread(target=self._work, name="holdfast-watch", daemon=True)
         self._thread.start()
 
