@@ -58,16 +58,16 @@ logging.getLogger("psycopg").addHandler(logging.NullHandler())
 _HERE = Path(__file__).parent
 
 
-# Records beside the log are read with what vouches for them.
+# Records beside the log are read with what vouches for them. One that was moved to another place in its order is read as one that was altered.
 _VOUCHED = "LEFT JOIN holdfast.vouch v ON v.run = {0}.run_id AND v.kind = '{1}' AND v.id = {2}"
 _FILLED = {
     "{at_once}": _AT_ONCE,
     "{now}": _NOW,
     "{expiry}": _EXPIRY,
-    "{effect}": "e.effect_id, e.run_id, e.lineage_root, e.key, e.status, e.data, v.seal",
+    "{effect}": "e.effect_id, e.run_id, e.lineage_root, e.key, CASE WHEN e.placed = e.id THEN e.status END, e.data, v.seal",
     "{effects}": "holdfast.effect e " + _VOUCHED.format("e", "effect", "e.effect_id"),
     "{intent}": "i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, "
-    "i.created_at, i.attempts, i.carries, v.seal",
+    "i.created_at, CASE WHEN i.placed = i.id THEN i.attempts END, i.carries, v.seal",
     "{intents}": "holdfast.intent i " + _VOUCHED.format("i", "intent", "i.intent_id"),
     "{token}": "t.hash, t.run_id, t.wait_id, t.tenant_id, t.actor, t.created_at, t.expires_at, t.used_at, t.revoked_at, v.seal",
     "{tokens}": "holdfast.token t " + _VOUCHED.format("t", "token", "encode(t.hash, 'hex')"),

@@ -96,7 +96,7 @@ SELECT key, effect_id FROM holdfast.effect WHERE key = ANY(%(keys)s::text[]) AND
 -- name: see_blobs
 SELECT sha256 FROM holdfast.blob WHERE sha256 = ANY(%(shas)s::text[]) ORDER BY sha256 FOR KEY SHARE;
 -- name: see_schedules
-SELECT schedule_id, tenant_id, due, data FROM holdfast.schedule WHERE schedule_id = ANY(%(ids)s::text[]) ORDER BY schedule_id FOR UPDATE;
+SELECT schedule_id, tenant_id, CASE WHEN placed = id THEN due ELSE -1 END, data FROM holdfast.schedule WHERE schedule_id = ANY(%(ids)s::text[]) ORDER BY schedule_id FOR UPDATE;
 
 -- Any other commit: what it writes -------------------------------------------------------------------
 
@@ -187,6 +187,12 @@ SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = '' AND k
 SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND kind = 'inbox' AND mark IS NULL;
 -- name: vouch_drop
 DELETE FROM holdfast.vouch WHERE run = %s AND kind = %s AND id = ANY(%s::text[]);
+-- name: place_anew
+-- Records count where they stand now.
+WITH e AS (UPDATE holdfast.effect SET placed = id WHERE placed IS DISTINCT FROM id),
+  i AS (UPDATE holdfast.inbox SET placed = id WHERE placed IS DISTINCT FROM id),
+  o AS (UPDATE holdfast.intent SET placed = id WHERE placed IS DISTINCT FROM id)
+UPDATE holdfast.schedule SET placed = id WHERE placed IS DISTINCT FROM id;
 -- name: vouch_forget
 DELETE FROM holdfast.vouch;
 -- name: uses_runless
@@ -211,7 +217,7 @@ SELECT kind, scope, key, run_id, digest, expires_at FROM holdfast.claim;
 SELECT v.run, v.kind, v.id, v.seal, v.under, v.mark FROM holdfast.vouch v WHERE v.run = '' AND v.kind = 'claim'
   AND NOT EXISTS (SELECT 1 FROM holdfast.claim c WHERE c.kind || chr(31) || c.scope || chr(31) || c.key = v.id) LIMIT 100;
 -- name: schedules_all
-SELECT schedule_id, tenant_id, due, data FROM holdfast.schedule;
+SELECT schedule_id, tenant_id, CASE WHEN placed = id THEN due ELSE -1 END, data FROM holdfast.schedule;
 -- name: shelves_all
 SELECT name, key, data FROM holdfast.shelf;
 -- name: workers_all
@@ -277,15 +283,15 @@ WITH put AS (
   WHERE r.bucket = put.bucket AND r.id = put.run AND r.owner IS NULL AND r.status NOT IN ('completed', 'failed', 'canceled')
     AND NOT (r.due IS NULL AND r.status IN ('running', 'replaying')) RETURNING 1
 )
-SELECT i.key, i.command, i.put_at, i.taken, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
+SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
 LEFT JOIN holdfast.vouch v ON v.run = r.run_id AND v.kind = 'inbox' AND v.id = i.key
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND i.key = %(key)s AND NOT EXISTS (SELECT 1 FROM put)
 UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL FROM put WHERE NOT EXISTS (SELECT 1 FROM vouched);
 -- name: inbox_of
-SELECT i.key, i.command, i.put_at, i.taken FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
+SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND (%(taken)s OR i.taken IS NULL) ORDER BY i.id;
 -- name: inbox_get
-SELECT i.key, i.command, i.put_at, i.taken, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
+SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
 LEFT JOIN holdfast.vouch v ON v.run = r.run_id AND v.kind = 'inbox' AND v.id = i.key
 WHERE r.bucket = %s AND r.run_id = %s AND i.key = %s;
 -- name: marked
@@ -649,15 +655,15 @@ SELECT {token} FROM {tokens} WHERE t.hash = %s FOR UPDATE OF t;
 -- name: token_mark
 UPDATE holdfast.token SET used_at = %s, revoked_at = %s WHERE hash = %s;
 -- name: schedule_lock
-SELECT schedule_id, tenant_id, due, data FROM holdfast.schedule WHERE schedule_id = %s FOR UPDATE;
+SELECT schedule_id, tenant_id, CASE WHEN placed = id THEN due ELSE -1 END, data FROM holdfast.schedule WHERE schedule_id = %s FOR UPDATE;
 -- name: schedule_get
-SELECT schedule_id, tenant_id, due, data FROM holdfast.schedule WHERE schedule_id = %s;
+SELECT schedule_id, tenant_id, CASE WHEN placed = id THEN due ELSE -1 END, data FROM holdfast.schedule WHERE schedule_id = %s;
 -- name: schedule_delete
 WITH gone AS (DELETE FROM holdfast.schedule WHERE schedule_id = %(id)s RETURNING 1),
   vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'schedule' AND id = %(id)s)
 SELECT 1 FROM gone;
 -- name: schedules
-SELECT s.schedule_id, s.tenant_id, s.due, s.data, v.seal FROM holdfast.schedule s
+SELECT s.schedule_id, s.tenant_id, CASE WHEN s.placed = s.id THEN s.due ELSE -1 END, s.data, v.seal FROM holdfast.schedule s
 LEFT JOIN holdfast.vouch v ON v.run = '' AND v.kind = 'schedule' AND v.id = s.schedule_id
 WHERE %(due)s::bigint IS NULL OR s.due <= %(due)s ORDER BY s.due NULLS LAST, s.id LIMIT 10000;
 

@@ -1260,7 +1260,8 @@ async def _vouch_for_meta(db: Connection) -> None:
 
 async def _vouch_anew(db: Connection) -> None:
     """Inside a transaction: vouches for all records as they are now, and for none that is not there."""
-    await many(db, [(Q.vouch_forget, None), *besides.vouch_for_all(await many(db, besides.KEPT))])
+    _, *kept = await many(db, [(Q.place_anew, None), *besides.KEPT])
+    await many(db, [(Q.vouch_forget, None), *besides.vouch_for_all(kept)])
 
 
 def _mine(there: InboxItem, item: InboxItem, sent: int) -> InboxItem:

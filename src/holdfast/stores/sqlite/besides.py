@@ -323,6 +323,8 @@ def _unnoted(db: apsw.Connection, kept: Sequence[Any]) -> list[str]:
 def vouch_anew(db: apsw.Connection) -> None:
     """Vouches for all records as they are now, and for none that is not there. A text that is none counts as it is read, so no function of
     SQL does this."""
+    for placed in (Q.place_effects, Q.place_inbox, Q.place_intents, Q.place_schedules):
+        db.execute(placed)
     db.execute(Q.vouch_forget)
     vouch_for(db, [voucher for records in _of_store(db).values() for voucher in records])
     vouch_for(db, [vouch.of_effect_row(r) for r in rows(db, Q.effects_all)])

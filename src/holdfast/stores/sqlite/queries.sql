@@ -92,13 +92,14 @@ SELECT c.run_id, c.digest, c.expires_at, r.status FROM claim c LEFT JOIN run r O
 -- name: claims_all
 SELECT kind, scope, key, run_id, digest, expires_at FROM claim ORDER BY kind, scope, key;
 -- name: effect_upsert
-INSERT INTO effect (effect_id, run_id, lineage_root, key, status, data) VALUES (?, ?, ?, ?, ?, ?)
+INSERT INTO effect (effect_id, run_id, lineage_root, key, status, data, placed) VALUES (?, ?, ?, ?, ?, ?, (SELECT ifnull(max(id), 0) + 1 FROM effect))
 ON CONFLICT (effect_id) DO UPDATE SET status = excluded.status, data = excluded.data;
 -- name: effect_stands
 SELECT EXISTS (SELECT 1 FROM effect WHERE effect_id = ? AND status = ?);
 -- name: intent_upsert
-INSERT INTO intent (intent_id, run_id, tenant_id, type, target, order_key, created_at, state, due, owner, lease_until, settled_at, attempts, carries, data)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO intent (intent_id, run_id, tenant_id, type, target, order_key, created_at, state, due, owner, lease_until, settled_at, attempts, carries, data, placed)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?,
+  (SELECT ifnull(max(id), 0) + 1 FROM intent))
 ON CONFLICT (intent_id) DO UPDATE SET state = excluded.state, due = excluded.due, owner = excluded.owner, lease_until = excluded.lease_until,
   settled_at = excluded.settled_at, attempts = excluded.attempts, carries = excluded.carries, data = excluded.data;
 -- name: ledger_insert
@@ -141,6 +142,15 @@ UPDATE vouch SET mark = ? WHERE run = ? AND kind = 'inbox' AND id = ? AND mark I
 SELECT run, kind, id, seal, under, mark FROM vouch v WHERE run <> '' AND NOT EXISTS (SELECT 1 FROM run r WHERE r.run_id = v.run) ORDER BY run, kind, id;
 -- name: vouch_drop
 DELETE FROM vouch WHERE run = ? AND kind = ? AND id = ?;
+-- name: place_effects
+-- Records count where they stand now.
+UPDATE effect SET placed = id WHERE placed IS NOT id;
+-- name: place_inbox
+UPDATE inbox SET placed = id WHERE placed IS NOT id;
+-- name: place_intents
+UPDATE intent SET placed = id WHERE placed IS NOT id;
+-- name: place_schedules
+UPDATE schedule SET placed = id WHERE placed IS NOT id;
 -- name: vouch_forget
 DELETE FROM vouch;
 -- name: vouch_prune
@@ -149,17 +159,17 @@ DELETE FROM vouch WHERE run = ? AND kind <> 'effect';
 -- Inbox ---------------------------------------------------------------------------------------------
 
 -- name: inbox_insert
-INSERT INTO inbox (run, key, put_at, command) VALUES (?, ?, ?, ?) ON CONFLICT (run, key) DO NOTHING;
+INSERT INTO inbox (run, key, put_at, command, placed) VALUES (?, ?, ?, ?, (SELECT ifnull(max(id), 0) + 1 FROM inbox)) ON CONFLICT (run, key) DO NOTHING;
 -- name: inbox_get
-SELECT key, command, put_at, taken FROM inbox WHERE run = ? AND key = ?;
+SELECT key, command, put_at, iif(ifnull(placed, id) = id, taken, -1) FROM inbox WHERE run = ? AND key = ?;
 -- name: inbox_wake
 -- A run at rest becomes claimable in the transaction that put something into its inbox (§10.16), unless it is interrupted (§10.6).
 UPDATE run SET due = min(ifnull(due, ?1), ?1), seal = standing(run_id, fence, owner, min(ifnull(due, ?1), ?1), holds, turn)
 WHERE id = ?2 AND owner IS NULL AND status NOT IN ('completed', 'failed', 'canceled') AND NOT (due IS NULL AND status IN ('running', 'replaying'));
 -- name: inbox_untaken
-SELECT key, command, put_at, taken FROM inbox WHERE run = ? AND taken IS NULL ORDER BY id;
+SELECT key, command, put_at, iif(ifnull(placed, id) = id, taken, -1) FROM inbox WHERE run = ? AND taken IS NULL ORDER BY id;
 -- name: inbox_all
-SELECT key, command, put_at, taken FROM inbox WHERE run = ? ORDER BY id;
+SELECT key, command, put_at, iif(ifnull(placed, id) = id, taken, -1) FROM inbox WHERE run = ? ORDER BY id;
 -- name: inbox_kept
 SELECT r.run_id, i.key, i.put_at, i.command, i.taken FROM inbox i JOIN run r ON r.id = i.run ORDER BY i.id;
 
@@ -311,23 +321,23 @@ SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id;
 -- name: run_tip
 SELECT id, tip FROM run WHERE run_id = ?;
 -- name: effects_of_run
-SELECT effect_id, run_id, lineage_root, key, status, data FROM effect WHERE run_id = ? ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, iif(ifnull(placed, id) = id, status, NULL), data FROM effect WHERE run_id = ? ORDER BY id;
 -- name: effects_of_key
-SELECT effect_id, run_id, lineage_root, key, status, data FROM effect WHERE key = ? ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, iif(ifnull(placed, id) = id, status, NULL), data FROM effect WHERE key = ? ORDER BY id;
 -- name: effects_of_lineage
-SELECT effect_id, run_id, lineage_root, key, status, data FROM effect WHERE lineage_root = ? ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, iif(ifnull(placed, id) = id, status, NULL), data FROM effect WHERE lineage_root = ? ORDER BY id;
 -- name: effects_open
 -- By the partial index of open attempts.
-SELECT effect_id, run_id, lineage_root, key, status, data FROM effect INDEXED BY effect_open WHERE status IN ('attempted', 'unknown') ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, iif(ifnull(placed, id) = id, status, NULL), data FROM effect INDEXED BY effect_open WHERE status IN ('attempted', 'unknown') ORDER BY id;
 -- name: effects_all
-SELECT effect_id, run_id, lineage_root, key, status, data FROM effect ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, iif(ifnull(placed, id) = id, status, NULL), data FROM effect ORDER BY id;
 -- name: effects_newest
-SELECT effect_id, run_id, lineage_root, key, status, data FROM effect e
+SELECT effect_id, run_id, lineage_root, key, iif(ifnull(placed, id) = id, status, NULL), data FROM effect e
 WHERE (?1 IS NULL OR EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id AND r.tenant_id = ?1))
   AND (?2 IS NULL OR status IN (SELECT value FROM json_each(?2))) ORDER BY id DESC LIMIT ?3;
 -- name: effects_newest_open
 -- By the partial index of open attempts.
-SELECT effect_id, run_id, lineage_root, key, status, data FROM effect e INDEXED BY effect_open WHERE status IN ('attempted', 'unknown')
+SELECT effect_id, run_id, lineage_root, key, iif(ifnull(placed, id) = id, status, NULL), data FROM effect e INDEXED BY effect_open WHERE status IN ('attempted', 'unknown')
   AND (?1 IS NULL OR EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id AND r.tenant_id = ?1))
   AND status IN (SELECT value FROM json_each(?2)) ORDER BY id DESC LIMIT ?3;
 -- name: tally_runs
@@ -337,29 +347,29 @@ SELECT status, count(*) FROM run WHERE tenant_id = ? GROUP BY status;
 -- name: tally_effects
 SELECT status, count(*) FROM effect e WHERE (?1 IS NULL OR EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id AND r.tenant_id = ?1)) GROUP BY status;
 -- name: effects_runless
-SELECT effect_id, run_id, lineage_root, key, status, data FROM effect e WHERE NOT EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id) ORDER BY id;
+SELECT effect_id, run_id, lineage_root, key, iif(ifnull(placed, id) = id, status, NULL), data FROM effect e WHERE NOT EXISTS (SELECT 1 FROM run r WHERE r.run_id = e.run_id) ORDER BY id;
 -- Outbox --------------------------------------------------------------------------------------------
 
 -- name: intents
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries FROM intent
 -- name: intents_sending
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries, ticks FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries, ticks FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
 -- name: next_lane
 SELECT tenant_id, target, order_key FROM intent
 WHERE state = 'queued' AND type = ? AND (tenant_id, target, order_key) > (?, ?, ?) ORDER BY tenant_id, target, order_key LIMIT 1;
 -- name: next_lane_first
 SELECT tenant_id, target, order_key FROM intent WHERE state = 'queued' AND type = ? ORDER BY tenant_id, target, order_key LIMIT 1;
 -- name: lane_due
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries FROM intent
 WHERE state = 'queued' AND type = ? AND tenant_id = ? AND target = ? AND order_key = '' AND due <= ? ORDER BY due, id LIMIT ?;
 -- name: lane_head
 -- Of one order key only the oldest that is open is free, if it is due (§9.4).
-SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, i.created_at, i.attempts, i.carries FROM intent i
+SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, i.created_at, iif(ifnull(i.placed, i.id) = i.id, i.attempts, NULL), i.carries FROM intent i
 WHERE i.id = (SELECT e.id FROM intent e WHERE e.tenant_id = ?1 AND e.type = ?2 AND e.order_key = ?3 AND e.order_key <> ''
                 AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1)
   AND i.state = 'queued' AND i.target = ?4 AND i.due <= ?5;
 -- name: intents_of_run_due
-SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, i.created_at, i.attempts, i.carries FROM intent i
+SELECT i.data, i.tenant_id, i.state, i.due, i.owner, i.lease_until, i.settled_at, i.type, i.run_id, i.intent_id, i.target, i.order_key, i.created_at, iif(ifnull(i.placed, i.id) = i.id, i.attempts, NULL), i.carries FROM intent i
 WHERE i.run_id = ?1 AND i.state = 'queued' AND i.due <= ?2
   AND (i.order_key = '' OR i.id = (
     SELECT e.id FROM intent e WHERE e.tenant_id = i.tenant_id AND e.type = i.type AND e.order_key = i.order_key AND e.order_key <> ''
@@ -372,7 +382,7 @@ UPDATE intent SET lease_until = ?, ticks = ? WHERE state = 'sending' AND owner =
 -- name: intent_ticks
 UPDATE intent SET ticks = ? WHERE intent_id = ?;
 -- name: intents_to_drop
-SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, attempts, carries FROM intent
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries FROM intent
 WHERE settled_at < ? AND settled_at IS NOT NULL AND carries = 1 AND state IN ('sent', 'abandoned') ORDER BY settled_at LIMIT ?;
 -- name: intent_counts
 SELECT type, state, count(*), min(created_at) FROM intent GROUP BY type, state ORDER BY type, state;
@@ -446,7 +456,7 @@ VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, 
 -- name: run_adopted
 UPDATE run SET tip = ?1, since = ?2, whole = ?3, due = ?4, seal = standing(run_id, fence, owner, ?4, holds, turn) WHERE id = ?5;
 -- name: inbox_adopt
-INSERT INTO inbox (run, key, put_at, taken, command) VALUES (?, ?, ?, ?, ?);
+INSERT INTO inbox (run, key, put_at, taken, command, placed) VALUES (?, ?, ?, ?, ?, (SELECT ifnull(max(id), 0) + 1 FROM inbox));
 -- name: claim_adopt
 -- A key that somebody has here already stays theirs.
 INSERT INTO claim (kind, scope, key, run_id, digest, expires_at) VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO NOTHING;
@@ -513,18 +523,18 @@ FROM token t JOIN run r ON r.id = t.run ORDER BY t.hash;
 -- Schedules -----------------------------------------------------------------------------------------
 
 -- name: schedule_get
-SELECT schedule_id, tenant_id, due, data FROM schedule WHERE schedule_id = ?;
+SELECT schedule_id, tenant_id, iif(ifnull(placed, id) = id, due, -1), data FROM schedule WHERE schedule_id = ?;
 -- name: schedule_put
-INSERT INTO schedule (schedule_id, tenant_id, due, data) VALUES (?, ?, ?, ?)
+INSERT INTO schedule (schedule_id, tenant_id, due, data, placed) VALUES (?, ?, ?, ?, (SELECT ifnull(max(id), 0) + 1 FROM schedule))
 ON CONFLICT (schedule_id) DO UPDATE SET tenant_id = excluded.tenant_id, due = excluded.due, data = excluded.data;
 -- name: schedule_delete
 DELETE FROM schedule WHERE schedule_id = ?;
 -- name: schedules
-SELECT schedule_id, tenant_id, due, data FROM schedule ORDER BY due NULLS LAST, id LIMIT 10000;
+SELECT schedule_id, tenant_id, iif(ifnull(placed, id) = id, due, -1), data FROM schedule ORDER BY due NULLS LAST, id LIMIT 10000;
 -- name: schedules_kept
-SELECT schedule_id, tenant_id, due, data FROM schedule ORDER BY id;
+SELECT schedule_id, tenant_id, iif(ifnull(placed, id) = id, due, -1), data FROM schedule ORDER BY id;
 -- name: schedules_due
-SELECT schedule_id, tenant_id, due, data FROM schedule WHERE due IS NOT NULL AND due <= ? ORDER BY due, id LIMIT 10000;
+SELECT schedule_id, tenant_id, iif(ifnull(placed, id) = id, due, -1), data FROM schedule WHERE due IS NOT NULL AND due <= ? ORDER BY due, id LIMIT 10000;
 
 -- Shelves -------------------------------------------------------------------------------------------
 
