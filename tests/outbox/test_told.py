@@ -142,7 +142,7 @@ async def test_attempts_are_told_among_what_happened(open_rt: Open) -> None:
         page = render.run_context(seen, None, [], [])
         (line,) = [x for x in page["timeline"].lines if x.name == "send mail to h.example"]
         assert (line.state, [b.kind for b in line.bars], line.why) == ("done", ["fail", "done"], "2 attempts; the line is busy")
-        assert "send mail to h.example" in render.alone(seen, None, [], "memory:")
+        assert "send mail to h.example" in render.alone(seen, [], "memory:")
 
 
 async def test_the_oldest_is_told(open_rt: Open) -> None:
