@@ -52,3 +52,39 @@ def test_attempts_stand_in_the_timeline(holdfast: Type, folder: Path) -> None:
     assert "mail to h.example" in shown[0] and "the line is busy" in shown[0]
     doctor = holdfast("doctor")
     assert "queued" not in doctor.out and doctor.code == 0
+
+
+ASKS = '''
+from holdfast import Context, Graph, State
+
+graph = Graph("asks", State, version="1")
+
+
+@graph.node(start=True)
+async def notify(state: State, ctx: Context):
+    ctx.send("mail", {"text": "Answer at {wait_link}"})
+
+
+@graph.node(after="notify")
+async def ask(state: State, ctx: Context):
+    await ctx.approve("Go on?")
+
+
+sends = {"mail": lambda payload, key: "ok"}
+'''
+
+
+def test_what_waits_for_a_secret_is_told(holdfast: Type, folder: Path) -> None:
+    """§5.9: `outbox`, `check` and `doctor` say what is missing and what to do."""
+    (folder / "asks.py").write_text(ASKS)
+    run = holdfast("run", "asks.py:graph", "--store", "sqlite:///s.db", "--json").json
+    secret = folder / "s.db-secret"
+    secret.write_text("x" * 32)
+    secret.chmod(0o644)
+    assert holdfast("dispatch", "--until-idle", "--transports", "asks.py:sends", "--store", "sqlite:///s.db").code == 0
+    told = holdfast("outbox", "--store", "sqlite:///s.db").out
+    assert "queued (not configured)" in told and "waits: " in told and "can be read by others; chmod 600" in told
+    (problem,) = [p for p in holdfast("check", "--store", "sqlite:///s.db", "--json").json["problems"] if p["code"] == "not_configured"]
+    assert (problem["severity"], problem["run_id"]) == ("warning", run["run_id"]) and "can be read by others" in problem["message"]
+    doctor = holdfast("doctor", "--store", "sqlite:///s.db")
+    assert doctor.code == 0 and "can be read by others" in doctor.out and "chmod 600" in doctor.out.partition("what to do")[2]

@@ -94,6 +94,55 @@ async def test_a_link_without_a_question_is_refused(open_rt: Open) -> None:
         assert "asks nothing" in intent.detail
 
 
+def taken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The secret of a store is not to be had: it is not set, or others can read its file."""
+    if url.startswith("sqlite:///"):
+        file = Path(url.removeprefix("sqlite:///") + "-secret")
+    elif url.startswith("workspace:"):
+        file = Path(url.removeprefix("workspace:")) / ".secret"
+    else:
+        monkeypatch.delenv("HOLDFAST_SECRET")
+        return
+    file.parent.mkdir(exist_ok=True)
+    file.write_text("x" * 32)
+    file.chmod(0o644)
+
+
+def given(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is to be had again."""
+    if url.startswith("sqlite:///"):
+        os.chmod(url.removeprefix("sqlite:///") + "-secret", 0o600)
+    elif url.startswith("workspace:"):
+        (Path(url.removeprefix("workspace:")) / ".secret").chmod(0o600)
+    else:
+        monkeypatch.setenv("HOLDFAST_SECRET", "x" * 32)
+
+
+@pytest.mark.parametrize("open_rt", ["sqlite", "workspace", "postgresql"], indirect=True)
+async def test_what_cannot_be_sent_without_the_secret_waits_for_it(open_rt: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§5.9: a configuration, no failed attempt: it stays queued, also beyond the attempts that may fail, and what is missing is told."""
+    mail = Mail(0)
+    mail.retry = 2
+    async with open_rt(skills=[graph], transports={"mail": mail}) as rt:
+        taken(rt.store.url, monkeypatch)
+        run = await rt.invoke(graph, {})
+        for _ in range(3):
+            (intent,) = await rt.intents(run.run_id)
+            assert (intent.state, mail.bodies) == ("queued", [])
+            assert [a.outcome for a in intent.attempts] == ["late"]
+            (problem,) = await rt.check(run.run_id)
+            assert (problem.code, problem.severity) == ("not_configured", "warning")
+            assert "1 of type 'mail'" in problem.message and "secret" in problem.message and problem.repair_hint in intent.detail
+            await rt.redrive(intent.intent_id, actor="ada")
+            await rt.dispatch(until_idle=True)
+        given(rt.store.url, monkeypatch)
+        await rt.redrive(intent.intent_id, actor="ada")
+        await rt.dispatch(until_idle=True)
+        (intent,) = await rt.intents(run.run_id)
+        assert (intent.state, len(mail.bodies), intent.attempts[-1].outcome) == ("sent", 1, "sent")
+        assert list(await rt.check(run.run_id)) == []
+
+
 def test_the_secret_is_nobody_elses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = secret_of(f"sqlite:///{tmp_path}/a.db")
     assert first == secret_of(f"sqlite:///{tmp_path}/a.db") != secret_of(f"sqlite:///{tmp_path}/b.db")

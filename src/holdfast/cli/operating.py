@@ -74,11 +74,21 @@ def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None,
     for intent in found:
         if intent["state"] in ("unknown", "dead"):
             sendings.doubtful(call, intent)
+        elif _lacking(intent):
+            click.echo(f"{intent['intent_id']}  {o.paint(o.inline(intent['type'], 24), 'yellow')} waits: {o.inline(intent['detail'], 240)}")
     return 0
 
 
 def _state(intent: dict[str, Any]) -> str:
+    if _lacking(intent):
+        return f"{intent['state']} (not configured)"
     return f"{intent['state']} (no transport)" if intent["no_transport_for"] else str(intent["state"])
+
+
+def _lacking(intent: dict[str, Any]) -> bool:
+    """Whether whoever last had it lacked something for sending it: a configuration, no failed attempt."""
+    last = intent["attempts"][-1] if intent["attempts"] and intent["state"] == "queued" else None
+    return last is not None and last["outcome"] == "late" and last["error"] is not None
 
 
 @click.command()

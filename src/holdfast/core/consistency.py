@@ -107,7 +107,8 @@ def ok(problems: Iterable[Problem]) -> bool:
 
 class Diagnosis:
     """One run under examination. Feed its log oldest first, then ask for the ``problems``. ``blobs`` are the large results that
-    it refers to, with what refers to each; ``queued``: how many of its intents of each type wait to be sent.
+    it refers to, with what refers to each; ``queued``: how many of its intents of each type wait to be sent; ``not_configured``: of
+    those, the ones of each type whose sender lacked something, by what it lacked and the way out.
 
     Args:
         run_id: the run.
@@ -133,6 +134,7 @@ class Diagnosis:
         self._halt: Decision | None = None
         self.blobs: dict[str, str] = {}
         self.queued: Counter[str] = Counter()
+        self.not_configured: Counter[tuple[str, str, str]] = Counter()
         self._found: list[Problem] = []
         self._counts: dict[str, int] = {}
         self._keys: set[str] = set()
@@ -207,6 +209,8 @@ class Diagnosis:
         """An intent of the run."""
         if intent.state == "queued":
             self.queued[intent.type] += 1
+        if (lacking := intent.not_configured) is not None:
+            self.not_configured[intent.type, lacking.message, lacking.hint] += 1
         if intent.state == "sending" and (intent.lease_until is None or intent.lease_until <= self.now):
             self._note(
                 "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher went away", "a dispatcher takes it up again once that lease is over"

@@ -138,6 +138,12 @@ class Intent(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
         return tuple(t for t in self.tries if t.number > since)
 
     @property
+    def not_configured(self) -> ErrorValue | None:
+        """What whoever last had it lacks for sending it; None where it waits for something else."""
+        last = self.tries[-1] if self.tries and self.state is IntentState.QUEUED else None
+        return last.error if last is not None and last.outcome is Ended.LATE else None
+
+    @property
     def doubts(self) -> tuple[Delivery, ...]:
         """Attempts of which nobody knows whether they happened."""
         return tuple(t for t in self.current if t.outcome in DOUBTFUL)
@@ -216,10 +222,12 @@ class Doubtful(msgspec.Struct, frozen=True):
 
 
 class Late(msgspec.Struct, frozen=True):
-    """The gate was shut when it was to be sent: nothing has happened. ``after_us``: when it is looked at again."""
+    """The gate was shut when it was to be sent: nothing has happened. ``after_us``: when it is looked at again; ``error``: what its
+    sender lacks."""
 
     why: str
     after_us: int = 0
+    error: ErrorValue | None = None
 
 
 Outcome = Sent | Refused | Failed | Doubtful | Late
@@ -296,8 +304,8 @@ def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
             return _rest(intent, IntentState.DEAD, Ended.REFUSED, now, detail=error.message, error=error)
         case Doubtful(error):
             return _rest(intent, IntentState.UNKNOWN, Ended.UNKNOWN, now, detail=error.message, error=error)
-        case Late(why, after_us):
-            return replace(_rest(intent, IntentState.QUEUED, Ended.LATE, now, detail=why), due=now + after_us if after_us else at_once(now))
+        case Late(why, after_us, lacking):
+            return replace(_rest(intent, IntentState.QUEUED, Ended.LATE, now, detail=why, error=lacking), due=now + after_us if after_us else at_once(now))
     error, failures = outcome.error, 1 + sum(t.outcome is Ended.FAILED for t in intent.current)
     if failures >= how.max_attempts:
         return _rest(intent, IntentState.DEAD, Ended.FAILED, now, detail=error.message, error=error)

@@ -40,6 +40,7 @@ SWEEP_SECONDS = 300.0
 SWEEP_BATCH = 500
 THREADS = 32
 VERIFY_SECONDS = 30.0
+CONFIGURED_US = 5_000_000  # what this process cannot send is left to others for so long
 ENDED = "its sender was ended before it began"
 
 log = logs.logger("holdfast.outbox")
@@ -58,6 +59,15 @@ class Shut(Exception):
         super().__init__(why)
         self.why = why
         self.after_us = after_us
+
+
+class NotConfigured(Exception):
+    """This process lacks what an intent needs before it can be sent: a secret. Another may have it, and nothing has happened."""
+
+    def __init__(self, error: HoldfastError) -> None:
+        super().__init__(error.message)
+        self.error = error
+
 
 LOOK_US = 50_000
 
@@ -298,7 +308,7 @@ class Dispatcher:
         except Exception as e:  # whatever is wrong with one intent is told on it, and concerns no other
             outcome, answer = Failed(ErrorValue.of(e)), None
         self._judge(intent.lane, outcome)
-        if isinstance(outcome, Late) and outcome.after_us and route.limit is None:
+        if isinstance(outcome, Late) and outcome.after_us and outcome.error is None and route.limit is None:
             self.put_off = self._clock.monotonic() + outcome.after_us / 1_000_000
         after = intents.after(intent, outcome, route.how, self._store.now())
         beside = await self._hooked(intent, after, route, answer) if isinstance(outcome, Sent) and route.on_response is not None else None
@@ -352,6 +362,8 @@ class Dispatcher:
                     await asyncio.shield(self._store.leave(self._sender.owner, [intent.intent_id]))
         except NotBegun as e:
             return intent, Late(str(e)), None
+        except NotConfigured as e:
+            return intent, Late(str(e.error), CONFIGURED_US, ErrorValue.of(e.error)), None
         except Shut as e:
             return intent, Late(e.why, e.after_us) if e.after_us else Refused(ErrorValue.of(PermanentError(e.why))), None
         except asyncio.CancelledError as e:
@@ -476,4 +488,4 @@ def _filled(value: Any, link: str) -> Any:
     return value
 
 
-__all__ = ["Dispatcher", "Sender", "Shut"]
+__all__ = ["Dispatcher", "NotBegun", "NotConfigured", "Sender", "Shut"]

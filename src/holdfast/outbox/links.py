@@ -23,7 +23,7 @@ from holdfast.core.intents import Intent
 from holdfast.core.run import Run
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import DEFAULT_DEADLINE_US, Wait
-from holdfast.outbox.dispatcher import NotBegun, Shut
+from holdfast.outbox.dispatcher import NotBegun, NotConfigured, Shut
 from holdfast.ports import Store
 
 SECRET = "HOLDFAST_SECRET"
@@ -43,10 +43,15 @@ class Links:
         """The intent, bound to the wait that its link answers, and the link.
 
         Raises:
+            NotConfigured: there is no secret here.
             Shut: the run asks nothing yet, or never will.
-            UsageError: there is no secret.
         """
-        secret = self._secret = self._secret or secret_of(self._store.url)
+        try:
+            secret = self._secret = self._secret or secret_of(self._store.url)
+        except UsageError as e:
+            raise NotConfigured(e) from e
+        except OSError as e:
+            raise NotConfigured(UsageError(f"the secret of links cannot be read or made: {e}", hint="let this process read and write beside the store")) from e
         found = await self._store.get(intent.run_id)
         if found is None:
             raise Shut(f"there is no run {intent.run_id} to answer")
