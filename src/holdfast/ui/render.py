@@ -75,7 +75,7 @@ def run_context(seen: Snapshot, skill: describe.SkillView | None, family: list[d
 def alone(seen: Snapshot, family: list[describe.RunView], store: str) -> str:
     """A run's page as one file that needs nothing else: for an incident report."""
     context = run_context(seen, None, family, [], most=100_000)
-    return page("run.html", **context, checkpoints=[], alone=asset("style.css").decode(), store=store)
+    return page("run.html", **context, checkpoints=[], at=None, alone=asset("style.css").decode(), store=store)
 
 
 __all__ = ["alone", "asset", "page", "run_context"]

@@ -47,6 +47,7 @@ async def figures(store: Store, tally: Tally, tenant_id: str | None, meter: Mete
         oldest[run.queue] = max(oldest.get(run.queue, 0.0), (now - max(at, run.created_at)) / 1_000_000)
     holding = await store.workers()
     intents = Counter(str(i.state) for i in await store.intents(tenant_id=tenant_id, limit=MOST))
+    unsent = await store.intents(state="queued", tenant_id=tenant_id, limit=1)
     first = min((w.requested_at for run in waiting for w in run.waits), default=now)
     told: list[Figure | Spread] = [
         Figure("holdfast_runs", "Runs that have not ended, by condition.", {c.value: stands.get(c.value, 0) for c in Condition if c.value not in ENDED}, "condition"),
@@ -60,6 +61,7 @@ async def figures(store: Store, tally: Tally, tenant_id: str | None, meter: Mete
         Figure("holdfast_unknown_effects", "Effects of which nobody knows whether they happened.", {"": tally.effects.get("unknown", 0)}),
         Figure("holdfast_takeovers", "Takeovers of runs that have not ended.", {"": sum(run.takeovers for run, _ in runs)}),
         Figure("holdfast_oldest_lease_seconds", "Age of the oldest process that holds leases.", {"": max(((now - w.started_at) // 1_000_000 for w in holding), default=0)}),
+        Figure("holdfast_oldest_queued_intent_seconds", "Age of the oldest intent that is queued.", {"": sum(max(0, now - i.created_at) // 1_000_000 for i in unsent)}),
         Figure("holdfast_oldest_wait_seconds", "Age of the oldest open wait.", {"": round((now - first) / 1_000_000, 3)}),
     ]
     if meter is not None:
