@@ -316,7 +316,8 @@ class Runs(Protocol):
         """Takes due runs, expired or proven-dead owners' runs included; with ``run_id`` that one, due or not, if nobody lives on it,
         or if it is the claimer's own: then under a new fence, the cause is ``reclaimed``.
 
-        No ``queues`` means all of them, ``skills`` and ``shapes`` (fingerprints, §3.2) None mean any. The most urgent come first, and among them those
+        No ``queues`` means all of them, ``skills`` and ``shapes`` (fingerprints, §3.2, each with the folder it is bound to; ``run.ANY`` for every fingerprint) None
+        mean any. The most urgent come first, and among them those
         of the tenant that holds least in the queue; a run whose lane is held, or has somebody due before it, is left, and so is one that a limit holds back: one of
         ``limits``, or one that is stored, which wins. What a claimer takes up again of its own it holds already.
 

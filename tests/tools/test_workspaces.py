@@ -38,7 +38,7 @@ def runtime(store: Path, workspace: Path | None, **options: Any) -> Runtime:
     return Runtime(f"sqlite:///{store}/s.db", skills=[graph], tools=[Tool("sh", side_effects="write")], workspace=workspace, **options)
 
 
-async def passed_over(rt: Runtime) -> list[str | None]:
+async def passed_over(rt: Runtime, *, upgrade: bool = False) -> list[str | None]:
     """The workspaces that the first run wants which a worker passes over."""
     told: list[Report] = []
     stop = asyncio.Event()
@@ -47,7 +47,8 @@ async def passed_over(rt: Runtime) -> list[str | None]:
         told.append(report)
         stop.set()
 
-    await asyncio.wait_for(rt.worker(stop=stop, on_report=heard), 20)
+    await asyncio.wait_for(rt.worker(stop=stop, on_report=heard, upgrade=upgrade), 20)
+    assert all(r.error is None for r in told), "none was claimed and handed back"
     return [r.passed.workspace for r in told if r.passed is not None]
 
 
@@ -66,7 +67,10 @@ async def test_a_run_goes_on_where_its_tools_have_worked(tmp_path: Path) -> None
             workspaces.named(str(there))
             if other is there:
                 await rt.decide(run.run_id, "approve", actor="ada")
-            assert await passed_over(rt) == [workspaces.known(str(here))]
+            before = (await rt.get(run.run_id)).lease.fence
+            for upgrade in (False, True):
+                assert await passed_over(rt, upgrade=upgrade) == [workspaces.known(str(here))]
+            assert (await rt.get(run.run_id)).lease.fence == before, "nobody has claimed it"
             stands = await rt.get(run.run_id)
             assert stands.status != Status.COMPLETED
             assert str(workspaces.known(str(here))) in (await rt.explain(run.run_id))["why"]

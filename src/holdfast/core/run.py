@@ -46,6 +46,15 @@ def shaped(fingerprint: str, workspace: str | None) -> str:
     return fingerprint if workspace is None else f"{fingerprint}@{workspace}"
 
 
+ANY = "*"
+"""Stands for every program's shape, in one folder or in none, where a claimer says what it takes."""
+
+
+def of_any(shape: str) -> str:
+    """What a claimer of any program's shape names for a run of this shape."""
+    return shaped(ANY, shape.partition("@")[2] or None)
+
+
 class Later(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """How many signals of a name have come after those that the run's record holds. They are in the log alone, after event ``after``."""
 

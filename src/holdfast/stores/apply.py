@@ -49,7 +49,7 @@ from holdfast.core.lease import (
     due_time,
 )
 from holdfast.core.limits import Backlog, Chosen, Due, Later, Limit, Rule, Use, in_force, may_enter
-from holdfast.core.run import Run
+from holdfast.core.run import Run, of_any
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
@@ -429,7 +429,7 @@ class Wanted(msgspec.Struct, frozen=True):
             return False
         if (self.queues and run.queue not in self.queues) or (self.skills is not None and run.skill_id not in self.skills):
             return False
-        return self.shapes is None or run.shape in self.shapes
+        return self.shapes is None or run.shape in self.shapes or of_any(run.shape) in self.shapes
 
 
 class Candidate(msgspec.Struct, frozen=True):

@@ -609,6 +609,24 @@ async def case_claim_by_shape(h: Harness) -> None:
 
 
 @case
+async def case_claim_any_shape_in_a_folder(h: Harness) -> None:
+    """§11.2, §10.11: whoever takes any shape takes it in the folders it names alone, orphans included."""
+    for name in ("dead", "here", "free"):
+        await h.store.register(name, TTL)
+    await Script(h.store, "unbound", fingerprint="f1").submit()
+    for name, folder in (("mine", "w1"), ("theirs", "w2")):
+        bound = Script(h.store, name, fingerprint="f1")
+        await bound.submit()
+        await bound.write(bound.touching(ev.RunPatched(workspace=folder)))
+    lost = await Script(h.store, "lost", fingerprint="f1").begin("dead")
+    await lost.write(lost.commit(ev.RunPatched(workspace="w2")))
+    h.kill("dead")
+    assert [c.run_id for c in await h.store.claim("free", (), None, limit=5, shapes=("*@w3",))] == []
+    assert {c.run_id for c in await h.store.claim("here", (), None, limit=5, shapes=("*", "*@w1"))} == {"unbound", "mine"}
+    assert {c.run_id for c in await h.store.claim("free", (), None, limit=5, shapes=("*", "*@w2"))} == {"theirs", "lost"}
+
+
+@case
 async def case_claim_by_id(h: Harness) -> None:
     """§7.1: one run by name, due or not, if nobody lives on it."""
     await h.store.register("w", TTL)

@@ -222,7 +222,7 @@ class Worker:
         room = await self._room()
         skills = services.skills
         asked_at = time.perf_counter() if meters.METERS else 0.0
-        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=None if self._upgrade else services.shapes, limits=services.limits) if room > 0 else []
+        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=services.claimed(upgrade=self._upgrade), limits=services.limits) if room > 0 else []
         if asked_at and room > 0:
             meters.claimed(time.perf_counter() - asked_at)
         claims += await self._reclaimed(room - len(claims)) if room > 0 else []

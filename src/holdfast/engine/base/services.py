@@ -17,7 +17,7 @@ from holdfast.core.errors import Conflict, FingerprintMismatch, SkillUnknown, St
 from holdfast.core.graph import Program
 from holdfast.core.limits import Limit, Rules, in_force
 from holdfast.core.policy import Policy
-from holdfast.core.run import Run, shaped
+from holdfast.core.run import ANY, Run, shaped
 from holdfast.engine.base.driven import Drivers, Quarantine
 from holdfast.engine.base.pool import Pool
 from holdfast.engine.base.streams import Streams
@@ -204,7 +204,14 @@ class Services:
     @property
     def shapes(self) -> tuple[str, ...]:
         """What runs that can be gone on with here look like to a store: those that are bound to no folder, and those bound to this one."""
-        shapes, folder = self.skills.shapes, self.folder
+        return self._here(self.skills.shapes)
+
+    def claimed(self, *, upgrade: bool) -> tuple[str, ...]:
+        """What a worker claims: those, or with ``upgrade`` what is of any shape, in the same folders."""
+        return self._here((ANY,) if upgrade else self.skills.shapes)
+
+    def _here(self, shapes: tuple[str, ...]) -> tuple[str, ...]:
+        folder = self.folder
         return shapes if folder is None else (*shapes, *(shaped(f, folder) for f in shapes))
 
     def here(self, run: Run) -> None:

@@ -327,7 +327,7 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
   SELECT r.bucket, r.id, r.owner, gone.cause FROM gone JOIN holdfast.run r ON r.owner = gone.owner
   WHERE EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
     AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
+    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
   ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED
 ), kind AS MATERIALIZED (
   SELECT k.* FROM (SELECT {now} AS at, -4611686018427387904 AS once) n CROSS JOIN LATERAL (VALUES
@@ -340,7 +340,7 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
     WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > k.after AND r.due <= k.until
       AND r.owner IS NULL
       AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-      AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
+      AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
       AND (r.holds OR (NOT EXISTS (
           SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
         ) AND NOT EXISTS (
@@ -388,7 +388,7 @@ SELECT r.bucket, r.id, r.run_id, r.queue, r.tenant_id, r.priority, coalesce(r.du
 FROM holdfast.worker w JOIN holdfast.run r ON r.owner = w.owner
 WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
   AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[])) AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-  AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
+  AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
 ORDER BY r.priority DESC, r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED;
 -- name: due_in
 -- The oldest due runs of each of these lines.
@@ -401,7 +401,7 @@ CROSS JOIN kind k CROSS JOIN LATERAL (
   SELECT r.bucket, r.id, r.run_id, r.queue, r.tenant_id, r.priority, r.due, r.turn, NULL::text, NULL::text FROM holdfast.run r
   WHERE r.queue = l.queue AND r.priority = l.priority AND r.tenant_id = l.tenant_id AND r.due IS NOT NULL AND r.due > k.after AND r.due <= k.until
     AND r.owner IS NULL AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
-    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]))
+    AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
     AND (r.holds OR (NOT EXISTS (
         SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
       ) AND NOT EXISTS (

@@ -189,7 +189,8 @@ SELECT r.id, r.run_id, r.fence, r.owner, r.priority, r.due, r.holds, r.turn, r.q
 FROM run r
 WHERE r.queue = ?1 AND r.priority = ?2 AND r.tenant_id = ?7 AND r.due > ?8 AND r.due <= ?9 AND r.due IS NOT NULL AND r.owner IS NULL
   AND (?4 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?4)))
-  AND (?6 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?6)))
+  AND (?6 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?6))
+    OR '*' || CASE instr(r.fingerprint, '@') WHEN 0 THEN '' ELSE substr(r.fingerprint, instr(r.fingerprint, '@')) END IN (SELECT value FROM json_each(?6)))
   AND (r.holds = 1 OR NOT EXISTS (
         SELECT 1 FROM run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds = 1
       ) AND NOT EXISTS (
@@ -203,7 +204,8 @@ SELECT r.id, r.run_id, r.fence, r.owner, r.priority, ifnull(r.due, 0), NULL, r.t
 FROM run r
 WHERE r.owner = ?1 AND (?2 IS NULL OR r.queue IN (SELECT value FROM json_each(?2)))
   AND (?3 IS NULL OR r.skill_id IN (SELECT value FROM json_each(?3)))
-  AND (?5 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?5)))
+  AND (?5 IS NULL OR r.fingerprint IN (SELECT value FROM json_each(?5))
+    OR '*' || CASE instr(r.fingerprint, '@') WHEN 0 THEN '' ELSE substr(r.fingerprint, instr(r.fingerprint, '@')) END IN (SELECT value FROM json_each(?5)))
 ORDER BY r.priority DESC, r.due LIMIT ?4;
 -- name: claim_one
 SELECT r.id, r.fence, r.owner, r.status, r.tenant_id, r.session_key, r.lane, r.holds, r.turn, r.queue FROM run r WHERE r.run_id = ?;
