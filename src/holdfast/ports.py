@@ -53,6 +53,13 @@ class Loaded(msgspec.Struct, frozen=True):
     emitted: tuple[Batch, ...] = ()
 
 
+class Head(msgspec.Struct, frozen=True):
+    """What a run's values are folded from: its newest whole checkpoint with its row's chain hash, if any, and the log after it."""
+
+    whole: tuple[Checkpoint, bytes] | None
+    rows: tuple[Row, ...]
+
+
 class RunFilter(msgspec.Struct, frozen=True, kw_only=True):
     """What to list: None means any. ``before`` is a run id (the cursor): newest first, strictly older than it.
 
@@ -569,6 +576,14 @@ class Counted(Protocol):
 
 
 @runtime_checkable
+class Heads(Protocol):
+    """A store that loads in few statements what the values of many runs are folded from. One without is asked for each run."""
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
+        """By run, all of one instant. A run that is not there, or whose whole checkpoint cannot be read, is left out."""
+
+
+@runtime_checkable
 class Shelves(Protocol):
     """Rows of others, kept in the same store: named shelves of bytes under keys (§19.2). Each verb is one transaction."""
 
@@ -674,6 +689,11 @@ def _hand(verb: Any) -> tuple[int, str]:
 def offers_counting(store: object) -> TypeGuard[Counted]:
     """Whether a store has these verbs, its own or those of one that it stands before."""
     return _offers(store, Counted)
+
+
+def offers_heads(store: object) -> TypeGuard[Heads]:
+    """Whether a store has these verbs, its own or those of one that it stands before."""
+    return _offers(store, Heads)
 
 
 def offers_health(store: object) -> TypeGuard[Served]:

@@ -360,9 +360,9 @@ CLEAR = frozenset(
     previous_owner priority queue queued rearm rearms reason recovery redo refused registry_ref replay_effects replay_policy request_hash
     request_key requested_at response_hash resume resume_from_checkpoint_id round rulings run_id schedule_id secrets seen seen_handoffs
     sends session_key settled settled_at sha256 shared signal_key signals size skill_id skill_version skip skipped_missed skipped_overlap
-    slot snapshot_id source source_checkpoint_id source_effect_id source_run_id spent started_at state status step step_id stop_reason
+    slot snapshot_id source source_checkpoint_id source_effect_id source_run_id spent started_at state statement status step step_id stop_reason
     subject tags takeovers target task tenant_id thread_id topic trace_id tries type unattended undo undone unsent upgraded used verdict
-    verifiable version versions wait wait_id waits waived waivers where who why workspace zone
+    verifiable version versions via wait wait_id waits waived waivers where who why workspace zone
     """.split()  # noqa: SIM905
 )
 """Ids, names, keys, tags, actors, codes, places, times, statuses, counts, digests, and records that are looked into."""

@@ -202,7 +202,7 @@ class Api:
                 wanted = Wanted(
                     tenant_id=access.tenant, status=query.status, condition=query.condition, skill_id=query.skill_id, thread_id=query.thread_id, tag=query.tag, limit=500
                 )  # fmt: skip
-                await self.rt.look.find(msgspec.structs.replace(wanted, limit=1))
+                await self.rt.look.find(msgspec.structs.replace(wanted, limit=1), values=False)
                 return _streaming(streams.many(self.rt, wanted, self._beat(request)), {})
         run_id = request.path_params["run_id"]
         await self.rt.look.found(run_id, access.tenant)

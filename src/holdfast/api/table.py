@@ -138,7 +138,7 @@ async def list_runs(c: Call) -> Answer:
         tenant_id=c.tenant, status=q.status, condition=q.condition, skill_id=q.skill_id, thread_id=q.thread_id, tag=q.tag, text=q.text,
         since=_when(q.since, "since"), until=_when(q.until, "until"), limit=_limit(q.limit), before=q.cursor,
     )  # fmt: skip
-    found = await c.rt.look.runs(wanted)
+    found = await c.rt.look.runs(wanted, values=q.fields is None or not {"values", "result"}.isdisjoint(n.strip() for n in q.fields.split(",")))
     more = found[-1].run_id if len(found) == q.limit else None
     return Answer(value={"runs": [_picked(describe.plain(r), q.fields) for r in found], "next_cursor": more})
 
@@ -168,7 +168,7 @@ async def list_events(c: Call) -> Answer:
     q: b.EventsQuery = c.query
     if q.after < 0:
         raise InvalidInput("after is an event's number", field="after")
-    found = (await c.rt.look.snapshot(c.run_id, c.tenant, check=False)).events(q.after, _limit(q.limit))
+    found = await c.rt.look.events(c.run_id, q.after, _limit(q.limit), c.tenant)
     more = found[-1].seq if len(found) == q.limit else None
     return Answer(value=b.Events(events=found, next_cursor=more))
 
@@ -253,7 +253,7 @@ async def list_intents(c: Call) -> Answer:
 async def thread_history(c: Call) -> Answer:
     q: b.HistoryQuery = c.query
     thread = c.path["thread_id"]
-    mine = await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=1))
+    mine = await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=1), values=False)
     if not mine:
         raise NotFound(f"no thread {thread}", hint="GET /v1/runs lists runs with their threads")
     out = [one async for one in _thread(c, thread)]
@@ -270,7 +270,7 @@ async def _thread(c: Call, thread: str) -> AsyncIterator[dict[str, Any]]:
     """The checkpoints of a thread's runs under the caller's tenant, oldest first."""
     runs: list[describe.RunView] = []
     cursor: str | None = None
-    while page := await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=500, before=cursor)):
+    while page := await c.rt.look.runs(Wanted(tenant_id=c.tenant, thread_id=thread, limit=500, before=cursor), values=False):
         runs += page
         cursor = page[-1].run_id
         if len(page) < 500:

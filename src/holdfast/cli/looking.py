@@ -51,10 +51,10 @@ def runs(
             until=times.past(until, "--until", now), limit=limit, before=cursor,
         )  # fmt: skip
         if not watch:
-            return await rt.look.runs(wanted), now
+            return await rt.look.runs(wanted, values=call.as_json), now
         before: list[RunView] | None = None
         async for _ in changes(rt):
-            found = await rt.look.runs(wanted)
+            found = await rt.look.runs(wanted, values=call.as_json)
             if found != before:
                 _list(call, found, rt.store.now(), limit, any((status, condition, skill, thread, tag, text, since, until)), again=before is not None)
             before = found

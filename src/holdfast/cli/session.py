@@ -173,7 +173,7 @@ class RunName(click.ParamType[str]):
             return []
 
         async def look(rt: Runtime) -> list[CompletionItem]:
-            found = await rt.look.runs(Wanted(limit=OFFERED))
+            found = await rt.look.runs(Wanted(limit=OFFERED), values=False)
             return [CompletionItem(r.run_id, help=f"{r.skill_id} {r.condition}") for r in found]
 
         return [item for item in [CompletionItem(LAST, help="the newest run"), *over(call, look)] if item.value.startswith(incomplete)]

@@ -10,6 +10,7 @@ to be driven is refused at once. Under strict encryption a payload that is not e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, TypeVar
@@ -32,7 +33,7 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Move, Schedule
 from holdfast.core.waits import WaitKind
 from holdfast.encryption import Encryption
-from holdfast.ports import Dossier, Evidence, Loaded, RunFilter, Store, offers_counting
+from holdfast.ports import Dossier, Evidence, Head, Loaded, RunFilter, Store, offers_counting, offers_heads
 from holdfast.stores.vault import Vault
 
 VALUES = ""
@@ -283,6 +284,16 @@ class SealedStore:
             found, run=run, whole=whole, rows=tuple([of.row(r) for r in found.rows]), inbox=tuple([of.open(i) for i in found.inbox]),
             emitted=tuple([of.opened_batch(b) for b in found.emitted]),
         )  # fmt: skip
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
+        """None of them where the store beneath cannot load many at once."""
+        out: dict[str, Head] = {}
+        for run_id, head in (await self.as_kept.heads(run_ids) if offers_heads(self.as_kept) else {}).items():
+            of = self._of(run_id, await self._tenant(run_id), must=True)
+            with suppress(HoldfastError):  # loading this run alone says what is wrong with it
+                whole = None if head.whole is None else (of.whole(head.whole[0]), head.whole[1])
+                out[run_id] = Head(whole, tuple([of.row(r) for r in head.rows]))
+        return out
 
     async def get(self, run_id: str) -> tuple[Run, Lease] | None:
         found = await self.as_kept.get(run_id)

@@ -141,7 +141,7 @@ class Pages:
             tenant_id=tenant, condition=q.get("condition"), skill_id=q.get("skill"), thread_id=q.get("thread"), tag=q.get("tag"), text=q.get("q"), limit=PAGE,
             before=q.get("cursor"), since=_time(q.get("since"), "since", zone), until=_time(q.get("until"), "until", zone),
         )  # fmt: skip
-        found = await self._rt.look.runs(wanted)
+        found = await self._rt.look.runs(wanted, values=False)
         kept = {n: v for n, v in q.items() if n != "cursor"}
         more = None if len(found) < PAGE else "/runs?" + urlencode({**kept, "cursor": found[-1].run_id})
         counts = await self._rt.look.overview(tenant)

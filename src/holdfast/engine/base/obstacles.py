@@ -8,13 +8,13 @@ from holdfast.core import lanes, offers, views
 from holdfast.core.errors import FingerprintMismatch, SkillUnknown
 from holdfast.core.lanes import Blocked, Head, May
 from holdfast.core.lease import Lease
-from holdfast.core.limits import Use
-from holdfast.core.offers import NoWorker
+from holdfast.core.limits import Rules, Use
+from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.living import living
-from holdfast.ports import RunFilter, Store
+from holdfast.ports import RunFilter, Store, Usage
 
 NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
 MANY = 10_000
@@ -27,13 +27,50 @@ def in_the_way(run: Run, lease: Lease, now: int) -> bool:
     return run.status is not Status.PENDING or run.begins_at is None or run.begins_at <= now or (lease.due is not None and lease.due <= now)
 
 
-async def before(store: Store, run: Run, lease: Lease) -> list[tuple[Run, Lease]]:
+class Sight:
+    """What the runs of one list are held against, at one moment: what several of them share is read once."""
+
+    def __init__(self, services: Services) -> None:
+        self._services = services
+        self._beside: dict[tuple[str, str], list[tuple[Run, Lease]]] = {}
+        self._rules: Rules | None = None
+        self._usage: Usage | None = None
+        self._offers: list[Offer] | None = None
+
+    async def beside(self, run: Run) -> list[tuple[Run, Lease]]:
+        """The runs of its session that have not ended, itself included."""
+        place = (run.tenant_id, run.session_key)
+        if place not in self._beside:
+            self._beside[place] = await beside(self._services.store, run)
+        return self._beside[place]
+
+    async def rules(self) -> Rules:
+        if self._rules is None:
+            self._rules = await self._services.bounds(fresh=True)
+        return self._rules
+
+    async def usage(self) -> Usage:
+        if self._usage is None:
+            self._usage = await self._services.store.usage()
+        return self._usage
+
+    async def offers(self) -> list[Offer]:
+        if self._offers is None:
+            self._offers = await living(self._services.store)
+        return self._offers
+
+
+async def beside(store: Store, run: Run) -> list[tuple[Run, Lease]]:
+    return await store.runs(RunFilter(tenant_id=run.tenant_id, session_key=run.session_key, statuses=NOT_ENDED, limit=MANY, by_turn=True))
+
+
+async def before(store: Store, run: Run, lease: Lease, sight: Sight | None = None) -> list[tuple[Run, Lease]]:
     """The runs of its lane that go before this one: whoever holds it first, then by their turns."""
     if run.status in LIVE and lease.owner is not None:
         return []
     if run.status in WAITING and run.paused_lane != "release":
         return []
-    found = await store.runs(RunFilter(tenant_id=run.tenant_id, session_key=run.session_key, statuses=NOT_ENDED, limit=MANY, by_turn=True))
+    found = await beside(store, run) if sight is None else await sight.beside(run)
     ahead: list[tuple[Run, Lease]] = []
     passed = False
     for other, held in reversed(found):
@@ -90,14 +127,14 @@ def said(what: May, run: Run, lease: Lease) -> Blocked:
     return Blocked(run.run_id, f"{what}: {run.skill_id} v{run.skill_version} ({run.fingerprint}) is not registered here")
 
 
-async def blocked(services: Services, run: Run, lease: Lease) -> Blocked | None:
+async def blocked(services: Services, run: Run, lease: Lease, sight: Sight | None = None) -> Blocked | None:
     """What a pending run waits behind now; None where nothing is in its way."""
     if run.status is not Status.PENDING or lease.owner is not None:
         return None
-    ahead = await before(services.store, run, lease)
+    ahead = await before(services.store, run, lease, sight)
     if ahead:
         return said(judged(services, *ahead[0]), *ahead[0])
-    if not in_the_way(run, lease, services.store.now()) or (held := await limited(services, run)) is None:
+    if not in_the_way(run, lease, services.store.now()) or (held := await limited(services, run, sight)) is None:
         return None
     return Blocked("", held.why)
 
@@ -110,12 +147,13 @@ class Held(msgspec.Struct, frozen=True):
     mine: bool
 
 
-async def limited(services: Services, run: Run) -> Held | None:
+async def limited(services: Services, run: Run, sight: Sight | None = None) -> Held | None:
     """What of the limits in force holds a run back that may otherwise be driven (§10.11)."""
-    rules = await services.bounds(fresh=True)
+    sight = sight or Sight(services)
+    rules = await sight.rules()
     if not rules.touches(run.queue, run.tenant_id):
         return None
-    usage = await services.store.usage()
+    usage = await sight.usage()
     found = Use(rules, services.owner, usage.held, usage.buckets, services.store.now()).in_the_way(run.queue, run.tenant_id)
     if found is None:
         return None
@@ -123,12 +161,12 @@ async def limited(services: Services, run: Run) -> Held | None:
     return Held(*found, mine=others and run.queue not in rules.paused)
 
 
-async def lacking(store: Store, run: Run, lease: Lease) -> NoWorker | None:
+async def lacking(store: Store, run: Run, lease: Lease, sight: Sight | None = None) -> NoWorker | None:
     """Why no living worker of its queue takes a due run (§10.11); None where one can, and where none is up."""
     now = store.now()
     if run.terminal or lease.due is None or lease.due > now or lease.live(now):
         return None
-    return offers.lacking(run, lease, await living(store), now)
+    return offers.lacking(run, lease, await living(store) if sight is None else await sight.offers(), now)
 
 
-__all__ = ["MANY", "NOT_ENDED", "before", "blocked", "in_the_way", "judged", "lacking", "limited", "put_off", "said"]
+__all__ = ["MANY", "NOT_ENDED", "Sight", "before", "beside", "blocked", "in_the_way", "judged", "lacking", "limited", "put_off", "said"]

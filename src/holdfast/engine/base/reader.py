@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any, cast
 
 from holdfast.authoring import State, Values
@@ -39,9 +39,12 @@ class Reader:
         self._store = services.store
         self._looker = Looker(services.store, services.threads, blocked=self.obstacles)
 
-    async def obstacles(self, run: records.Run, lease: Lease) -> tuple[Blocked | None, NoWorker | None]:
-        """What stands in a run's way now, and why no living worker can take it."""
-        return await obstacles.blocked(self._services, run, lease), await obstacles.lacking(self._store, run, lease)
+    async def obstacles(self, found: Sequence[tuple[records.Run, Lease]]) -> list[tuple[Blocked | None, NoWorker | None]]:
+        """What stands in the way of each of these runs now, and why no living worker can take it."""
+        sight = obstacles.Sight(self._services)
+        return [
+            (await obstacles.blocked(self._services, run, lease, sight), await obstacles.lacking(self._store, run, lease, sight)) for run, lease in found
+        ]
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -80,8 +83,9 @@ class Reader:
         """Runs with their values, newest first."""
         now = self._store.now()
         out: list[Run[Any]] = []
-        for x in await self._looker.find(wanted):
-            blocked, no_worker = await obstacles.blocked(self._services, x.run, x.lease), await obstacles.lacking(self._store, x.run, x.lease)
+        found = await self._looker.find(wanted)
+        ways = await self.obstacles([(x.run, x.lease) for x in found])
+        for x, (blocked, no_worker) in zip(found, ways, strict=True):
             out.append(Run(x.run, x.lease, now, x.values, self._view(x.run, x.values), blocked=blocked, no_worker=no_worker))
         return out
 
@@ -104,7 +108,8 @@ class Reader:
         previous = await self._chain_at(run_id, after)
         while True:
             run, _ = await self.found(run_id)
-            rows = await self._store.rows(run_id, after, PAGE)
+            size = PAGE if limit is None else min(PAGE, max(1, limit - given))
+            rows = await self._store.rows(run_id, after, size)
             hidden = await self._looker.mask(run)
             for row in rows:
                 record, previous = open_row(row, previous), row.hash
@@ -116,7 +121,7 @@ class Reader:
                     given += 1
                     if limit is not None and given >= limit:
                         return
-            if len(rows) == PAGE:
+            if len(rows) == size:
                 continue
             if not follow or run.status in TERMINAL:
                 return

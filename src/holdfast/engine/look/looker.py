@@ -6,18 +6,19 @@ words of ids that were never given (§14.2).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import datetime as dt
 import json
 from collections import Counter
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
 from msgspec.structs import replace
 
 from holdfast.calendar import CALENDAR
-from holdfast.core import describe, views
+from holdfast.core import canon, describe, views
 from holdfast.core import limits as bounding
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Problem
@@ -47,12 +48,14 @@ from holdfast.core.tokens import hashed
 from holdfast.core.waits import Wait
 from holdfast.engine.look.living import living, sent_types, unsendable
 from holdfast.engine.look.overview import Overview, overview
-from holdfast.engine.look.snapshot import TAIL, Check, Snapshot, found, snapshot, tail
-from holdfast.engine.look.threads import Threads
+from holdfast.engine.look.snapshot import TAIL, Check, Snapshot, found, page, snapshot, tail
+from holdfast.engine.look.threads import Ends, Threads
 from holdfast.handle import when
-from holdfast.ports import RunFilter, Store, Tally, Usage, offers_counting
+from holdfast.ports import Head, RunFilter, Store, Tally, Usage, offers_counting, offers_heads
 
 PAGE = 500
+AT_ONCE = 100
+"""Runs whose values are in memory at once while a text is looked for in them."""
 MOST = 10_000
 FRESH_US = 60_000_000
 OVERVIEW_US = 1_000_000
@@ -91,8 +94,8 @@ class Look(msgspec.Struct, frozen=True):
         return {} if self.checkpoint is None else self.checkpoint.values
 
 
-Blocks = Callable[[Run, Lease], Awaitable[tuple[Blocked | None, NoWorker | None]]]
-"""What stands in a run's way, and why no living worker can take it."""
+Blocks = Callable[[Sequence[tuple[Run, Lease]]], Awaitable[list[tuple[Blocked | None, NoWorker | None]]]]
+"""What stands in the way of each of these runs, and why no living worker can take it."""
 
 
 class Ledger(msgspec.Struct, frozen=True):
@@ -134,7 +137,7 @@ class Looker:
             InvalidInput, RunNotFound: there is no such run here.
         """
         seen = await snapshot(self._store, self.threads, run_id, tenant_id=tenant_id, check=self._check if check else None)
-        blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(seen.run, seen.lease)
+        ((blocked, no_worker),) = await self._ways([(seen.run, seen.lease)])
         lacking = await unsendable(self._store, self._transports) if seen.intent_records else None
         return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker, unsendable=lacking) if blocked or no_worker or lacking else seen
 
@@ -150,10 +153,28 @@ class Looker:
         if run.version <= TAIL or run.secrets:
             return await self.snapshot(run_id, tenant_id, check=check)
         seen = await tail(self._store, self.threads, run_id, tenant_id=tenant_id)
-        blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(seen.run, seen.lease)
+        ((blocked, no_worker),) = await self._ways([(seen.run, seen.lease)])
         problems = await self._checked(run_id) if check else ()
         lacking = await unsendable(self._store, self._transports) if seen.intent_records else None
         return dataclasses.replace(seen, blocked=blocked, no_worker=no_worker, problems=problems, unsendable=lacking)
+
+    async def _ways(self, found: Sequence[tuple[Run, Lease]]) -> list[tuple[Blocked | None, NoWorker | None]]:
+        return [(None, None)] * len(found) if self._blocked is None else await self._blocked(found)
+
+    async def events(self, run_id: str, after: int = 0, limit: int = 100, tenant_id: str | None = None) -> list[describe.EventView]:
+        """The first so many events of a run newer than ``after``: what a page costs does not grow with the run.
+
+        A run with secrets is read whole: what is to be hidden may stand anywhere. So is one of which something on this page is damaged, and what
+        can be read of it is shown.
+
+        Raises:
+            InvalidInput, RunNotFound: there is no such run here.
+        """
+        run, _ = await self.found(run_id, tenant_id)
+        if not run.secrets:
+            with contextlib.suppress(HoldfastError), canon.looking():
+                return [describe.event(run, e) for e in await page(self._store, run_id, after, limit)]
+        return (await self.snapshot(run_id, tenant_id, check=False)).events(after, limit)
 
     async def _checked(self, run_id: str) -> tuple[Problem, ...]:
         if self._check is None:
@@ -208,35 +229,35 @@ class Looker:
 
     # -- lists --------------------------------------------------------------------------------------
 
-    async def find(self, wanted: Wanted) -> list[Look]:
-        """Runs as they stand, with their values, newest first.
+    async def find(self, wanted: Wanted, *, values: bool = True) -> list[Look]:
+        """Runs as they stand, with their values unless those are not asked for, newest first.
 
         Raises:
             InvalidInput: a status or condition that there is none of; a limit beyond what a page holds.
         """
         if not 1 <= wanted.limit <= PAGE:
             raise InvalidInput(f"limit is 1 to {PAGE}, not {wanted.limit}")
-        out: list[Look] = []
+        out: list[tuple[Run, Lease]] = []
         async for run, lease in self._matching(wanted):
-            out.append(await self._look(run, lease))
+            out.append((run, lease))
             if len(out) == wanted.limit:
                 break
-        return out
+        return await self._looks(out) if values else [Look(run, lease, None) for run, lease in out]
 
-    async def runs(self, wanted: Wanted) -> list[describe.RunView]:
-        """The same as they are shown."""
+    async def runs(self, wanted: Wanted, *, values: bool = True) -> list[describe.RunView]:
+        """The same as they are shown. Without ``values`` a completed graph has no result either, for that is made of them."""
         now = self._store.now()
         out = []
-        for look in await self.find(wanted):
+        looks = await self.find(wanted, values=values)
+        for look, (blocked, no_worker) in zip(looks, await self._ways([(x.run, x.lease) for x in looks]), strict=True):
             channels = None if look.checkpoint is None else describe.values(look.values)
-            blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(look.run, look.lease)
             view = describe.run(look.run, look.lease, now, channels=channels, blocked=blocked, no_worker=no_worker)
             out.append(describe.masked(view, await self.mask(look.run)))
         return out
 
     async def shown(self, run: Run, lease: Lease) -> describe.RunView:
         """A run as it is shown in lists, without its values."""
-        blocked, no_worker = (None, None) if self._blocked is None else await self._blocked(run, lease)
+        ((blocked, no_worker),) = await self._ways([(run, lease)])
         return describe.masked(describe.run(run, lease, self._store.now(), blocked=blocked, no_worker=no_worker), await self.mask(run))
 
     async def overview(self, tenant_id: str | None = None) -> Overview:
@@ -269,26 +290,57 @@ class Looker:
             query = RunFilter(
                 tenant_id=wanted.tenant_id, statuses=statuses, skill_id=wanted.skill_id, thread_id=wanted.thread_id, before=cursor, limit=size
             )
-            page = await self._store.runs(query)
+            found = await self._store.runs(query)
             now = self._store.now()
-            for run, lease in page:
-                if word is not None and views.condition(run, lease, now) is not word:
-                    continue
-                if (wanted.tag is None or wanted.tag in run.tags) and _within(run, wanted) and await self._says(run, lease, wanted.text):
+            mine = [
+                (run, lease)
+                for run, lease in found
+                if (word is None or views.condition(run, lease, now) is word) and (wanted.tag is None or wanted.tag in run.tags) and _within(run, wanted)
+            ]
+            for start in range(0, len(mine), AT_ONCE):
+                for run, lease in await self._saying(mine[start : start + AT_ONCE], wanted.text):
                     yield run, lease
-            if len(page) < size or (wanted.since is not None and page[-1][0].created_at < wanted.since - LATE_US):
+            if len(found) < size or (wanted.since is not None and found[-1][0].created_at < wanted.since - LATE_US):
                 return
-            cursor = page[-1][0].run_id
+            cursor = found[-1][0].run_id
 
-    async def _says(self, run: Run, lease: Lease, text: str | None) -> bool:
-        """Whether a run says this anywhere that is shown; what is secret does not count."""
+    async def _saying(self, found: Sequence[tuple[Run, Lease]], text: str | None) -> list[tuple[Run, Lease]]:
+        """Those of these runs that say this anywhere that is shown; what is secret does not count."""
         if text is None:
-            return True
+            return list(found)
         sought = text.casefold()
-        if any(sought in said.casefold() for said in _said(run)):
-            return True
-        mine = {n: v for n, v in (await self._look(run, lease)).values.items() if n not in run.secrets}
-        return sought in json.dumps(describe.values(mine), ensure_ascii=False).casefold()
+        saying = {run.run_id for run, _ in found if any(sought in said.casefold() for said in _said(run))}
+        for look in await self._looks([(run, lease) for run, lease in found if run.run_id not in saying]):
+            mine = {n: v for n, v in look.values.items() if n not in look.run.secrets}
+            if sought in json.dumps(describe.values(mine), ensure_ascii=False).casefold():
+                saying.add(look.run.run_id)
+        return [(run, lease) for run, lease in found if run.run_id in saying]
+
+    async def _looks(self, found: Sequence[tuple[Run, Lease]]) -> list[Look]:
+        """Runs with their values, read together where the store can. The oldest are folded first: they have what later runs of a thread carry."""
+        heads: dict[str, Head] = {}
+        if found and offers_heads(self._store):
+            with contextlib.suppress(HoldfastError):  # then each is asked for alone, which says what is wrong with it
+                heads = await self._store.heads([run.run_id for run, _ in found])
+        ends: Ends = {}
+        out: list[Look] = []
+        for run, lease in reversed(found):
+            head = heads.get(run.run_id)
+            checkpoint = None if head is None else await self._folded(run, head, ends)
+            out.append(await self._look(run, lease) if checkpoint is None else Look(run, lease, checkpoint))
+        return out[::-1]
+
+    async def _folded(self, run: Run, head: Head, ends: Ends) -> Checkpoint | None:
+        """How a run stood when its row was read; None where its log has outgrown that by a whole checkpoint, or cannot be followed."""
+        rows = [row for row in head.rows if row.seq <= run.version]
+        try:
+            progress = Progress(run.run_id, await self.threads.begin(run.run_id, head.whole, rows, ends)).walk(rows)
+        except HoldfastError:
+            return None
+        if progress.seq != run.version:
+            return None
+        ends[run.run_id, progress.seq, progress.hash] = progress.checkpoint.values
+        return progress.checkpoint
 
     async def _look(self, run: Run, lease: Lease) -> Look:
         """A run with its values; damage to them harms this run only (§3.6)."""

@@ -21,7 +21,7 @@ from holdfast.core import blobs, canon, describe, pruned
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.codec import Row, from_chain, open_row
+from holdfast.core.codec import Row, from_chain, open_row, opened
 from holdfast.core.commit import LedgerRow
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
@@ -218,6 +218,24 @@ class Snapshot:
 
 
 Check = Callable[[str], Awaitable[Sequence[Problem]]]
+
+
+async def page(store: Store, run_id: str, after: int, limit: int) -> list[ev.Event]:
+    """The first so many events newer than ``after``. Their rows alone are read and the one before them, whose hash the first is held against.
+
+    Raises:
+        ChainBroken, EventUnreadable, UnsupportedFormat: by what is wrong with one of them.
+    """
+    rows = await store.rows(run_id, max(0, after - 1), limit + 1)
+    if not rows:
+        return []
+    if rows[0].seq <= after:
+        previous, rows = rows[0].hash, rows[1:]
+    else:
+        first = open_row(rows[0]).events[0].seq
+        before = await store.rows(run_id, first - 2, 1) if first > 1 else []
+        previous = before[0].hash if before else b""
+    return [event for record in opened(rows, previous) for event in record.events if event.seq > after][:limit]
 
 
 async def found(store: Store, run_id: str, tenant_id: str | None = None) -> tuple[Run, Lease]:

@@ -175,13 +175,24 @@ class Threads:
             StoreCorrupt: it carries from a run that is not there, or not as it was.
         """
         loaded = await self._store.load(run_id)
-        if loaded is None or (loaded.whole is not None and (loaded.whole[0].seq or loaded.whole[0].unfinished is None)):
-            return loaded
-        if (origin := await self.origin(run_id, loaded.rows)) is None:
-            return loaded
-        if loaded.whole is not None:  # saved before the run's first checkpoint, when signals had come to it already
-            origin = msgspec.structs.replace(loaded.whole[0], values=origin[0].values), loaded.whole[1]
-        return msgspec.structs.replace(loaded, whole=origin)
+        if loaded is None:
+            return None
+        begin = await self.begin(run_id, loaded.whole, loaded.rows)
+        return loaded if begin is loaded.whole else msgspec.structs.replace(loaded, whole=begin)
+
+    async def begin(
+        self, run_id: str, whole: Origin | None, rows: Iterable[Row], known: Mapping[tuple[str, int, bytes], Mapping[str, Any]] = NONE_KNOWN
+    ) -> Origin | None:
+        """Where the walk over a run's newest rows begins: its newest whole checkpoint, or what the run carries, or nothing; ``known`` as for ``origin``.
+
+        Raises:
+            StoreCorrupt: it carries from a run that is not there, or not as it was.
+        """
+        if whole is not None and (whole[0].seq or whole[0].unfinished is None):
+            return whole
+        if (origin := await self.origin(run_id, rows, known)) is None or whole is None:
+            return origin or whole
+        return msgspec.structs.replace(whole[0], values=origin[0].values), whole[1]  # saved before the run's first checkpoint, when signals had come to it already
 
     async def origin(self, run_id: str, rows: Iterable[Row], known: Mapping[tuple[str, int, bytes], Mapping[str, Any]] = NONE_KNOWN) -> Origin | None:
         """What comes before a run's first checkpoint; None if it carries nothing. ``rows``: its log from the beginning; ``known``: what is

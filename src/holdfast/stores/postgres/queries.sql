@@ -563,6 +563,13 @@ WHERE r.bucket = %s AND r.run_id = %s ORDER BY w.seq DESC LIMIT 1;
 SELECT l.seq, l.data, l.hash FROM holdfast.run r JOIN holdfast.log l ON l.bucket = r.bucket AND l.run = r.id
 WHERE r.bucket = %s AND r.run_id = %s
   AND l.n > coalesce((SELECT max(w.n) FROM holdfast.whole w WHERE w.bucket = r.bucket AND w.run = r.id), 0) ORDER BY l.n;
+-- name: heads
+SELECT r.run_id, w.data FROM unnest(%(b)s::int[], %(run)s::text[]) a(bucket, run_id) JOIN holdfast.run r ON r.bucket = a.bucket AND r.run_id = a.run_id
+LEFT JOIN LATERAL (SELECT w.data FROM holdfast.whole w WHERE w.bucket = r.bucket AND w.run = r.id ORDER BY w.seq DESC LIMIT 1) w ON true;
+-- name: heads_rows
+SELECT r.run_id, l.seq, l.data, l.hash FROM unnest(%(b)s::int[], %(run)s::text[]) a(bucket, run_id) JOIN holdfast.run r ON r.bucket = a.bucket AND r.run_id = a.run_id
+CROSS JOIN LATERAL (SELECT l.n, l.seq, l.data, l.hash FROM holdfast.log l WHERE l.bucket = r.bucket AND l.run = r.id
+  AND l.n > coalesce((SELECT max(w.n) FROM holdfast.whole w WHERE w.bucket = r.bucket AND w.run = r.id), 0)) l ORDER BY r.run_id, l.n;
 -- name: rows
 SELECT l.seq, l.data, l.hash FROM holdfast.run r JOIN holdfast.log l ON l.bucket = r.bucket AND l.run = r.id
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND l.n >= coalesce((SELECT max(w.n) FROM holdfast.whole w

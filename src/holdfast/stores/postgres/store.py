@@ -59,7 +59,7 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.machine import boot, ticks
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, LostTail, Pruned, RunFilter, Tally, Usage, Worker
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, Head, IntentCount, Loaded, LostTail, Pruned, RunFilter, Tally, Usage, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
@@ -779,6 +779,18 @@ class PostgresStore:
             if len(found) < limit:
                 break
         return out[:limit]
+
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
+        named = {"b": [ids.bucket_number(r) for r in run_ids], "run": list(run_ids)}
+        wholes, found = await self._ask((Q.heads, named), (Q.heads_rows, named))
+        logs: dict[str, list[Row]] = {}
+        for run_id, *kept in found:
+            logs.setdefault(run_id, []).append(_row(kept))
+        out: dict[str, Head] = {}
+        for run_id, data in wholes:
+            with contextlib.suppress(HoldfastError):  # loading this run alone says what is wrong with it
+                out[run_id] = Head(None if data is None else codec.decode_whole(run_id, data), tuple(logs.get(run_id, ())))
+        return out
 
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
         (found,) = await self._ask((Q.rows, {"b": ids.bucket_number(run_id), "run": run_id, "after": after, "limit": limit}))

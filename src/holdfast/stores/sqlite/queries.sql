@@ -320,6 +320,27 @@ WITH RECURSIVE chain (id, prev) AS (
   SELECT l.id, l.prev FROM chain c JOIN log l ON l.id = c.prev WHERE c.prev <> ?2 AND c.prev < c.id AND l.seq > ?3
 )
 SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id;
+-- name: log_page
+-- The oldest so many of such a chain.
+WITH RECURSIVE chain (id, prev) AS (
+  SELECT id, prev FROM log WHERE id = ?1 AND id <> ?2 AND seq > ?3
+  UNION ALL
+  SELECT l.id, l.prev FROM chain c JOIN log l ON l.id = c.prev WHERE c.prev <> ?2 AND c.prev < c.id AND l.seq > ?3
+)
+SELECT l.seq, l.data, l.hash FROM (SELECT id FROM chain ORDER BY id LIMIT ?4) c JOIN log l ON l.id = c.id ORDER BY l.id;
+-- name: heads
+-- The newest whole checkpoints of many runs.
+SELECT r.run_id, w.data FROM run r LEFT JOIN whole w ON w.run = r.id AND w.seq = (SELECT max(n.seq) FROM whole n WHERE n.run = r.id)
+WHERE r.run_id IN (SELECT value FROM json_each(?));
+-- name: heads_back
+-- The chains of many runs since their newest whole checkpoints.
+WITH RECURSIVE chain (run_id, stop, id, prev) AS (
+  SELECT r.run_id, coalesce((SELECT w.log FROM whole w WHERE w.run = r.id ORDER BY w.seq DESC LIMIT 1), 0) AS stop, l.id, l.prev
+  FROM run r JOIN log l ON l.id = r.tip WHERE r.run_id IN (SELECT value FROM json_each(?))
+  UNION ALL
+  SELECT c.run_id, c.stop, l.id, l.prev FROM chain c JOIN log l ON l.id = c.prev WHERE c.id <> c.stop AND c.prev <> c.stop AND c.prev < c.id
+)
+SELECT c.run_id, l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id WHERE c.id <> c.stop ORDER BY c.id;
 -- name: run_tip
 SELECT id, tip FROM run WHERE run_id = ?;
 -- name: effects_of_run

@@ -55,7 +55,7 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Loaded, Problem, Pruned, RunFilter, Tally, Usage, Worker
+from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, Head, IntentCount, Loaded, Problem, Pruned, RunFilter, Tally, Usage, Worker
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.changes import Bell, Changes
@@ -718,6 +718,19 @@ class SqliteStore:
                     break
         return out[:limit]
 
+    async def heads(self, run_ids: Sequence[str]) -> dict[str, Head]:
+        db, named = self._read(), (json.dumps(list(run_ids)),)
+        with mapped(self.path), reading(db):
+            wholes, found = rows(db, Q.heads, named), rows(db, Q.heads_back, named)
+        logs: dict[str, list[Row]] = {}
+        for run_id, seq, data, digest in found:
+            logs.setdefault(run_id, []).append(Row(seq, data, digest))
+        out: dict[str, Head] = {}
+        for run_id, data in wholes:
+            with contextlib.suppress(HoldfastError):  # loading this run alone says what is wrong with it
+                out[run_id] = Head(None if data is None else codec.decode_whole(run_id, data), tuple(logs.get(run_id, ())))
+        return out
+
     async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
         """Pages forward by whole checkpoints, each the end of a stretch that is walked backwards."""
         db = self._read()
@@ -1263,18 +1276,19 @@ def _back(db: apsw.Connection, start: int, stop: int, after: int) -> list[Row]:
 
 
 def _forward(db: apsw.Connection, key: int, tip: int, after: int, limit: int | None) -> list[Row]:
-    """Log rows of a run oldest first; with ``limit`` no more than a stretch between whole checkpoints is in memory."""
+    """Log rows of a run oldest first; with ``limit`` no more than those are in memory."""
     if limit is None:
         return _back(db, tip, 0, after)
     out: list[Row] = []
     stop, skip = 0, 0
     while len(out) < limit:
         end = _one(db, Q.whole_after, (key, after, skip))
-        out += _back(db, tip if end is None else end, stop, after)
+        page = rows(db, Q.log_page, (tip if end is None else end, stop, after, limit - len(out)))
+        out += [Row(seq, data, digest) for seq, data, digest in page]
         if end is None or end == tip:
             break
         stop, skip = end, skip + 1
-    return out[:limit]
+    return out
 
 
 def _chains(db: apsw.Connection) -> list[Problem]:
