@@ -20,7 +20,8 @@ from langgraph.graph import END, START, StateGraph
 from holdfast import Graph, Runtime, State, UsageError
 from holdfast.core.errors import StoreCorrupt, StoreError, TooLarge
 from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.rows import Kept, Value, grown, head, joined
+from holdfast.integrations.langgraph.rows import LONGEST_TAIL, Kept, Thread, Value, encode, grown, head, joined
+from holdfast.shelf import Shelf
 
 
 @pytest.fixture(params=["memory", "sqlite", "workspace"])
@@ -159,6 +160,87 @@ async def test_what_a_long_list_adds_is_what_it_costs(tmp_path: Path) -> None:
         for number in (0, 1, 77, 128, 199):
             found = await saver.aget_tuple(at("t", checkpoint_id=made(number, {}, {})["id"]))
             assert found is not None and found.checkpoint["channel_values"]["said"] == said[: number + 1]
+
+
+async def test_the_newest_of_a_thousand_steps_is_read_of_few_rows() -> None:
+    """What a graph of two growing channels reads after 1,000 steps of 1 KB, and what all its rows take."""
+    said: dict[str, list[str]] = {"said": [], "heard": []}
+    version: str | None = None
+    async with HoldfastSaver.from_url("memory:") as saver:
+        for number in range(1000):
+            said = {"said": [*said["said"], f"{number:04}" * 256], "heard": [*said["heard"], f"{number:04}" * 16]}
+            version = saver.get_next_version(version)
+            versions = dict.fromkeys(said, version)
+            await saver.aput(at("t", checkpoint_ns=""), made(number, said, versions), {"step": number}, versions)
+        saver._kept.clear()
+        rows = Reads(saver.shelf)
+        found = await saver.aget_tuple(at("t"))
+        assert found is not None and found.checkpoint["channel_values"] == said
+        assert rows.read <= 12 * len(said), rows.read
+        assert sum(len(data) for key, data in await saver.shelf.scan(limit=10_000) if "/heard/" not in key) < 20_000_000
+        for number in (0, 1, 2, 511, 512, 998):
+            rows.read = 0
+            past = await saver.aget_tuple(at("t", checkpoint_id=made(number, {}, {})["id"]))
+            assert past is not None and past.checkpoint["channel_values"] == {name: texts[: number + 1] for name, texts in said.items()}
+            assert rows.read <= 12 * len(said), (number, rows.read)
+
+
+class Reads:
+    """Counts the rows that are read of a shelf."""
+
+    def __init__(self, shelf: Shelf) -> None:
+        self.read = 0
+        get, scan = shelf.get, shelf.scan
+
+        async def one(key: str) -> bytes | None:
+            self.read += 1
+            return await get(key)
+
+        async def several(prefix: str = "", *, after: str | None = None, limit: int = 100) -> list[tuple[str, bytes]]:
+            found = await scan(prefix, after=after, limit=limit)
+            self.read += len(found)
+            return found
+
+        shelf.get, shelf.scan = one, several  # type: ignore[method-assign,assignment]
+
+
+@pytest.mark.parametrize("damage", ["none", "lost", "ring"])
+async def test_tails_of_the_release_before_are_read(damage: str) -> None:
+    """Each stands behind the version before. One that is lost, or stands behind itself, is told of; nothing reads on for ever."""
+    async with HoldfastSaver.from_url("memory:") as saver:
+        said = [f"{number:04}" * 256 for number in range(20)]
+        thread = Thread.of("t")
+        version = [f"{number:032}.0" for number in range(20)]
+        for number in range(20):
+            kind, body = saver.serde.dumps_typed(said[: number + 1])
+            _, before = saver.serde.dumps_typed(said[:number])
+            row = Value(
+                kind,
+                body[: head(body)] + body[head(body) + len(before) - head(before) :],
+                version[number - 1],
+                version[0],
+                head(before),
+                head(body),
+            )
+            await saver.aput(
+                at("t", checkpoint_ns=""),
+                made(number, {"said": said[: number + 1]}, {"said": version[number]}),
+                {},
+                {"said": version[number]},
+            )
+            if number:
+                await saver.shelf.put(thread.value("", "said", version[number]), encode(row))
+        saver._kept.clear()
+        if damage == "lost":
+            await saver.shelf.delete(thread.value("", "said", version[7]))
+        if damage == "ring":
+            await saver.shelf.put(thread.value("", "said", version[0]), encode(Value("msgpack", b"", version[3], version[0], 1, 1)))
+        if damage == "none":
+            found = await saver.aget_tuple(at("t"))
+            assert found is not None and found.checkpoint["channel_values"] == {"said": said}
+        else:
+            with pytest.raises(StoreCorrupt, match="'said'"):
+                await saver.aget_tuple(at("t"))
 
 
 async def test_a_step_costs_one_commit_where_writes_ride_along(tmp_path: Path) -> None:
@@ -468,6 +550,25 @@ def test_a_chain_of_tails_is_never_longer_than_its_value() -> None:
         rows[version], kept = grown(kept, version, "msgpack", body)
         assert joined(version, rows) == body
         assert kept.weight <= len(body)
+
+
+def test_tails_stand_behind_a_few_others_and_never_grow_too_long() -> None:
+    """At most log2 of them are read for any version; where a tail would be longer than 4 MiB, more of them are, and none is as long as the value."""
+    for steps, each, most in ((500, 100, 9), (28, 512 * 1024, 3 + 3)):
+        rows: dict[str, Value] = {}
+        kept: Kept | None = None
+        body = b""
+        for number in range(steps):
+            body = b"\xdd" + (number + 1).to_bytes(4, "big") + body[5:] + bytes([number % 251]) * each
+            rows[f"{number:04}"], kept = grown(kept, f"{number:04}", "msgpack", body)
+        assert joined(kept.version if kept is not None else "", rows) == body
+        for version in rows:
+            chain: Value | None = rows[version]
+            read = 0
+            while chain is not None:
+                assert len(chain.body) <= LONGEST_TAIL + 5
+                read, chain = read + 1, None if chain.base is None else rows[chain.base]
+            assert read <= most + 1, (version, read)
 
 
 @pytest.mark.parametrize(("body", "size"), [(b"", 0), (b"\x93abc", 1), (b"\xdc\x00\x10", 3), (b"\xdd\x00\x00\x00\x10", 5), (b"\x81", 1), (b"\xc0", 0)])

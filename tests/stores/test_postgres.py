@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 import time
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from holdfast.core.errors import (
     EffectInProgress,
     HoldfastError,
     LeaseLost,
+    RecordDamaged,
     StoreError,
     UnsupportedFormat,
     UsageError,
@@ -30,8 +32,8 @@ from holdfast.core.errors import (
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
 from holdfast.stores import PostgresStore, open_url
-from holdfast.stores.postgres import news
-from holdfast.stores.postgres.connection import MIGRATIONS, Place, outlasting, translate
+from holdfast.stores.postgres import besides, news
+from holdfast.stores.postgres.connection import MIGRATIONS, Place, Q, outlasting, translate
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
 
@@ -227,6 +229,33 @@ async def test_a_run_of_which_only_the_log_is_left_is_mended() -> None:
     after = await store.get("r1")
     assert before is not None and after is not None and after[0].status == before[0].status == "completed"
     assert [p.code for p in await Checker(store).all() if p.severity == "error"] == []
+    await store.close()
+
+
+async def test_a_scan_of_a_shelf_reads_ranges_of_keys() -> None:
+    """All of them have both bounds in the index; where a scan ends at its limit, so do the vouchers that it reads."""
+    url = shared().fresh("scans")
+    store = PostgresStore(url)
+    await store.open()
+    await store.shelve("cups", {f"{letter}/{n:03}": b"x" for letter in "abc" for n in range(300)})
+    asked = besides.shelf_range("cups", "b/", "b/010") | {"limit": 3}
+    with shared().admin("scans") as db:
+        db.execute("ANALYZE")
+        db.execute("SET enable_seqscan = off")  # so few rows would be read one after the other
+        db.execute("SET enable_bitmapscan = off")
+        for statement in (Q.shelf_scan, Q.vouch_shelf, Q.shelf_drop):
+            dry = "" if statement is Q.shelf_drop else "(ANALYZE, TIMING OFF) "
+            plan = "\n".join(str(row[0]) for row in db.execute(f"EXPLAIN {dry}{statement}".encode(), asked).fetchall())
+            bounds = next((line for line in plan.splitlines() if "Index Cond" in line), "")
+            assert "Seq Scan" not in plan and ">=" in bounds and "< " in bounds, plan
+            if statement is Q.vouch_shelf:
+                assert "Rows Removed by Filter" not in plan and re.search(r"vouch\S* .*rows=3(\.\d*)? loops=1", plan), plan
+        db.execute("DELETE FROM holdfast.shelf WHERE key = 'b/012'")
+    assert [key for key, _ in await store.shelf_scan("cups", "b/", limit=12)] == [f"b/{n:03}" for n in range(12)]
+    for prefix, after, limit in [("b/", "", 13), ("b/01", "", 2 + 1), ("b", "b/011", 1), ("", "a/299", 100)]:
+        with pytest.raises(RecordDamaged):
+            await store.shelf_scan("cups", prefix, after, limit)
+    assert len(await store.shelf_scan("cups", "b/", "b/012", 1000)) == 287
     await store.close()
 
 

@@ -72,6 +72,14 @@ def text(value: object, field: str, most: int = ID_BYTES, *, empty: bool = False
     return plain
 
 
+def behind(prefix: str) -> str | None:
+    """The first text behind all that begin so, by code points; None where nothing is behind them."""
+    for at in range(len(prefix) - 1, -1, -1):
+        if (code := ord(prefix[at])) < 0x10FFFF:
+            return prefix[:at] + chr(0xE000 if code == 0xD7FF else code + 1)
+    return None
+
+
 def texts(value: object, field: str, most: int = NOTE_BYTES) -> tuple[str, ...]:
     """Several texts; one alone is not taken for the list of its letters.
 

@@ -49,6 +49,30 @@ async def case_shelf_is_scanned_by_key(h: Harness) -> None:
 
 
 @case
+async def case_shelf_is_scanned_between_the_ends_of_a_prefix(h: Harness) -> None:
+    """§19.2: by code points, at the last code point of all and around the gap that UTF-8 leaves out; page by page the same as at once."""
+    store = h.store
+    assert offers_shelves(store)
+    letters = ["\x01", "\x1f", " ", "a", "~", "é", "\ud7ff", "\ue000", "\uffff", "\U00010000", "\U0010ffff"]
+    keys = sorted([*letters, *(one + other for one in letters for other in letters), "\U0010ffff" * 3])
+    for shelf in ("cups", "cup", "cups\x1e", "cups "):
+        await store.shelve(shelf, {key: f"{shelf}{key}".encode() for key in keys})
+    for prefix in ["", *letters, "\U0010ffff" * 2, "none"]:
+        wanted = [(key, f"cups{key}".encode()) for key in keys if key.startswith(prefix)]
+        assert await store.shelf_scan("cups", prefix, limit=1000) == wanted
+        seen: list[tuple[str, bytes]] = []
+        while page := await store.shelf_scan("cups", prefix, seen[-1][0] if seen else "", 7):
+            seen += page
+        assert seen == wanted
+    for letter in letters[1::2]:
+        assert await store.unshelve("cups", letter) == sum(key.startswith(letter) for key in keys)
+    kept = [key for key in keys if not key.startswith(tuple(letters[1::2]))]
+    assert [key for key, _ in await store.shelf_scan("cups", limit=1000)] == kept
+    assert [key for key, _ in await store.shelf_scan("cup", limit=1000)] == keys
+    assert await h.store.verify() == []
+
+
+@case
 async def case_shelf_is_cleared_by_prefix(h: Harness) -> None:
     """§19.2: the rows whose keys begin so, of that shelf alone."""
     store = h.store

@@ -4,14 +4,17 @@ Theory of operation. Everything of a thread lies under keys that begin with the 
 checkpoints (``c``), channel values apart from them (``v``) and the writes of tasks (``w``). A scan gives rows by key, ascending; the
 newest checkpoint is wanted first, so a checkpoint's place spells its id with each character mirrored.
 
-A value is kept once for each version. A list that only grew is kept as its tail behind the version before (``Value.base``); ``whole`` is
-the version where the chain of tails begins. The tails of a chain are never longer together than the value itself, so reading costs at
-most twice its size, and what a long conversation adds is what it costs.
+A value is kept once for each version. A list that only grew is kept as its tail behind an earlier version (``Value.base``); ``whole`` is
+the version where the chain of tails begins. Tail number i of a chain stands behind number i less its lowest bit (as in a Fenwick tree; 0 is
+the whole value): a read follows as many rows as i has bits, at most log2(i), and each item of a list is written log2(i) / 2 times in the
+mean. A tail grows to 4 MiB so, and not beyond: behind that, tails follow one another. Rows of earlier releases stand behind the version
+before; ``base`` says so itself, and they are read the same way.
 """
 
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote, unquote
@@ -23,8 +26,12 @@ from holdfast.core.errors import StoreCorrupt, TooLarge
 T = TypeVar("T")
 PART_BYTES = 96
 THREAD_BYTES = 200
+LONGEST_TAIL = 4 * 1024 * 1024
+"""A tail is not made longer than that to shorten a chain."""
 TAIL_BYTES = 512
 """From this size on a value is compared with the version before."""
+_PLAIN = re.compile(r"[A-Za-z0-9_.~-]+")
+"""Text that quoting leaves as it is: most of what makes up a key."""
 _MIRROR = {c: 0xA3 - c for c in range(0x25, 0x7F)}
 
 
@@ -102,9 +109,13 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 # -- keys -------------------------------------------------------------------------------------------
 
 
+def _quoted(text: str) -> str:
+    return text if _PLAIN.fullmatch(text) else quote(text, safe="") or "%"
+
+
 def _part(text: str) -> str:
     """A part of a key; a long one by its digest."""
-    found = quote(text, safe="") or "%"
+    found = _quoted(text)
     if len(found) <= PART_BYTES:
         return found
     return f"{found[:24]}%{hashlib.sha256(text.encode()).hexdigest()}"
@@ -122,7 +133,7 @@ class Thread(NamedTuple):
         Raises:
             TooLarge: its id is too long for a key.
         """
-        name = quote(str(thread_id), safe="") or "%"
+        name = _quoted(str(thread_id))
         if len(name) > THREAD_BYTES:
             raise TooLarge("thread_id", len(name), THREAD_BYTES)
         return cls(f"{name}/")
@@ -165,14 +176,32 @@ def of_run(run: str) -> str:
 # -- values that grow -------------------------------------------------------------------------------
 
 
-class Kept(NamedTuple):
-    """What a saver remembers of the version it wrote last: ``weight`` is what its chain of tails takes."""
+class End(NamedTuple):
+    """A version that later tails may stand behind: how long its head and the rest are, what the tails that it is read from take, and how
+    many versions its own tail spans."""
 
     version: str
+    head: int
+    size: int
+    weight: int
+    span: int
+
+
+class Kept(NamedTuple):
+    """What a saver remembers of the version it wrote last: ``ends`` are the versions that it is read from, itself the last."""
+
     kind: str
     body: bytes
-    whole: str
-    weight: int
+    ends: tuple[End, ...]
+
+    @property
+    def version(self) -> str:
+        return self.ends[-1].version
+
+    @property
+    def weight(self) -> int:
+        """What the tails take that this version is read from."""
+        return self.ends[-1].weight
 
 
 def head(body: bytes) -> int:
@@ -184,19 +213,25 @@ def head(body: bytes) -> int:
 
 
 def grown(before: Kept | None, version: str, kind: str, body: bytes) -> tuple[Value, Kept]:
-    """The row of a value, and what to remember: the tail behind the version before, where the value only grew at its end."""
-    whole = Value(kind, body), Kept(version, kind, body, version, 0)
+    """The row of a value, and what to remember: the tail behind an earlier version, where the value only grew at its end since the last."""
+    new = head(body)
+    whole = Value(kind, body), Kept(kind, body, (End(version, new, len(body) - new, 0, 0),))
     if before is None or before.kind != kind or before.version >= version or len(body) <= TAIL_BYTES:
         return whole
-    old, new = head(before.body), head(body)
-    size = len(before.body) - old
-    if not old or not new or len(body) - new < size or body[new : new + size] != before.body[old:]:
+    last = before.ends[-1]
+    if not last.head or not new or body[new : new + last.size] != before.body[last.head :]:
         return whole
-    tail = body[:new] + body[new + size :]
-    weight = before.weight + len(tail)
+    ends, span = list(before.ends), 1
+    while ends[-1].span == span and len(body) - new - ends[-2].size <= LONGEST_TAIL:
+        ends.pop()
+        span *= 2
+    base = ends[-1]
+    tail = body[:new] + body[new + base.size :]
+    weight = base.weight + len(tail)
     if weight >= len(body):
         return whole
-    return Value(kind, tail, before.version, before.whole, old, new), Kept(version, kind, body, before.whole, weight)
+    ends.append(End(version, new, len(body) - new, weight, span))
+    return Value(kind, tail, base.version, ends[0].version, base.head, new), Kept(kind, body, tuple(ends))
 
 
 def joined(version: str, rows: Mapping[str, Value]) -> bytes | None:
@@ -208,10 +243,11 @@ def joined(version: str, rows: Mapping[str, Value]) -> bytes | None:
         at = rows.get(at.base)
     if at is None:
         return None
-    body = at.body
+    parts = [at.body]
     for tail in reversed(tails):
-        body = tail.body[: tail.after] + body[tail.before :] + tail.body[tail.after :]
-    return body
+        parts[0] = parts[0][tail.before :]
+        parts = [tail.body[: tail.after], *parts, tail.body[tail.after :]]
+    return b"".join(parts)
 
 
 def latest(rows: Sequence[Checkpoint]) -> dict[str, Checkpoint]:

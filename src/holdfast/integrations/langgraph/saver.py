@@ -205,25 +205,20 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         slot = self._kept.get((thread.prefix, ns, channel))
         if slot is not None and slot.version == version:
             return self._value_of((slot.kind, slot.body))
-        key = thread.value(ns, channel, version)
-        data = await self.shelf.get(key)
-        row = None if data is None else r.value_of(data)
-        if row is None:
-            raise _lost(thread, channel, version)
-        if row.whole is None:
-            return self._value_of((row.kind, row.body))
-        first = thread.value(ns, channel, row.whole)
-        start = await self.shelf.get(first)
-        chain = {row.whole: r.value_of(start)} if start is not None else {}
-        chain[version] = row
-        async for at, data in self._rows(thread.values(ns, channel), first):
-            if at >= key:
-                break
-            chain[at.rpartition("/")[2]] = r.value_of(data)
+        chain: dict[str, Value] = {}
+        at: str | None = version
+        while at is not None:
+            data = await self.shelf.get(thread.value(ns, channel, at))
+            if data is None:
+                raise _lost(thread, channel, version)
+            chain[at] = row = r.value_of(data)
+            at = row.base
+            if at is not None and at in chain:
+                raise StoreCorrupt(f"the value of {channel!r} stands behind itself in the thread {thread.id!r}", code="row_unreadable", hint="restore a backup")
         body = r.joined(version, chain)
         if body is None:
             raise _lost(thread, channel, version)
-        return self._value_of((row.kind, body))
+        return self._value_of((chain[version].kind, body))
 
     async def _writes(self, thread: Thread, ns: str, id: str) -> list[PendingWrite]:
         found = [r.write_of(data) async for _, data in self._rows(thread.writes(ns, id))]

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from holdfast.core import blobs, canon, codec, vouch
+from holdfast.core.bounds import ID_BYTES, behind
 from holdfast.core.commit import DedupClaim, InboxItem, LedgerRow
 from holdfast.core.effects import Effect
 from holdfast.core.errors import HoldfastError, RecordDamaged
@@ -175,6 +176,13 @@ def put_ledger(rows: Iterable[LedgerRow], numbers: Iterator[int]) -> Iterator[St
 
 def shelf_row(row: Sequence[Any]) -> Voucher:
     return vouch.of_shelf(*row[:3])
+
+
+def shelf_range(shelf: str, prefix: str, after: str = "") -> dict[str, Any]:
+    """Where the keys of a shelf that begin so lie, behind one of them, and where what vouches for them does: ranges in the order of bytes."""
+    first = max(prefix, after + "\1") if after else prefix  # no key holds U+0000: this is the next one
+    end = behind(prefix) or "\U0010ffff" * ID_BYTES
+    return {"name": shelf, "first": first, "end": end, "id": vouch.shelf_id(shelf, first), "id_end": behind(vouch.shelf_id(shelf, prefix))}
 
 
 def put_shelf(shelf: str, rows: Sequence[tuple[str, bytes]]) -> Iterator[Statement]:

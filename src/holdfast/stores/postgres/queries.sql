@@ -181,8 +181,11 @@ SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND k
 -- name: vouch_under
 SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE under = ANY(%s::text[]) AND kind = %s AND under <> '';
 -- name: vouch_shelf
-SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = '' AND kind = 'shelf' AND under = %(name)s AND under <> ''
-  AND id > %(after)s AND starts_with(id, %(first)s || %(prefix)s) ORDER BY id;
+-- Of the rows that a scan gives: a range of the primary key. Where the scan ends at its limit, so do these.
+SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = '' AND kind = 'shelf' AND under || '' = %(name)s
+  AND id >= %(id)s AND id < %(id_end)s AND id <= coalesce((
+    SELECT %(name)s::text || chr(31) || key FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < %(end)s
+    ORDER BY key OFFSET %(limit)s::bigint - 1 LIMIT 1), %(id_end)s) ORDER BY id;
 -- name: vouch_untaken
 SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND kind = 'inbox' AND mark IS NULL;
 -- name: vouch_drop
@@ -258,10 +261,9 @@ SELECT 1 FROM put;
 -- name: shelf_get
 SELECT name, key, data FROM holdfast.shelf WHERE name = %s AND key = %s;
 -- name: shelf_scan
-SELECT name, key, data FROM holdfast.shelf WHERE name = %(name)s AND key > %(after)s AND key >= %(prefix)s AND starts_with(key, %(prefix)s)
-ORDER BY key LIMIT %(limit)s;
+SELECT name, key, data FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < %(end)s ORDER BY key LIMIT %(limit)s;
 -- name: shelf_drop
-DELETE FROM holdfast.shelf WHERE name = %s AND starts_with(key, %s) RETURNING key;
+DELETE FROM holdfast.shelf WHERE name = %(name)s AND key >= %(first)s AND key < %(end)s RETURNING key;
 
 -- Inbox ---------------------------------------------------------------------------------------------
 

@@ -1034,16 +1034,14 @@ class PostgresStore:
         return _shelved(await self._ask(*_shelf_read(shelf, key)))
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
-        asked = {"name": shelf, "prefix": prefix, "after": after, "limit": limit}
-        ids = {"name": shelf, "prefix": prefix, "first": vouch.shelf_id(shelf, ""), "after": vouch.shelf_id(shelf, after)}
-        found, stated = await self._ask((Q.shelf_scan, asked), (Q.vouch_shelf, ids))
-        last = vouch.shelf_id(shelf, found[-1][1]) if len(found) == limit and found else None
-        besides.hold(map(besides.shelf_row, found), [v for v in stated if last is None or v[2] <= last])
+        asked = besides.shelf_range(shelf, prefix, after) | {"limit": limit}
+        found, stated = await self._ask((Q.shelf_scan, asked), (Q.vouch_shelf, asked))
+        besides.hold(map(besides.shelf_row, found), stated)
         return [(key, data) for _, key, data in found]
 
     async def unshelve(self, shelf: str, prefix: str) -> int:
         async def work(db: Connection, sent: int) -> int:
-            gone = await _all(db, Q.shelf_drop, (shelf, prefix))
+            gone = await _all(db, Q.shelf_drop, besides.shelf_range(shelf, prefix))
             await db.execute(Q.vouch_drop, (OWN, "shelf", [vouch.shelf_id(shelf, key) for (key,) in gone]))
             return len(gone)
 

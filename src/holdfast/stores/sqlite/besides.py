@@ -13,6 +13,7 @@ import apsw
 import msgspec
 
 from holdfast.core import blobs, chunks, codec, vouch
+from holdfast.core.bounds import behind
 from holdfast.core.chunks import LINGER_US, Emitted
 from holdfast.core.commit import DedupClaim, InboxItem, LedgerRow
 from holdfast.core.effects import Effect
@@ -226,11 +227,8 @@ def unshelve(db: apsw.Connection, shelf: str, prefix: str) -> int:
 
 
 def _behind(prefix: str) -> str | bytes:
-    """What stands behind all texts that begin so, and behind nothing else: a range of an index. Bytes stand behind any text."""
-    for at in range(len(prefix) - 1, -1, -1):
-        if (code := ord(prefix[at])) < 0x10FFFF:
-            return prefix[:at] + chr(0xE000 if code == 0xD7FF else code + 1)
-    return b""
+    """The end of the range of an index in which all texts begin so. Bytes stand behind any text."""
+    return behind(prefix) or b""
 
 
 # -- chunks -------------------------------------------------------------------------------------------
