@@ -270,6 +270,26 @@ async def test_a_record_that_was_moved_in_its_order_is_named(kept: InSqlite | In
         kept.hand("SELECT 1")
 
 
+@pytest.mark.parametrize("clocks", ["lease_until", "ticks"])
+async def test_a_sender_s_lease_that_was_made_longer_is_named(kept: InSqlite | InPostgres, clocks: str) -> None:
+    """§9.1, §12.1: no sender has longer than it was given: an intent is not kept from its next attempt for years without a word."""
+    if clocks == "ticks" and isinstance(kept, InPostgres):
+        return  # there the server's clock decides
+    async with kept.after() as store:
+        if clocks == "ticks":
+            await store.register("d1", TTL)
+        (taken,) = await store.claim_intents("d1", ("mail",), limit=1, ttl_us=TTL, run_id="r1")
+        assert "intent_record_altered" not in await codes(store)
+        kept.hand(f"UPDATE intent SET {clocks} = {clocks} + 1000000000000000 WHERE intent_id = '{taken.intent_id}'")
+        assert {p.message for p in await Checker(store).all() if p.code == "intent_record_altered"} == {f"the intent record '{taken.intent_id}' of r1 is not what was written"}
+        await store.renew_intents("d1", TTL)
+        assert "intent_record_altered" not in await codes(store), "a sender that lives writes it anew"
+        kept.hand(f"UPDATE intent SET {clocks} = {clocks} + 1000000000000000 WHERE intent_id = '{taken.intent_id}'")
+        await store.vouch_anew()  # type: ignore[attr-defined]
+        assert "intent_record_altered" not in await codes(store)
+        assert taken.intent_id in [i.intent_id for i in await store.claim_intents("d2", ("mail",), limit=5, ttl_us=TTL, run_id="r1")]
+
+
 @pytest.mark.parametrize("kind", KINDS)
 async def test_a_swap_is_named(kept: InSqlite | InPostgres, kind: str) -> None:
     """§12.1: a record vouches for its place: the content of another, sound in itself, is not its own."""

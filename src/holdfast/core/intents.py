@@ -232,6 +232,15 @@ class Late(msgspec.Struct, frozen=True):
 
 Outcome = Sent | Refused | Failed | Doubtful | Late
 
+CLOCKS_US = 60_000_000  # by so much clocks may differ, or be set
+
+
+def held_too_long(given: Intent, left: int) -> bool:
+    """Whether a sender's lease has more time left than it was ever given: it was altered. ``given``: the intent as its sender took it."""
+    if given.state is not IntentState.SENDING or given.lease_until is None or not given.tries:
+        return False
+    return left > given.lease_until - given.tries[-1].began_at + CLOCKS_US
+
 
 def answer_lost(intent: Intent, owner: str, held: Collection[str], *, doubt: bool) -> bool:
     """Whether an intent is in this owner's hands by a claim whose answer it never had, so that nothing of it was begun."""

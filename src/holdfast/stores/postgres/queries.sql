@@ -637,6 +637,8 @@ ORDER BY i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED;
 SELECT {intent} FROM {intents} WHERE i.intent_id = ANY(%s::text[]) ORDER BY i.intent_id FOR UPDATE OF i;
 -- name: intent_keep
 UPDATE holdfast.intent SET state = %s, due = %s, owner = %s, lease_until = %s, settled_at = %s, attempts = %s, carries = %s, data = %s WHERE intent_id = %s;
+-- name: intents_free
+UPDATE holdfast.intent SET lease_until = NULL WHERE intent_id = ANY(%s::text[]);
 -- name: intents_renew
 UPDATE holdfast.intent SET lease_until = {now} + %(ttl)s::bigint WHERE state = 'sending' AND owner = %(owner)s;
 -- name: intents_to_drop

@@ -1083,7 +1083,12 @@ class PostgresStore:
 
     async def vouch_anew(self) -> None:
         """An operator accepts the records beside the log as they are: what is lost is lost, what was altered counts as it stands."""
-        await self._do(lambda db, sent: _vouch_anew(db))
+
+        async def work(db: Connection, sent: int) -> None:
+            await _vouch_anew(db)
+            await many(db, [besides.free((await many(db, [(Q.intents, None)]))[0], self.now())])
+
+        await self._do(work)
         self._news.tell()
 
     async def health(self) -> list[Problem]:
@@ -1135,7 +1140,7 @@ class PostgresStore:
         tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.kept_of_run(run_id, bucket))
         lease = self._lease(*found[0][6:]) if found else None
         evidence = upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
-        damage = tuple(map(record_problem, besides.damage_of_run(run_id, beside))) if raws else ()
+        damage = tuple(map(record_problem, besides.damage_of_run(run_id, beside, self.now()))) if raws else ()
         return msgspec.structs.replace(evidence, problems=(*evidence.problems, *damage), needs=upkeep.needs(needs) if raws else None)
 
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:

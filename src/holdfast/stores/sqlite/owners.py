@@ -87,6 +87,10 @@ class Owners:
         """Microseconds until a moment that this owner has given by both clocks."""
         return ticks - self._ticks() if row.boot == self._boot else at - self._now()
 
+    def left_of(self, worker: WorkerRow | None, ticks: int | None, until: int | None, now: int) -> int:
+        """Microseconds that a sender has left for an intent: by its worker's clocks where it is one."""
+        return (until or now) - now if ticks is None or worker is None else self.until(worker, ticks, until or now)
+
     def after(self, us: int) -> int:
         """The moment after so many microseconds, by the clock that nobody sets."""
         return self._ticks() + us

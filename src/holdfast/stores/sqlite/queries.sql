@@ -407,6 +407,10 @@ UPDATE intent SET ticks = ? WHERE intent_id = ?;
 -- name: intents_to_drop
 SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries FROM intent
 WHERE settled_at < ? AND settled_at IS NOT NULL AND carries = 1 AND state IN ('sent', 'abandoned') ORDER BY settled_at LIMIT ?;
+-- name: intents_held
+SELECT intent_id, data, owner, lease_until, ticks FROM intent WHERE state = 'sending' AND run_id = ifnull(?, run_id);
+-- name: intent_free
+UPDATE intent SET lease_until = NULL, ticks = NULL WHERE intent_id = ?;
 -- name: intent_counts
 SELECT type, state, count(*), min(created_at) FROM intent GROUP BY type, state ORDER BY type, state;
 -- name: ledger

@@ -1038,7 +1038,7 @@ class SqliteStore:
             raw = upkeep.raw_row(db, run_id)
             if raw is not None:
                 found = upkeep.evidence_of(raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), row(db, Q.log_end, (raw["tip"],)))
-                beside = [record_problem(e) for e in [*besides.damage_of_run(db, run_id, raw["id"]), *outbox.damage_of_run(db, run_id)]]
+                beside = [record_problem(e) for e in [*besides.damage_of_run(db, run_id, raw["id"]), *outbox.damage_of_run(db, run_id, self._owners, self._now())]]
                 return msgspec.structs.replace(found, problems=(*found.problems, *beside), needs=upkeep.needs(db, run_id, raw["id"]))
             place = self._orphan(db, run_id)
             return None if place is None else upkeep.orphaned(run_id, *place, row(db, Q.log_end, (place[1],)))
@@ -1152,6 +1152,7 @@ class SqliteStore:
         def work(committer: Committer) -> None:
             with committer.writing():
                 besides.vouch_anew(committer.db)
+                outbox.free(committer.db, self._owners, self._now())
 
         await self._write().run(work)
         self._changes.tell()
