@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from typing import Any
+
+import pytest
 
 from holdfast import Graph, State
 from holdfast.core import canon, superstep
+from holdfast.core import events as ev
 from holdfast.core.checkpoint import INPUT_TASK, TaskResult, empty
+from holdfast.core.commit import Commit, Tip
+from holdfast.core.errors import LeaseLost
 from holdfast.core.progress import Progress
-from holdfast.engine.base.journal import Journal
+from holdfast.engine.base.journal import Draft, Journal
 from holdfast.stores.memory import MemoryStore
 from holdfast.testing.conformance import TTL, Script
 
@@ -49,6 +56,47 @@ async def test_whoever_looks_at_a_line_finds_its_newest_step() -> None:
     assert journal.tip == loaded.tip != script.tip
     assert not journal.goes_along(line) and journal.run.version == loaded.run.version
     await store.close()
+
+
+class Failing(MemoryStore):
+    """Its next commit waits until it is let go, and then loses the lease."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.asked, self.go = asyncio.Event(), asyncio.Event()
+
+    async def commit(self, commit: Commit) -> Tip:
+        self.asked.set()
+        await self.go.wait()
+        raise LeaseLost("another has it")
+
+
+@pytest.mark.parametrize("way", ["alone", "together", "attempt"])
+async def test_a_commit_that_its_callers_have_left_reports_to_whoever_writes_next(way: str) -> None:
+    """A cancelled caller leaves its commit under way; how it fails is in the journal, and the loop complains of no error that nobody fetched."""
+    complaints: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, told: complaints.append(told))
+    healthy = MemoryStore()
+    await healthy.open()
+    await healthy.register("w", TTL)
+    script = await Script(healthy, "r1").begin("w")
+    store = Failing()
+    journal = Journal(store, script.run, script.tip, script.fence, Progress("r1"))
+    write = journal.attempt if way == "attempt" else journal.save
+    callers = [asyncio.ensure_future(write(Draft(facts=[ev.RunHandedBack("w")]))) for _ in range(3 if way == "together" else 1)]
+    await store.asked.wait()
+    for caller in callers:
+        caller.cancel()
+    await asyncio.wait(callers)
+    store.go.set()
+    with pytest.raises(LeaseLost):
+        await journal.save(Draft(facts=[ev.RunHandedBack("w")]))
+    del callers, journal, script
+    for _ in range(3):
+        await asyncio.sleep(0)
+        gc.collect()
+    assert complaints == []
+    await healthy.close()
 
 
 def test_without_a_run_nothing_falls_due() -> None:

@@ -25,6 +25,7 @@ import msgspec
 from holdfast.authoring import flow
 from holdfast.core.commit import Commit, Tip
 from holdfast.core.errors import HoldfastError
+from holdfast.core.lease import DEFAULT_TTL_US
 from holdfast.engine.calls.context import Context
 from holdfast.ports import Store
 from holdfast.runtime import Runtime
@@ -143,7 +144,7 @@ async def timed(ctx: Context, name: str) -> str:
     return name
 
 
-async def work(url: str, folder: Path) -> None:
+async def work(url: str, folder: Path, lease: float) -> None:
     """A worker, as a process of its own. Its wall clock goes by a file."""
     offset, real = folder / f"clock-{os.getpid()}", time.time_ns
 
@@ -154,7 +155,7 @@ async def work(url: str, folder: Path) -> None:
 
     time.time_ns = now
     store: Any = Stopping(open_url(url), Order(folder))
-    async with Runtime(store, skills=[*skills(Receiver(folder)), timed], lease=LEASE) as rt:  # type: ignore[list-item]
+    async with Runtime(store, skills=[*skills(Receiver(folder)), timed], lease=lease) as rt:  # type: ignore[list-item]
         (folder / f"up-{os.getpid()}").touch()
         await rt.worker(concurrency=8)
 
@@ -173,11 +174,12 @@ class Round(Chaos):
 
     kinds_of_fault: Sequence[str]
     names = ("verified", "blind")
+    lease = LEASE
 
     def __init__(self, folder: Path, asked: Asked, url: str, theirs: str | None = None) -> None:
         module = "tests.workers.faults"
         super().__init__(folder, runs=asked.times, faults=asked.times, seed=asked.seed, budget=asked.budget, url=url, kinds=self.kinds_of_fault, module=module)
-        self.nursery.command = (sys.executable, "-m", module, "--nursery", theirs or url, str(folder))
+        self.nursery.command = (sys.executable, "-m", module, "--nursery", theirs or url, str(folder), str(self.lease))
         self.receiver = Receiver(folder)
         self.measured: dict[str, Any] = {}
 
@@ -265,6 +267,7 @@ class Storm(Round):
 
     kinds_of_fault = ("storm",)
     workers_wanted = 50
+    lease = DEFAULT_TTL_US / 1_000_000  # as users have it: nobody dies here, and nobody waits for a lease to run out
 
     def __init__(self, folder: Path, asked: Asked, server: Server, workers: int = 50) -> None:
         super().__init__(folder, asked, server.url)
@@ -569,11 +572,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--times", type=int, help="how often the trouble is made; by default as often as the issue asks")
     parser.add_argument("--seed", type=int, default=int(dt.datetime.now(dt.UTC).timestamp()), help="the draw; printed")
     parser.add_argument("--budget", type=float, default=20.0, metavar="MINUTES", help="for each round and store, after which no more trouble is made (20)")
-    parser.add_argument("--nursery", nargs=2, metavar=("URL", "FOLDER"), help=argparse.SUPPRESS)
+    parser.add_argument("--nursery", nargs=3, metavar=("URL", "FOLDER", "LEASE"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.nursery:
-        url, folder = asked.nursery
-        tend(lambda: asyncio.run(work(url, Path(folder))))
+        url, folder, lease = asked.nursery
+        tend(lambda: asyncio.run(work(url, Path(folder), float(lease))))
         return 0
     if unknown := set(asked.round) - ROUNDS.keys():
         parser.error(f"no round {', '.join(sorted(unknown))}: there are {', '.join(ROUNDS)}")

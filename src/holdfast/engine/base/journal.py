@@ -361,13 +361,13 @@ class Journal:
         if self.dead is not None:
             raise self.dead
         if not self._lock.locked():
-            await asyncio.shield(asyncio.ensure_future(self._alone(draft)))
+            await _to_its_end(asyncio.ensure_future(self._alone(draft)))
             return
         if self._next is None or self._joined is None:
             self._next = Draft()
             self._joined = asyncio.ensure_future(self._together())
         self._next.merge(draft)
-        await asyncio.shield(self._joined)
+        await _to_its_end(self._joined)
 
     async def attempt(self, draft: Draft) -> None:
         """Makes an effect's attempt durable, in a commit of its own, before the act.
@@ -375,7 +375,7 @@ class Journal:
         Raises:
             EffectInProgress: the key is in use by another; nothing was written and the journal lives on (§6.8).
         """
-        await asyncio.shield(asyncio.ensure_future(self._alone(draft)))
+        await _to_its_end(asyncio.ensure_future(self._alone(draft)))
 
     async def command(self, become: Callable[[Run], Draft | None], actor: str) -> None:
         """Makes what a command becomes durable, in a commit of its own that names who asked; None writes nothing.
@@ -619,6 +619,21 @@ class Journal:
                 self._progress.results[result.task] = result
             else:
                 self._progress.records[result.task, result.path] = result
+
+
+async def _to_its_end(writing: asyncio.Task[None]) -> None:
+    """Waits for a commit, which a caller that is cancelled leaves under way. How it ended is then nobody's to tell: whoever writes next meets it."""
+    try:
+        await asyncio.shield(writing)
+    except asyncio.CancelledError:
+        writing.add_done_callback(_left_alone)
+        raise
+
+
+def _left_alone(writing: asyncio.Task[None]) -> None:
+    """An error of the house is in the journal, or nothing was written; any other is still reported by the loop."""
+    if not writing.cancelled() and (error := writing.exception()) is not None and not isinstance(error, HoldfastError):
+        writing.get_loop().call_exception_handler({"message": "a commit that nobody waited for failed", "exception": error, "task": writing})
 
 
 def _leave_replay(facts: list[ev.Fact]) -> None:

@@ -41,6 +41,7 @@ from holdfast.stores.statements import named, numbered
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
 PATIENCE = 30.0  # seconds for which a verb outlasts an outage
 FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0
+FULL_WAIT = 0.2  # each try at a server without a connection to give costs it a process
 ANSWER_SECONDS = 20.0  # a server that says nothing for so long is left
 SPREAD = 64  # the partitions of the partitioned profile are few: hash buckets over them
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
@@ -294,7 +295,12 @@ class Connections:
             generation, db = self._idle.pop()
             if not db.closed and not db.broken:
                 return generation, db
-        generation, db = self._generation, await connect(self._place, prepared=self._prepared)
+        generation = self._generation
+        try:
+            db = await connect(self._place, prepared=self._prepared)
+        except psycopg.Error as e:
+            self.crowded = self.crowded or too_many(e)
+            raise
         try:
             await self._check(db)
         except BaseException:
@@ -356,7 +362,8 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
         except (psycopg.Error, OSError) as e:
             if not passing(e):
                 raise translate(e, url) from e
-            sent, broken = sent + 1, broken or leaving(e)
+            sent, broken = sent + 1, broken or (leaving(e) and not too_many(e))
+            wait = max(wait, FULL_WAIT) if too_many(e) else wait
             if time.monotonic() + wait > until:
                 if wrote and broken:
                     raise OutcomeUnknown(f"{url}: {_text(e)}", hint="load it again: what is there decides") from e

@@ -21,6 +21,8 @@ from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.connection import Connections, Place, connect
 
 ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
+CROWDED_POLL, LONGEST_POLL = 0.2, 1.0
+SHARE = 10  # on a crowded server: looks take at most so small a part of the time
 ACTIVE_FOR = 1.0
 QUIET = 0.020
 HEARTBEAT = 5.0
@@ -96,17 +98,19 @@ class News:
 
     async def _poll(self) -> None:
         last: int | None = None
+        took = 0.0
         while True:
             if not self._waiting:
                 self._wanted.clear()
                 await self._wanted.wait()
-            active = time.monotonic() - self._moved_at < ACTIVE_FOR
-            await asyncio.sleep((ACTIVE_POLL if active else IDLE_POLL) * (0.9 + 0.2 * random.random()))
+            await asyncio.sleep(self._pause(took))
+            began = time.monotonic()
             try:
                 async with self._asking:
                     number = await self._look()
+                took = time.monotonic() - began
             except (psycopg.Error, OSError, HoldfastError):
-                await asyncio.sleep(0.2)
+                await asyncio.sleep(0.2 * (0.5 + random.random()))
                 last = None
                 self._changes.tell()  # whoever waits looks for itself, and meets the error
                 continue
@@ -114,6 +118,13 @@ class News:
                 first, last = last is None, number
                 if not first:
                     self._changes.tell()
+
+    def _pause(self, took: float) -> float:
+        """Seconds to the next look. Many processes share a crowded server: what one of them writes is news to all, so each looks seldom."""
+        if self._crowded():
+            return min(max(CROWDED_POLL, SHARE * took), LONGEST_POLL) * (0.5 + random.random() / 2)
+        active = time.monotonic() - self._moved_at < ACTIVE_FOR
+        return (ACTIVE_POLL if active else IDLE_POLL) * (0.9 + 0.2 * random.random())
 
     async def _listen(self, conninfo: str) -> None:
         wait = 0.1

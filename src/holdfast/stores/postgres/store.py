@@ -13,6 +13,7 @@ new incarnation: every fence given out before is void, and workers load again.
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
 import contextlib
 import hashlib
 import os
@@ -83,7 +84,9 @@ from holdfast.stores.postgres.news import News
 from holdfast.stores.postgres.remembered import Remembered, said
 
 OPEN_PATIENCE = 5.0
+LONGEST_BESIDE = 1.0  # seconds for which a renewal waits for the loop that drives the other verbs
 CROWDED = 0.6  # a server that has given away so much of its connections is left all but one
+COUNT_SECONDS = 1.0  # whoever waits for news looks so often whether others need its connections more
 SPEAK_US = 10_000_000  # after a failover nothing is claimed for so long, unless every living worker has said what it misses
 VOUCHED = 2  # the schema from which on records beside the log have vouchers
 MAX_LIST = 10_000
@@ -122,15 +125,16 @@ class PostgresStore:
         self._mine: dict[str, dict[str, Any]] = {}
         self._remembered = Remembered()
         self._moved = 0
-        self._full = 0.0
+        self._full = self._counted = 0.0
         self.suspect: HoldfastError | None = None
         self._history: tuple[int, int] = (0, 0)
         self._dead: tuple[str, ...] = ()
         self._pool: Connections | None = None
         self._committer: Committer | None = None
-        self._news = News(self._place, self._look_for_news, lambda: self._full > CROWDED)
+        self._news = News(self._place, self._look_for_news, lambda: self._pool is not None and self._pool.crowded)
         self._renewing: psycopg.Connection[tuple[Any, ...]] | None = None
         self._renewal = threading.Lock()
+        self._home: asyncio.AbstractEventLoop | None = None
 
     # -- life ---------------------------------------------------------------------------------------
 
@@ -160,8 +164,8 @@ class PostgresStore:
         except BaseException:
             await pool.close()
             raise
-        self._pool = pool
-        self._crowded(self._full)
+        self._pool, self._home = pool, asyncio.get_running_loop()
+        self._crowded(1.0 if pool.crowded else self._full)
         self._committer = Committer(pool, self.url, self.patience, self._clock, self._lost, self._news.tell)
         self._news.open(pool)
 
@@ -228,9 +232,16 @@ class PostgresStore:
 
     def _crowded(self, full: float) -> None:
         """Notes how much of its connections the server has given away."""
-        self._full = full
+        self._full, self._counted = full, time.monotonic()
         if self._pool is not None:
             self._pool.crowded = full > CROWDED
+            if self._pool.crowded and self._renewal.acquire(blocking=False):
+                try:
+                    if self._renewing is not None:
+                        self._renewing.close()
+                        self._renewing = None
+                finally:
+                    self._renewal.release()
 
     async def _new_incarnation(self, db: Connection) -> None:
         """Every fence given out before is void; whoever comes first takes the new one, the others read it."""
@@ -588,12 +599,38 @@ class PostgresStore:
         return _worker_values((owner, self.now(), ttl_us, self._boot, platform.node(), os.getpid()), ttl_us, self._clock())
 
     async def renew(self, owner: str, ttl_us: int) -> int:
-        """May be driven from any thread, by a loop of its own: it has a connection of its own, which that thread waits for."""
-        self._open()
+        """May be driven from any thread, by a loop of its own: it has a connection of its own, which that thread waits for. On a crowded server
+        it goes over the connection of the verbs, unless the loop that drives them is busy."""
+        pool = self._open()
         self._writable()
-        return await asyncio.to_thread(self._renew, owner, ttl_us)
+        found = await self._renew_beside(pool, owner, ttl_us) if pool.crowded else None
+        found = found or await asyncio.to_thread(self._renew, owner, ttl_us)
+        if found is None:
+            return 0
+        self._heard = (found[1], ticks())
+        return int(found[0])
 
-    def _renew(self, owner: str, ttl_us: int) -> int:
+    async def _renew_beside(self, pool: Connections, owner: str, ttl_us: int) -> tuple[Any, ...] | None:
+        """The new expiry and the time; None where that cannot be had soon. Nothing is broken off: to renew twice does no harm."""
+        home = self._home
+        if home is None or not home.is_running():
+            return None
+        renewing = asyncio.run_coroutine_threadsafe(self._renew_over(pool, owner, ttl_us), home)
+        await asyncio.to_thread(concurrent.futures.wait, [renewing], min(LONGEST_BESIDE, ttl_us / 10_000_000))
+        return renewing.result() if renewing.done() and not renewing.cancelled() else None
+
+    async def _renew_over(self, pool: Connections, owner: str, ttl_us: int) -> tuple[Any, ...] | None:
+        try:
+            async with pool.held() as db:
+                known = self._mine.get(owner)
+                row = (owner, *(known[name] for name in _WORKER[1:])) if known is not None else await _first(db, Q.worker_row, (owner,))
+                found = None if row is None else await _first(db, Q.worker_renew, _worker_values(row, ttl_us, self._clock()))
+                self._crowded((await _one(db, Q.full))[0])
+                return found
+        except (psycopg.Error, OSError, HoldfastError):
+            return None  # it is tried over a connection of its own, which tells what is wrong
+
+    def _renew(self, owner: str, ttl_us: int) -> tuple[Any, ...] | None:
         with self._renewal:
             try:
                 if self._renewing is None or self._renewing.closed:
@@ -608,10 +645,7 @@ class PostgresStore:
                     self._renewing.close()
                     self._renewing = None
                 raise translate(e, self.url) from e
-        if found is None:
-            return 0
-        self._heard = (found[1], ticks())
-        return int(found[0])
+        return found
 
     def _renewed(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[Any, ...] | None:
         """The new expiry and the time. What this process knows of its own owner is written anew; of another's, what is there."""
@@ -1053,6 +1087,8 @@ class PostgresStore:
         """A number that moves when anything is written; and the time, heard anew."""
         async with self._open().held() as db:
             number, now = await _one(db, Q.news)
+            if time.monotonic() - self._counted > COUNT_SECONDS:
+                self._crowded((await _one(db, Q.full))[0])
         self._heard = (now, ticks())
         return int(number)
 
