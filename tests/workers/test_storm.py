@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 
 from holdfast.core.errors import StoreUnavailable
 from holdfast.stores import PostgresStore
@@ -43,3 +44,26 @@ async def test_each_gets_by_with_one_connection() -> None:
     finally:
         await asyncio.gather(*(s.close() for s in stores))
         server.remove()
+
+
+async def test_what_others_need_more_is_given_back() -> None:
+    """A store that waits for news sees that the server has become crowded: it keeps one connection, and renews its lease over that one."""
+    server = Server(settings={"max_connections": "20"}).create()
+    store = PostgresStore(server.url)
+    mine = "SELECT count(*) FROM pg_stat_activity WHERE usename = 'holdfast'"
+    with contextlib.ExitStack() as stack:
+        stack.callback(server.remove)
+        await store.open()
+        await store.register("w", TTL)
+        assert await store.renew("w", TTL) > 0
+        await asyncio.gather(*(store.workers() for _ in range(3)))
+        look = stack.enter_context(server.admin())
+        begun = look.execute(mine).fetchone()
+        for _ in range(11):
+            stack.enter_context(server.admin())
+        async with asyncio.timeout(30):
+            while look.execute(mine).fetchone() != (1,):
+                await store.wait_for_change(0.2)
+        assert await store.renew("w", TTL) > 0
+        assert (begun, look.execute(mine).fetchone()) == ((4,), (1,))
+        await store.close()

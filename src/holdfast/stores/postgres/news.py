@@ -21,7 +21,7 @@ from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.connection import Connections, Place, connect
 
 ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
-CROWDED_POLL, LONGEST_POLL = 0.2, 1.0
+CROWDED_POLL, LONGEST_POLL = 0.2, 0.5
 SHARE = 10  # on a crowded server: looks take at most so small a part of the time
 ACTIVE_FOR = 1.0
 QUIET = 0.020
