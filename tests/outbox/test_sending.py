@@ -671,3 +671,40 @@ async def test_what_was_dropped_stays_dropped(url: str, tmp_path: Path) -> None:
         assert [(i.payload, i.answer) for i in after] == [(None, None)] * 2
         assert [(i.key, i.state, i.attempts, i.settled_at) for i in after] == [(i.key, i.state, i.attempts, i.settled_at) for i in before]
         assert [p for p in await rt.check() if p.severity == "error"] == []
+
+
+many: Graph[State] = Graph("sends_many", State, version="1")
+
+
+@many.node(start=True)
+async def send_many(state: State, ctx: Context) -> None:
+    for n in range(160):
+        ctx.send("mail", {"n": n})
+
+
+async def test_what_one_receiver_takes_is_claimed_and_settled_in_groups(open_rt: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sixteen intents to one receiver cost one claim and one settlement, and the end is found out by one claim more."""
+    async with open_rt(skills=[many]) as rt:
+        await rt.invoke(many, {})
+    sent: list[int] = []
+
+    async def mail(payload: Any, key: str) -> None:
+        sent.append(payload["n"])
+
+    async with open_rt(transports={"mail": mail}) as rt:
+        calls: list[str] = []
+        claim, settle = rt.store.claim_intents, rt.store.settle_intents
+
+        async def claimed(*args: Any, **options: Any) -> Any:
+            calls.append("claim")
+            return await claim(*args, **options)
+
+        async def settled(*args: Any, **options: Any) -> Any:
+            calls.append("settle")
+            return await settle(*args, **options)
+
+        monkeypatch.setattr(rt.store, "claim_intents", claimed)
+        monkeypatch.setattr(rt.store, "settle_intents", settled)
+        assert await rt.dispatch(until_idle=True) == len(sent) == 160
+        assert sorted(sent) == list(range(160))
+        assert calls.count("settle") <= 10 and calls.count("claim") <= 11
