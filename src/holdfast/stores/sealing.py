@@ -60,6 +60,8 @@ VERBS: Mapping[str, Passes] = {
     ),
     "step": Passes.REFUSED,  # what is fused comes as a commit
     "note": Passes.REFUSED,  # a file for people in a run's directory
+    **dict.fromkeys(("keep_tail", "take_tail"), Passes.REFUSED),  # lost effects, as they are kept: the store beneath is asked for them
+    **dict.fromkeys(("rings", "unmake"), Passes.CLEAR),
 }  # fmt: skip
 """All that stores show, beside what ``SealedStore`` does itself. A test holds it against the ports and against every store, so that whoever
 adds a verb says here what becomes of it; until then an encrypted store has no such verb."""
