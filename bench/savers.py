@@ -152,14 +152,17 @@ def counting(saver: Any) -> Callable[[], int]:
 def counting_theirs(saver: Any) -> Callable[[], int]:
     """How many puts theirs was asked for: it commits each."""
     count = 0
-    for verb in ("aput", "aput_writes"):
 
-        async def counted(*args: Any, _inner: Any = getattr(saver, verb), **options: Any) -> Any:
+    def counting(inner: Any) -> Any:
+        async def counted(*args: Any, **options: Any) -> Any:
             nonlocal count
             count += 1
-            return await _inner(*args, **options)
+            return await inner(*args, **options)
 
-        setattr(saver, verb, counted)
+        return counted
+
+    for verb in ("aput", "aput_writes"):
+        setattr(saver, verb, counting(getattr(saver, verb)))
     return lambda: count
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ast
 import asyncio
 import inspect
+import json
 import os
 import re
 import signal
@@ -23,6 +24,7 @@ from holdfast import Context, Graph, Runtime, State, flow
 from holdfast.encryption import Encryption, KeyFile
 from holdfast.testing import replay_check
 from tests.docs.pages import ROOT, blocks, lines
+from tests.docs.test_lines import of_holdfast
 from tests.postgres.server import shared
 
 BLOCKS = {(b.page, b.language, b.number): b for b in blocks()}
@@ -163,6 +165,20 @@ def test_encryption_in_a_shell(folder: Path) -> None:
     assert written and not any(b"Lovelace" in p.read_bytes() for p in written)
 
 
+@of("docs/howto/deploy.md", "nginx")
+@of("docs/howto/deploy.md", "dockerfile")
+@of("docs/howto/deploy.md", "ini")
+def test_what_stands_before_a_server_names_commands_that_are_there() -> None:
+    """No proxy, container or service manager is at hand here: what of ours they start is held against the command line, and what streams need."""
+    nginx, container, unit = (text("docs/howto/deploy.md", language, 0) for language in ("nginx", "dockerfile", "ini"))
+    assert re.search(r"proxy_buffering off;", nginx) and re.search(r"proxy_set_header X-Forwarded-Proto \$scheme;", nginx)
+    entry, command = (json.loads(re.search(rf"^{word} (\[.*\])$", container, re.M)[1]) for word in ("ENTRYPOINT", "CMD"))  # type: ignore[index]
+    assert entry == ["holdfast"] and of_holdfast(command) == ""
+    assert re.search(r"^USER (?!root)\w+$", container, re.M), "it runs as a plain user"
+    (start,) = re.findall(r"^ExecStart=\S+/holdfast (.*)$", unit, re.M)
+    assert of_holdfast(start.split()) == "" and "User=holdfast" in unit
+
+
 @of("docs/howto/deploy.md", "sh")
 def test_a_worker_on_postgresql(folder: Path) -> None:
     (line,) = [line for line in text("docs/howto/deploy.md", "sh", 0).splitlines() if line.startswith("holdfast")]
@@ -279,8 +295,10 @@ def test_the_lines_over_http(folder: Path) -> None:
     """Every line with ``curl``, and the one that makes a token, against a server of its own."""
     found = [line for page, line in lines() if page == "docs/http.md"]
     (token,) = [line for line in found if line.startswith("holdfast token create")]
-    curls = [line for line in found if line.startswith("curl")]
-    assert len(curls) == 6
+    curls = [line for line in found if line.startswith("curl") and set(re.findall(r"\$(\w+)", line)) <= {"T", "H", "RUN"}]
+    post, *looks = [line for line in curls if " -d " not in line or '"skill_id"' in line]
+    (approve,) = [line for line in curls if "/approve" in line]
+    assert '"skill_id"' in post and len(looks) >= 24, "those that need a scene of their own are sent in tests/http/test_docs.py"
     store = f"sqlite:///{folder / 'runs.db'}"
     with subprocess.Popen(
         ["holdfast", "serve", "notes.py", "--port", "0", "--store", store], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, bufsize=1
@@ -292,11 +310,11 @@ def test_the_lines_over_http(folder: Path) -> None:
             secret = re.search(r"\bhf_\S+|^\S{30,}$", made.stdout, re.M)
             assert secret is not None, made.stdout + made.stderr
             given = {"T": secret[0], "H": host, "RUN": ""}
-            for line in curls:
-                done = shell(line, **given)
+            given["RUN"] = re.search(r'"run_id": ?"(\w+)"', shell(post, **given).stdout)[1]  # type: ignore[index]
+            assert '"waiting_for_human"' in shell('curl -H "Authorization: Bearer $T" "$H/v1/runs/$RUN?wait=2"', **given).stdout
+            for line in (*looks, approve):
+                done = shell(line.replace("-s -N", "-N"), **given)
                 assert done.returncode in (0, 28) and '"code"' not in done.stdout[:40], f"{line}\n{done.stdout}{done.stderr}"
-                if "-d '{\"skill_id\"" in line:
-                    given["RUN"] = re.search(r'"run_id": ?"(\w+)"', done.stdout)[1]  # type: ignore[index]
             assert '"completed"' in shell('curl -H "Authorization: Bearer $T" "$H/v1/runs/$RUN?wait=2"', **given).stdout
         finally:
             server.terminate()

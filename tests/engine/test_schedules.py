@@ -92,7 +92,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({}, InvalidInput, "either a cron line or an interval"),
     ({"cron": "0 * * * *", "every": HOUR}, InvalidInput, "either a cron line or an interval"),
     ({"cron": "", "every": None}, InvalidInput, "either a cron line or an interval"),
-    ({"cron": "61 * * * *"}, InvalidInput, "no cron line"),
+    ({"cron": "61 * * * *"}, InvalidInput, "is not a cron line"),
     ({"cron": "0 9 * * *", "zone": "Berlin"}, InvalidInput, "time zone"),
     ({"every": 0}, InvalidInput, "at least a second"),
     ({"every": 0.5}, InvalidInput, "at least a second"),
