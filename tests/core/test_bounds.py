@@ -245,3 +245,12 @@ def test_values_that_authors_declare() -> None:
         assert isinstance(refused(act), InvalidInput)
     assert isinstance(refused(lambda: Environment(name="e", options=frozenset({"tag"}))), UnknownOption)
     assert retry.coerce(kept := retry.Retry(2)) is kept
+
+
+@pytest.mark.parametrize(
+    ("prefix", "end"), [("ab", "ac"), ("a\U0010ffff", "b"), ("\ud7ff", "\ue000"), ("\U0010ffff", None), ("", None)],
+)
+def test_what_lies_behind_all_that_begin_so(prefix: str, end: str | None) -> None:
+    """A shelf is read by a range of its keys; surrogates are no text, so the range passes over them."""
+    assert bounds.behind(prefix) == end
+    assert end is None or prefix + "\U0010ffff" < end

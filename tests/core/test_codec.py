@@ -253,3 +253,21 @@ def test_a_log_is_opened_from_its_first_row() -> None:
     assert [e.fact for record in codec.opened(log.rows) for e in record.events][1:] == [ev.RunStarted(), ev.NoteAdded("hi")]
     with pytest.raises(ChainBroken):
         list(codec.opened(log.rows[1:]))
+
+
+def test_a_log_is_opened_from_the_middle_where_the_hash_before_it_is_not_at_hand() -> None:
+    log = Log(ev.RunStarted()).commit(ev.NoteAdded("one")).commit(ev.NoteAdded("two"))
+    (first, second) = codec.opened(log.rows[1:], None)
+    assert [e.fact for record in (first, second) for e in record.events] == [ev.NoteAdded("one"), ev.NoteAdded("two")]
+    with pytest.raises(ChainBroken):
+        codec.opened([log.rows[0], log.rows[2]], None)
+
+
+def test_the_columns_of_a_run_are_laid_over_its_record() -> None:
+    """T-19: an edit made by hand is seen by whoever compares."""
+    run = Log().run
+    here: dict[str, Any] = {"version": run.version, "step": run.current_step_id, "head": run.checkpoint_head}
+    assert codec.overlay(run, status=run.status, **here) is run
+    assert codec.overlay(run, status="failed", **here) == msgspec.structs.replace(run, status="failed")
+    moved = codec.overlay(run, status=run.status, **here | {"version": 9, "step": "s", "head": "c9"})
+    assert (moved.version, moved.current_step_id, moved.checkpoint_head, moved.status) == (9, "s", "c9", run.status)

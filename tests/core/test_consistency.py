@@ -17,7 +17,7 @@ from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, asleep, d
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.envelopes import Envelope, Header
 from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, UnknownStatus
-from holdfast.core.intents import Intent
+from holdfast.core.intents import Delivery, Ended, Intent
 from holdfast.core.lease import Alive, Lease, Release
 from holdfast.core.run import Run, Versions
 from holdfast.core.status import Status
@@ -403,3 +403,12 @@ def test_a_sealed_record_with_an_event_of_a_later_release_is_checked_for_the_res
     known = msgspec.structs.replace(log.run, version=log.run.version - 1)  # as it is folded here
     found = diagnose(RUN, known, None, 0, [*log.rows[:-1], row])
     assert [p.code for p in found] == ["payload_sealed"] and "k9" in found[0].message
+
+
+def test_what_a_sender_lacks_is_counted_by_type() -> None:
+    error = ErrorValue("not_configured", "there is no secret", hint="set it")
+    tries = (Delivery(1, "d", 0, ended_at=1, outcome=Ended.LATE, error=error),)
+    diagnosis = Diagnosis(RUN, running().run, FREE, NOW)
+    for given in (Intent(intent_id="i", run_id=RUN, type="mail", payload=b"", key="k", tries=tries), Intent(intent_id="j", run_id=RUN, type="mail", payload=b"", key="l")):
+        diagnosis.feed_intent(given)
+    assert (diagnosis.queued["mail"], sum(diagnosis.not_configured.values())) == (2, 1)

@@ -205,3 +205,10 @@ def test_a_claim_whose_answer_was_lost_began_nothing() -> None:
     third = intents.claimed(again, "d", 9, 90, answer_lost=True)
     assert [(t.outcome, t.ended_at) for t in third.tries] == [(Ended.LATE, 9), (None, None)]
     assert intents.after(third, Sent(canon.encode("ok")), PLAIN, 10).state == "sent"
+
+
+@pytest.mark.parametrize(("left", "too_long"), [(10, False), (10 + intents.CLOCKS_US, False), (11 + intents.CLOCKS_US, True)])
+def test_a_lease_that_has_more_left_than_it_was_given(left: int, too_long: bool) -> None:
+    held = intents.claimed(FRESH, "d", 5, 15)
+    assert intents.held_too_long(held, left) is too_long
+    assert not intents.held_too_long(FRESH, left), "nobody sends it"

@@ -227,3 +227,15 @@ def test_the_end_of_a_run_is_its_commit() -> None:
     assert commit.checkpoint == msgspec.structs.replace(moved, seq=tip.seq + 1, created_at=AT, hash=hash, boundaries=kept)
     assert commit.run == fold_all(run, commit.events) and commit.run.terminal
     commit.check()
+
+
+def test_a_plain_channel_beside_one_that_grows() -> None:
+    prog = program(node("a", start=True), node("b", after=["a"]), channels={"l": append, "x": last})
+    world, run, tip = begun(prog, {"l": [1]})
+    line = Line(prog, run, tip, FENCE, world.head, sole)
+    writes = {"l": [2], "x": "new"}
+    assert line.task is not None
+    step = line.decide(line.task, canon.admit(writes, ""), raw(writes), AT)
+    assert step is not None
+    line.keep(step.tip(2))
+    assert dict(line.values) == {"l": [1, 2], "x": "new"}

@@ -8,7 +8,7 @@ import pytest
 from holdfast.core import codec, describe
 from holdfast.core.errors import EventUnreadable
 from holdfast.core.lease import Alive, Lease, OwnerId
-from holdfast.core.offers import NoWorker, Offer, Shape, lacking
+from holdfast.core.offers import NoWorker, Offer, Shape, lacking, sent
 from tests.core.build import folded
 
 RUN = folded()
@@ -67,3 +67,9 @@ def test_a_run_bound_to_a_folder_is_lacking_by_its_folder() -> None:
     assert found is not None and "in the workspace /srv/a" in found.said and "start a worker there" in found.way_out("r") and "upgrade" not in found.way_out("r")
     changed = lacking(bound, DUE, [Offer((), (OTHER,))], now=10)
     assert changed is not None and "resume r --upgrade" in changed.way_out("r")
+
+
+def test_what_somebody_sends() -> None:
+    here, there, silent = ["mail"], Offer((), (), sends=frozenset({"sms"})), Offer((), ())
+    assert sent(here, []) == {"mail"} and sent(here, [there]) == {"mail", "sms"}
+    assert silent.sends is None and sent(here, [there, silent]) is None, "one that does not tell may send anything"

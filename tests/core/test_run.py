@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from holdfast.core import events as ev
 from holdfast.core.errors import ErrorValue, EventUnreadable, IllegalTransition
-from holdfast.core.run import Buffered, Run, Versions, fold, fold_all
+from holdfast.core.run import Buffered, Run, Versions, fold, fold_all, of_any
 from holdfast.core.status import Status
 from holdfast.core.waits import WaitKind
 from tests.core.build import RUN, decided, folded, numbered, raw, submitted, wait
@@ -308,3 +308,8 @@ def test_a_run_asked_for_a_time_that_had_come_begins_at_once(not_before: int | N
     """§10.3: under any clock that is set later, for nothing is left to wait for."""
     run = fold_all(None, numbered([submitted(not_before=not_before)]))
     assert run.begins_at == begins
+
+
+@pytest.mark.parametrize(("shape", "any_of"), [("f", "*"), ("f@folder", "*@folder")])
+def test_who_takes_any_shape_names_the_folder_alone(shape: str, any_of: str) -> None:
+    assert of_any(shape) == any_of

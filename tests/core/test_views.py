@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from holdfast.core import events as ev
 from holdfast.core import views
 from holdfast.core.errors import ErrorValue
+from holdfast.core.intents import Delivery, Ended, Intent, Ruling
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
 from holdfast.core.status import Class, Condition, Status
@@ -155,6 +156,8 @@ def test_a_story() -> None:
         (ev.IntentEnqueued("i", "webhook"), "webhook"),
         (ev.SignalReceived("go", "k", raw(1)), "go"),
         (ev.NoteAdded("hello"), "hello"),
+        (ev.PolicyEvaluated("refund", "deny", "over the limit"), "deny: over the limit"),
+        (ev.PolicyEvaluated("refund", "allow"), "allow"),
         (ev.AttemptLeaseExpired("w", "owner_dead"), "owner_dead"),
         (ev.RunCancelRequested("why"), "why"),
         (ev.RunStarted(), ""),
@@ -163,3 +166,18 @@ def test_a_story() -> None:
 )
 def test_what_is_worth_saying(fact: ev.Fact, detail: str) -> None:
     assert views.timeline([ev.Event(1, 0, fact)])[0].detail == detail
+
+
+def test_what_became_of_intents_is_told_by_its_time() -> None:
+    """§9.3: each attempt at its end, or its beginning while it is under way, and what people said about it."""
+    boom = ErrorValue("OSError", "down")
+    tries = (Delivery(1, "d", 2_000_000, ended_at=3_000_000, outcome=Ended.FAILED, error=boom), Delivery(2, "d", 9_000_000))
+    rulings = (Ruling(5_000_000, "ada", "it is up", "redrive", 1, forced=True), Ruling(6_000_000, "ada", "", "redrive", 1))
+    sent = Intent(intent_id="r.step!0", run_id="r", type="mail", payload=b"", key="k", target="a@b.c", tries=tries, rulings=rulings)
+    bare = Intent(intent_id="r.step!1", run_id="r", type="sms", payload=b"", key="l", tries=(Delivery(1, "d", 4_000_000, ended_at=4_500_000, outcome=Ended.SENT),))
+    story = views.timeline(numbered((ev.NoteAdded("hi"),)), [sent, bare])
+    told = [(m.what, m.detail) for m in story if m.what.startswith("intent.")]
+    assert told == [
+        ("intent.failed", "mail to a@b.c: down"), ("intent.sent", "sms"), ("intent.redrive", "mail to a@b.c, by ada, forced: it is up"),
+        ("intent.redrive", "mail to a@b.c, by ada"), ("intent.sending", "mail to a@b.c, attempt 2"),
+    ]  # fmt: skip
