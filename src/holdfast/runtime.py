@@ -56,7 +56,7 @@ from holdfast.engine.base.explanation import explained
 from holdfast.engine.base.failures import traced
 from holdfast.engine.base.heartbeat import Heartbeat
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
-from holdfast.engine.base.services import Services, Skills
+from holdfast.engine.base.services import Services, Skills, StoreClock
 from holdfast.engine.calls.context import whose
 from holdfast.engine.calls.effects import close_attempts, closed_owners
 from holdfast.engine.desk import door
@@ -178,13 +178,13 @@ class Runtime:
         self._executor = executor
         if clock is not None:
             door.has("clock", clock, "now", "monotonic", "sleep")
-        self._clock: Clock = clock or SystemClock()
         # A store judges leases by the clock since boot, unless the caller's own clock stands in for it.
         now = None if clock is None else clock.now
         if store_url is not None and not isinstance(store_url, str):
             door.has("store_url", store_url, "commit", "load", "claim")
         kept = open_url(chosen_store(store_url), now=now) if store_url is None or isinstance(store_url, str) else store_url
         self._store: Store = sealed(kept, encrypted(encryption))
+        self._clock: Clock = StoreClock(self._store, clock or SystemClock())
         self._ttl_us = microseconds(lease, DEFAULT_TTL_US)
         self._skills = Skills()
         for skill in door.several("skills", skills, (Graph, Flow)):

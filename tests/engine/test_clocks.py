@@ -15,6 +15,7 @@ import pytest
 from holdfast import Context, Graph, Retry, Runtime, State, flow
 from holdfast.core import events as ev
 from holdfast.handle import Run
+from holdfast.stores import MemoryStore
 from holdfast.testing import open_store
 from holdfast.testing.conformance import Script
 from holdfast.testing.conformance_outbox import MAIL, intent, settle
@@ -236,3 +237,29 @@ async def test_a_lease_neither_ends_nor_lasts_by_the_wall_clock(url: str, jump: 
                 claims = claims or await store.claim("v", (), None, limit=1)
                 await store.wait_for_change(0.02)
         assert ([i.intent_id for i in taken], [c.run_id for c in claims]) == ([lost.intent_id], ["r1"])
+
+
+@pytest.mark.parametrize("off", [-600, 600])
+async def test_what_is_stored_is_told_by_the_stores_time(off: int) -> None:
+    """§1.9: a worker's clock measures spans only. One that is ten minutes wrong puts no deadline, no retry and no attempt ten minutes off."""
+    store = MemoryStore(now=lambda: time.time_ns() // 1000 + off * 1_000_000)
+
+    @flow("sleeps", version="1")
+    async def sleeps(ctx: Context) -> None:
+        await ctx.sleep(HOUR)
+
+    @flow("asks", version="1")
+    async def asks(ctx: Context) -> None:
+        await ctx.effect(len, "abc", key="e")
+        await ctx.approve("Go?", timeout=HOUR)
+
+    def near(moment: dt.datetime | None, wanted: float) -> bool:
+        return moment is not None and abs(moment.timestamp() - store.now() / 1e6 - wanted) < 60
+
+    async with Runtime(store, skills=[sleeps, asks]) as rt:
+        for skill in (sleeps, asks):
+            run = await rt.invoke(skill)
+            (wait,) = run.waits
+            assert near(wait.requested_at, 0) and near(wait.deadline, HOUR)
+        (effect,) = await store.effects(run.run_id)
+        assert effect.attempted_at is not None and abs(effect.attempted_at - store.now()) < 60_000_000

@@ -27,6 +27,15 @@ from holdfast.ports import Clock, Resolver, Store
 BOUNDS_SECONDS = 1.0
 
 
+class StoreClock:
+    """The store's time for whatever is stored, or compared with what is (§1.9); a worker's own clock measures spans only."""
+
+    def __init__(self, store: Store, spans: Clock) -> None:
+        self.now = store.now
+        self.monotonic = spans.monotonic
+        self.sleep = spans.sleep
+
+
 class Skills:
     """The programs this process can run, by id and version."""
 
