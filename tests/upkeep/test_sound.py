@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import tempfile
+import threading
 from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,9 +17,12 @@ from hypothesis import strategies as st
 from holdfast import Context, Goto, Graph, Runtime, State, append
 from holdfast.core.codec import Row
 from holdfast.core.consistency import Diagnosis
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, RecordDamaged
 from holdfast.engine.keep import check
+from holdfast.stores import MemoryStore, SqliteStore
+from holdfast.stores.sqlite import besides
 from holdfast.testing import VirtualClock
+from holdfast.testing.conformance import TTL, Script, signal
 
 ACTS = ("effect", "step", "large", "send", "record", "ask", "wait", "fail")
 
@@ -134,6 +138,47 @@ async def test_a_check_beside_a_prune_tells_of_nothing_that_is_not_there(tmp_pat
         found = [await c for c in checks] + [await rt.check()]
         assert len(gone.run_ids) == 40
         assert [p for problems in found for p in problems if p.severity in ("error", "warning")] == []
+
+
+async def test_a_verify_in_memory_lets_others_have_their_turn() -> None:
+    """Point 2: also where the store itself holds a long log against its hashes."""
+    turns = [0]
+
+    async def other() -> None:
+        while True:
+            turns[0] += 1
+            await asyncio.sleep(0)
+
+    store = MemoryStore()
+    await store.open()
+    await store.register("w", TTL)
+    await (await Script(store, "r1").begin("w")).steps(200)
+    beside = asyncio.ensure_future(other())
+    assert await store.verify() == []
+    beside.cancel()
+    assert turns[0] >= 20
+
+
+async def test_many_records_of_a_run_are_not_held_against_their_digests_on_the_loop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point 2: few are, at once; many are in a thread, and what is found is the same."""
+    threads: list[int] = []
+
+    def told(db: Any, run_id: str, key: int | None) -> list[RecordDamaged]:
+        threads.append(threading.get_ident())
+        return [RecordDamaged("inbox", run_id, "s1")]
+
+    monkeypatch.setattr(besides, "damage_of_run", told)
+    store = SqliteStore(tmp_path / "s.db")
+    await store.open()
+    await store.register("w", TTL)
+    for run_id, count in (("r1", 3), ("r2", 100)):
+        await (await Script(store, run_id).begin("w")).wait()
+        for n in range(count):
+            await store.put(signal(run_id, f"s{n}", n))
+        found = await store.evidence(run_id)
+        assert found is not None and [p.code for p in found.problems] == ["inbox_record_altered"]
+    assert threads[0] == threading.get_ident() != threads[1]
+    await store.close()
 
 
 async def test_a_check_lets_others_have_their_turn() -> None:

@@ -677,9 +677,8 @@ def by_turns(
     return turns[:limit]
 
 
-def broken(run_id: str, rows: Iterable[codec.Row]) -> Problem | None:
-    """What is wrong with a run's log: the first row that does not follow the one before (§1.9)."""
-    previous = b""
+def broken(run_id: str, rows: Iterable[codec.Row], previous: bytes = b"") -> Problem | None:
+    """What is wrong with a run's log, or a part of it: the first row that does not follow the one before (§1.9)."""
     for row in rows:
         try:
             codec.from_chain(row, previous)

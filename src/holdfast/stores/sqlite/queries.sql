@@ -151,6 +151,9 @@ UPDATE inbox SET placed = id WHERE placed IS NOT id;
 UPDATE intent SET placed = id WHERE placed IS NOT id;
 -- name: place_schedules
 UPDATE schedule SET placed = id WHERE placed IS NOT id;
+-- name: vouch_many
+-- Whether a run has more records beside its log than are looked at between two turns of others.
+SELECT count(*) > 64 FROM (SELECT 1 FROM vouch WHERE run = ? LIMIT 65);
 -- name: vouch_forget
 DELETE FROM vouch;
 -- name: vouch_prune

@@ -1038,10 +1038,24 @@ class SqliteStore:
             raw = upkeep.raw_row(db, run_id)
             if raw is not None:
                 found = upkeep.evidence_of(raw, self._lease(db, raw["fence"], raw["owner"], raw["due"]), row(db, Q.log_end, (raw["tip"],)))
-                beside = [record_problem(e) for e in [*besides.damage_of_run(db, run_id, raw["id"]), *outbox.damage_of_run(db, run_id, self._owners, self._now())]]
-                return msgspec.structs.replace(found, problems=(*found.problems, *beside), needs=upkeep.needs(db, run_id, raw["id"]))
-            place = self._orphan(db, run_id)
-            return None if place is None else upkeep.orphaned(run_id, *place, row(db, Q.log_end, (place[1],)))
+                found = msgspec.structs.replace(found, needs=upkeep.needs(db, run_id, raw["id"]))
+                many = bool(row(db, Q.vouch_many, (run_id,))[0])
+                beside = [] if many else self._beside(db, run_id, raw["id"])
+            else:
+                place = self._orphan(db, run_id)
+                return None if place is None else upkeep.orphaned(run_id, *place, row(db, Q.log_end, (place[1],)))
+        if many:  # others of the loop have their turn meanwhile (§12.6)
+            beside = await asyncio.to_thread(self._beside_apart, run_id, raw["id"])
+        return msgspec.structs.replace(found, problems=(*found.problems, *beside))
+
+    def _beside(self, db: apsw.Connection, run_id: str, id: int) -> list[Problem]:
+        """What is wrong with a run's records beside its log."""
+        return [record_problem(e) for e in [*besides.damage_of_run(db, run_id, id), *outbox.damage_of_run(db, run_id, self._owners, self._now())]]
+
+    def _beside_apart(self, run_id: str, id: int) -> list[Problem]:
+        """The same in a thread, on a connection of its own."""
+        with mapped(self.path), contextlib.closing(connect(self.path, patience=self.patience)) as db, reading(db):
+            return self._beside(db, run_id, id)
 
     def _orphan(self, db: apsw.Connection, run_id: str) -> tuple[int, int] | None:
         if run_id not in self._orphans:
