@@ -7,6 +7,7 @@ import datetime as dt
 import tempfile
 import threading
 from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,10 +20,12 @@ from holdfast.core.codec import Row
 from holdfast.core.consistency import Diagnosis
 from holdfast.core.errors import HoldfastError, RecordDamaged
 from holdfast.engine.keep import check
-from holdfast.stores import MemoryStore, SqliteStore
+from holdfast.stores import MemoryStore, PostgresStore, SqliteStore, WorkspaceStore, workspace
+from holdfast.stores.postgres import besides as pg_besides
 from holdfast.stores.sqlite import besides
 from holdfast.testing import VirtualClock
 from holdfast.testing.conformance import TTL, Script, signal
+from tests.postgres.server import shared
 
 ACTS = ("effect", "step", "large", "send", "record", "ask", "wait", "fail")
 
@@ -179,6 +182,68 @@ async def test_many_records_of_a_run_are_not_held_against_their_digests_on_the_l
         assert found is not None and [p.code for p in found.problems] == ["inbox_record_altered"]
     assert threads[0] == threading.get_ident() != threads[1]
     await store.close()
+
+
+async def test_many_records_of_a_run_in_postgres_are_held_against_their_vouchers_in_a_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point 2: few are, at once; many are in a thread, a run's and the store's."""
+    threads: dict[str, list[int]] = {"damage_of_run": [], "damage_of_store": []}
+
+    def noted(name: str) -> Callable[..., Any]:
+        true = getattr(pg_besides, name)
+
+        def told(*args: Any) -> Any:
+            threads[name].append(threading.get_ident())
+            return true(*args)
+
+        return told
+
+    for name in threads:
+        monkeypatch.setattr(pg_besides, name, noted(name))
+    store = PostgresStore(shared().fresh("turns"))
+    await store.open()
+    await store.register("w", TTL)
+    for run_id, count in (("r1", 3), ("r2", 100)):
+        await (await Script(store, run_id).begin("w")).wait()
+        await asyncio.gather(*(store.put(signal(run_id, f"s{n}", n)) for n in range(count)))
+        found = await store.evidence(run_id)
+        assert found is not None and found.problems == ()
+    assert await store.verify() == []
+    await store.shelve("cups", {f"k{n}": b"tea" for n in range(100)})
+    assert await store.verify() == []
+    await store.close()
+    for few, many in threads.values():
+        assert few == threading.get_ident() != many
+
+
+async def test_a_look_at_a_workspace_reads_long_logs_in_a_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Point 2: `verify` and `evidence` of a workspace that another process writes; what is read is the same."""
+    writer = WorkspaceStore(tmp_path / "ws")
+    await writer.open()
+    await writer.register("w", TTL)
+    for run_id, steps in (("r1", 3), ("r2", 20), ("r3", 20)):
+        await (await Script(writer, run_id).begin("w")).steps(steps)
+    for run_id in ("r1", "r2", "r3"):
+        found = await writer.evidence(run_id)
+        assert found is not None and found.problems == ()
+    await writer.close()
+    threads: dict[str, set[int]] = {}
+    true = workspace.read_log
+
+    def told(run_id: str, data: bytes, checkpoint: Any) -> Any:
+        threads.setdefault(run_id, set()).add(threading.get_ident())
+        return true(run_id, data, checkpoint)
+
+    monkeypatch.setattr(workspace, "read_log", told)
+    monkeypatch.setattr(workspace, "SLICE_BYTES", 12_000)
+    reader = WorkspaceStore(tmp_path / "ws")
+    assert await reader.verify() == []
+    for run_id in ("r1", "r2", "r3"):
+        found = await reader.evidence(run_id)
+        assert found is not None and found.problems == () and found.tip is not None
+        assert len(await reader.log(run_id)) == (4 if run_id == "r1" else 21)
+    await reader.close()
+    here = threading.get_ident()
+    assert threads["r1"] == {here} and here not in threads["r2"] | threads["r3"]
 
 
 async def test_a_check_lets_others_have_their_turn() -> None:

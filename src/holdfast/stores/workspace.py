@@ -14,6 +14,7 @@ read, at the sizes and times of the files, and reads again what has changed.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import fcntl
@@ -70,6 +71,7 @@ META, HOUSE, TOMBSTONES, SCHEDULES, SHELVES, LIMITS, BLOBS = "meta.json", "works
 PRUNED = "pruned.jsonl"
 ORIGIN, RECORDS, CHUNKS = "origin.json", "records.json", "chunks.log"
 LOOSE = 4 * 2**20
+SLICE_BYTES = 64 * 1024  # of logs, their checkpoints apart, that are read between two turns of others
 TOP = ""
 TRIES, NAP = 20, 0.001
 Stamp = tuple[tuple[str, int, int, int], ...]
@@ -214,18 +216,37 @@ class WorkspaceStore(MemoryStore):
     def _look(self, run_id: str | None = None) -> None:
         """Brings memory up to date with the files of a run, or of all; whoever writes them has it so."""
         if self._lock < 0 and os.path.isdir(self.folder):
-            self._catch_up(run_id, held=self._held())
+            self._catch_up(None if run_id is None else [run_id], held=self._held())
 
-    def _catch_up(self, run_id: str | None, *, held: bool) -> None:
+    async def _look_by_turns(self, run_id: str | None = None) -> None:
+        """The same, some files at a time and a long log in a thread: others of the loop have their turn meanwhile (§12.6)."""
+        some: list[str] = []
+        read: dict[str, tuple[Stamp, Kept]] = {}
+        size = 0
+        for name in (self._on_disk() if run_id is None else [run_id]) if self._lock < 0 else ():
+            if (stamp := self._stamp(name)) == self._stamps.get(name, ()):
+                continue
+            if (long := _bytes(stamp)) > SLICE_BYTES:
+                read[name] = stamp, await asyncio.to_thread(self._kept, name)
+            some.append(name)
+            if (size := size + long) > SLICE_BYTES:
+                self._catch_up(some, held=self._held(), read=read)
+                some, read, size = [], {}, 0
+                await asyncio.sleep(0)
+        self._look(run_id)
+
+    def _catch_up(self, run_ids: Sequence[str] | None, *, held: bool, read: Mapping[str, tuple[Stamp, Kept]] | None = None) -> None:
+        """``read``: logs that were read already, each with its stamp as it was before."""
         if not held:  # whoever wrote here before is gone
             self.present.dead.update(r.owner for r in self._runs.values() if r.owner is not None and r.owner not in self.present.workers)
         self._held_elsewhere = held
-        found = {name: self._stamp(name) for name in (self._on_disk() if run_id is None else [run_id])}
-        gone = self._stamps.keys() - found.keys() - {TOP} if run_id is None else {n for n, stamp in found.items() if not stamp and n in self._stamps}
+        found = {name: self._stamp(name) for name in (self._on_disk() if run_ids is None else run_ids)}
+        gone = self._stamps.keys() - found.keys() - {TOP} if run_ids is None else {n for n, stamp in found.items() if not stamp and n in self._stamps}
         changed = [n for n, stamp in found.items() if stamp and stamp != self._stamps.get(n)]
-        house = self._stamps.get(TOP) if run_id is not None else self._stamp(TOP)
+        house = self._stamps.get(TOP) if run_ids is not None else self._stamp(TOP)
         if changed or gone or house != self._stamps.get(TOP):
-            self._reload({n: self._kept(n) for n in changed}, gone, found)
+            have = {n: kept for n, (stamp, kept) in (read or {}).items() if stamp == found.get(n)}
+            self._reload({n: have.get(n) or self._kept(n) for n in changed}, gone, found)
             if house is not None:
                 self._stamps[TOP] = house
 
@@ -354,6 +375,12 @@ class WorkspaceStore(MemoryStore):
 
     def _kept(self, run_id: str) -> Kept:
         return read_log(run_id, _read(self._at(run_id, EVENTS)) or b"", lambda name: _read(self._at(run_id, "checkpoints", f"{name}.json")))
+
+    async def _kept_now(self, run_id: str) -> Kept:
+        """The same, a long log in a thread; nothing was written to it since it was read."""
+        stamp = self._stamp(run_id)
+        kept = await asyncio.to_thread(self._kept, run_id) if _bytes(stamp) > SLICE_BYTES else None
+        return self._kept(run_id) if kept is None or stamp != self._stamp(run_id) else kept
 
     def _install(self, run_id: str, kept: Kept, commits: _Commits) -> None:
         """Puts a run into memory. One that does not hold together can be looked at, and nothing else."""
@@ -929,7 +956,7 @@ class WorkspaceStore(MemoryStore):
 
     async def verify(self) -> list[Problem]:
         """What is wrong with a run is told with it; here only what is wrong with the house."""
-        self._look()
+        await self._look_by_turns()
         try:
             self._same_folder()
         except StoreMoved as e:
@@ -944,8 +971,8 @@ class WorkspaceStore(MemoryStore):
     async def evidence(self, run_id: str) -> Evidence | None:
         if not run_id or not any(os.path.isfile(self._at(run_id, f)) for f in (EVENTS, META)):
             return None
-        self._look(run_id)
-        kept = self._kept(run_id)
+        await self._look_by_turns(run_id)
+        kept = await self._kept_now(run_id)
         self._parsed = (run_id, kept)
         text = _read(self._at(run_id, META))
         tip = None if not kept.rows else Tip(kept.rows[-1].seq, kept.rows[-1].hash, 0, sum(len(r.data) for r in kept.rows), 0)
@@ -970,7 +997,7 @@ class WorkspaceStore(MemoryStore):
 
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
         if self._parsed is None or self._parsed[0] != run_id:
-            self._parsed = (run_id, self._kept(run_id))
+            self._parsed = (run_id, await self._kept_now(run_id))
         return [r for r in self._parsed[1].rows if r.seq > after][:limit]
 
     async def whole(self, run_id: str, after: int = 0) -> tuple[int, Checkpoint | HoldfastError] | None:
@@ -1105,6 +1132,10 @@ class WorkspaceStore(MemoryStore):
 
 _OF_HOUSE = {SCHEDULES: "schedule", SHELVES: "shelf", TOMBSTONES: "effect", PRUNED: "pruned", LIMITS: "limit"}
 """The files beside the runs, and of what kind their records are."""
+
+
+def _bytes(stamp: Stamp) -> int:
+    return sum(size for _, size, _, _ in stamp)
 
 
 def _digest(data: bytes | None) -> str:

@@ -1101,7 +1101,8 @@ class PostgresStore:
         """Every chain of the log, in pages, and what was lost with a server's tail."""
         unknown = [] if self.suspect is None else [Problem(self.suspect.code, "error", self.suspect.message, self.suspect.hint)]
         problems = [*unknown, *self._lost_tails()]
-        beside = besides.damage_of_store(await self._ask(*besides.kept_by_store(self._clock())))
+        kept = await self._ask(*besides.kept_by_store(self._clock()))
+        beside = await besides.apart(kept, lambda: besides.damage_of_store(kept))
         return [*problems, *map(record_problem, beside + await self._damaged_claims()), *await self._chains()]
 
     def _lost_tails(self) -> list[Problem]:
@@ -1176,8 +1177,8 @@ class PostgresStore:
         tips, needs, *beside = await self._ask((Q.log_tip, (key.bucket, key.id)), (Q.needs, {"run": run_id}), *besides.kept_of_run(run_id, bucket))
         lease = self._lease(*found[0][6:]) if found else None
         evidence = upkeep.evidence_of(run_id, key, raws[0] if raws else None, tips[0] if tips else None, lease)
-        damage = tuple(map(record_problem, besides.damage_of_run(run_id, beside, self.now()))) if raws else ()
-        return msgspec.structs.replace(evidence, problems=(*evidence.problems, *damage), needs=upkeep.needs(needs) if raws else None)
+        damaged = await besides.apart(beside, lambda: besides.damage_of_run(run_id, beside, self.now())) if raws else []
+        return msgspec.structs.replace(evidence, problems=(*evidence.problems, *map(record_problem, damaged)), needs=upkeep.needs(needs) if raws else None)
 
     async def log(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Row]:
         key = await self._where(run_id)
