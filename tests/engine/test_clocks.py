@@ -256,9 +256,14 @@ async def test_what_is_stored_is_told_by_the_stores_time(off: int) -> None:
     def near(moment: dt.datetime | None, wanted: float) -> bool:
         return moment is not None and abs(moment.timestamp() - store.now() / 1e6 - wanted) < 60
 
-    async with Runtime(store, skills=[sleeps, asks]) as rt:
+    async with Runtime(store, skills=[sleeps, asks]) as rt, asyncio.timeout(PATIENCE):
         for skill in (sleeps, asks):
-            run = await rt.invoke(skill)
+            run = await rt.submit(skill)
+            driven = asyncio.create_task(rt.resume(run.run_id))
+            while not (run := await rt.get(run.run_id)).waits:
+                await store.wait_for_change(0.02)
+            driven.cancel()  # it would wait until the sleep is over
+            await asyncio.wait([driven])
             (wait,) = run.waits
             assert near(wait.requested_at, 0) and near(wait.deadline, HOUR)
         (effect,) = await store.effects(run.run_id)
