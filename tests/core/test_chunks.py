@@ -34,13 +34,27 @@ def test_a_batch_numbers_its_chunks_and_comes_back(first: int, data: list[bytes]
     batch = Batch(turn(), first, 7, tuple(data))
     assert batch.last == first + len(data) - 1
     assert batch.size == len(b"".join(data))
-    assert chunks.decode(chunks.encode(batch)) == batch
+    assert chunks.decode("r", chunks.encode("r", batch)) == batch
 
 
 @pytest.mark.parametrize("data", [b"", b"\xc1", b"\x90", msgspec.msgpack.encode(["a", 1, 2, []])])
 def test_a_damaged_batch_is_an_error(data: bytes) -> None:
     with pytest.raises(msgspec.DecodeError):
-        chunks.decode(data)
+        chunks.decode("r", data)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20), min_size=1, max_size=3), st.data())
+def test_an_altered_batch_is_none(texts: list[bytes], data: st.DataObject) -> None:
+    """Point 1 of «Harden»: no bit of it can be turned without notice, and it is none of another run."""
+    kept = chunks.encode("r1", Batch(turn(), 3, 7, tuple(texts)))
+    at, bit = data.draw(st.integers(0, len(kept) - 1)), data.draw(st.integers(0, 7))
+    assert chunks.readable("r1", kept[:at] + bytes([kept[at] ^ 1 << bit]) + kept[at + 1 :]) is None
+    assert chunks.readable("r2", kept) is None and chunks.readable("r1", kept[:at]) is None
+
+
+def test_a_batch_of_a_past_release_counts_as_it_stands() -> None:
+    batch = Batch(turn(), 3, 7, (b"x",))
+    assert chunks.decode("r1", msgspec.msgpack.encode(batch)) == batch
 
 
 def test_a_write_that_only_cuts_is_none() -> None:
@@ -76,5 +90,5 @@ def test_results_of_one_commit_replace_together() -> None:
 def test_what_cannot_be_read_is_left_out(damaged: object) -> None:
     """§13.6: chunks are provisional; whatever a damaged page gives, the others are read."""
     batch = chunks.Batch(chunks.Turn(chunks.Place(1, "n", ""), 1, 1, 0, "s", "a"), 1, 0, (b"x",))
-    assert chunks.read([chunks.encode(batch), damaged, chunks.encode(batch)]) == [batch, batch]
-    assert chunks.readable(damaged) is None
+    assert chunks.read("r", [chunks.encode("r", batch), damaged, chunks.encode("r", batch)]) == [batch, batch]
+    assert chunks.readable("r", damaged) is None

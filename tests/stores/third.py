@@ -249,7 +249,7 @@ class ThirdStore(Small):
             self._emit(books, emitted)
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
-        return small.beyond(self._ring(run_id), after, limit)
+        return small.beyond(run_id, self._ring(run_id), after, limit)
 
     async def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
         return self._books.thread_end(tenant_id, thread_id)
@@ -308,7 +308,7 @@ class ThirdStore(Small):
             return None
         seq, data = next(((w[1], w[2]) for w in self._books.wholes.where("run_id = ? ORDER BY seq DESC LIMIT 1", run_id)), (0, None))
         whole, rows = None if data is None else codec.decode_whole(run_id, data), tuple(await self.rows(run_id, seq))
-        return Loaded(k.run, k.tip, self.present.lease(k.fence, k.owner, k.due), whole, rows, tuple(await self.inbox(run_id)), small.newest(self._ring(run_id)))
+        return Loaded(k.run, k.tip, self.present.lease(k.fence, k.owner, k.due), whole, rows, tuple(await self.inbox(run_id)), small.newest(run_id, self._ring(run_id)))
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         names = ("tenant_id", "skill_id", "thread_id", "session_key", "parent_run_id", "lineage_root", "owner")

@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast.core import canon
 from holdfast.core.checkpoint import Result, StepRecord
 
 RING_CHUNKS = 10_000
@@ -102,30 +103,46 @@ def _beneath(path: str, above: str) -> bool:
     return path == above or path.startswith(f"{above}/")
 
 
-_batch = msgspec.msgpack.Decoder(Batch)
+class _Kept(Batch, frozen=True, array_like=True):
+    """A batch as it is written, with the digest that vouches for it in its run; none where a past release wrote it."""
+
+    seal: bytes = b""
 
 
-def encode(batch: Batch) -> bytes:
-    return msgspec.msgpack.encode(batch)
+_batch = msgspec.msgpack.Decoder(_Kept)
 
 
-def decode(data: bytes) -> Batch:
+def _seal(run_id: str, batch: Batch) -> bytes:
+    return canon.chain(b"", msgspec.msgpack.encode((run_id, batch.turn, batch.first, batch.after, batch.chunks)))
+
+
+def encode(run_id: str, batch: Batch) -> bytes:
+    return msgspec.msgpack.encode(_Kept(batch.turn, batch.first, batch.after, batch.chunks, _seal(run_id, batch)))
+
+
+def decode(run_id: str, data: bytes) -> Batch:
     """
     Raises:
-        msgspec.DecodeError: it is not what was written.
+        msgspec.DecodeError: it is not what was written there.
     """
-    return _batch.decode(data)
-
-
-def read(kept: Iterable[Any]) -> list[Batch]:
-    """Batches as they are kept. What cannot be read is left out: chunks are provisional."""
-    return [batch for data in kept if (batch := readable(data)) is not None]
-
-
-def readable(data: Any) -> Batch | None:
-    """A batch as it is kept, whatever a damaged page gives; None where it cannot be read."""
     try:
-        return decode(data)
+        kept = _batch.decode(data)
+    except UnicodeDecodeError as e:
+        raise msgspec.DecodeError(str(e)) from e
+    if kept.seal not in (b"", _seal(run_id, kept)):
+        raise msgspec.DecodeError("the chunks are not what was written")
+    return Batch(kept.turn, kept.first, kept.after, kept.chunks)
+
+
+def read(run_id: str, kept: Iterable[Any]) -> list[Batch]:
+    """Batches of a run as they are kept. One that is not what was written is left out: chunks are provisional."""
+    return [batch for data in kept if (batch := readable(run_id, data)) is not None]
+
+
+def readable(run_id: str, data: Any) -> Batch | None:
+    """A batch as it is kept, whatever a damaged page gives; None where it is not what was written."""
+    try:
+        return decode(run_id, data)
     except (msgspec.MsgspecError, TypeError):
         return None
 

@@ -270,7 +270,7 @@ class MemoryStore(Small):
         return [e for e in emitted if (row := self._runs.get(e.run_id)) is not None and row.fence == e.fence]
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
-        return small.beyond(self._rings.get(run_id, ()), after, limit)
+        return small.beyond(run_id, self._rings.get(run_id, ()), after, limit)
 
     async def put(self, item: InboxItem) -> InboxItem:
         with self._atomic():
@@ -397,7 +397,7 @@ class MemoryStore(Small):
             return None
         seq, data = self._wholes.get(run_id, (0, self._origins.get(run_id)))
         rows, inbox = tuple(await self.rows(run_id, seq)), tuple(await self.inbox(run_id))
-        emitted = small.newest(self._rings.get(run_id, ()))
+        emitted = small.newest(run_id, self._rings.get(run_id, ()))
         lease = self.present.lease(row.fence, row.owner, row.due)
         whole = None if data is None else codec.decode_whole(run_id, data)
         run = codec.overlay(codec.decode_run(row.doc), status=row.status, version=row.version, step=row.step, head=row.head)

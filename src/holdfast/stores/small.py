@@ -47,17 +47,17 @@ def changed(ring: Ring, e: Emitted, serials: Iterable[int], now: int) -> Ring:
     """The ring after a write; what was replaced a while ago goes on the way."""
     gone = set(e.replaced)
     kept = [k for k in ring if k.last >= e.before.get(k.turn, 0) and (k.gone is None or k.gone >= now - LINGER_US)]
-    kept += [Kept(serial, b.turn.key, b.last, chunks.encode(b)) for b, serial in zip(e.batches, serials, strict=True)]
+    kept += [Kept(serial, b.turn.key, b.last, chunks.encode(e.run_id, b)) for b, serial in zip(e.batches, serials, strict=True)]
     return tuple([msgspec.structs.replace(k, gone=now) if k.gone is None and k.turn in gone else k for k in kept])
 
 
-def beyond(ring: Ring, after: int, limit: int) -> list[Stored]:
-    return [Stored(k.serial, chunks.decode(k.data), k.gone is not None) for k in ring if k.serial > after][:limit]
+def beyond(run_id: str, ring: Ring, after: int, limit: int) -> list[Stored]:
+    return [Stored(k.serial, chunks.decode(run_id, k.data), k.gone is not None) for k in ring if k.serial > after][:limit]
 
 
-def newest(ring: Ring) -> tuple[Batch, ...]:
+def newest(run_id: str, ring: Ring) -> tuple[Batch, ...]:
     """The newest batch of each turn that nothing has replaced."""
-    return tuple({k.turn: chunks.decode(k.data) for k in ring if k.gone is None}.values())
+    return tuple({k.turn: chunks.decode(run_id, k.data) for k in ring if k.gone is None}.values())
 
 
 # -- as lines of a file -----------------------------------------------------------------------------
@@ -72,14 +72,14 @@ def lines(before: Ring, after: Ring) -> bytes:
     return b"".join(json.dumps(line).encode() + b"\n" for line in out)
 
 
-def read(data: bytes) -> Ring:
-    """The ring that these lines leave. What cannot be read is left out: chunks are provisional."""
+def read(run_id: str, data: bytes) -> Ring:
+    """The ring that these lines leave. What is not what was written is left out: chunks are provisional."""
     kept: dict[int, Kept] = {}
     for line in data.splitlines():
         try:
             match json_of(line):
                 case ["+", int(serial), str(turn), int(last), str(text), gone]:
-                    chunks.decode(raw := base64.b64decode(text))
+                    chunks.decode(run_id, raw := base64.b64decode(text))
                     kept[serial] = Kept(serial, turn, last, raw, gone if isinstance(gone, int) else None)
                 case ["=", int(serial), int(gone)] if serial in kept:
                     kept[serial] = msgspec.structs.replace(kept[serial], gone=gone)

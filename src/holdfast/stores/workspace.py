@@ -427,7 +427,7 @@ class WorkspaceStore(MemoryStore):
         )  # fmt: skip
         self._count = max(self._count, self._runs[run_id].turn)
         if there := _read(self._at(run_id, CHUNKS)):
-            self._rings[run_id], self._ring_sizes[run_id] = small.read(there), len(there)
+            self._rings[run_id], self._ring_sizes[run_id] = small.read(run_id, there), len(there)
             self._count = max([self._count, *(k.serial for k in self._rings[run_id])])
 
     def _meta_place(self, run_id: str, newest: Row) -> dict[str, Any] | None:
@@ -566,7 +566,7 @@ class WorkspaceStore(MemoryStore):
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
         if self._lock >= 0:
             return await super().chunks(run_id, after, limit)
-        return small.beyond(small.read(_read(self._at(run_id, CHUNKS)) or b""), after, limit)
+        return small.beyond(run_id, small.read(run_id, _read(self._at(run_id, CHUNKS)) or b""), after, limit)
 
     def _stow(self, blob: Blob) -> None:
         """The bytes go to the disk with the rest of the commit; memory holds none of them."""

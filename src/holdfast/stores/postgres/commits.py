@@ -599,7 +599,7 @@ def emitting(e: Emitted, at: int | None) -> Iterator[Statement]:
     """Keeps chunks of a run; those that were replaced a while ago go on the way."""
     yield Q.chunk_sweep, {"now": at, "linger": LINGER_US}
     for batch in e.batches:
-        yield Q.chunk_put, (e.run_id, batch.turn.key, batch.last, chunks.encode(batch))
+        yield Q.chunk_put, (e.run_id, batch.turn.key, batch.last, chunks.encode(e.run_id, batch))
     for turn, first in e.before.items():
         yield Q.chunk_cut, (e.run_id, turn, first)
     if e.replaced:

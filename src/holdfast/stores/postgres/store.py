@@ -789,7 +789,7 @@ class PostgresStore:
         if known is not None and tip.row < known.row:  # a log that ends before what was committed here has lost its tail (§1.9)
             self._remembered.named[run_id] = said(run_id, tip.row, known.row)
         whole = codec.decode_whole(run_id, wholes[0][0]) if wholes else None
-        newest = tuple(chunks.read(data for (data,) in emitted))
+        newest = tuple(chunks.read(run_id, (data for (data,) in emitted)))
         return Loaded(run, tip, lease, whole, tuple([_row(r) for r in rows]), tuple(besides.items(run_id, items, stated)), newest)
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
@@ -841,7 +841,7 @@ class PostgresStore:
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
         (found,) = await self._ask((Q.chunks, (run_id, after, limit)))
-        return [Stored(serial, batch, gone) for serial, data, gone in found if (batch := chunks.readable(data)) is not None]
+        return [Stored(serial, batch, gone) for serial, data, gone in found if (batch := chunks.readable(run_id, data)) is not None]
 
     async def inbox(self, run_id: str, *, taken: bool = False) -> list[InboxItem]:
         vouchers = (Q.vouch_of_run, (run_id, "inbox")) if taken else (Q.vouch_untaken, (run_id,))

@@ -235,10 +235,10 @@ def _behind(prefix: str) -> str | bytes:
 
 
 def emit(db: apsw.Connection, key: int, e: Emitted, now: int) -> None:
-    """Keeps chunks of a run; those that were replaced a while ago go on the way. They are provisional, so nothing vouches for them."""
+    """Keeps chunks of a run; those that were replaced a while ago go on the way. They are provisional: each vouches for itself alone."""
     db.execute(Q.chunk_sweep, (now - LINGER_US,))
     for batch in e.batches:
-        db.execute(Q.chunk_put, (key, batch.turn.key, batch.last, chunks.encode(batch)))
+        db.execute(Q.chunk_put, (key, batch.turn.key, batch.last, chunks.encode(e.run_id, batch)))
     for turn, first in e.before.items():
         db.execute(Q.chunk_cut, (key, turn, first))
     for turn in e.replaced:

@@ -692,7 +692,7 @@ class SqliteStore:
             whole = None if newest is None else codec.decode_whole(run_id, newest[2])
             since_then = _back(db, tip, 0 if newest is None else newest[1], 0)
             items = tuple(besides.inbox(db, run_id, key, taken=False))
-            emitted = tuple(chunks.read(data for (data,) in rows(db, Q.chunks_newest, (key,))))
+            emitted = tuple(chunks.read(run_id, (data for (data,) in rows(db, Q.chunks_newest, (key,)))))
             return Loaded(run, Tip(seq, digest, tip, since, size), lease, whole, tuple(since_then), items, emitted)
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
@@ -950,7 +950,7 @@ class SqliteStore:
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
         with mapped(self.path):
             found = rows(self._read(), Q.chunks, (run_id, after, limit))
-        return [Stored(serial, batch, bool(gone)) for serial, data, gone in found if (batch := chunks.readable(data)) is not None]
+        return [Stored(serial, batch, bool(gone)) for serial, data, gone in found if (batch := chunks.readable(run_id, data)) is not None]
 
     # -- shelves: ports.Shelves ---------------------------------------------------------------------
 
