@@ -84,6 +84,12 @@ def test_what_a_row_says_beside_its_log_is_vouched_for_column_by_column(place: i
     assert vouch.standing(*changed) != vouch.standing(*STANDS) == vouch.standing(*STANDS)  # type: ignore[arg-type]
 
 
+def test_whom_a_run_was_taken_over_from_is_vouched_for_as_long_as_it_has_an_owner() -> None:
+    known = [vouch.standing(*STANDS, previous, cause) for previous, cause in [(None, None), ("v", None), ("v", "expired"), ("v", "owner_dead"), ("u", "expired"), (None, "expired")]]
+    assert len(set(known)) == 6 and known[0] == vouch.standing(*STANDS)
+    assert vouch.standing("r", 1, None, 5, True, 7, "v", "expired") == vouch.standing("r", 1, None, 5, True, 7)
+
+
 def test_nobody_and_never_are_not_the_empty_text() -> None:
     assert len({vouch.standing("r", 1, owner, due, False, 1) for owner in (None, "") for due in (None, 0)}) == 4
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ from tests.postgres.server import Server, shared
 from holdfast import Graph, Runtime, State
 from holdfast.core.errors import LeaseLost, StoreUnavailable
 from holdfast.core.lease import COUNTER_BITS
+from holdfast.engine.keep.check import Checker
 from holdfast.ports import RunFilter
 from holdfast.stores import PostgresStore
 from holdfast.testing.conformance import TTL, Clock, Script, signal
@@ -116,6 +118,34 @@ async def test_an_owner_finds_what_it_holds_again() -> None:
     (claim,) = await store.claim("w", (), None, limit=5)
     from_filter = await store.runs(RunFilter(owner="w"))
     assert [r.run_id for r, _ in from_filter] == ["r1"] and claim.run_id == "r1"
+    await store.close()
+
+
+@pytest.mark.parametrize("altered", ["previous = NULL", "previous = 'u'", "cause = 'owner_dead'", "cause = NULL", "previous = NULL, cause = NULL", ""])
+async def test_whom_a_run_was_taken_over_from_is_vouched_for(altered: str) -> None:
+    """§12.1: a claim whose answer was lost is found again by what the run's row says of the owner before: altered, it is named and not served."""
+    clock = Clock()
+    store = PostgresStore(shared().fresh(), now=clock)
+    await store.open()
+    await store.register("w", TTL)
+    await Script(store, "r1").begin("w")
+    clock.forward(2 * TTL)
+    await store.register("v", TTL)
+    (claim,) = await store.claim("v", (), None, limit=5)
+    assert (claim.previous_owner, claim.cause) == ("w", "expired")
+    assert "snapshot_field_drift" not in {p.code for p in await Checker(store).all()}
+    if altered:
+        with contextlib.closing(shared().admin("holdfast")) as db:
+            db.execute(f"UPDATE holdfast.run SET {altered} WHERE run_id = 'r1'".encode())
+        assert "snapshot_field_drift" in {p.code for p in await Checker(store).all()}
+    async with Proxy(shared().folder) as proxy:
+        again = PostgresStore(proxy.url, now=clock)
+        await again.open()
+        proxy.cut(b"\x00\x00\x00\x01v", after=True)
+        (found,) = await again.claim("v", (), None, limit=5)
+        assert proxy.cuts == 1 and found.fence == claim.fence
+        assert (found.previous_owner, found.cause) == ("" if altered else "w", "expired")
+        await again.close()
     await store.close()
 
 

@@ -176,12 +176,15 @@ def call_id(place: str, name: str) -> str:
 # -- what a run's row says beside its log -------------------------------------------------------------
 
 
-def standing(run_id: str, fence: int, owner: str | None, due: int | None, holds: bool, turn: int) -> bytes:
+def standing(run_id: str, fence: int, owner: str | None, due: int | None, holds: bool, turn: int, previous: str | None = None, cause: str | None = None) -> bytes:
     """What vouches, in a run's row, for what no event tells: its fence, who holds it, when it is due, and its place in its lane.
 
-    Statements of a database that change these make the same digest, so it is one over plain text.
+    ``previous``, ``cause``: whom its owner took it over from, and why, where a store keeps that. Statements of a database that change
+    these make the same digest, so it is one over plain text.
     """
-    parts = (run_id, str(fence), "\x1e" if owner is None else owner, "\x1e" if due is None else str(due), str(int(holds)) if isinstance(holds, int) else str(holds), str(turn))
+    parts = [run_id, str(fence), "\x1e" if owner is None else owner, "\x1e" if due is None else str(due), str(int(holds)) if isinstance(holds, int) else str(holds), str(turn)]
+    if owner is not None and (previous, cause) != (None, None):
+        parts += ["\x1e" if previous is None else previous, "\x1e" if cause is None else cause]
     return hashlib.sha256("\x1f".join(parts).encode()).digest()[: canon.HASH_BYTES]
 
 

@@ -20,7 +20,8 @@ STANDING = ("fence", "owner", "due", "holds", "turn")
 
 def stands(raw: Mapping[str, Any]) -> bool:
     """Whether what a row says beside its log is what was written."""
-    return bool(raw["seal"] == plain(vouch.standing(raw["run_id"], *[raw[n] for n in STANDING])))
+    before = {n: raw[n] for n in ("previous", "cause") if n in raw}
+    return bool(raw["seal"] == plain(vouch.standing(raw["run_id"], *[raw[n] for n in STANDING], **before)))
 
 
 def copied(run: Run, column: str) -> Any:

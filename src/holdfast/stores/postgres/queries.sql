@@ -113,7 +113,7 @@ SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %b, %b FROM r RETURNING run;
 -- The row was locked in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is, a null turn the place.
 WITH n AS MATERIALIZED (SELECT coalesce(%s::bigint, nextval('holdfast.number')) AS turn), r AS (
   UPDATE holdfast.run SET fence = %s, owner = %s, due = %s, holds = %s, turn = n.turn, status = %s, priority = %s,
-    fingerprint = %s, ended = %s, doc = coalesce(%b, doc), seal = holdfast.standing(run_id, %s, %s, %s, %s, n.turn) FROM n WHERE bucket = %s AND id = %s
+    fingerprint = %s, ended = %s, doc = coalesce(%b, doc), previous = NULL, cause = NULL, seal = holdfast.standing(run_id, %s, %s, %s, %s, n.turn) FROM n WHERE bucket = %s AND id = %s
   RETURNING bucket, id
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
@@ -353,7 +353,7 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
   ) c LIMIT greatest(%(limit)s::bigint - (SELECT count(*) FROM orphans), 0)
 ), taken_over AS (
   UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once),
-    previous = o.owner, cause = o.cause, seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, least(r.due, n.once), true, r.turn)
+    previous = o.owner, cause = o.cause, seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, least(r.due, n.once), true, r.turn, o.owner, o.cause)
   FROM orphans o, (SELECT {at_once} AS once) n WHERE r.bucket = o.bucket AND r.id = o.id
   RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
 ), taken AS (
@@ -412,7 +412,7 @@ CROSS JOIN kind k CROSS JOIN LATERAL (
   ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) c;
 -- name: take_chosen
 UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once), previous = c.previous, cause = c.cause,
-  seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, least(r.due, n.once), true, r.turn)
+  seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, least(r.due, n.once), true, r.turn, c.previous, c.cause)
 FROM unnest(%(b)s::smallint[], %(id)s::bigint[], %(previous)s::text[], %(cause)s::text[]) c (bucket, id, previous, cause), (SELECT {at_once} AS once) n
 WHERE r.bucket = c.bucket AND r.id = c.id
 RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn;
@@ -425,11 +425,13 @@ WHERE r.bucket = %s AND r.run_id = %s FOR NO KEY UPDATE;
 SELECT w.boot, {expiry} - {now} FROM holdfast.run r LEFT JOIN holdfast.worker w ON w.owner = r.owner WHERE r.bucket = %(b)s AND r.run_id = %(run)s;
 -- name: take
 UPDATE holdfast.run SET owner = %(owner)s, fence = fence + 1, holds = true, due = least(due, n.once), previous = %(previous)s, cause = %(cause)s,
-  seal = holdfast.standing(run_id, fence + 1, %(owner)s, least(due, n.once), true, turn) FROM (SELECT {at_once} AS once) n
+  seal = holdfast.standing(run_id, fence + 1, %(owner)s, least(due, n.once), true, turn, %(previous)s, %(cause)s) FROM (SELECT {at_once} AS once) n
 WHERE bucket = %(b)s AND id = %(id)s;
 -- name: held
--- What an owner holds: a claim whose answer was lost is found again.
-SELECT run_id, bucket, id, fence, previous, cause FROM holdfast.run WHERE owner = %s ORDER BY bucket, id LIMIT 10000;
+-- What an owner holds: a claim whose answer was lost is found again. Where what the row says of it was altered, nothing is known but that there was one before.
+SELECT run_id, bucket, id, fence, CASE WHEN t.sound THEN previous ELSE '' END, CASE WHEN t.sound THEN cause ELSE 'expired' END
+FROM holdfast.run r, LATERAL (SELECT r.seal = holdfast.standing(r.run_id, r.fence, r.owner, r.due, r.holds, r.turn, r.previous, r.cause) AS sound) t
+WHERE owner = %s ORDER BY bucket, id LIMIT 10000;
 
 -- Workers -------------------------------------------------------------------------------------------
 
@@ -757,7 +759,7 @@ SELECT l.bucket, l.run, l.seq, l.data, l.hash FROM holdfast.log l
 WHERE l.n = 1 AND NOT EXISTS (SELECT 1 FROM holdfast.run r WHERE r.bucket = l.bucket AND r.id = l.run) ORDER BY l.bucket, l.run LIMIT 10000;
 -- name: run_raw
 SELECT r.bucket, r.id, r.run_id, r.fence, r.owner, r.due, r.holds, r.turn, r.status, r.tenant_id, r.skill_id, r.fingerprint, r.thread_id, r.session_key,
-  r.lane, r.queue, r.priority, r.parent_run_id, r.lineage_root, r.ended, r.doc, r.seal FROM holdfast.run r WHERE r.bucket = %s AND r.run_id = %s;
+  r.lane, r.queue, r.priority, r.parent_run_id, r.lineage_root, r.ended, r.doc, r.seal, r.previous, r.cause FROM holdfast.run r WHERE r.bucket = %s AND r.run_id = %s;
 -- name: log_tip
 SELECT seq, hash, n, since, whole, version, step, head FROM holdfast.log WHERE bucket = %s AND run = %s ORDER BY n DESC LIMIT 1;
 -- name: log_rows

@@ -26,7 +26,7 @@ from holdfast.stores.postgres.commits import Key, Statement, keep_blob
 from holdfast.stores.postgres.connection import Connection, Q, many
 from holdfast.stores.postgres.outbox import put_intents
 
-COLUMNS = ("bucket", "id", "run_id", "fence", "owner", "due", "holds", "turn", "status", *COPIED, "ended", "doc", "seal")
+COLUMNS = ("bucket", "id", "run_id", "fence", "owner", "due", "holds", "turn", "status", *COPIED, "ended", "doc", "seal", "previous", "cause")
 APART_US = 1_000_000
 OLD_SNAPSHOT_SECONDS = 300
 
