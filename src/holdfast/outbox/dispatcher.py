@@ -1,8 +1,8 @@
 """The dispatcher: claims intents that are due, sends each through its transport, and settles what came of it (§9.1).
 
 Theory of operation. One loop per dispatcher. What it claims it begins at once, so that its lease covers nothing that waits: it
-takes no more than it has room for, and of one receiver no more than that receiver has lately been able to take. Each sending
-is a task of its own. What tasks have found out is settled in groups, before more is claimed. Two dispatchers need not know of
+takes no more than it has room for, and of one receiver no more than that receiver has lately been able to take (``outbox/pace.py``).
+Each sending is a task of its own. What tasks have found out is settled in groups, before more is claimed. Two dispatchers need not know of
 each other: the store gives an intent to one of them, and takes a settlement only from whoever has it.
 
 A sender that dies leaves its intents claimed. Whoever finds them acts by ``intents.next_move``: sends again where the receiver dedupes
@@ -15,7 +15,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from msgspec.structs import replace
@@ -30,23 +29,21 @@ from holdfast.core.intents import Ask, Doubtful, Failed, Intent, Late, LookUp, O
 from holdfast.core.lease import SAFE_PART, at_once
 from holdfast.core.limits import SOON_US, Later, Limit
 from holdfast.handle import IntentView
-from holdfast.outbox.transports import Further, Given, Route, Row, Signal, called, given
+from holdfast.outbox.hands import Hands, NotReached
+from holdfast.outbox.pace import Lane, Pace
+from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, called, given
 from holdfast.ports import NO_LIMITS, Clock, Store
 
 POLL_SECONDS = 0.5
-CONCURRENCY = 256
-EACH = 16  # to one receiver at once, as long as it keeps up
+TURNS = 20  # of the loop, after a group: about what a short run needs for a step
+GATHER_SECONDS = 0.005  # so long an end that was found out may wait for others, to be settled with them
 SWEEP_SECONDS = 300.0
 SWEEP_BATCH = 500
-THREADS = 32
 VERIFY_SECONDS = 30.0
 CONFIGURED_US = 5_000_000  # what this process cannot send is left to others for so long
 ENDED = "its sender was ended before it began"
 
 log = logs.logger("holdfast.outbox")
-
-Lane = tuple[str, str, str]
-
 
 class NotBegun(Exception):
     """The gate was shut when it was to be sent: nothing has happened."""
@@ -59,14 +56,6 @@ class Shut(Exception):
         super().__init__(why)
         self.why = why
         self.after_us = after_us
-
-
-class NotConfigured(Exception):
-    """This process lacks what an intent needs before it can be sent: a secret. Another may have it, and nothing has happened."""
-
-    def __init__(self, error: HoldfastError) -> None:
-        super().__init__(error.message)
-        self.error = error
 
 
 LOOK_US = 50_000
@@ -115,8 +104,7 @@ class Dispatcher:
         routes: Mapping[str, Route],
         link: Callable[[Intent], Awaitable[tuple[Intent, str]]],
         *,
-        concurrency: int = CONCURRENCY,
-        each: int = EACH,
+        pace: Pace | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> None:
         self._store = store
@@ -124,15 +112,15 @@ class Dispatcher:
         self._sender = sender
         self._routes = routes
         self._link = link
-        self._concurrency = concurrency
-        self._each = each
+        self._pace = pace or Pace()
         self._limits = limits
         self._tasks: dict[asyncio.Task[None], Intent] = {}
         self._claiming: asyncio.Task[list[Intent]] | None = None
         self._done: list[Settlement] = []
-        self._pace: dict[Lane, int] = {}
+        self._leaving: set[str] = set()
         self._news = asyncio.Event()
-        self._pool: ThreadPoolExecutor | None = None
+        self._hands = Hands(self._pace.each)
+        self._rest: float | None = None
         self._swept = float("-inf")
         self._renewed = float("-inf")
         self.settled = 0
@@ -155,11 +143,13 @@ class Dispatcher:
             while True:
                 stopping = stop is not None and stop.is_set()
                 await self._settle()
+                await self._give_way()
                 found = [] if stopping else await self._claim(run_id)
                 for intent in found:
                     task = asyncio.ensure_future(self._one(intent, self._clock.monotonic()))
                     self._tasks[task] = intent
                     task.add_done_callback(lambda _: self._news.set())
+                await self._give_way()
                 if not found and not self._tasks and not self._done and (stopping or until_idle):
                     return self.settled - before
                 if run_id is None and not stopping:
@@ -198,6 +188,8 @@ class Dispatcher:
                     await self._news.wait()
             except TimeoutError:
                 pass
+        if self._done and self._tasks:
+            await asyncio.wait(self._tasks, timeout=GATHER_SECONDS)
         self._news.clear()
         for task in [t for t in self._tasks if t.done()]:
             del self._tasks[task]
@@ -212,9 +204,6 @@ class Dispatcher:
         if self._tasks:
             await asyncio.wait(self._tasks)
         self._tasks.clear()
-        if self._pool is not None:
-            self._pool.shutdown(wait=False, cancel_futures=True)
-            self._pool = None
         claiming, self._claiming = self._claiming, None
         if claiming is not None:  # it was ended before it had the answer, or the store failed
             await asyncio.wait([claiming])
@@ -224,23 +213,31 @@ class Dispatcher:
             await self._settle()
 
     async def _claim(self, run_id: str | None) -> list[Intent]:
-        free = self._concurrency - len(self._tasks)
+        free, room = self._pace.room(i.lane for i in self._tasks.values())
         if free <= 0 or not self._routes or not self._sender.safe():
             return []
-        busy: dict[Lane, int] = {}
-        for intent in self._tasks.values():
-            busy[intent.lane] = busy.get(intent.lane, 0) + 1
-        room = {lane: max(0, self._pace.get(lane, self._each) - busy.get(lane, 0)) for lane in {*busy, *self._pace}}
 
         def claim(held: Collection[str], doubt: bool) -> Awaitable[list[Intent]]:
             return self._store.claim_intents(
-                self._sender.owner, tuple(self._routes), limit=free, ttl_us=self._sender.ttl_us, each=self._each, room=room, run_id=run_id, held=held, doubt=doubt
+                self._sender.owner, tuple(self._routes), limit=free, ttl_us=self._sender.ttl_us, each=self._pace.each, room=room, run_id=run_id, held=held, doubt=doubt
             )
 
+        began = self._clock.monotonic()
         self._claiming = asyncio.ensure_future(self._sender.claim(claim))
         found = await asyncio.shield(self._claiming)
         self._claiming = None
+        self._rest = self._pace.wrote(len(found), self._clock.monotonic() - began)
         return found
+
+    async def _give_way(self) -> None:
+        """After a group's transaction the runs have their turn: those of this loop, and where it took long whoever else writes."""
+        rest, self._rest = self._rest, None
+        if rest is None:
+            return
+        for _ in range(TURNS):
+            await asyncio.sleep(0)
+        if rest:
+            await asyncio.sleep(rest)
 
     async def _renew(self) -> None:
         """What takes long is not taken away meanwhile: speech, an upload."""
@@ -262,9 +259,12 @@ class Dispatcher:
 
     async def _settle(self) -> None:
         """Keeps what has been found out, in one transaction; where a hook's signal has nobody to go to, each alone."""
+        if self._leaving:
+            await self._left()
         done, self._done = self._done, []
         if not done:
             return
+        began = self._clock.monotonic()
         try:
             kept = await self._store.settle_intents(done)
         except StoreError:
@@ -277,6 +277,7 @@ class Dispatcher:
         for s, held in zip(done, kept, strict=True):
             if not held:
                 log.warning("%s was taken over while it was sent as attempt %d: its end is not on record", s.after.intent_id, s.before.attempts)
+        self._rest = self._pace.wrote(len(done), self._clock.monotonic() - began)
 
     async def _alone(self, s: Settlement) -> bool:
         try:
@@ -307,23 +308,12 @@ class Dispatcher:
             raise
         except Exception as e:  # whatever is wrong with one intent is told on it, and concerns no other
             outcome, answer = Failed(ErrorValue.of(e)), None
-        self._judge(intent.lane, outcome)
+        self._pace.note(intent.lane, outcome, self._clock.monotonic() - began)
         if isinstance(outcome, Late) and outcome.after_us and outcome.error is None and route.limit is None:
             self.put_off = self._clock.monotonic() + outcome.after_us / 1_000_000
         after = intents.after(intent, outcome, route.how, self._store.now())
         beside = await self._hooked(intent, after, route, answer) if isinstance(outcome, Sent) and route.on_response is not None else None
         self._done.append((beside and replace(beside, before=before)) or Settlement(before, after))
-
-    def _judge(self, lane: Lane, outcome: Outcome) -> None:
-        """A receiver that fails is given less at once, one that keeps up more: it hinders its own intents, and nobody else's."""
-        pace = self._pace.get(lane, self._each)
-        if isinstance(outcome, Sent):
-            pace += 1
-        elif isinstance(outcome, Failed | Doubtful):
-            pace //= 2
-        self._pace[lane] = max(1, pace)
-        if self._pace[lane] >= self._each:
-            del self._pace[lane]
 
     async def _looked_up(self, intent: Intent, route: Route, move: LookUp) -> tuple[Intent, Intent | None]:
         """What the transport says about an attempt that was lost: the intent as it is to be sent, or as it is settled."""
@@ -352,15 +342,16 @@ class Dispatcher:
                 intent, link = await self._link(intent)
                 payload = _filled(payload, link)
             if route.limit is None:
-                answer = await self._act(route, payload, intent.key, began)
+                answer = await self._act(route, intent.lane, payload, intent.key, began)
             elif (later := await self._entered(intent, route.limit)) is not None:
                 return intent, Late(later.why, max(0, later.at - self._store.now())), None
             else:
                 try:
-                    answer = await self._act(route, payload, intent.key, began)
+                    answer = await self._act(route, intent.lane, payload, intent.key, began)
                 finally:
-                    await asyncio.shield(self._store.leave(self._sender.owner, [intent.intent_id]))
-        except NotBegun as e:
+                    self._leaving.add(intent.intent_id)
+                    await asyncio.shield(self._left())
+        except (NotBegun, NotReached) as e:
             return intent, Late(str(e)), None
         except NotConfigured as e:
             return intent, Late(str(e.error), CONFIGURED_US, ErrorValue.of(e.error)), None
@@ -389,14 +380,27 @@ class Dispatcher:
     async def _entered(self, intent: Intent, limit: str) -> Later | None:
         """Holds a limit for one sending, or says when to come back; what has room within a second is waited for (§10.11)."""
         until = self._clock.now() + SOON_US
-        while (later := await self._store.enter(self._sender.owner, intent.run_id, intent.intent_id, {limit: self._limits.get(limit)})) is not None:
-            now = self._clock.now()
-            if now >= until or (later.at > until and later.at - now > SOON_US):
-                return later
-            await self._clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
+        try:
+            while (later := await self._store.enter(self._sender.owner, intent.run_id, intent.intent_id, {limit: self._limits.get(limit)})) is not None:
+                now = self._clock.now()
+                if now >= until or (later.at > until and later.at - now > SOON_US):
+                    return later
+                await self._clock.sleep(min(max(later.at - now, 1_000), LOOK_US) / 1_000_000)
+        except BaseException:
+            self._leaving.add(intent.intent_id)  # it may hold it all the same
+            raise
         return None
 
-    async def _act(self, route: Route, payload: Any, key: str, began: float) -> Any:
+    async def _left(self) -> None:
+        """Gives back what is held no more; what the store could not be told of is told with the next settlement."""
+        places = list(self._leaving)
+        try:
+            await self._store.leave(self._sender.owner, places)
+        except StoreError:
+            return  # this owner holds it until then, or until it ends
+        self._leaving.difference_update(places)
+
+    async def _act(self, route: Route, lane: Lane, payload: Any, key: str, began: float) -> Any:
         def gate() -> None:
             """Asked immediately before the act, in the thread that acts (§6.5)."""
             if self._clock.monotonic() - began > self._sender.ttl_us * SAFE_PART / 1_000_000:
@@ -406,28 +410,14 @@ class Dispatcher:
 
         def act_in_thread() -> Any:
             gate()
-            try:
-                return route.send(payload, key)
-            except StopIteration as e:  # a future cannot carry it, and whoever waited for it would wait for ever
-                raise RuntimeError("a transport raised StopIteration") from e
+            return route.send(payload, key)
 
-        try:
-            async with asyncio.timeout(route.timeout):
-                if not route.threaded:
-                    gate()
-                    return await route.send(payload, key)
-                value = await asyncio.get_running_loop().run_in_executor(self._threads(), act_in_thread)
-                return await value if isinstance(value, Awaitable) else value
-        except TimeoutError:
-            if route.threaded and self._pool is not None:  # its thread goes on, and is not waited for
-                self._pool.shutdown(wait=False)
-                self._pool = None
-            raise
-
-    def _threads(self) -> ThreadPoolExecutor:
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(THREADS, "holdfast-send")
-        return self._pool
+        async with asyncio.timeout(route.timeout):
+            if not route.threaded:
+                gate()
+                return await route.send(payload, key)
+            value = await self._hands.do(lane, act_in_thread)
+            return await value if isinstance(value, Awaitable) else value
 
     # -- hooks --------------------------------------------------------------------------------------
 
@@ -488,4 +478,4 @@ def _filled(value: Any, link: str) -> Any:
     return value
 
 
-__all__ = ["Dispatcher", "NotBegun", "NotConfigured", "Sender", "Shut"]
+__all__ = ["Dispatcher", "NotBegun", "Sender", "Shut"]

@@ -23,7 +23,8 @@ from holdfast.core.intents import Intent
 from holdfast.core.run import Run
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import DEFAULT_DEADLINE_US, Wait
-from holdfast.outbox.dispatcher import NotBegun, NotConfigured, Shut
+from holdfast.outbox.dispatcher import NotBegun, Shut
+from holdfast.outbox.transports import NotConfigured
 from holdfast.ports import Store
 
 SECRET = "HOLDFAST_SECRET"

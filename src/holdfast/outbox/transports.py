@@ -18,7 +18,7 @@ import msgspec
 
 from holdfast.core.arguments import checked, function
 from holdfast.core.bounds import amount, texts
-from holdfast.core.errors import InvalidInput, MaybeSent, PermanentError, UsageError
+from holdfast.core.errors import HoldfastError, InvalidInput, MaybeSent, PermanentError, UsageError
 from holdfast.core.intents import Sending
 from holdfast.core.limits import own_name
 from holdfast.core.retry import Retry, coerce
@@ -28,6 +28,14 @@ OUTPUT_CAP = 1024 * 1024
 REFUSED_EXIT = 65  # EX_DATAERR
 RETRY = Retry(max_attempts=10)
 ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER")
+
+
+class NotConfigured(Exception):
+    """This process lacks what an intent needs before it can be sent: a secret, a program. Another may have it, and nothing has happened."""
+
+    def __init__(self, error: HoldfastError) -> None:
+        super().__init__(error.message)
+        self.error = error
 
 
 class Intent(Protocol):
@@ -196,8 +204,8 @@ class Subprocess:
         pipe = asyncio.subprocess.PIPE
         try:
             process = await asyncio.create_subprocess_exec(*self._argv, env=env, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True)
-        except FileNotFoundError:
-            raise UsageError(f"{self._argv[0]} cannot be run", hint="install it, or name its path") from None
+        except (FileNotFoundError, PermissionError):
+            raise NotConfigured(UsageError(f"{self._argv[0]} cannot be run here", hint="install it, or name its path")) from None
         try:
             out, err, _ = await asyncio.gather(_read(process.stdout), _read(process.stderr), _feed(process.stdin, msgspec.json.encode(payload)))
             code = await process.wait()
@@ -238,4 +246,4 @@ async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
         return  # a command need not read what it is given
 
 
-__all__ = ["Function", "Further", "Given", "Route", "Row", "Signal", "Subprocess", "called", "given", "route", "routes"]
+__all__ = ["Function", "Further", "Given", "NotConfigured", "Route", "Row", "Signal", "Subprocess", "called", "given", "route", "routes"]

@@ -111,9 +111,11 @@ async def claim(
 
 
 def _keep(intents: Sequence[Intent]) -> Iterator[Statement]:
-    rows = [_kept(i) for i in intents]
-    yield from ((Q.intent_keep, row) for row in rows)
-    yield from besides.keep(vouch.of_intent(i, row[-2]) for i, row in zip(intents, rows, strict=True))
+    """Two statements for all of them; of one intent the last counts."""
+    kept = {i.intent_id: (i, _kept(i)) for i in intents}
+    if kept:
+        yield Q.intent_keep, [list(column) for column in zip(*(row for _, row in kept.values()), strict=True)]
+        yield from besides.keep(vouch.of_intent(i, row[-2]) for i, row in kept.values())
 
 
 def _kept(i: Intent) -> tuple[Any, ...]:
@@ -131,6 +133,7 @@ async def settle(db: Connection, settlements: Sequence[Settlement], put: Callabl
     numbers = iter([number for (number,) in drawn])
     there = {i.intent_id: i for i in map(decode_intent, rows)}
     out: list[bool] = []
+    kept: list[Intent] = []
     writes: list[Statement] = []
     items: list[InboxItem] = []
     for s in settlements:
@@ -139,10 +142,11 @@ async def settle(db: Connection, settlements: Sequence[Settlement], put: Callabl
         if not done and found is not None and stands(found, s.before):
             done = True
             there[s.after.intent_id] = s.after
-            writes += [*_keep([s.after]), *put_intents(s.intents), *besides.put_ledger(s.ledger, numbers)]
+            kept.append(s.after)
+            writes += [*put_intents(s.intents), *besides.put_ledger(s.ledger, numbers)]
             items += s.puts
         out.append(done)
-    await many(db, writes)
+    await many(db, [*_keep(kept), *writes])
     for item in items:
         await put(item)
     return out

@@ -638,7 +638,9 @@ ORDER BY i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED;
 -- name: intent_lock
 SELECT {intent} FROM {intents} WHERE i.intent_id = ANY(%s::text[]) ORDER BY i.intent_id FOR UPDATE OF i;
 -- name: intent_keep
-UPDATE holdfast.intent SET state = %s, due = %s, owner = %s, lease_until = %s, settled_at = %s, attempts = %s, carries = %s, data = %s WHERE intent_id = %s;
+UPDATE holdfast.intent i SET state = k.state, due = k.due, owner = k.owner, lease_until = k.lease_until, settled_at = k.settled_at, attempts = k.attempts, carries = k.carries, data = k.data
+FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], %s::boolean[], %b::bytea[], %s::text[])
+  AS k (state, due, owner, lease_until, settled_at, attempts, carries, data, intent_id) WHERE i.intent_id = k.intent_id;
 -- name: intents_free
 UPDATE holdfast.intent SET lease_until = NULL WHERE intent_id = ANY(%s::text[]);
 -- name: intents_renew

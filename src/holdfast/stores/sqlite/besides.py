@@ -53,6 +53,11 @@ def under(db: apsw.Connection, key: str, kind: str) -> list[Voucher]:
     return [Voucher(*r) for r in rows(db, Q.vouch_under, (key, kind))]
 
 
+def under_any(db: apsw.Connection, keys: Sequence[Any], kind: str) -> list[Voucher]:
+    """All vouchers under these keys; what is no text, as in a damaged row, has none."""
+    return [Voucher(*r) for r in rows(db, Q.vouch_under_any, (json.dumps([k for k in keys if isinstance(k, str)]), kind))] if keys else []
+
+
 def each(db: apsw.Connection, found: Sequence[Voucher]) -> list[bool]:
     """Which of these records are what was written, where the whole of what there must be is not asked for."""
     return [v in one(db, v.run_id, v.kind, v.id) for v in found]

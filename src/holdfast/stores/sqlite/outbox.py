@@ -8,6 +8,7 @@ long queue nor a key that is held keeps the search from the others.
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -58,10 +59,13 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
 
 def _sound(db: apsw.Connection, kept: Sequence[Sequence[Any]]) -> list[Intent]:
     """Those that are what was written: nothing else is sent. The others are named where their run is read, and by the checker."""
-    return besides.sound(db, kept, vouch.of_intent_row, decode_intent)
+    stated = set(besides.under_any(db, [k[9] for k in kept], "intent"))
+    return [decode_intent(k) for k in kept if vouch.of_intent_row(k) in stated]
 
 
 def put_ledger(db: apsw.Connection, entries: Sequence[LedgerRow]) -> list[Voucher]:
+    if not entries:
+        return []
     first = row(db, Q.ledger_last)[0] + 1
     numbered = [replace(r, number=n) for n, r in enumerate(entries, first)]
     db.executemany(Q.ledger_insert, [(r.number, r.run_id, r.topic, r.key, r.at, r.data, r.step_id, as_json(r.data)) for r in numbered])
@@ -111,12 +115,15 @@ class Search:
         """Intents that may be sent now, and whether their sender is proven dead. ``mine``: in the caller's hands without its knowledge."""
         lost: list[Intent] = []
         dead: set[str] = set()
+        senders: dict[str | None, tuple[Any, bool]] = {None: (None, False)}
         for *kept, ticks in rows(db, Q.intents_sending):
             owner, until, type_, run = kept[4], kept[5], kept[7], kept[8]
             if type_ not in types or run_id not in (None, run):
                 continue
-            worker = self._owners.find(db, owner) if owner is not None else None
-            gone = worker is not None and self._owners.alive(worker) is Alive.NO
+            if owner not in senders:
+                found_one = self._owners.find(db, owner)
+                senders[owner] = (found_one, found_one is not None and self._owners.alive(found_one) is Alive.NO)
+            worker, gone = senders[owner]
             left = self._owners.left_of(worker, ticks, until, now)
             if not gone and left > 0 and mine is None:
                 continue
@@ -162,33 +169,58 @@ class Search:
 
 
 def claim(db: apsw.Connection, ready: Sequence[tuple[Intent, bool]], owner: str, now: int, until: int, ticks: int, mine: Callable[[Intent], bool] | None) -> list[Intent]:
+    """Two statements for all of them."""
     out = [
         claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=dead, answer_lost=mine is not None and mine(i)) for i, dead in ready
     ]
-    besides.vouch_for(db, [_keep(db, i) for i in out])
-    db.executemany(Q.intent_ticks, [(ticks, i.intent_id) for i in out])
+    kept = [_kept(i) for i in out]
+    besides.vouch_for(db, [vouch.of_intent(i, k[7]) for i, k in zip(out, kept, strict=True)])
+    db.executemany(Q.intent_take, [(ticks, *k) for k in kept])
     return out
 
 
-def _keep(db: apsw.Connection, i: Intent) -> Voucher:
-    data = codec.encode_intent(i)
-    db.execute(Q.intent_keep, (i.state, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, int(bool(i.payload)), data, i.intent_id))
-    return vouch.of_intent(i, data)
+def _kept(i: Intent) -> tuple[Any, ...]:
+    return (i.state, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, int(bool(i.payload)), codec.encode_intent(i), i.intent_id)
 
 
-def settle(db: apsw.Connection, s: Settlement, put: Callable[[Any], object]) -> bool:
-    there = found(db, s.after.intent_id)
-    if there is None or not stands(there, s.before):
-        return False
-    besides.vouch_for(db, [_keep(db, s.after), *(put_intent(db, intent) for intent in s.intents), *put_ledger(db, s.ledger)])
-    for item in s.puts:
-        put(item)
-    return True
+def _keep(db: apsw.Connection, intents: Sequence[Intent]) -> list[Voucher]:
+    """One statement for all of them; gives what vouches for each."""
+    kept = [_kept(i) for i in intents]
+    db.executemany(Q.intent_keep, kept)
+    return [vouch.of_intent(i, k[7]) for i, k in zip(intents, kept, strict=True)]
+
+
+def settle(db: apsw.Connection, settlements: Sequence[Settlement], put: Callable[[Any], object]) -> list[bool]:
+    """Keeps what became of intents that still stand as their senders saw them: four statements for all of them, and what their hooks gave.
+
+    Raises:
+        RecordDamaged: one of them is gone, or is not what was written.
+    """
+    wanted = [s.after.intent_id for s in settlements]
+    found = rows(db, Q.intents_named, (json.dumps(wanted),))
+    vouch.hold(map(vouch.of_intent_row, found), besides.under_any(db, wanted, "intent"))
+    there = {i.intent_id: i for i in map(decode_intent, found)}
+    done: list[Settlement] = []
+    out: list[bool] = []
+    for s in settlements:
+        before = there.get(s.after.intent_id)
+        out.append(before is not None and stands(before, s.before))
+        if out[-1]:
+            there[s.after.intent_id] = s.after
+            done.append(s)
+    vouchers = _keep(db, [s.after for s in done])
+    for s in done:
+        vouchers += [*(put_intent(db, intent) for intent in s.intents), *put_ledger(db, s.ledger)]
+    besides.vouch_for(db, vouchers)
+    for s in done:
+        for item in s.puts:
+            put(item)
+    return out
 
 
 def drop_payloads(db: apsw.Connection, before: int, limit: int) -> int:
     old = [dropped(i) for i in _sound(db, rows(db, Q.intents_to_drop, (before, limit)))]
-    besides.vouch_for(db, [_keep(db, i) for i in old])
+    besides.vouch_for(db, _keep(db, old))
     return len(old)
 
 

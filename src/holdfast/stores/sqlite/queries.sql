@@ -133,6 +133,8 @@ SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = ? AND kind = ? OR
 SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = ? AND kind = ? AND id > ? AND id <= ? ORDER BY id;
 -- name: vouch_under
 SELECT run, kind, id, seal, under, mark FROM vouch WHERE under = ? AND kind = ? AND under <> '' ORDER BY id;
+-- name: vouch_under_any
+SELECT run, kind, id, seal, under, mark FROM vouch WHERE under IN (SELECT value FROM json_each(?)) AND kind = ? AND under <> '' ORDER BY id;
 -- name: vouch_untaken
 SELECT run, kind, id, seal, under, mark FROM vouch INDEXED BY vouch_untaken WHERE run = ? AND kind = 'inbox' AND mark IS NULL ORDER BY id;
 -- name: vouch_taken
@@ -381,8 +383,14 @@ SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id
 -- name: intents_sending
 SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries, ticks FROM intent WHERE state = 'sending' ORDER BY id LIMIT 10000;
 -- name: next_lane
-SELECT tenant_id, target, order_key FROM intent
-WHERE state = 'queued' AND type = ? AND (tenant_id, target, order_key) > (?, ?, ?) ORDER BY tenant_id, target, order_key LIMIT 1;
+-- The lane behind (type, tenant, target, order key). One comparison of three columns would read all intents of the lane it begins at.
+SELECT * FROM (SELECT tenant_id, target, order_key FROM intent
+  WHERE state = 'queued' AND type = ?1 AND tenant_id = ?2 AND target = ?3 AND order_key > ?4 ORDER BY order_key LIMIT 1)
+UNION ALL SELECT * FROM (SELECT tenant_id, target, order_key FROM intent
+  WHERE state = 'queued' AND type = ?1 AND tenant_id = ?2 AND target > ?3 ORDER BY target, order_key LIMIT 1)
+UNION ALL SELECT * FROM (SELECT tenant_id, target, order_key FROM intent
+  WHERE state = 'queued' AND type = ?1 AND tenant_id > ?2 ORDER BY tenant_id, target, order_key LIMIT 1)
+LIMIT 1;
 -- name: next_lane_first
 SELECT tenant_id, target, order_key FROM intent WHERE state = 'queued' AND type = ? ORDER BY tenant_id, target, order_key LIMIT 1;
 -- name: lane_due
@@ -401,12 +409,14 @@ WHERE i.run_id = ?1 AND i.state = 'queued' AND i.due <= ?2
     SELECT e.id FROM intent e WHERE e.tenant_id = i.tenant_id AND e.type = i.type AND e.order_key = i.order_key AND e.order_key <> ''
       AND e.state IN ('queued', 'sending', 'unknown') ORDER BY e.id LIMIT 1))
 ORDER BY i.id LIMIT ?3;
+-- name: intents_named
+SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries FROM intent WHERE intent_id IN (SELECT value FROM json_each(?));
+-- name: intent_take
+UPDATE intent SET ticks = ?, state = ?, due = ?, owner = ?, lease_until = ?, settled_at = ?, attempts = ?, carries = ?, data = ? WHERE intent_id = ?;
 -- name: intent_keep
 UPDATE intent SET state = ?, due = ?, owner = ?, lease_until = ?, settled_at = ?, attempts = ?, carries = ?, data = ? WHERE intent_id = ?;
 -- name: intents_renew
 UPDATE intent SET lease_until = ?, ticks = ? WHERE state = 'sending' AND owner = ?;
--- name: intent_ticks
-UPDATE intent SET ticks = ? WHERE intent_id = ?;
 -- name: intents_to_drop
 SELECT data, tenant_id, state, due, owner, lease_until, settled_at, type, run_id, intent_id, target, order_key, created_at, iif(ifnull(placed, id) = id, attempts, NULL), carries FROM intent
 WHERE settled_at < ? AND settled_at IS NOT NULL AND carries = 1 AND state IN ('sent', 'abandoned') ORDER BY settled_at LIMIT ?;

@@ -895,7 +895,7 @@ class SqliteStore:
         def work(committer: Committer) -> list[bool]:
             now = self._now()
             with committer.writing():
-                return [outbox.settle(committer.db, s, lambda item: committer.put(item, now)) for s in settlements]
+                return outbox.settle(committer.db, settlements, lambda item: committer.put(item, now))
 
         done = await self._write().run(work)
         self._changes.tell()
