@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Limit, Runtime, State
+from holdfast import Context, Graph, Limit, State
 from holdfast.core.errors import StoreFull
 from holdfast.transports import Function, Subprocess
 from tests.outbox.conftest import Open
