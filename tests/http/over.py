@@ -2,7 +2,8 @@
 
 The tests of people and of effects, as they stand, with the verbs that decide carried over HTTP: what they ask of ``Runtime.decide``, ``approve``, ``deny``,
 ``cancel`` and ``signal`` becomes a request to the API of that very runtime, and a problem becomes the error again, by its code. After each the run
-is held in the same words by Python, HTTP and its page. ``--store`` puts every store of theirs that is one process's own in another kind.
+is held in the same words by Python, HTTP and its page. ``--store`` puts every store of theirs in another kind: on PostgreSQL also
+those of a file.
 """
 
 from __future__ import annotations
@@ -147,14 +148,15 @@ CASES = ["tests/people", "tests/engine/test_effects.py", "tests/engine/test_comp
 
 def main() -> int:
     asked = argparse.ArgumentParser(prog="python -m tests.http.over", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--store", choices=["memory", "sqlite", "workspace"], default="sqlite")
+    asked.add_argument("--store", choices=["memory", "sqlite", "workspace", "postgres"], default="sqlite")
     asked.add_argument("--budget", type=float, default=20, metavar="MINUTES")
     asked.add_argument("cases", nargs="*", default=CASES)
     given = asked.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        kind = {STORE: given.store} if given.store != "memory" else {}
-        command = [sys.executable, "-m", "pytest", "-q", "-n0", "-s", "-p", "tests.http.over", "--tb=line", *given.cases]
+        kind = {STORE: given.store} if given.store in ("sqlite", "workspace") else {}
+        other = ["--store", "postgres"] if given.store == "postgres" else []
+        command = [sys.executable, "-m", "pytest", "-q", "-n0", "-s", "-p", "tests.http.over", "--tb=short", *other, *given.cases]
         try:
             ended = subprocess.run(command, env={**os.environ, **kind, "HOLDFAST_OVER_FOLDER": folder}, timeout=given.budget * 60)
         except subprocess.TimeoutExpired:
