@@ -70,6 +70,7 @@ from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look import threads
 from holdfast.engine.look.following import MODES, Cursor, Follower, modes_of
+from holdfast.engine.look.hearing import Alone, Source
 from holdfast.engine.look.living import unsendable
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.handle import CheckpointView, Decided, EventView, Feed, IntentView, LedgerView, Run, Schedule, StreamPart, Wait
@@ -1345,10 +1346,10 @@ class Runtime:
 
     @checked(after=Cursor.read, modes=modes_of)
     def follower(
-        self, run_id: str, *, after: Any = None, modes: Iterable[str] = ("events", "custom"), tenant_id: str | None = None
+        self, run_id: str, *, after: Any = None, modes: Iterable[str] = ("events", "custom"), tenant_id: str | None = None, source: Source | None = None
     ) -> Follower:
-        """What ``stream`` reads with, for whoever has more to say than its parts: servers."""
-        return Follower(self._store, self.look, self._services.threads, run_id, frozenset(modes), after, tenant_id)
+        """What ``stream`` reads with, for whoever has more to say than its parts: servers, whose readers may share a source."""
+        return Follower(self._store, source or Alone(self._store, self.look), self._services.threads, run_id, frozenset(modes), after, tenant_id)
 
     @checked(modes=modes_of)
     async def run_stream(

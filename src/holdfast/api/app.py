@@ -34,6 +34,7 @@ from holdfast.api.table import ROUTES, Answer, Call, Route, went_on
 from holdfast.core.bounds import text
 from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
+from holdfast.engine.look.hearing import Together
 from holdfast.engine.look.looker import Wanted
 from holdfast.meters import Meter
 from holdfast.protocols import PROTOCOLS
@@ -72,6 +73,7 @@ class Api:
         self._given = tokens
         self._doing: set[str] = set()
         self._meter: Meter | None = None
+        self._wires = streams.Wires(Together(rt.store, rt.look))
         self.counting = contextlib.ExitStack()
 
     @property
@@ -213,8 +215,8 @@ class Api:
         if query.protocol is not None:
             run, _ = await self.rt.look.found(run_id, access.tenant)
             encoder = PROTOCOLS[query.protocol](run.run_id, run.thread_id)
-            return _streaming(streams.spoken(self.rt, run_id, access, after, self._beat(request), encoder), encoder.headers)
-        return _streaming(streams.one(self.rt, run_id, access, after, modes, self._beat(request)), {})
+            return _streaming(streams.spoken(self.rt, self._wires, run_id, access, after, self._beat(request), encoder), encoder.headers)
+        return _streaming(streams.one(self.rt, self._wires, run_id, access, after, modes, self._beat(request)), {})
 
     def _beat(self, request: Request) -> streams.Beat:
         async def allowed() -> bool:

@@ -3,6 +3,9 @@
 Events carry their number as id, so that a client that comes back loses and repeats nothing. Chunks carry none: what replaces them is
 durable; their cursor, given as ``after``, goes on after them. A slow reader is waited for by the transport, and nothing is kept for it
 meanwhile: events and chunks are read from the store only when it can take them, and how many chunks the ring has lost by then is said.
+
+All streams of a server read from one source (``hearing.Together``), so that a commit costs the same few reads for one listener and for two
+hundred. What an event is on the wire is the same for all of them too, and is made once.
 """
 
 from __future__ import annotations
@@ -19,6 +22,8 @@ from holdfast.access import Access
 from holdfast.api.table import resting
 from holdfast.core import describe
 from holdfast.core.masks import Mask
+from holdfast.core.run import Run
+from holdfast.engine.look.hearing import Source
 from holdfast.engine.look.looker import Wanted
 from holdfast.handle import StreamPart
 from holdfast.protocols import MODES, Encoder
@@ -27,6 +32,8 @@ from holdfast.runtime import Runtime
 QUIET_SECONDS = 15.0
 CHECK_SECONDS = 20.0
 POLL_SECONDS = 1.0
+MOST_FRAMES = 1000
+PIECE_BYTES = 32 * 2**10
 RETRY = b"retry: 1000\n\n"
 
 Allowed = Callable[[], Awaitable[bool]]
@@ -62,54 +69,6 @@ class Beat:
         return not await self._allowed()
 
 
-async def one(rt: Runtime, run_id: str, access: Access, after: str | None, modes: Iterable[str], beat: Beat) -> AsyncIterator[bytes]:
-    """A run's events from a number on, or all from a cursor on, what its steps emit, and how it rests; to its end."""
-    feed = rt.follower(run_id, after=after, modes=modes, tenant_id=access.tenant)
-    rested = -1
-    yield b": open\n\n"
-    while True:
-        mask: Mask | None = None
-        async for part in feed.ready():
-            if mask is None:
-                mask = await rt.look.mask(feed.run)
-            yield encoded(part, mask)
-            beat.said()
-        run = feed.run
-        shown = describe.run(run, feed.lease, rt.store.now())
-        if resting(shown) and rested != run.version:
-            rested = run.version
-            yield frame("rest", describe.plain(shown, await rt.look.mask(run)))
-            beat.said()
-        if feed.over or await beat.over():
-            yield RETRY
-            return
-        if beat.quiet():
-            yield b": still here\n\n"
-            beat.said()
-        await rt.store.wait_for_change(POLL_SECONDS)
-
-
-async def spoken(rt: Runtime, run_id: str, access: Access, after: str | None, beat: Beat, encoder: Encoder) -> AsyncIterator[bytes]:
-    """A run's stream in the words of a protocol, to its end."""
-    feed = rt.follower(run_id, after=after, modes=MODES, tenant_id=access.tenant)
-    yield b": open\n\n"
-    while True:
-        mask: Mask | None = None
-        async for part in feed.ready():
-            if mask is None:
-                mask = await rt.look.mask(feed.run)
-            for wire in encoder.encode(part, mask):
-                yield b"data: " + json.dumps(wire, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n\n"
-                beat.said()
-        if feed.over or await beat.over():
-            yield encoder.after if feed.over else RETRY
-            return
-        if beat.quiet():
-            yield b": still here\n\n"
-            beat.said()
-        await rt.store.wait_for_change(POLL_SECONDS)
-
-
 def encoded(part: StreamPart, mask: Mask) -> bytes:
     """A part of a run's stream as it goes over the wire: events under their number, everything else with its cursor."""
     by = {"step_id": part.step_id, "attempt": part.attempt, "attempt_id": part.attempt_id}
@@ -123,6 +82,88 @@ def encoded(part: StreamPart, mask: Mask) -> bytes:
     if part.mode in ("custom", "messages"):
         return frame("chunk" if part.mode == "custom" else "message", {**by, "value": value, "cursor": part.cursor})
     return frame(part.mode, {"value": value, "cursor": part.cursor})
+
+
+class Wires:
+    """What all streams of a server share: the source they read from, and how the newest events look on the wire."""
+
+    def __init__(self, source: Source) -> None:
+        self.source = source
+        self._frames: dict[tuple[str, int], bytes] = {}
+
+    def encoded(self, part: StreamPart, run: Run, hidden: Mask) -> bytes:
+        """A part of a run's stream as it goes over the wire."""
+        if part.mode != "events" or run.secrets:  # what is to be hidden may come to be known later
+            return encoded(part, hidden)
+        key = (run.run_id, part.data.seq)
+        made = self._frames.get(key)
+        if made is None:
+            if len(self._frames) >= MOST_FRAMES:
+                self._frames = dict(list(self._frames.items())[MOST_FRAMES // 2 :])
+            made = self._frames[key] = encoded(part, hidden)
+        return made
+
+
+async def one(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str | None, modes: Iterable[str], beat: Beat) -> AsyncIterator[bytes]:
+    """A run's events from a number on, or all from a cursor on, what its steps emit, and how it rests; to its end."""
+    feed = rt.follower(run_id, after=after, modes=modes, tenant_id=access.tenant, source=wires.source)
+    rested = -1
+    yield b": open\n\n"
+    news = True
+    while True:
+        if news:
+            async for piece in pieces([wires.encoded(part, feed.run, feed.hidden)] async for part in feed.ready()):
+                yield piece
+                beat.said()
+            shown = describe.run(feed.run, feed.lease, rt.store.now())
+            if resting(shown) and rested != feed.run.version:
+                rested = feed.run.version
+                yield frame("rest", describe.plain(shown, feed.hidden))
+                beat.said()
+        if feed.over or await beat.over():
+            yield RETRY
+            return
+        if beat.quiet():
+            yield b": still here\n\n"
+            beat.said()
+        news = await feed.news(POLL_SECONDS)
+
+
+async def spoken(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str | None, beat: Beat, encoder: Encoder) -> AsyncIterator[bytes]:
+    """A run's stream in the words of a protocol, to its end."""
+    feed = rt.follower(run_id, after=after, modes=MODES, tenant_id=access.tenant, source=wires.source)
+    yield b": open\n\n"
+    news = True
+    while True:
+        if news:
+            async for piece in pieces([worded(wire) for wire in encoder.encode(part, feed.hidden)] async for part in feed.ready()):
+                yield piece
+                beat.said()
+        if feed.over or await beat.over():
+            yield encoder.after if feed.over else RETRY
+            return
+        if beat.quiet():
+            yield b": still here\n\n"
+            beat.said()
+        news = await feed.news(POLL_SECONDS)
+
+
+async def pieces(frames: AsyncIterator[list[bytes]]) -> AsyncIterator[bytes]:
+    """Frames that are there at once, in few pieces: each goes through the server's layers by itself."""
+    held: list[bytes] = []
+    size = 0
+    async for made in frames:
+        held += made
+        size += sum(map(len, made))
+        if size >= PIECE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    if held:
+        yield b"".join(held)
+
+
+def worded(wire: Any) -> bytes:
+    return b"data: " + json.dumps(wire, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n\n"
 
 
 async def many(rt: Runtime, wanted: Wanted, beat: Beat) -> AsyncIterator[bytes]:
@@ -143,4 +184,4 @@ async def many(rt: Runtime, wanted: Wanted, beat: Beat) -> AsyncIterator[bytes]:
     yield RETRY
 
 
-__all__ = ["Beat", "many", "one"]
+__all__ = ["Beat", "Wires", "many", "one", "spoken"]

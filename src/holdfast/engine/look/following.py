@@ -8,7 +8,7 @@ without one is told of the chunks that nothing durable has replaced yet, and fro
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -20,17 +20,16 @@ from holdfast.core.chunks import Batch, Place, Stored, Turn
 from holdfast.core.codec import Record, Row, open_row
 from holdfast.core.errors import InvalidInput
 from holdfast.core.lease import Lease
+from holdfast.core.masks import Mask
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
-from holdfast.engine.look.looker import Looker
+from holdfast.engine.look.hearing import PAGE, POLL_SECONDS, Point, Seen, Source
 from holdfast.engine.look.threads import Threads
 from holdfast.handle import EventView, StreamPart
 from holdfast.ports import Store
 
 MODES = ("values", "updates", "custom", "messages", "events")
-POLL_SECONDS = 0.5
-PAGE = 500
 
 
 def modes_of(value: Any, field: str = "modes") -> frozenset[str]:
@@ -81,12 +80,14 @@ class Follower:
 
     run: Run
     lease: Lease
+    hidden: Mask
 
     def __init__(
-        self, store: Store, looker: Looker, threads: Threads, run_id: str, modes: frozenset[str], after: Cursor | None, tenant_id: str | None = None
+        self, store: Store, source: Source, threads: Threads, run_id: str, modes: frozenset[str], after: Cursor | None, tenant_id: str | None = None
     ) -> None:
         self._store = store
-        self._looker = looker
+        self._source = source
+        self._seen: Seen | None = None
         self._threads = threads
         self._run_id = run_id
         self._modes = modes
@@ -110,23 +111,30 @@ class Follower:
                 yield part
             if self.over:
                 return
-            await self._store.wait_for_change(POLL_SECONDS)
+            await self.news(POLL_SECONDS)
+
+    async def news(self, seconds: float) -> bool:
+        """Returns when there may be more parts, or after so many seconds: then it is False."""
+        return True if self._seen is None else await self._source.news(self._point(), self._seen, seconds)
+
+    def _point(self) -> Point:
+        return Point(self._run_id, self._tenant_id, self._log_from(), self._serial if self._emits else None)
 
     async def ready(self) -> AsyncIterator[StreamPart]:
-        """The parts that are there now. Afterwards ``run`` and ``lease`` are as they were seen; it is ``over`` once the run has ended and all was given."""
+        """The parts that are there now. Then ``run``, ``lease`` and what is ``hidden`` of it are as they were seen; it is ``over`` once the run has ended and all was given."""
         if self._begun and not self._recalled:
             await self._recall()
         self._recalled = True
         while True:
-            run, self.lease = await self._looker.found(self._run_id, self._tenant_id)
-            self.run = run
-            rows = await self._store.rows(self._run_id, self._log_from(), PAGE)
+            seen = self._seen = await self._source.look(self._point())
+            run, rows = seen.run, seen.rows
+            self.run, self.lease, self.hidden = run, seen.lease, seen.hidden
             if self._emits:
-                await self._read_ring()
+                await self._read_ring(seen.ring)
             for row in rows:
                 if self._wants_values and self._progress is None:
                     self._progress = Progress(self._run_id, await self._threads.origin(self._run_id, await self._store.rows(self._run_id)))
-                async for part in self._of_record(run, self._opened(row)):
+                for part in self._of_record(run, self._opened(row)):
                     yield part
             if len(rows) == PAGE:
                 continue
@@ -155,7 +163,7 @@ class Follower:
                 self._progress.step(record)
             return record
 
-    async def _of_record(self, run: Run, record: Record) -> AsyncIterator[StreamPart]:
+    def _of_record(self, run: Run, record: Record) -> Iterator[StreamPart]:
         vouching = voucher(record.events) if record.delta is not None else None
         for event in record.events:
             if event.seq <= self._at.seq:
@@ -163,7 +171,7 @@ class Follower:
             for part in self._emitted(event.seq - 1):
                 yield part
             number = 0
-            for part in [*self._superseded(event), *await self._told(run, event), *(self._state(record, vouching.seq) if event is vouching else ())]:
+            for part in [*self._superseded(event), *self._told(run, event), *(self._state(record, vouching.seq) if event is vouching else ())]:
                 number += 1
                 if self._resume is not None and event.seq == self._resume.seq + 1 and number <= self._resume.parts:
                     continue  # it was given before
@@ -171,11 +179,14 @@ class Follower:
                 yield msgspec.structs.replace(part, cursor=str(self._at))
             self._at = msgspec.structs.replace(self._at, seq=event.seq, parts=0)
 
-    async def _told(self, run: Run, event: ev.Event) -> list[StreamPart]:
+    def _told(self, run: Run, event: ev.Event) -> list[StreamPart]:
         if "events" not in self._modes:
             return []
-        hidden = await self._looker.mask(run)
-        view = EventView(**describe.plain(describe.event(run, event), hidden))
+        view = None if run.secrets else self._source.view(self._run_id, event.seq)
+        if view is None:
+            view = EventView(**describe.plain(describe.event(run, event), self.hidden))
+            if not run.secrets:  # what is to be hidden may come to be known later
+                self._source.viewed(self._run_id, event.seq, view)
         place = _place(event.fact)
         step_id = "" if place is None else ids.step_id(self._run_id, place.step, place.task)
         return [StreamPart("events", view, "", self._run_id, step_id, getattr(event.fact, "attempt", 0) if place is not None else 0)]
@@ -199,9 +210,8 @@ class Follower:
 
     # -- the ring -----------------------------------------------------------------------------------
 
-    async def _read_ring(self) -> None:
+    async def _read_ring(self, page: Sequence[Stored]) -> None:
         while True:
-            page = await self._store.chunks(self._run_id, self._serial, PAGE)
             for stored in page:
                 self._serial = stored.serial
                 if self._begun or not stored.replaced:
@@ -211,6 +221,7 @@ class Follower:
             if len(page) < PAGE:
                 self._begun = True
                 return
+            page = await self._store.chunks(self._run_id, self._serial, PAGE)
 
     def _emitted(self, seq: int) -> list[StreamPart]:
         """What was emitted up to this event, with what there is to say of it."""

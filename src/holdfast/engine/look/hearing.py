@@ -1,0 +1,211 @@
+"""Reading on in a run's log and ring: for one reader, or once for all that follow the same run.
+
+Theory of operation. Whoever follows a run asks for what comes after a place in its log and its ring, and then for news of that place. Readers
+of one server mostly stand at the same few places. ``Together`` gives all who ask for the same place between two changes of the store one
+answer, and while they wait one task looks for them: after a change it reads each place that somebody waits at once, and wakes those for whom
+something came. So a commit costs the same few reads for one listener and for two hundred, and idle ones are not woken by other runs.
+
+An answer is kept until the task sees the next change. What was committed after it was read is such a change. Before a reader whose answer is of
+the time before the last one waits, it is looked once more for him, so that nothing is missed in between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Protocol
+
+import msgspec
+
+from holdfast.core.chunks import Stored
+from holdfast.core.codec import Row
+from holdfast.core.errors import HoldfastError
+from holdfast.core.lease import Lease
+from holdfast.core.masks import Mask
+from holdfast.core.run import Run
+from holdfast.engine.look.looker import Looker
+from holdfast.handle import EventView
+from holdfast.ports import Store
+
+POLL_SECONDS = 0.5
+PAGE = 500
+ABREAST = 16
+MOST_VIEWS = 2 * PAGE
+
+
+class Point(msgspec.Struct, frozen=True):
+    """Where a reader stands: after this event, and after this batch of the ring; without ``serial`` it wants nothing of the ring."""
+
+    run_id: str
+    tenant_id: str | None
+    seq: int
+    serial: int | None
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A run as it stood, what of it is to be hidden, and the first page after a place: the log before the ring. ``turn`` counts the changes until then."""
+
+    run: Run
+    lease: Lease
+    hidden: Mask
+    rows: list[Row]
+    ring: list[Stored]
+    turn: int = 0
+
+
+class Source(Protocol):
+    """What a follower reads from."""
+
+    async def look(self, point: Point) -> Seen:
+        """What comes after a place.
+
+        Raises:
+            InvalidInput, RunNotFound: there is no such run here.
+        """
+
+    async def news(self, point: Point, seen: Seen, seconds: float) -> bool:
+        """Returns when there may be more after a place than was seen, or after so many seconds: then it is False."""
+
+    def view(self, run_id: str, seq: int) -> EventView | None:
+        """How an event was shown to another reader."""
+
+    def viewed(self, run_id: str, seq: int, view: EventView) -> None:
+        """Keeps how an event is shown, for other readers."""
+
+
+class Alone:
+    """The source of one reader."""
+
+    def __init__(self, store: Store, looker: Looker) -> None:
+        self._store = store
+        self._looker = looker
+
+    async def look(self, point: Point) -> Seen:
+        run, lease = await self._looker.found(point.run_id, point.tenant_id)
+        rows = await self._store.rows(point.run_id, point.seq, PAGE)
+        ring = [] if point.serial is None else await self._store.chunks(point.run_id, point.serial, PAGE)
+        return Seen(run, lease, await self._looker.mask(run), rows, ring)
+
+    async def news(self, point: Point, seen: Seen, seconds: float) -> bool:
+        await self._store.wait_for_change(seconds)
+        return True
+
+    def view(self, run_id: str, seq: int) -> EventView | None:
+        return None
+
+    def viewed(self, run_id: str, seq: int, view: EventView) -> None:
+        pass
+
+
+class Together:
+    """One source for many readers, of one run or of many."""
+
+    def __init__(self, store: Store, looker: Looker) -> None:
+        self._store = store
+        self._alone = Alone(store, looker)
+        self._turn = 0
+        self._kept: dict[Point, asyncio.Future[Seen]] = {}
+        self._asked: dict[Point, asyncio.Future[bool]] = {}
+        self._waiting: dict[Point, set[asyncio.Future[bool]]] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._views: dict[tuple[str, int], EventView] = {}
+
+    async def look(self, point: Point) -> Seen:
+        turn = self._turn
+        if self._task is None:  # nobody would notice that an answer is of yesterday
+            return msgspec.structs.replace(await self._alone.look(point), turn=turn)
+        kept = self._kept.get(point)
+        if kept is None:
+            kept = self._kept[point] = asyncio.ensure_future(self._read(point, turn))
+            kept.add_done_callback(_noted)
+        return await asyncio.shield(kept)
+
+    async def _read(self, point: Point, turn: int) -> Seen:
+        return msgspec.structs.replace(await self._alone.look(point), turn=turn)
+
+    async def news(self, point: Point, seen: Seen, seconds: float) -> bool:
+        turn = seen.turn
+        while self._task is not None and turn != self._turn:
+            turn = self._turn
+            if await self._came(point):
+                return True
+        loop = asyncio.get_running_loop()
+        waiter: asyncio.Future[bool] = loop.create_future()
+        self._waiting.setdefault(point, set()).add(waiter)
+        if self._task is None:
+            self._task = loop.create_task(self._watch())
+        timer = loop.call_later(seconds, _tell, waiter, False)
+        try:
+            return await waiter
+        finally:
+            timer.cancel()
+            here = self._waiting.get(point, set())
+            here.discard(waiter)
+            if not here:
+                self._waiting.pop(point, None)
+
+    def view(self, run_id: str, seq: int) -> EventView | None:
+        return self._views.get((run_id, seq))
+
+    def viewed(self, run_id: str, seq: int, view: EventView) -> None:
+        if len(self._views) >= MOST_VIEWS:
+            self._views = dict(list(self._views.items())[PAGE:])
+        self._views[run_id, seq] = view
+
+    # -- looking for all who wait ---------------------------------------------------------------------
+
+    async def _watch(self) -> None:
+        """Looks for those who wait, for as long as anybody does."""
+        try:
+            await self._store.wait_for_change(0)  # a task's first look only sets what counts as news
+            while self._waiting:
+                self._turn += 1
+                self._kept, self._asked = {}, {}
+                points = list(self._waiting)
+                for first in range(0, len(points), ABREAST):
+                    await asyncio.gather(*map(self._tell_of, points[first : first + ABREAST]))
+                await self._store.wait_for_change(POLL_SECONDS)
+        except HoldfastError as e:
+            for waiter in self._everybody():
+                if not waiter.done():
+                    waiter.set_exception(e)
+        finally:
+            self._task = None
+            self._kept, self._asked = {}, {}
+            for waiter in self._everybody():  # whoever came in the last moment looks for themselves
+                _tell(waiter, True)
+
+    async def _tell_of(self, point: Point) -> None:
+        """Wakes those who wait at a place after which something came."""
+        if await self._came(point):
+            for waiter in self._waiting.get(point, ()):
+                _tell(waiter, True)
+
+    async def _came(self, point: Point) -> bool:
+        """Whether there is anything after a place."""
+        if (asked := self._asked.get(point)) is None:
+            asked = self._asked[point] = asyncio.ensure_future(self._ask(point))
+        return await asyncio.shield(asked)
+
+    async def _ask(self, point: Point) -> bool:
+        try:
+            return bool(await self._store.rows(point.run_id, point.seq, 1) or (point.serial is not None and await self._store.chunks(point.run_id, point.serial, 1)))
+        except HoldfastError:
+            return True  # they meet it themselves, where it can be told
+
+    def _everybody(self) -> Iterable[asyncio.Future[bool]]:
+        return [waiter for waiters in self._waiting.values() for waiter in waiters]
+
+
+def _noted(kept: asyncio.Future[Seen]) -> None:
+    """Takes note of an error, also where everybody who asked has gone."""
+    if not kept.cancelled():
+        kept.exception()
+
+
+def _tell(waiter: asyncio.Future[bool], news: bool) -> None:
+    if not waiter.done():
+        waiter.set_result(news)
+
+
+__all__ = ["PAGE", "POLL_SECONDS", "Alone", "Point", "Seen", "Source", "Together"]
