@@ -19,7 +19,7 @@ WIDTHS = (390, 1024, 1600)
 
 if __name__ == "__main__":
     asked = argparse.ArgumentParser(prog="python -m tests.browser", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--all", type=Path, metavar="FOLDER", help="write a picture of every look there")
+    asked.add_argument("--all", type=lambda given: Path(given).resolve(), metavar="FOLDER", help="write a picture of every look there")
     asked.add_argument("--pictures", action="store_true", help="write the pictures of docs/operate.md, and nothing else")
     asked.add_argument("--scenes", default=",".join(SCENES), help="which data [default: %(default)s]")
     asked.add_argument("--widths", default=",".join(map(str, WIDTHS)), help="how wide, in pixels [default: %(default)s]")

@@ -7,9 +7,10 @@ import contextlib
 import hashlib
 import os
 import shutil
+import socket
 import subprocess
 import tarfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,19 +67,31 @@ class Server(uvicorn.Server):
         self.up.set()
 
 
+@contextlib.contextmanager
+def named(host: str) -> Iterator[None]:
+    """The machine has this name meanwhile."""
+    own = socket.gethostname
+    socket.gethostname = lambda: host
+    try:
+        yield
+    finally:
+        socket.gethostname = own
+
+
 @contextlib.asynccontextmanager
 async def shown(scene: str, folder: Path, **options: object) -> AsyncIterator[tuple[str, Runtime]]:
-    """A server over the store of a scene: where it listens, and its runtime."""
-    async with Runtime(f"sqlite:///{folder}/{scene}.db", transports={"mail": Mail()}) as rt:
-        await SCENES[scene](rt)
-        application = app(rt, tokens=False, **options)  # type: ignore[arg-type]
-        server = Server(uvicorn.Config(application, host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="off"))
-        serving = asyncio.ensure_future(server.serve())
-        try:
-            await asyncio.wait_for(server.up.wait(), 30)
-            port = server.servers[0].sockets[0].getsockname()[1]
-            yield f"http://127.0.0.1:{port}", rt
-        finally:
-            application.state.api.stopping.set()
-            server.should_exit = True
-            await serving
+    """A server over the store of a scene: where it listens, and its runtime. No page shows what machine or folder that was."""
+    with contextlib.chdir(folder), named("worker-1"):
+        async with Runtime(f"sqlite:///{scene}.db", transports={"mail": Mail()}) as rt:
+            await SCENES[scene](rt)
+            application = app(rt, tokens=False, **options)  # type: ignore[arg-type]
+            server = Server(uvicorn.Config(application, host="127.0.0.1", port=0, log_config=None, access_log=False, lifespan="off"))
+            serving = asyncio.ensure_future(server.serve())
+            try:
+                await asyncio.wait_for(server.up.wait(), 30)
+                port = server.servers[0].sockets[0].getsockname()[1]
+                yield f"http://127.0.0.1:{port}", rt
+            finally:
+                application.state.api.stopping.set()
+                server.should_exit = True
+                await serving

@@ -12,6 +12,7 @@ import argparse
 import functools
 import html
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -143,27 +144,29 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     print(f"\nover HTTP: {dict(SENT)}")
 
 
-CASES = ["tests/people", "tests/engine/test_effects.py", "tests/engine/test_compensation.py", "tests/engine/test_one_question.py", "tests/engine/test_lineage.py"]
+CASES = ["tests/http/test_scenarios.py", "tests/http/test_words.py", "tests/people", "tests/engine/test_effects.py", "tests/engine/test_compensation.py", "tests/engine/test_one_question.py", "tests/engine/test_lineage.py"]
 
 
 def main() -> int:
-    asked = argparse.ArgumentParser(prog="python -m tests.http.over", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    asked.add_argument("--store", choices=["memory", "sqlite", "workspace", "postgres"], default="sqlite")
-    asked.add_argument("--budget", type=float, default=20, metavar="MINUTES")
-    asked.add_argument("cases", nargs="*", default=CASES)
-    given = asked.parse_args()
+    words = argparse.ArgumentParser(prog="python -m tests.http.over", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    words.add_argument("--store", choices=["memory", "sqlite", "workspace", "postgres"], default="sqlite")
+    words.add_argument("--budget", type=float, default=20, metavar="MINUTES")
+    words.add_argument("cases", nargs="*", default=CASES)
+    given = words.parse_args()
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         kind = {STORE: given.store} if given.store in ("sqlite", "workspace") else {}
         other = ["--store", "postgres"] if given.store == "postgres" else []
         command = [sys.executable, "-m", "pytest", "-q", "-n0", "-s", "-p", "tests.http.over", "--tb=short", *other, *given.cases]
+        asked = subprocess.Popen(command, env={**os.environ, **kind, "HOLDFAST_OVER_FOLDER": folder})
         try:
-            ended = subprocess.run(command, env={**os.environ, **kind, "HOLDFAST_OVER_FOLDER": folder}, timeout=given.budget * 60)
+            ended = asked.wait(given.budget * 60)
         except subprocess.TimeoutExpired:
+            asked.send_signal(signal.SIGINT)  # it says what it has found so far
+            ended = asked.wait()
             print(f"the budget of {given.budget:g} minutes is over: the rest was skipped")
-            return 1
     print(f"{given.store}: {time.monotonic() - began:.0f} s")
-    return ended.returncode
+    return ended
 
 
 if __name__ == "__main__":

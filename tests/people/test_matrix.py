@@ -25,8 +25,8 @@ class Trail(State):
 class Stage:
     """A world, a runtime that issues the commands, and whatever keeps a run busy until ``go``."""
 
-    def __init__(self) -> None:
-        self.world = World()
+    def __init__(self, world: World | None = None) -> None:
+        self.world = world or World()
         self.go = asyncio.Event()
         self.busy = asyncio.Event()
 
@@ -91,9 +91,9 @@ class Stage:
 
 
 @asynccontextmanager
-async def staged(name: str) -> AsyncIterator[tuple[Runtime, str]]:
+async def staged(name: str, world: World | None = None) -> AsyncIterator[tuple[Runtime, str]]:
     """The real run of a situation."""
-    s = Stage()
+    s = Stage(world)
 
     async def approve(rt: Runtime, run_id: str) -> None:
         await rt.decide(run_id, "approve", resume=False)
