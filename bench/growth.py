@@ -15,6 +15,7 @@ from typing import Annotated, Any, NamedTuple
 
 from common import folder
 from ours import fan_out, line, url
+from record import Recorder
 
 from holdfast import Context, Goto, Graph, Runtime, State, append, flow, merge, thread, window
 
@@ -212,16 +213,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", default="", help="a pattern of rows, such as 'turn|signal'")
     parser.add_argument("--rounds", type=int, default=3)
+    Recorder.options(parser)
     options = parser.parse_args()
+    recorder = Recorder.of(options)
+    measured = []
     print("| µs of CPU | ×1 | ×10 | ×100 | a tenfold | |\n|---|---|---|---|---|---|")
     for row in ROWS:
         if options.only and not re.search(options.only, row.name):
             continue
         sizes = [row.first * 10**i for i in range(3)]
         found = [min(asyncio.run(row.measure(size)) for _ in range(options.rounds)) * 1e6 for size in sizes]  # type: ignore[arg-type]
+        measured += [{"row": row.name, "size": size, "value": value, "unit": "us"} for size, value in zip(sizes, found, strict=True)]
         factor = (found[-1] / found[0]) ** 0.5
         cells = " | ".join(f"{value:,.0f} ({size:,})" for value, size in zip(found, sizes, strict=True))
         print(f"| {row.name} | {cells} | {factor:.2f} | {'met' if factor <= 1.3 else 'NOT MET'} |", flush=True)
+        recorder.write(measured)
 
 
 if __name__ == "__main__":

@@ -17,6 +17,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from record import Recorder
+
 from holdfast import Context, Graph, Runtime, State
 
 A_RUN = 500
@@ -113,11 +115,15 @@ def main() -> None:
     parser.add_argument("what", choices=["drain", "latency"])
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--url", default="")
+    Recorder.options(parser)
     given = parser.parse_args()
+    recorder = Recorder.of(given)
     with tempfile.TemporaryDirectory() as folder:
         url = given.url or f"sqlite:///{Path(folder) / 'a.db'}"
         work = drain(url, given.count) if given.what == "drain" else latency(url, given.count)
-        print(json.dumps(asyncio.run(work)))
+        found = asyncio.run(work)
+    recorder.write({"case": case, **taken} for case, taken in found.items())
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

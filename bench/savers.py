@@ -25,6 +25,7 @@ from typing import Annotated, Any, NamedTuple, TypedDict
 from common import TEXT, folder, size
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
+from record import Recorder
 
 from holdfast.integrations.langgraph import HoldfastSaver
 
@@ -234,7 +235,9 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--budget", type=float, default=10, metavar="MINUTES", help="begins no round after so many minutes")
     parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
+    Recorder.options(parser)
     given = parser.parse_args()
+    recorder = Recorder.of(given)
     end = time.monotonic() + given.budget * 60
     one_round = sqlite_round if given.store == "sqlite" else Postgres().round
     rounds = []
@@ -243,6 +246,7 @@ def main() -> int:
             break
         rounds.append(asyncio.run(one_round(random.Random(number).randrange(2))))
         print(f"round {number + 1} of {given.rounds}", flush=True)
+    recorder.write({"round": n, "who": who, "metric": name, "value": value} for n, r in enumerate(rounds) for who, taken in r.items() for name, value in taken.items())
     missed = 0
     for name, goal in GOALS.items():
         ours, theirs = (statistics.median(r[who][name] for r in rounds) for who in ("ours", "theirs"))

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+from record import Recorder
 
 from holdfast import END, Context, Graph, Runtime, State
 
@@ -56,7 +57,11 @@ def at(values: Sequence[float], part: float) -> float:
     return found[min(len(found) - 1, int(len(found) * part))]
 
 
+MEASURED: list[dict[str, object]] = []
+
+
 def row(what: str, found: str, wanted: str, holds: bool) -> None:
+    MEASURED.append({"row": what, "found": found, "wanted": wanted, "holds": holds})
     print(f"{what:<58} {found:>18}   {wanted:<12} {'holds' if holds else 'MISSED'}", flush=True)
 
 
@@ -176,5 +181,9 @@ if __name__ == "__main__":
     asked.add_argument("--busy", type=int, default=200)
     asked.add_argument("--reads", type=int, default=300)
     asked.add_argument("--budget", type=float, default=40, metavar="MINUTES")
+    Recorder.options(asked)
     given = asked.parse_args()
-    sys.exit(asyncio.run(asyncio.wait_for(main(given.runs, given.steps, given.idle, given.busy, given.reads), given.budget * 60)))
+    recorder = Recorder.of(given)
+    code = asyncio.run(asyncio.wait_for(main(given.runs, given.steps, given.idle, given.busy, given.reads), given.budget * 60))
+    recorder.write(MEASURED)
+    sys.exit(code)

@@ -1028,7 +1028,8 @@ class Runtime:
         upgrade: bool = False,
         step_limit: int | None = None,
     ) -> Run[Any]:
-        """Goes on with a run where it stood: answered, failed, canceled, or left behind by a dead owner (§7).
+        """Resumes a run where it stopped, and drives it in this process: one that was answered, that failed or was canceled, whose owner has
+        died, or that was submitted and nobody has taken yet (§7).
 
         With a ``payload`` it first answers the one open wait of the run, or of the newest live run of the thread of that name (§5.11).
 
@@ -1268,11 +1269,12 @@ class Runtime:
         """Takes over the runs of a workspace, or the one whose directory this is; gives those taken, and those here already.
 
         Raises:
-            NotFound: there is no such folder.
+            NotFound: there is no such folder, or no run in it.
         """
         folder = os.path.abspath(folder)
+        way_out = "give the folder that an export wrote, or one run's folder in it"
         if not os.path.isdir(folder):
-            raise NotFound(f"there is no folder {folder}", hint="give the folder that an export wrote, or one run's folder in it")
+            raise NotFound(f"there is no folder {folder}", hint=way_out)
         only = unquote(os.path.basename(folder)) if os.path.isfile(os.path.join(folder, "events.jsonl")) else None
         source = stores.WorkspaceStore(os.path.dirname(folder) if only else folder, now=self._clock.now)
         await source.open()
@@ -1285,6 +1287,8 @@ class Runtime:
                 (taken if await transfer.take_in(source, self._store, run_id) else there).append(run_id)
         finally:
             await source.close()
+        if not taken and not there:
+            raise NotFound(f"there is no run in the folder {folder}", hint=way_out)
         return taken, there
 
     @verb

@@ -69,7 +69,7 @@ def render(state: Order):
 
 @expired.node(start=True)
 async def ask(state: Order, ctx: Context):
-    await ctx.approve("Refund Ada?", timeout=timedelta(milliseconds=1))
+    await ctx.approve("Refund Ada?", timeout=timedelta(microseconds=1))  # over before anybody can answer, on any machine
 
 
 @denied.node(start=True, capabilities=("payments",))

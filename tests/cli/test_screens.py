@@ -120,7 +120,8 @@ def typed(words: tuple[str, ...], room: int, *, plain: bool = True) -> str:
     finally:
         os.environ.clear()
         os.environ.update(environment)
-    return f"$ holdfast {' '.join(words)}\n{click.unstyle(stream.getvalue()) if plain else stream.getvalue()}exit {code}\n"
+    left = re.sub(r"[^\n]*\r\x1b\[2K", "", stream.getvalue())  # what was drawn over while it took its time is not on the screen any more
+    return f"$ holdfast {' '.join(words)}\n{click.unstyle(left) if plain else left}exit {code}\n"
 
 
 def steady(text: str, names: dict[str, str], *, squeezed: bool = True) -> str:

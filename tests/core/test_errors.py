@@ -47,6 +47,13 @@ def test_an_exception_without_a_text_is_kept_by_its_type() -> None:
     assert errors.code_of(odd) == errors.HoldfastError.code and errors.code_of(ValueError()) == "step_failed"
 
 
+def test_a_recorded_failure_reads_as_python_prints_it() -> None:
+    assert str(ErrorValue("shop.bank.Refused", "no funds")) == "Refused: no funds"
+    assert str(ErrorValue("KeyboardInterrupt", "")) == "KeyboardInterrupt"
+    assert str(ErrorValue.of(Rejected("it has ended", hint="fork it"))) == "Rejected: it has ended; fork it"
+    assert str(ErrorValue("ValueError", "two\nlines", hint="so")) == "ValueError: two\nlines\nso"
+
+
 @pytest.mark.parametrize("name", ["a", "run-1", "é", "x" * 512])
 def test_what_may_be_an_id(name: str) -> None:
     assert ids.wellformed(name)

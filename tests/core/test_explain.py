@@ -81,6 +81,35 @@ def test_an_interrupted_run_says_who_left_it() -> None:
     assert "It was interrupted. No worker" in explain(run(interrupted_at=T0), Condition.INTERRUPTED, []).why
 
 
+def test_what_a_step_has_done_within_is_counted_and_a_failed_call_is_told_once() -> None:
+    began, boom = ev.StepStarted(1, "load"), ev.StepFailed(1, "load", BOOM, path="0/2/0")
+    calls: list[ev.Fact] = [ev.StepCompleted(1, "load", path="0/0/0"), ev.StepCompleted(1, "load", path="0/1/0"), ev.StepCompleted(1, "load", path="0/1")]
+    failed = told([began, *calls, boom, ev.StepFailed(1, "load", BOOM), ev.RunFailed("boom", BOOM)], run(Status.FAILED))
+    assert [line for line in failed if "failed" in line] == [
+        "The step load failed in attempt 1: Boom: no money left (pay.py:7 in pay).",
+        "The run failed with that error.",
+    ]
+    assert failed[-1] == "In the step load 2 calls completed; their results are kept."
+    assert told([began, calls[0]])[-2:] == ("The step load began.", "In the step load one call completed; its result is kept.")
+    assert told([began, *calls, ev.StepCompleted(1, "load"), ev.StepStarted(2, "send")])[-1] == "The step send began."
+
+
+def test_an_effect_under_way_is_named_and_is_said_not_to_be_repeated_at_once() -> None:
+    sent, open_ = ev.SideEffectAttempted("e1", "k1", 1, "mail", "0"), ev.SideEffectAttempted("e2", "k2", 1, "mail", "1", "send to Ada")
+    facts: list[ev.Fact] = [ev.StepStarted(1, "mail"), sent, ev.SideEffectRecorded("e1", "k1", 1, "mail", "0"), open_]
+    found = explain(run(), Condition.INTERRUPTED, [ev.Event(n, T0, fact) for n, fact in enumerate(facts, 1)], Blocked(dead=True))
+    assert found.happened[-1] == "The effect mail.1 (send to Ada) was attempted, and its outcome is not recorded."
+    assert "is not repeated at once: its verify= is asked first, or without one a person." in found.why
+
+
+def test_who_resumed_it_is_said() -> None:
+    resumed = ev.Event(1, T0, ev.RunResumed("operator", acknowledged="boom"), actor="ada")
+    assert explain(run(), Condition.RUNNING, [resumed]).happened[-1] == "ada resumed it, and acknowledged boom."
+    assert explain(run(), Condition.RUNNING, [msgspec.structs.replace(resumed, actor="system")]).happened[-1].startswith("A run of")
+    plain = ev.Event(1, T0, ev.RunResumed("operator"), actor="")
+    assert explain(run(), Condition.RUNNING, [plain]).happened[-1] == "Somebody resumed it."
+
+
 @pytest.mark.parametrize(
     ("facts", "why"),
     [

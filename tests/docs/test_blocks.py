@@ -192,6 +192,12 @@ def test_a_worker_on_postgresql(folder: Path) -> None:
     assert "notes" in said and "10 at once" in said
 
 
+@of("docs/howto/deploy.md", "python")
+def test_the_web_application_is_the_example() -> None:
+    program = (ROOT / "examples" / "web_app.py").read_text("utf-8")
+    assert all(part.strip() in program for part in text("docs/howto/deploy.md", "python", 0).split("\n\n\n"))
+
+
 @of("docs/limits.md", "python")
 async def test_limits() -> None:
     names = await run(text("docs/limits.md", "python", 0), {})

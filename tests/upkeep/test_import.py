@@ -155,3 +155,14 @@ async def test_a_folder_that_is_not_there_is_said_so(tmp_path: Path) -> None:
         for name in ("nowhere", "file", "file/in it"):
             with pytest.raises(NotFound, match="there is no folder"):
                 await rt.import_runs(tmp_path / name)
+
+
+async def test_a_folder_without_a_run_is_said_so(tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "letter.txt").write_text("no run")
+    (tmp_path / "empty").mkdir()
+    async with Runtime("memory:") as rt:
+        for name in ("other", "empty"):
+            with pytest.raises(NotFound, match="there is no run in the folder"):
+                await rt.import_runs(tmp_path / name)
+    assert [p.name for p in (tmp_path / "other").iterdir()] == ["letter.txt"], "nothing is written there"

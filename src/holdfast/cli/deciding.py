@@ -81,7 +81,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
     for wait in found:
         click.echo(f"{wait['run_id']}  {o.paint(wait['kind'], 'yellow')}  {o.paint(o.inline(wait['prompt'] or wait['name'], 200), bold=True)}")
         who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
-        until = f", until {o.clock(wait['deadline'])}" if wait["deadline"] else ""
+        until = pages.deadline(wait, now)
         click.echo(o.paint(f"    asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
         pages.shown(wait, indent="    │ ", lines=SHOWN_LINES)
         for line in pages.answers(call, wait, alone=open_of[wait["run_id"]] == 1):

@@ -108,7 +108,7 @@ def _about(run: RunView) -> str:
 
 @click.command()
 @run_argument()
-@click.option("--full", is_flag=True, help="Steps, attempts, checkpoints, effects, intents, ledger and events too.")
+@click.option("--full", is_flag=True, help="All of a long timeline, and steps, attempts, checkpoints, effects, intents, ledger and events too.")
 @click.option("--watch", is_flag=True, help="Go on as it changes, until it has ended; with --json, one object a line.")
 @click.option("--html", "page_file", type=click.Path(dir_okay=False), metavar="FILE", help="Write the run's page to one file, secrets hidden.")
 @options()
@@ -169,7 +169,7 @@ def _show(call: Call, found: Snapshot, beside: pages.Beside, full: bool) -> None
     if call.as_json:
         o.emit({**run, **_beside(found)} if full else run)
         return
-    pages.page(call, run, found, beside.why)
+    pages.page(call, run, found, beside.why, full=full)
     if full:
         o.head("steps")
         _step_table(found.steps())

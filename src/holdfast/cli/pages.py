@@ -213,8 +213,12 @@ class Beside(NamedTuple):
     why: str
 
 
-def page(call: Call, run: Mapping[str, Any], seen: Snapshot, why: str = "") -> None:
-    """All that an operator needs to know of one run, the most urgent first."""
+MOST = 60
+"""So many lines of a run's timeline and of its effects are shown unasked: the first third, and the last."""
+
+
+def page(call: Call, run: Mapping[str, Any], seen: Snapshot, why: str = "", *, full: bool = False) -> None:
+    """All that an operator needs to know of one run, the most urgent first. ``full``: however long it is."""
     now, effects = when(seen.now), seen.effects()
     click.echo(f"{o.paint(o.inline(run['skill_id']), bold=True)} {o.inline(run['skill_version'])}  {run['run_id']}  {heading(run)}")
     _facts(run, now)
@@ -240,10 +244,13 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, why: str = "") -> N
         o.head("problems")
         problem_lines(run["problems"])
     o.head("timeline")
-    timeline(seen.story())
+    timeline(seen.story(), most=None if full else MOST)
     if effects:
         o.head("effects")
-        effect_table(effects)
+        shown = effects if full else effects[-MOST:]
+        if left := len(effects) - len(shown):
+            click.echo(o.paint(f"  … {left:,} before these (--full, or {call.line('effects', run['run_id'])})", dim=True))
+        effect_table(shown)
     if run["values"]:
         o.head("values")
         limit = max(20, o.width() - 24)
@@ -334,12 +341,22 @@ _IF_LATE = {"halt": "halts", "deliver": "resumes without an answer", "default": 
 
 def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime, alone: bool) -> None:
     asked(wait)
-    until = f", {_IF_LATE.get(wait['on_timeout'], '')} {o.ago(wait['deadline'], now)}" if wait["deadline"] else ""
+    until = deadline(wait, now, f", {_IF_LATE.get(wait['on_timeout'], '')} {o.ago(wait['deadline'], now)}" if wait["deadline"] else "")
     who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
     click.echo(o.paint(f"      asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
     shown(wait, indent="      │ ", lines=24)
     for line in answers(call, wait, alone=alone):
         click.echo(f"      {o.mark('go')} {line}")
+
+
+def deadline(wait: Mapping[str, Any], now: dt.datetime, ahead: str = "") -> str:
+    """Until when a wait may be answered; where that is over, that the next worker ends it. ``ahead``: what to say before that."""
+    at = o.moment(wait["deadline"])
+    if at is None:
+        return ""
+    if at <= now:
+        return f"; its deadline passed {o.ago(wait['deadline'], now)}: the next worker ends it"
+    return ahead or f", until {o.clock(wait['deadline'])}"
 
 
 def problem_lines(found: list[dict[str, Any]]) -> None:
@@ -358,19 +375,26 @@ _SMALL = frozenset(
 )  # fmt: skip
 
 
-def timeline(moments: list[Moment], *, brief: bool = False, notes: Mapping[str, str] | None = None) -> None:
+def timeline(moments: list[Moment], *, brief: bool = False, notes: Mapping[str, str] | None = None, most: int | None = None) -> None:
     """One line a moment: when, what, how long, and what is worth knowing.
 
     Args:
         brief: leave out what only an operator wants to see: claims, queues, calls inside a step.
         notes: lines of their own, by the time after which they belong.
+        most: how many to show; of more the first third, and the last of them.
     """
     first = o.moment(moments[0].at) if moments else None
     told = [m for m in moments if not brief or not (m.what in _SMALL or (m.what == "step.completed" and "." in m.step))]
     where = min(32, max((o.columns(m.step) for m in told), default=0))
     room = o.width()
     left_notes = dict(notes or {})
-    for m in told:
+    cut = 0 if most is None or len(told) <= most else len(told) - most
+    head = 0 if most is None else most // 3
+    for n, m in enumerate(told):
+        if head <= n < head + cut:
+            if n == head:
+                click.echo(o.paint(f"  {'':>9}  … {cut:,} more (--full shows them)", dim=True))
+            continue
         for late in [w for w in left_notes if m.at is not None and w < m.at]:
             click.echo(f"  {'':>9}  {left_notes.pop(late)}")
         at = o.moment(m.at)

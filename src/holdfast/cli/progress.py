@@ -68,7 +68,7 @@ class Progress:
                 said = "" if p["outcome"] == "ok" else f"  {o.inline(p['outcome'], 200)}"
                 again = f"  attempt {p['attempt']}" if p.get("attempt", 1) > 1 else ""
                 return f"{o.mark(kind)} {task:<24} {self._took(place, event):>9}{again}{said}"
-            case "step.failed":
+            case "step.failed" if not p.get("path"):  # a call that failed fails its step, or the code has handled it
                 return f"{o.mark('bad')} {task:<24} {self._took(place, event):>9}  {o.inline(p['error']['type'].rpartition('.')[2])}: {o.inline(p['error']['message'], 300)}"
             case "step.retry_scheduled":
                 return f"{o.mark('again')} {task:<24} attempt {p['attempt']} failed: {o.inline(p['error']['message'], 200)}"

@@ -785,6 +785,11 @@ class ErrorValue(msgspec.Struct, frozen=True, array_like=True):
     hint: str = ""
     frames: tuple[Frame, ...] = ()
 
+    def __str__(self) -> str:
+        """As Python prints an exception: its class and what it said; and, at the end, the way out."""
+        said = f"{self.type.rpartition('.')[2]}: {self.message}" if self.message else self.type.rpartition(".")[2]
+        return f"{said}{chr(10) if chr(10) in said else '; '}{self.hint}" if self.hint else said
+
     @classmethod
     def of(cls, error: BaseException, where: str = "", frames: tuple[Frame, ...] = ()) -> ErrorValue:
         """The failure that an exception stands for. An exception whose text cannot be made is kept by its type."""

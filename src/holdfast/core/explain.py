@@ -15,7 +15,7 @@ import msgspec
 from holdfast.core import events as ev
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
-from holdfast.core.status import LIVE, Condition
+from holdfast.core.status import LIVE, Condition, Status
 from holdfast.core.waits import Wait
 from holdfast.core.wording import offered
 
@@ -76,12 +76,19 @@ def _happened(run: Run, events: Sequence[ev.Event]) -> tuple[str, ...]:
     steps: list[str] = []
     said: list[str] = [_begun(run)]
     under_way, failed = "", False
+    calls: list[str] = []
     for event in events:
         match event.fact:
             case ev.StepEnded(task=task, path=""):
                 steps.append(task)
                 under_way = ""
+                calls.clear()
                 continue
+            case ev.StepEnded(path=path):
+                calls.append(path)
+                continue
+            case ev.StepFailed(path=path) if path:
+                continue  # the step fails with it, or its code has handled it
             case ev.StepStarted(task=task):
                 under_way = task
                 continue
@@ -97,10 +104,37 @@ def _happened(run: Run, events: Sequence[ev.Event]) -> tuple[str, ...]:
     said += _steps(steps)
     if under_way and run.status in LIVE:
         said.append(f"The step {under_way} began.")
+    if under_way and run.status not in (Status.COMPLETED, Status.CANCELED) and (kept := _leaves(calls)):
+        said.append(f"In the step {under_way} {'one call completed; its result is' if kept == 1 else f'{kept:,} calls completed; their results are'} kept.")
+    if run.status in LIVE:
+        said += [f"{_named(e)} was attempted, and its outcome is not recorded." for e in _open_effects(events)]
     if len(said) > MOST_LINES:
         left = len(said) - MOST_LINES + 1
         said = [*said[:3], f"… {left} more things happened.", *said[3 + left :]]
     return tuple(said)
+
+
+def _leaves(calls: Sequence[str]) -> int:
+    """How many calls a step has recorded, those that only hold others left out."""
+    above = {path.rpartition("/")[0] for path in calls}
+    return len(set(calls) - above)
+
+
+def _open_effects(events: Sequence[ev.Event]) -> list[ev.SideEffectAttempted]:
+    """The effects that were attempted and whose outcome nobody has recorded."""
+    found: dict[str, ev.SideEffectAttempted] = {}
+    for event in events:
+        match event.fact:
+            case ev.SideEffectAttempted(effect_id=effect_id) as fact:
+                found[effect_id] = fact
+            case ev.EffectFact(effect_id=effect_id):
+                found.pop(effect_id, None)
+    return list(found.values())
+
+
+def _named(effect: ev.SideEffectAttempted) -> str:
+    detail = f" ({effect.detail})" if effect.detail else ""
+    return f"The effect {effect.task}.{effect.path}{detail}"
 
 
 def _begun(run: Run) -> str:
@@ -117,6 +151,8 @@ def _steps(names: Sequence[str]) -> list[str]:
 
 def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
     match fact:
+        case ev.RunResumed(acknowledged=acknowledged) if actor != "system":
+            return f"{actor or 'Somebody'} resumed it{f', and acknowledged {acknowledged}' if acknowledged else ''}."
         case ev.RunRecovered(previous_owner=owner) if owner:
             return "Its worker died or lost its lease, and another one took the run over."
         case ev.StepFailed(task=task, error=error, attempt=attempt):
@@ -229,7 +265,7 @@ def _signalled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
 
 
 def _done(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
-    return _Why("It is done.", (Advice("Do it again with changes.", f"holdfast fork {run.run_id} --set CHANNEL=JSON"),))
+    return _Why("It is done.", (Advice("Do it again with changes.", f"holdfast fork {run.run_id} {_target(run)} --set CHANNEL=JSON"),))
 
 
 def _halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
@@ -272,7 +308,10 @@ def _torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
         cause = next((f" ({e.fact.cause})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
         return _Why(f"It was interrupted{cause}. No worker takes it up until somebody resumes it.", (Advice("Resume it.", _resume(run)), check))
     ended = "is dead" if blocked.dead else "has not renewed its lease"
-    return _Why(f"The process that drove it {ended}. Nothing that was recorded is lost; a step that was under way runs again.", (take, check))
+    why = f"The process that drove it {ended}. Nothing that was recorded is lost; a step that was under way runs again."
+    if _open_effects(events):
+        why += " An effect whose outcome is not recorded is not repeated at once: its verify= is asked first, or without one a person."
+    return _Why(why, (take, check))
 
 
 def _unknown(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
