@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from agents import Agent, ModelResponse, Usage, function_tool
+from agents import Agent, ModelResponse, Usage, function_tool, handoff
 from agents.models.interface import Model
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
@@ -88,3 +88,43 @@ def test_a_crash_at_any_write_repeats_no_recorded_request(holdfast_crashes: Any)
     _, ends = holdfast_crashes(desk, {"question": "Pay me back."}, fresh=lambda world: (counts.append(list(done)), done.clear()))
     assert {(str(end.run.result), str(end.run.error), end.run.condition) for end in ends} == {("done: paid 4200", "None", "done")}
     assert all(c.count(one) <= 2 for c in counts for one in c)
+
+
+triage = Agent(name="triage", model=Stub(), tools=[look_up])
+
+
+@flow("openai-handoff", version="1")
+async def handed(ctx: Context, question: str) -> str:
+    """A conversation of two turns, the second with the agent that the first ended with."""
+    first = await run_agent(ctx, triage, question, reads=["look_up"])
+    again = await run_agent(ctx, first.last_agent, question, reads=["look_up"])
+    return f"{first.final_output}; {again.last_agent.name}"
+
+
+@pytest.mark.parametrize("made", [False, True], ids=["agent", "handoff"])
+async def test_an_agent_that_is_handed_over_to_is_on_record(made: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also by a handoff that the user made, in a circle; an agent that comes out of a run goes into the next."""
+
+    class Hands(Stub):
+        async def get_response(self, system_instructions: Any, input: Any, *args: Any, **options: Any) -> ModelResponse:
+            done.append("triage")
+            return ModelResponse(output=[call(9, "transfer_to_clerk")], usage=Usage(), response_id=None)
+
+    class Pays(Stub):
+        async def get_response(self, system_instructions: Any, input: Any, *args: Any, **options: Any) -> ModelResponse:
+            paid = isinstance(input[-1], dict) and input[-1].get("output") == "paid 4200"
+            text = ResponseOutputText(type="output_text", text="paid", annotations=[])
+            said = ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[text])
+            return ModelResponse(output=[said] if paid else [call(3, "pay", cents=4200)], usage=Usage(), response_id=None)
+
+    clerk = Agent(name="clerk", model=Pays(), tools=[look_up, pay])
+    clerk.handoffs = [handoff(triage) if made else triage]
+    monkeypatch.setattr(triage, "handoffs", [handoff(clerk) if made else clerk])
+    monkeypatch.setattr(triage, "model", Hands())
+    async with Runtime("memory:", skills=[handed]) as rt:
+        run = await rt.invoke(handed, {"question": "Pay me back."})
+        while run.status == "waiting_for_human":
+            run = await rt.approve(run.run_id, actor="ada")
+        assert (run.status, run.result) == ("completed", "paid; clerk"), run.error
+        assert [(e.capability, e.status.value) for e in await rt.effects(run.run_id)] == [("pay", "recorded")] * 2
+        assert done.count("pay 4200") == 2 and done.count("triage") == 1

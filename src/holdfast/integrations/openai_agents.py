@@ -8,11 +8,12 @@ with ``needs_approval=True`` opens an approval, which a person may answer days l
 from __future__ import annotations
 
 import asyncio
+import copy
 import dataclasses
 from collections.abc import AsyncIterator, Collection
 from typing import Any
 
-from agents import Agent, ApplyPatchTool, ComputerTool, FunctionTool, LocalShellTool, RunConfig, Runner, ShellTool
+from agents import Agent, ApplyPatchTool, ComputerTool, FunctionTool, Handoff, LocalShellTool, RunConfig, RunContextWrapper, Runner, ShellTool
 from agents.items import ModelResponse, TResponseStreamEvent
 from agents.models.interface import Model, ModelProvider
 from agents.models.multi_provider import MultiProvider
@@ -47,8 +48,13 @@ class RecordedModel(Model):
     """A model whose answers are recorded steps of the run it is asked in."""
 
     def __init__(self, inner: Model, requests: Requests | None = None) -> None:
-        self._inner = inner
+        self._inner: Model = inner.plain if isinstance(inner, RecordedModel) else inner
         self._requests = requests or Requests()
+
+    @property
+    def plain(self) -> Model:
+        """The model that is asked."""
+        return self._inner
 
     async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
         async def request() -> Any:
@@ -103,6 +109,29 @@ class _Recorded(ModelProvider):
         return RecordedModel(self._inner.get_model(model_name), self._requests)
 
 
+class RecordedCalls:
+    """What a function tool does when it is called: an effect under the call's id, or a recorded step."""
+
+    def __init__(self, tool: FunctionTool, requests: Requests, *, read: bool, idempotent: bool) -> None:
+        self.tool = tool
+        self._requests = requests
+        self._read = read
+        self._idempotent = idempotent
+
+    async def __call__(self, given: ToolContext[Any], arguments: str) -> Any:
+        ctx = current()
+        if ctx is None:
+            return await self.tool.on_invoke_tool(given, arguments)
+
+        async def call(text: str) -> Any:
+            return await self.tool.on_invoke_tool(given, text)
+
+        key = self._requests.key(given.tool_call_id)
+        if self._read:
+            return await ctx.step(call, arguments, key=key, name=self.tool.name)
+        return await ctx.effect(call, arguments, key=key, name=self.tool.name, idempotent=self._idempotent)
+
+
 def durable(tool: FunctionTool, *, read: bool = False, idempotent: bool = False, requests: Requests | None = None) -> FunctionTool:
     """The tool with its calls on record: an effect under the call's id, or with ``read`` a recorded step.
 
@@ -112,45 +141,60 @@ def durable(tool: FunctionTool, *, read: bool = False, idempotent: bool = False,
         idempotent: the receiver drops a repeated call, so that it is called again under the same key.
         requests: those of the run it is called in.
     """
-    counted = requests or Requests()
-
-    async def invoke(given: ToolContext[Any], arguments: str) -> Any:
-        ctx = current()
-        if ctx is None:
-            return await tool.on_invoke_tool(given, arguments)
-
-        async def call(text: str) -> Any:
-            return await tool.on_invoke_tool(given, text)
-
-        key = counted.key(given.tool_call_id)
-        if read:
-            return await ctx.step(call, arguments, key=key, name=tool.name)
-        return await ctx.effect(call, arguments, key=key, name=tool.name, idempotent=idempotent)
-
-    return dataclasses.replace(tool, on_invoke_tool=invoke)
+    plain = tool.on_invoke_tool.tool if isinstance(tool.on_invoke_tool, RecordedCalls) else tool
+    made = copy.copy(plain)
+    made.on_invoke_tool = RecordedCalls(plain, requests or Requests(), read=read, idempotent=idempotent)
+    return made
 
 
 def recorded(agent: Agent[Any], *, reads: Collection[str] = (), idempotent: Collection[str] = (), requests: Requests | None = None) -> Agent[Any]:
-    """The agent, and those it hands over to, with models and function tools on record.
+    """The agent, and those it hands over to, with models and function tools on record. An agent that has them already gets them anew.
 
     Raises:
         UsageError: it has a tool that acts here and that no record could be made of.
     """
-    return _recorded(agent, reads, idempotent, requests or Requests(), {})
+    return _Recorder(reads, idempotent, requests or Requests()).agent(agent)
 
 
-def _recorded(agent: Agent[Any], reads: Collection[str], idempotent: Collection[str], requests: Requests, made: dict[int, Agent[Any]]) -> Agent[Any]:
-    if id(agent) in made:
-        return made[id(agent)]
-    if agent.mcp_servers:
-        raise UsageError(f"the agent {agent.name!r} calls MCP servers by itself, which is not on record", hint="call their tools in function tools, by holdfast.integrations.mcp.mcp_tool")
-    if odd := next((t for t in agent.tools if isinstance(t, _RUNS_HERE)), None):
-        raise UsageError(f"the agent {agent.name!r} has the tool {odd.name!r}, which acts here and is not on record", hint="use a function tool")
-    tools = [durable(t, read=t.name in reads, idempotent=t.name in idempotent, requests=requests) if isinstance(t, FunctionTool) else t for t in agent.tools]
-    model = RecordedModel(agent.model, requests) if isinstance(agent.model, Model) else agent.model
-    copy = made[id(agent)] = dataclasses.replace(agent, model=model, tools=tools)
-    copy.handoffs = [_recorded(h, reads, idempotent, requests, made) if isinstance(h, Agent) else h for h in agent.handoffs]
-    return copy
+class RecordedHandoff:
+    """A handover to an agent, which is on record from there on."""
+
+    def __init__(self, inner: Handoff[Any, Any], recorder: _Recorder) -> None:
+        self.inner = inner
+        self._recorder = recorder
+
+    async def __call__(self, given: RunContextWrapper[Any], arguments: str) -> Agent[Any]:
+        return self._recorder.agent(await self.inner.on_invoke_handoff(given, arguments))
+
+
+class _Recorder:
+    """Makes copies of the agents of one run, each once, for agents may hand over in a circle."""
+
+    def __init__(self, reads: Collection[str], idempotent: Collection[str], requests: Requests) -> None:
+        self._reads = reads
+        self._idempotent = idempotent
+        self._requests = requests
+        self._made: list[tuple[Agent[Any], Agent[Any]]] = []
+
+    def agent(self, agent: Agent[Any]) -> Agent[Any]:
+        if known := next((made for plain, made in self._made if agent is plain or agent is made), None):
+            return known
+        if agent.mcp_servers:
+            raise UsageError(f"the agent {agent.name!r} calls MCP servers by itself, which is not on record", hint="call their tools in function tools, by holdfast.integrations.mcp.mcp_tool")
+        if odd := next((t for t in agent.tools if isinstance(t, _RUNS_HERE)), None):
+            raise UsageError(f"the agent {agent.name!r} has the tool {odd.name!r}, which acts here and is not on record", hint="use a function tool")
+        model = RecordedModel(agent.model, self._requests) if isinstance(agent.model, Model) else agent.model
+        made = dataclasses.replace(agent, model=model, tools=[self._tool(t) if isinstance(t, FunctionTool) else t for t in agent.tools])
+        self._made.append((agent, made))
+        made.handoffs = [self._handoff(h) if isinstance(h, Handoff) else self.agent(h) for h in agent.handoffs]
+        return made
+
+    def _tool(self, tool: FunctionTool) -> FunctionTool:
+        return durable(tool, read=tool.name in self._reads, idempotent=tool.name in self._idempotent, requests=self._requests)
+
+    def _handoff(self, handoff: Handoff[Any, Any]) -> Handoff[Any, Any]:
+        plain = handoff.on_invoke_handoff.inner if isinstance(handoff.on_invoke_handoff, RecordedHandoff) else handoff
+        return dataclasses.replace(plain, on_invoke_handoff=RecordedHandoff(plain, self))
 
 
 async def run_agent(
