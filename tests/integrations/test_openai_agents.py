@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from typing import Any
 
 import pytest
 from agents import Agent, ModelResponse, Usage, function_tool, handoff
-from agents.models.interface import Model
+from agents.models.interface import Model, ModelProvider
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 
 from holdfast import Context, Runtime, flow
+from holdfast.integrations import openai_agents
 from holdfast.integrations.openai_agents import run_agent
 
 done: list[str] = []
@@ -128,3 +130,33 @@ async def test_an_agent_that_is_handed_over_to_is_on_record(made: bool, monkeypa
         assert (run.status, run.result) == ("completed", "paid; clerk"), run.error
         assert [(e.capability, e.status.value) for e in await rt.effects(run.run_id)] == [("pay", "recorded")] * 2
         assert done.count("pay 4200") == 2 and done.count("triage") == 1
+
+
+class Asks(Stub):
+    async def get_response(self, system_instructions: Any, input: Any, *args: Any, **options: Any) -> ModelResponse:
+        text = ResponseOutputText(type="output_text", text=str(input[-1].get("output")), annotations=[])
+        said = ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[text])
+        return ModelResponse(output=[said if input[-1].get("output") else call(1, "ask", input="Pay me back.")], usage=Usage(), response_id=None)
+
+
+class Named(ModelProvider):
+    """Where agents get a model whose name alone they have."""
+
+    def get_model(self, model_name: str | None) -> Model:
+        return Asks() if model_name == "asks" else Stub()
+
+
+async def test_an_agent_that_is_a_tool_is_part_of_the_tools_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_agents, "MultiProvider", Named)
+    inner = Agent(name="inner", tools=[look_up, dataclasses.replace(pay, needs_approval=False)])
+    boss = Agent(name="boss", model="asks", tools=[inner.as_tool("ask", "asks")])
+
+    @flow("openai-boss", version="1")
+    async def bossy(ctx: Context, question: str) -> str:
+        return str((await run_agent(ctx, boss, question)).final_output)
+
+    async with Runtime("memory:", skills=[bossy]) as rt:
+        run = await rt.invoke(bossy, {"question": "Pay me back."})
+        assert (run.status, run.result) == ("completed", "done: paid 4200"), run.error
+        assert sorted(done) == sorted(["model 0", "look_up 17", "look_up 18", "model 2", "pay 4200", "model 3"])
+        assert [(e.capability, e.status.value) for e in await rt.effects(run.run_id)] == [("ask", "recorded")]

@@ -103,3 +103,34 @@ async def test_an_unknown_option_of_a_tool_is_refused_by_name() -> None:
         run = await rt.invoke(ask, {})
         assert run.error is not None and "side_efects" in run.error.message
     assert issubclass(UsageError, Exception)
+
+
+helper = Agent(FunctionModel(answer), name="helper", capabilities=[HoldfastDurability()])
+helper.tool_plain(name="look_up")(look_up)
+helper.tool_plain(name="pay")(pay)
+
+
+async def ask_helper(messages: list[ModelMessage], info: AgentInfo) -> ModelResponse:
+    returned = [part for message in messages for part in message.parts if isinstance(part, ToolReturnPart)]
+    return ModelResponse(parts=[TextPart(str(returned[-1].content)) if returned else ToolCallPart("ask", {"question": "Pay me back."})])
+
+
+boss = Agent(FunctionModel(ask_helper), name="boss", capabilities=[HoldfastDurability()])
+
+
+@boss.tool_plain
+async def ask(question: str) -> str:
+    return str((await helper.run(question)).output)
+
+
+@flow("boss", version="1")
+async def bossy(ctx: Context, question: str) -> str:
+    return str((await run_agent(ctx, boss, question)).output)
+
+
+async def test_an_agent_that_a_tool_asks_is_part_of_the_tools_call() -> None:
+    async with Runtime("memory:", skills=[bossy]) as rt:
+        run = await rt.invoke(bossy, {"question": "Pay me back."})
+        assert (run.status, run.result) == ("completed", "done: paid 4200"), run.error
+        assert sorted(done) == sorted(["model 0", "look_up 17", "look_up 18", "model 2", "pay 4200", "model 3"])
+        assert [(e.capability.rpartition(":")[2], e.status.value) for e in await rt.effects(run.run_id)] == [("ask", "recorded")]

@@ -11,6 +11,7 @@ import asyncio
 import copy
 import dataclasses
 from collections.abc import AsyncIterator, Collection
+from contextvars import ContextVar
 from typing import Any
 
 from agents import Agent, ApplyPatchTool, ComputerTool, FunctionTool, Handoff, LocalShellTool, RunConfig, RunContextWrapper, Runner, ShellTool
@@ -25,7 +26,13 @@ from pydantic import TypeAdapter
 from holdfast import Context, StepFailure, UsageError, current
 
 _response: TypeAdapter[ModelResponse] = TypeAdapter(ModelResponse)
+_within: ContextVar[bool] = ContextVar("holdfast_openai_agents_within", default=False)
 _RUNS_HERE = (ComputerTool, LocalShellTool, ShellTool, ApplyPatchTool)
+
+
+def _here() -> Context | None:
+    """The context in which a call is to be recorded. What happens inside a recorded call, as by an agent that is a tool, is part of that call."""
+    return None if _within.get() else current()
 
 
 class Requests:
@@ -61,7 +68,7 @@ class RecordedModel(Model):
             # Fields that were not set must stay so: the SDK tells them from those set to None.
             return _response.dump_python(await self._inner.get_response(*args, **options), mode="json", exclude_unset=True)
 
-        ctx = current()
+        ctx = _here()
         if ctx is None:
             return await self._inner.get_response(*args, **options)
         self._requests.begin()
@@ -69,7 +76,7 @@ class RecordedModel(Model):
 
     async def stream_response(self, *args: Any, **options: Any) -> AsyncIterator[TResponseStreamEvent]:
         """The events of an answer while it comes in; of one on record, its last alone. Pieces of its text are messages of the run's stream."""
-        ctx = current()
+        ctx = _here()
         if ctx is None:
             async for event in self._inner.stream_response(*args, **options):
                 yield event
@@ -119,12 +126,16 @@ class RecordedCalls:
         self._idempotent = idempotent
 
     async def __call__(self, given: ToolContext[Any], arguments: str) -> Any:
-        ctx = current()
+        ctx = _here()
         if ctx is None:
             return await self.tool.on_invoke_tool(given, arguments)
 
         async def call(text: str) -> Any:
-            return await self.tool.on_invoke_tool(given, text)
+            token = _within.set(True)
+            try:
+                return await self.tool.on_invoke_tool(given, text)
+            finally:
+                _within.reset(token)
 
         key = self._requests.key(given.tool_call_id)
         if self._read:

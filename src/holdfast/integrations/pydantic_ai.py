@@ -33,7 +33,13 @@ UNDECLARED: dict[str, Any] = {"side_effects": "external_action"}
 RECORDED = ("none", "read")
 _events: TypeAdapter[AgentStreamEvent] = TypeAdapter(AgentStreamEvent)
 _emitting: ContextVar[bool] = ContextVar("holdfast_pydantic_ai_emitting", default=False)
+_within: ContextVar[bool] = ContextVar("holdfast_pydantic_ai_within", default=False)
 _OPTIONS = frozenset({"side_effects", "idempotent", "replay", "verify", "undo", "retry", "timeout"})
+
+
+def _here() -> Context | None:
+    """The context in which a call is to be recorded. What happens inside a recorded call, as by an agent that a tool asks, is part of that call."""
+    return None if _within.get() else current()
 
 
 class _Calls(durable_exec.JournalCallableOperationBackend[dict[str, Any]]):
@@ -42,12 +48,16 @@ class _Calls(durable_exec.JournalCallableOperationBackend[dict[str, Any]]):
     async def execute(
         self, *, operation_id: durable_exec.DurableOperationId, name: str, body: Callable[[], Awaitable[Any]], cache_key: object, config: dict[str, Any]
     ) -> Any:
-        ctx = current()
+        ctx = _here()
         if ctx is None or isinstance(operation_id, durable_exec.EventStreamHandlerId):
             return await body()  # an event is told where it happens; after a crash it is told again, with the attempt before superseded
 
         async def unit() -> Any:
-            return await body()
+            token = _within.set(True)
+            try:
+                return await body()
+            finally:
+                _within.reset(token)
 
         key = _key(operation_id, cache_key)
         if key is not None and config.get("side_effects", "none") not in RECORDED:
@@ -95,17 +105,17 @@ class HoldfastDurability(durable_exec.BaseDurabilityCapability[D]):
 
     @property
     def in_durable_context(self) -> bool:
-        return current() is not None
+        return _here() is not None
 
     def get_default_run_id(self) -> str | None:
-        ctx = current()
+        ctx = _here()
         return None if ctx is None else str(ctx.uuid())
 
     def get_default_conversation_id(self, run_id: str) -> str | None:
         return durable_exec.conversation_id_from_run_id(run_id) if self.in_durable_context else None
 
     async def get_run_start_time(self, run_id: str) -> Any:
-        ctx = current()
+        ctx = _here()
         return None if ctx is None else ctx.now()
 
     def get_durable_operation_backend(self) -> durable_exec.DurableOperationBackend[Any]:
