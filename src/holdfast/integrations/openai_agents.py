@@ -14,7 +14,18 @@ from collections.abc import AsyncIterator, Collection
 from contextvars import ContextVar
 from typing import Any
 
-from agents import Agent, ApplyPatchTool, ComputerTool, FunctionTool, Handoff, LocalShellTool, RunConfig, RunContextWrapper, Runner, ShellTool
+from agents import (
+    Agent,
+    ApplyPatchTool,
+    ComputerTool,
+    FunctionTool,
+    Handoff,
+    LocalShellTool,
+    RunConfig,
+    RunContextWrapper,
+    Runner,
+    ShellTool,
+)
 from agents.items import ModelResponse, TResponseStreamEvent
 from agents.models.interface import Model, ModelProvider
 from agents.models.multi_provider import MultiProvider
