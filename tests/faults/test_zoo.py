@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -37,10 +38,13 @@ def healthy() -> Graph[Well]:
 
 @pytest.fixture(autouse=True)
 def soon(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """What swallows its cancel is abandoned soon; threads that were left running are let go of."""
+    """What swallows its cancel is abandoned soon; threads that were left running are let go of, and nothing goes on tracing."""
     monkeypatch.setattr(functions, "CLEANUP_SECONDS", 0.05)
     RELEASE.clear()
+    traced, profiled = sys.gettrace(), sys.getprofile()
     yield
+    sys.settrace(traced)
+    sys.setprofile(profiled)
     RELEASE.set()
 
 

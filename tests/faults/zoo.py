@@ -590,6 +590,34 @@ async def forks_and_the_child_exits(state: Odd) -> dict[str, int]:
     return {"n": 1}
 
 
+def _raising(*_: Any) -> Any:
+    raise ValueError("a trace function that raises")
+
+
+@node()
+async def leaves_a_trace_that_raises(state: Odd) -> None:
+    sys.settrace(_raising)
+
+
+@node()
+async def leaves_a_profile_that_raises(state: Odd) -> None:
+    await asyncio.sleep(0)
+    sys.setprofile(_raising)
+
+
+@node(ends="completed")
+def leaves_a_trace_in_its_thread(state: Odd) -> None:
+    sys.settrace(_raising)
+
+
+@node(ends="completed")
+async def leaves_a_trace_in_the_thread_of_an_effect(state: Odd, ctx: Context) -> None:
+    def act() -> None:
+        sys.settrace(_raising)
+
+    await ctx.effect(act)
+
+
 @node()
 async def ends_in_the_middle(state: Odd) -> Any:
     return Goto([END, "nowhere"])

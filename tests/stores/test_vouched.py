@@ -18,6 +18,7 @@ from tests.postgres.server import shared
 from holdfast import Context, Graph, Runtime, State, append, thread
 from holdfast.core import canon
 from holdfast.core import events as ev
+from holdfast.core.chunks import Batch, Emitted, Place, Turn
 from holdfast.core.commit import DedupClaim, LedgerRow
 from holdfast.core.effects import EffectStatus
 from holdfast.core.errors import LogRolledBack, RecordDamaged
@@ -40,7 +41,7 @@ class Kept(Store, Shelves, Protocol):
 Read = Callable[[Kept, str], Awaitable[Any]]
 
 
-class Place:
+class Harness:
     """The harness that the conformance suite's helpers want."""
 
     def __init__(self, store: Kept) -> None:
@@ -59,7 +60,7 @@ async def populated(store: Kept, run_id: str) -> None:
     await script.wait()
     for n in "ab":
         await store.put(signal(run_id, f"{run_id}{n}", 0))
-        await store.issue_token(replace(link(Place(store), f"{run_id}{n}"), run_id=run_id))  # type: ignore[arg-type]
+        await store.issue_token(replace(link(Harness(store), f"{run_id}{n}"), run_id=run_id))  # type: ignore[arg-type]
         await store.shelve("cups", {f"{run_id}{n}": n.encode()})
 
 
@@ -393,6 +394,75 @@ async def test_the_operator_accepts_what_is_there(kept: InSqlite | InPostgres) -
         await store.vouch_anew()  # type: ignore[attr-defined]
         assert await codes(store) == set()
         assert await store.effects("r1") and await store.effects("r2")
+
+
+@pytest.mark.parametrize("value", [0, -(10**12), 10**15])
+@pytest.mark.parametrize("name", ["since", "whole"])
+async def test_what_says_only_when_a_checkpoint_is_saved_whole_changes_nothing_else(kept: InSqlite | InPostgres, name: str, value: int) -> None:
+    """§4.5: how much was logged since the last whole checkpoint is vouched for by nothing: altered, one is saved sooner or later, and that is all."""
+    async with kept.after() as store:
+        sound = [await carried(store, run_id) for run_id in ("r1", "r2")]
+    async with kept.after(f"UPDATE {'log' if isinstance(kept, InPostgres) else 'run'} SET {name} = {value}") as store:
+        kept.hand("SELECT 1")
+        assert [await carried(store, run_id) for run_id in ("r1", "r2")] == sound
+        async with Runtime(store, skills=[talk()]) as rt:
+            run = await rt.invoke("talk", {"said": ["third"]}, thread_id="t")
+            assert run.status == "completed" and len(run.state.said) == 6
+            assert await codes(store) == set()
+
+
+async def carried(store: Kept, run_id: str) -> Any:
+    found = await store.load(run_id)
+    assert found is not None
+    return found.run, found.rows, found.inbox
+
+
+@pytest.mark.parametrize("column", ["serial", "turn", "last", "data", "gone", "run"])
+async def test_an_altered_chunk_is_shown_as_no_other(kept: InSqlite | InPostgres, column: str) -> None:
+    """§13.6: chunks are provisional: one that was altered is left out, comes late, or is taken for one that was replaced; no other words are shown."""
+    async with kept.after() as store:
+        script = await Script(store, "c1").begin("w")
+        turn = Turn(Place(1, "n", ""), 1, 1, 0, "s", "a")
+        await store.emit([Emitted("c1", script.fence, (Batch(turn, n, 1, (canon.encode(f"word {n}"),)),)) for n in (1, 2, 3)])
+        written = [s.batch for s in await store.chunks("c1")]
+        assert [b.first for b in written] == [1, 2, 3]
+        type_ = kept.columns("chunk").get(column, "TEXT")
+        name = "run_id" if isinstance(kept, InPostgres) and column == "run" else column
+        other = {"serial": "serial + 1000", "run": "'r1'" if name == "run_id" else "(SELECT id FROM run WHERE run_id = 'r1')"}.get(column) or OTHER[type_].format(name)
+        kept.hand(f"UPDATE chunk SET {name} = {other} WHERE last = 2")
+        shown = [s.batch for s in await store.chunks("c1")] + [s.batch for s in await store.chunks("r1")]
+        assert [b for b in shown if b not in written] == []
+        loaded = await store.load("c1")
+        assert loaded is not None and [b for b in loaded.emitted if b not in written] == []
+        assert len(shown) == (2 if column in ("data", "run") else 3)
+
+
+async def test_what_has_lost_its_name_is_not_vouched_for_and_stays_named(in_sqlite: InSqlite) -> None:
+    """Point 1: a damaged page gives rows without a key; ``doctor --rebuild --acknowledge`` takes the others as they are."""
+    async with in_sqlite.after() as store:
+        (made,) = _by_hand(store, "SELECT sql FROM sqlite_schema WHERE name = 'effect'")
+        bare = str(made).replace("effect_id    TEXT NOT NULL", "effect_id    TEXT")
+        assert bare != made
+        for sql, statement in ((bare, f"UPDATE effect SET effect_id = NULL WHERE {FIRST['effect']}"), (made, "SELECT 1")):
+            with contextlib.closing(apsw.Connection(_path(store))) as db:
+                db.execute("PRAGMA writable_schema = ON")
+                db.execute("UPDATE sqlite_schema SET sql = ? WHERE name = 'effect'", (sql,))
+            _by_hand(store, statement)
+        assert {"effect_record_altered", "effect_record_missing"} <= await codes(store)
+        _by_hand(store, f"DELETE FROM ledger WHERE {FIRST['ledger']}")
+        await store.vouch_anew()  # type: ignore[attr-defined]
+        left = await codes(store)
+        assert "effect_record_altered" in left and "ledger_record_missing" not in left
+
+
+def _path(store: Kept) -> str:
+    assert isinstance(store, SqliteStore)
+    return store.path
+
+
+def _by_hand(store: Kept, statement: str) -> tuple[Any, ...]:
+    with contextlib.closing(apsw.Connection(_path(store))) as db:
+        return tuple(value for row in db.execute(statement) for value in row)
 
 
 async def test_an_older_copy_of_an_effect_is_named(tmp_path: Path) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextvars
 import queue
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -40,8 +41,13 @@ class Job:
         forks = machine.forks()
         if self.begun is not None:
             self.begun()
+        traced, profiled = sys.gettrace(), sys.getprofile()
         try:
-            value = self.context.run(self.function, *self.args)
+            try:
+                value = self.context.run(self.function, *self.args)
+            finally:  # what it left to be called with its thread ends with it: one that raises would end the thread, and nobody would hear
+                sys.settrace(traced)
+                sys.setprofile(profiled)
         except BaseException as e:
             machine.end_child(forks, self.what)
             self.future.set_exception(e)

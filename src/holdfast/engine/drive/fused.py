@@ -110,6 +110,7 @@ class Fused:
                 finally:
                     if struck:
                         settle()
+                    here = machine.forks()  # the first call after the node: what it left to be called with it, as a trace function, is its own still
             except StopIteration as end:
                 value = end.value
             except BaseException as e:
@@ -125,9 +126,9 @@ class Fused:
                     return hand.over(_ended(e))
                 if driving.stops or hand.asked:
                     return hand.over(_ended(None, value))
-                cancelling = me.cancelling()
+                cancelling, here = me.cancelling(), machine.forks()
             step = None
-            if machine.forks() == forks and me.cancelling() == cancelling and journal.goes_along(line) and not hand.asked:
+            if here == forks and me.cancelling() == cancelling and journal.goes_along(line) and not hand.asked:
                 step = self._decided(line, task, node, value, now)
             if type(step) is Commit:
                 driving.scope = None

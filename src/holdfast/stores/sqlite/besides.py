@@ -325,15 +325,16 @@ def _unnoted(db: apsw.Connection, kept: Sequence[Any]) -> list[str]:
 
 def vouch_anew(db: apsw.Connection) -> None:
     """Vouches for all records as they are now, and for none that is not there. A text that is none counts as it is read, so no function of
-    SQL does this."""
+    SQL does this; what a damaged page gives without a name stays named by the checker."""
     for placed in (Q.place_effects, Q.place_inbox, Q.place_intents, Q.place_schedules):
         db.execute(placed)
     db.execute(Q.vouch_forget)
-    vouch_for(db, [voucher for records in _of_store(db).values() for voucher in records])
-    vouch_for(db, [vouch.of_effect_row(r) for r in rows(db, Q.effects_all)])
-    vouch_for(db, [vouch.of_inbox(*r) for r in rows(db, Q.inbox_kept)])
-    vouch_for(db, [vouch.of_token(Token(*r)) for r in rows(db, Q.tokens_kept)])
-    vouch_for(db, [vouch.of_intent_row(r) for r in rows(db, Q.intents)])
-    vouch_for(db, [vouch.of_ledger(LedgerRow(*r)) for r in rows(db, Q.ledger)])
+    found = [voucher for records in _of_store(db).values() for voucher in records]
+    found += [vouch.of_effect_row(r) for r in rows(db, Q.effects_all)]
+    found += [vouch.of_inbox(*r) for r in rows(db, Q.inbox_kept)]
+    found += [vouch.of_token(Token(*r)) for r in rows(db, Q.tokens_kept)]
+    found += [vouch.of_intent_row(r) for r in rows(db, Q.intents)]
+    found += [vouch.of_ledger(LedgerRow(*r)) for r in rows(db, Q.ledger)]
+    vouch_for(db, [v for v in found if isinstance(v.run_id, str) and isinstance(v.id, str)])
     for kept in rows(db, Q.effects_runless):
         db.executemany(Q.blob_use, [(kept[1], bytes.fromhex(digest)) for digest in _unnoted(db, kept)])

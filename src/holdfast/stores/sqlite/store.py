@@ -1254,7 +1254,8 @@ def _poured(copying: apsw.Backup) -> None:
         copying.step(-1)
         copying.finish()
     finally:
-        copying.close(True)
+        with contextlib.suppress(SystemError):  # a disk that fails while it closes too: what it said first counts
+            copying.close(True)
 
 
 def _integrity(path: str, word: str) -> Problem:
