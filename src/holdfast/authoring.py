@@ -137,9 +137,13 @@ class State(Mapping[str, Any]):
         if unknown:
             raise UsageError(f"{type(self).__name__} has no channel {', '.join(unknown)}")
         given = {n: canon.admit(v, n) for n, v in values.items()}
-        initial = {n: c.initial for n, c in self.__channels__.items() if c.initial is not MISSING}
-        object.__setattr__(self, "_values", canon.FrozenDict({**initial, **given}))
+        object.__setattr__(self, "_values", canon.FrozenDict({**self._defaults(), **given}))
         object.__setattr__(self, "_only", None)
+
+    @classmethod
+    def _defaults(cls) -> dict[str, Any]:
+        """What its channels hold before anything is written."""
+        return {n: c.initial for n, c in cls.__channels__.items() if c.initial is not MISSING}
 
     @classmethod
     def _view(cls, values: Mapping[str, Any], only: tuple[str, ...] | None = None) -> State:

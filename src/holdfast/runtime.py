@@ -1461,10 +1461,11 @@ def _result(run: Run[Any] | Rested) -> Any:
         return run.result
     if run.status in TERMINAL:
         why = run.error.message if run.error is not None else run.stop_reason
-        failed = RunFailed(run, f"{run.run_id} ended {run.status}: {why}")
+        failed = RunFailed(run, f"{run.run_id} ended {run.status}: {why}", hint="" if run.error is None else run.error.hint)
         raise failed from None if run.error is None else traced(run.error)
     asked = "; ".join(w.prompt or w.name or w.kind for w in run.waits)
-    raise RunWaiting(run, f"{run.run_id} rests: {run.condition} ({asked})")
+    asks = any(w.available_actions for w in run.waits)
+    raise RunWaiting(run, f"{run.run_id} rests: {run.condition} ({asked})", hint="rt.waits() and holdfast waits show how to answer it" if asks else "")
 
 
 def _rested(run: Rested) -> Any:

@@ -134,6 +134,48 @@ def test_backup_and_restore(holdfast: Any, run_id: str) -> None:
     assert holdfast("backup", "x.db", "--workspace", "ws").code == 2
 
 
+DAMAGE = {
+    "truncated": lambda data: data[: len(data) // 2],
+    "header": lambda data: b"\xff" * 100 + data[100:],
+    "pages": lambda data: data[:4096] + b"\xee" * (len(data) - 4096),
+    "empty": lambda data: b"",
+    "another file": lambda data: b"name,amount\nAda,3\n" * 400,
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
+def test_a_backup_takes_the_place_of_a_damaged_store(holdfast: Any, run_id: str, how: str) -> None:
+    """What a backup is for: the damaged files are kept beside it, and a damaged store is never copied over a good backup."""
+    assert holdfast("backup", "copy.db").code == 0
+    for beside in ("-wal", "-shm"):
+        Path(f"{DB}{beside}").unlink(missing_ok=True)
+    DB.write_bytes(DAMAGE[how](DB.read_bytes()))
+    there = DB.read_bytes()
+    refused = holdfast("backup", "later.db")
+    assert (refused.code != 0, Path("later.db").exists()) == (True, False)
+    again = holdfast("restore", "copy.db")
+    assert again.code == 0, again.err
+    assert holdfast("show", run_id).code == 0
+    assert holdfast("check").code == 0
+    kept = [p for p in DB.parent.iterdir() if p.name.startswith(f"{DB.name}.damaged-")]
+    assert [p.read_bytes() for p in kept if not p.name.endswith(("-wal", "-shm", "-anchor"))] in ([there], []), kept
+    assert holdfast("restore", "copy.db").code == 0, "and again, where nothing is damaged"
+
+
+def test_a_damaged_backup_is_put_nowhere(holdfast: Any, run_id: str) -> None:
+    """Neither in the place of a sound store nor of a damaged one."""
+    assert holdfast("backup", "copy.db").code == 0
+    good = Path("copy.db").read_bytes()
+    Path("copy.db").write_bytes(good[:4096] + b"\xee" * 8192 + good[12288:])
+    before = DB.read_bytes()
+    assert holdfast("restore", "copy.db").code == 1
+    assert DB.read_bytes() == before
+    assert holdfast("show", run_id).code == 0
+    DB.write_bytes(before[: len(before) // 2])
+    assert holdfast("restore", "copy.db").code == 1
+    assert len(DB.read_bytes()) == len(before) // 2
+
+
 def test_doctor_acknowledges_a_loss(holdfast: Any, run_id: str) -> None:
     """X-01: the log has gone backwards: named, nothing can be written until an operator accepts it."""
     copy = DB.read_bytes()

@@ -15,11 +15,12 @@ from holdfast.cli import output as o
 from holdfast.cli import pages
 from holdfast.cli.session import Call, actor_option, options, over, run_argument
 from holdfast.core import describe
-from holdfast.core.errors import Conflict, StoreCorrupt, UsageError
+from holdfast.core.errors import Conflict, StoreCorrupt, UnsupportedFormat, UsageError
 from holdfast.engine.keep.check import Checker, Findings
 from holdfast.engine.keep.repair import Repair
 from holdfast.ports import Store, offers_health, offers_reindexing, offers_vouching
 from holdfast.runtime import Runtime
+from holdfast.stores.sqlite.store import set_aside
 
 
 class File(Protocol):
@@ -190,18 +191,27 @@ def backup(call: Call, file: Path) -> int:
 def restore(call: Call, file: Path) -> int:
     """Put a backup in the place of the store.
 
-    A new incarnation begins: workers of before are refused.
+    A new incarnation begins: workers of before are refused. The files of a damaged store are kept beside it under another name.
     """
+    kept: str | None = None
 
     async def act(rt: Runtime) -> int:
         await _file(rt.store, "restore").restore(str(file))
         return (await rt.check()).runs
 
-    runs = over(call, act, make=True, long="restoring")
+    try:
+        runs = over(call, act, make=True, long="restoring")
+    except (StoreCorrupt, UnsupportedFormat):
+        if call.file is None:
+            raise
+        kept = set_aside(str(call.file), str(file))
+        runs = over(call, act, make=True, long="restoring")
     if call.as_json:
-        o.emit({"file": str(file), "runs": runs})
+        o.emit({"file": str(file), "runs": runs, **({"kept": kept} if kept else {})})
     else:
-        click.echo(f"{o.mark('ok')} restored from {file}: {runs} runs")
+        click.echo(f"{o.mark('ok')} restored from {file}: {o.counted(runs, 'run')}")
+    if kept is not None and not call.as_json:
+        click.echo(f"the damaged store is kept as {kept}")
     return 0
 
 

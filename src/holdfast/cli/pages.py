@@ -126,6 +126,7 @@ def _about(wait: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
             ("    key", o.inline(wait["key"])),
             ("    attempted", f"{o.clock(wait['attempted_at'])}, {ended}"),
             ("    effect", o.inline(wait["effect_id"])),
+            *([("    verify", f"could not tell: {o.inline(shown['verify'], 400)}")] if shown.get("verify") else []),
         ]
     )
 

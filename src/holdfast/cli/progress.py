@@ -8,9 +8,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import logging
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator, Awaitable, Iterator
 from typing import Any, TypeVar
 
 import click
@@ -114,6 +115,23 @@ class Progress:
             self._drawn = False
 
 
+class Warned(logging.Handler):
+    """Shows what the library warns of about the program that is run."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        click.echo(f"{o.mark('part')} {o.inline(record.getMessage())}", err=True)
+
+
+@contextlib.contextmanager
+def _warned(name: str) -> Iterator[None]:
+    handler, logger = Warned(logging.WARNING), logging.getLogger(name)
+    logger.addHandler(handler)
+    try:
+        yield
+    finally:
+        logger.removeHandler(handler)
+
+
 async def watched(rt: Runtime, run_id: str, act: Awaitable[T], progress: Progress | None, after: int = 0) -> T:
     """Awaits ``act`` and shows what happens to the run meanwhile; what happened by its end is shown before it returns."""
     if progress is None:
@@ -129,15 +147,16 @@ async def watched(rt: Runtime, run_id: str, act: Awaitable[T], progress: Progres
             progress.tell(event)
             seen = event.seq
 
-    async with _ticking(progress):
-        follower = asyncio.ensure_future(follow())
-        try:
-            return await act
-        finally:
-            follower.cancel()
-            await asyncio.gather(follower, return_exceptions=True)
-            for event in await rt.events(run_id, seen):
-                progress.tell(event)
+    with _warned("holdfast.limits"):
+        async with _ticking(progress):
+            follower = asyncio.ensure_future(follow())
+            try:
+                return await act
+            finally:
+                follower.cancel()
+                await asyncio.gather(follower, return_exceptions=True)
+                for event in await rt.events(run_id, seen):
+                    progress.tell(event)
 
 
 @contextlib.asynccontextmanager

@@ -74,6 +74,12 @@ class Call:
         return schema_version(self.store)
 
     @property
+    def file(self) -> Path | None:
+        """The store's file, where it is SQLite's."""
+        form = "sqlite:///"
+        return Path(unquote(self.store.removeprefix(form))) if self.store.startswith(form) else None
+
+    @property
     def missing(self) -> Path | None:
         """The file or folder of a store that nobody has made yet."""
         for form in ("sqlite:///", "workspace:"):

@@ -397,7 +397,8 @@ class _Walk:
         if codec is None and isinstance(value, list):
             return self.admit(list(value), path, depth)
         if codec is None:
-            hint = f"return plain values, or holdfast.register({kind.__qualname__})"
+            forgot = "it was not awaited: write await in front of the call"
+            hint = forgot if hasattr(kind, "__await__") else f"return plain values, or holdfast.register({kind.__qualname__})"
             raise Unserializable(path, f"a {kind.__module__}.{kind.__qualname__} cannot be stored", hint=hint)
         try:
             fields = self.admit(codec.dump(value), path, depth + 1)

@@ -178,6 +178,16 @@ class Unknown(msgspec.Struct, frozen=True):
     why: str = ""
 
 
+def understood(answer: object, hook: str) -> Happened | Absent | Unknown:
+    """What a verify hook said; anything else than one of the three answers nothing, and whoever is asked then reads so (X-05)."""
+    if isinstance(answer, Unknown):
+        return Unknown(str(answer.why))
+    if isinstance(answer, Happened | Absent):
+        return answer
+    given = f"the class {answer.__name__}" if isinstance(answer, type) else f"a {type(answer).__name__}"
+    return Unknown(f"{hook} returned {given}; it is to return Happened(result), Absent() or Unknown()")
+
+
 # -- what to do about one call ------------------------------------------------------------------------
 
 
@@ -219,6 +229,7 @@ class Ask(msgspec.Struct, frozen=True):
     effect: Effect
     reason: str
     closed: bool = True
+    why: str = ""
 
 
 class InProgress(msgspec.Struct, frozen=True):
@@ -285,4 +296,6 @@ def verified(effect: Effect, answer: object, closed: bool) -> Verdict:
             return Act(effect)
         case Absent():
             return Ask(effect, MAY_LIVE, closed)
+        case Unknown(why):
+            return Ask(effect, OUTCOME_UNKNOWN, closed, why)
     return Ask(effect, OUTCOME_UNKNOWN, closed)

@@ -583,8 +583,8 @@ class RunFailed(HoldfastError):
 
     code = "run_failed"
 
-    def __init__(self, run: object, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, run: object, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
         self.run = run
 
 
@@ -594,8 +594,8 @@ class RunWaiting(HoldfastError):
     code = "run_waiting"
     exit_code = 4
 
-    def __init__(self, run: object, message: str) -> None:
-        super().__init__(message)
+    def __init__(self, run: object, message: str, *, hint: str = "") -> None:
+        super().__init__(message, hint=hint)
         self.run = run
 
 

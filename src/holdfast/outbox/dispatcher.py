@@ -320,7 +320,7 @@ class Dispatcher:
         assert route.verify is not None
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
-                answer = await called(route.verify, canon.thaw(canon.decode(intent.payload)), intent.key)
+                answer = fx.understood(await called(route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
         except Exception as e:  # the hook is the author's code; one that raises or hangs does not know (X-05)
             answer = fx.Unknown(f"verify raised {type(e).__name__}: {e}")
         now = self._store.now()
@@ -331,8 +331,8 @@ class Dispatcher:
                 return intents.absent(intent), None
             case fx.Absent():
                 return intent, intents.asked(intent, intents.MAY_LIVE, now)
-            case _:
-                return intent, intents.asked(intent, getattr(answer, "why", "") or intents.SENDER_LOST, now)
+            case fx.Unknown(why):
+                return intent, intents.asked(intent, why or intents.SENDER_LOST, now)
 
     async def _sent(self, intent: Intent, route: Route, began: float) -> tuple[Intent, Outcome, Any]:
         """One sending. Gives the intent as it was sent, what came of it, and what the receiver answered."""

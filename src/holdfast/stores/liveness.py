@@ -12,7 +12,7 @@ import fcntl
 import hashlib
 import os
 import weakref
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from holdfast.core.errors import Conflict
 from holdfast.core.lease import Alive
@@ -122,6 +122,16 @@ class Liveness:
         finally:
             os.close(fd)
         return Alive.NO
+
+    def living(self) -> list[str]:
+        """The owners that are proven to live, by name."""
+        try:
+            names = os.listdir(self._folder)
+        except FileNotFoundError:
+            return []
+        except OSError as e:
+            raise store_error(e, self._folder) from e
+        return sorted(n for n in map(unquote, names) if self.alive(n) is Alive.YES)
 
     def close(self) -> None:
         for owner in list(self._held):

@@ -170,7 +170,9 @@ class Pages:
     async def effects(self, request: Request, viewer: Viewer) -> Response:
         tenant, look = viewer.access.tenant, self._rt.look
         unknown = await look.effects(tenant, statuses=("unknown",), limit=PAGE)
-        newest = [e for e in await look.effects(tenant, limit=2 * PAGE) if e.status != "unknown"]
+        unknown += await self._doubtful(tenant)
+        there = {e.effect_id for e in unknown}
+        newest = [e for e in await look.effects(tenant, limit=2 * PAGE) if e.effect_id not in there and e.status != "unknown"]
         asked: dict[str, describe.WaitView] = {}
         for run_id in dict.fromkeys(e.run_id for e in unknown):
             asked |= {w.effect_id: w for w in (await look.glance(run_id, tenant, check=False)).waits if w.effect_id is not None and w.available_actions}
@@ -181,6 +183,12 @@ class Pages:
             request, "effects.html", viewer, section="/effects", unknown=unknown, effects=newest, asked=asked, intents=intents, counts=counts,
             dead=sum(i.state == "dead" for i in intents),
         )  # fmt: skip
+
+    async def _doubtful(self, tenant: str | None) -> list[describe.EffectView]:
+        """Effects that were attempted by a process that is gone: nobody has taken their runs over yet, so they are not unknown on record."""
+        attempted = await self._rt.look.effects(tenant, statuses=("attempted",), limit=PAGE)
+        gone = {r for r in {e.run_id for e in attempted} if (await self._rt.look.glance(r, tenant, check=False)).record.condition == "interrupted"}
+        return [e for e in attempted if e.run_id in gone]
 
     async def schedules(self, request: Request, viewer: Viewer) -> Response:
         return self._page(request, "schedules.html", viewer, section="/schedules", schedules=await self._rt.look.schedules(viewer.access.tenant))

@@ -68,7 +68,9 @@ class Reader:
     def handle(self, loaded: Loaded, blocked: Blocked | None = None, no_worker: NoWorker | None = None) -> Run[Any]:
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
         values = progress.checkpoint.values
-        return Run(loaded.run, loaded.lease, self._store.now(), values, self._view(loaded.run, values), blocked=blocked, no_worker=no_worker)
+        given = progress.results.get(cps.INPUT_TASK) if progress.checkpoint.seq == 0 else None
+        view = self._view(loaded.run, values if given is None else cps.written(given))
+        return Run(loaded.run, loaded.lease, self._store.now(), values, view, blocked=blocked, no_worker=no_worker)
 
     def ended(self, run: records.Run, values: Mapping[str, Any], fence: int) -> Run[Any]:
         """A run as its driver has just left it. What is live is what would be loaded (§4.5), so nothing is read back."""
@@ -77,6 +79,8 @@ class Reader:
     def _view(self, run: records.Run, values: Mapping[str, Any]) -> State:
         known = run.skill_id in self._services.skills.ids
         cls: type[State] = self._services.skills.find(run.skill_id, run.skill_version).state if known else Values
+        if run.status is Status.PENDING and cls.__channels__:  # it has no checkpoint yet: its input and the defaults, before any reducer
+            values = cls._defaults() | {n: v for n, v in values.items() if n in cls.__channels__}
         return cls._view(canon.FrozenDict(values))
 
     async def runs(self, wanted: Wanted) -> list[Run[Any]]:

@@ -151,7 +151,7 @@ class Services:
     while a run is driven whose earlier owners were late; 1 ends that. ``driving``: the runs that some task of this process has claimed and drives;
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
     which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told. ``limits`` are those declared here,
-    ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back;
+    ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back; ``unbounded``: limits that calls named and nobody declares, as was said once;
     ``sends``: the types of intents that are sent from here for everybody.
     """
 
@@ -185,6 +185,7 @@ class Services:
     limits: Mapping[str, Limit] = dataclasses.field(default_factory=dict)
     max_queued: int | None = None
     leaving: set[str] = dataclasses.field(default_factory=set)
+    unbounded: set[str] = dataclasses.field(default_factory=set)
     sends: tuple[str, ...] = ()
     quarantine: Quarantine = dataclasses.field(default_factory=Quarantine)
     streams: Streams = dataclasses.field(init=False)

@@ -150,12 +150,12 @@ class Places:
         """The path of one call; refuses one without a key while another of the same scope is in flight (§4.12)."""
         scope = self.scope()
         if self.closed:
-            raise ConcurrentScope(f"ctx.{name} was called after {self._node} had ended", hint="await every ctx call, or use ctx.gather")
+            raise ConcurrentScope(f"the call of {name} began after {self._node} had ended", hint="await every ctx call, or use ctx.gather")
         if key is None:
             if scope.busy:
                 raise ConcurrentScope(
-                    f"ctx.{name} was called while {', '.join(scope.busy.values())} of the same scope is in flight",
-                    hint="use ctx.gather, or give each call a key",
+                    f"the call of {name} began while {', '.join(scope.busy.values())} of the same scope was under way",
+                    hint="await each call before the next, use ctx.gather, or give each call a key",
                 )
             path = f"{scope.prefix}{scope.next}"
             scope.next += 1
@@ -164,7 +164,7 @@ class Places:
                 raise InvalidInput(f"the key {key!r} must be 1 to {MOST_KEY_CHARS} characters without '/'")
             path = f"{scope.prefix}={key}"
             if path in scope.busy:
-                raise ConcurrentScope(f"ctx.{name} was called while {scope.busy[path]} with the same key {key!r} is in flight", hint="give each call its own key")
+                raise ConcurrentScope(f"the call of {name} began while {scope.busy[path]} with the same key {key!r} was under way", hint="give each call its own key")
         scope.busy[path] = name
         try:
             yield path

@@ -249,10 +249,9 @@ class Performance:
         hook = self.options.verify
         assert hook is not None
         try:
-            answer = await call(hook, (self.key, *self.args), VERIFY_TIMEOUT_US, f"verify of {self.name}")
+            return fx.understood(await call(hook, (self.key, *self.args), VERIFY_TIMEOUT_US, f"verify of {self.name}"), f"verify of {self.name}")
         except Exception as e:  # the hook is the author's code and may raise anything
             return fx.Unknown(f"verify raised {type(e).__name__}: {e}")
-        return answer if isinstance(answer, fx.Happened | fx.Absent) else fx.Unknown()
 
     # -- asking -------------------------------------------------------------------------------------
 
@@ -327,6 +326,7 @@ class Performance:
             "closed": ask.closed,
             "detail": effect.detail,
             "show": self._shown(),
+            **({"verify": ask.why} if ask.why else {}),
         }
         return await request(
             self.attempt,

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from holdfast import logs
 from holdfast.core import bounds, budgets, canon, ids
 from holdfast.core import events as ev
 from holdfast.core.checkpoint import StepRecord
@@ -29,6 +30,7 @@ from holdfast.engine.calls.attempt import Attempt, Call, Scope, attempting, curr
 from holdfast.engine.calls.functions import Patience, asynchronous, call, name_of
 from holdfast.engine.calls.waits import Ask, request
 
+log = logs.logger("holdfast.limits")
 LOOK_US = 50_000
 
 
@@ -54,12 +56,24 @@ async def held(services: Services, run_id: str, place: str, limit: str | None) -
     if limit is None:
         yield
         return
+    await _declared(services, limit)
     await _entered(services, run_id, place, limit)
     try:
         yield
     finally:
         services.leaving.add(place)
         await asyncio.shield(_left(services))
+
+
+async def _declared(services: Services, limit: str) -> None:
+    """Warns once of a limit that nobody declares: a misspelled one would bound nothing, and nobody would notice."""
+    if limit in services.limits or limit in services.unbounded or limit in (await services.bounds()).limits:
+        return
+    services.unbounded.add(limit)
+    log.warning(
+        "the limit %r is declared nowhere, so calls that name it are not limited; Runtime(limits={%r: Limit(…)}) or `holdfast limits set %s` declares it",
+        limit, limit, limit,
+    )  # fmt: skip
 
 
 async def _entered(services: Services, run_id: str, place: str, limit: str) -> None:

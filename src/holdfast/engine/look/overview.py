@@ -14,6 +14,7 @@ from typing import Protocol
 import msgspec
 
 from holdfast.core import describe, views
+from holdfast.core.effects import EffectStatus
 from holdfast.core.lease import Alive, Lease
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, WAITING, Condition, Status
@@ -50,7 +51,8 @@ class Lately(msgspec.Struct, frozen=True, kw_only=True):
 
 class Overview(msgspec.Struct, frozen=True, kw_only=True):
     """Where everything stands. ``questions``: what people are asked; ``needed``: runs that somebody has to look at, ``need`` the first of them;
-    ``nobody``: runs that are due and that no living worker can take, be it for want of any."""
+    ``nobody``: runs that are due and that no living worker can take, be it for want of any. ``doubtful``: effects that were attempted in runs
+    whose process is gone; they are ``unknown`` once somebody takes the run over."""
 
     conditions: dict[str, int]
     total: int
@@ -61,6 +63,7 @@ class Overview(msgspec.Struct, frozen=True, kw_only=True):
     oldest_wait: str | None
     nobody: list[describe.RunView]
     effects: dict[str, int]
+    doubtful: int
     intents: dict[str, int]
     lately: Lately
 
@@ -92,10 +95,12 @@ async def overview(store: Store, look: Look, tenant_id: str | None = None) -> Ov
     first = [*need, *failed][:LISTED]
     alone = not any(w.offer is not None and w.alive != Alive.NO and w.expires_at > now for w in await store.workers())
     nobody = [r for r in [await look.shown(run, lease) for run, lease in due[:LISTED]] if r.no_worker_for is not None or (alone and r.blocked_by is None)]
+    lost = [run.run_id for run, lease in need if views.condition(run, lease, now) is Condition.INTERRUPTED][:LISTED]
+    doubtful = sum([sum(e.status is EffectStatus.ATTEMPTED for e in await store.effects(run_id)) for run_id in lost])
     return Overview(
         conditions={c.value: counts.get(c, 0) for c in Condition}, total=sum(tally.runs.values()), whole=whole, questions=questions,
         needed=len(need) + tally.runs.get(Status.FAILED, 0), need=[await look.shown(run, lease) for run, lease in first], oldest_wait=views.iso(oldest), nobody=nobody,
-        effects=dict(tally.effects), intents=await look.intent_tally(tenant_id), lately=await _lately(store, tenant_id, now),
+        effects=dict(tally.effects), doubtful=doubtful, intents=await look.intent_tally(tenant_id), lately=await _lately(store, tenant_id, now),
     )  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import datetime as dt
 import json
 import os
 import secrets
@@ -40,6 +41,7 @@ from holdfast.core.errors import (
     LeaseLost,
     LogRolledBack,
     ProcessForked,
+    StoreBusy,
     StoreClosed,
     StoreCorrupt,
     StoreMoved,
@@ -1202,12 +1204,15 @@ class SqliteStore:
 
         Raises:
             UsageError: the file exists.
+            StoreCorrupt, LogRolledBack: the store is damaged, or an older state of it lies there: no backup is made of that.
         """
         target = os.fspath(path)
         if os.path.exists(target):
             raise UsageError(f"{target} exists", hint="give a new name")
         self._read()
         self._same_file()
+        if self.suspect is not None:
+            raise self.suspect
         await asyncio.to_thread(self._copy, self.path, target)
 
     def _copy(self, source: str, target: str) -> None:
@@ -1216,6 +1221,8 @@ class SqliteStore:
         try:
             with mapped(target), shutting(connect(source)) as here, shutting(apsw.Connection(building)) as there:
                 _poured(there.backup("main", here, "main"))
+                if not _sound(there):
+                    raise StoreCorrupt(f"{source} is damaged, so no backup was made of it", hint="holdfast check and doctor say what is wrong; restore an older backup")
             with on_disk(target):
                 with open(building, "rb") as f:
                     os.fsync(f.fileno())
@@ -1267,10 +1274,37 @@ def _integrity(path: str, word: str) -> Problem:
 
 def check_backup(db: apsw.Connection, path: str) -> None:
     """Refuses what is no store of ours, before anything is overwritten."""
-    words = [str(r[0]) for r in rows(db, "PRAGMA quick_check(1)")]
-    if words != ["ok"] or not db.table_exists("main", "log"):
+    if not _sound(db) or not db.table_exists("main", "log"):
         raise StoreCorrupt(f"{path} is no undamaged Holdfast store", hint="choose another backup")
     readable(db.pragma("user_version"), path)
+
+
+def _sound(db: apsw.Connection) -> bool:
+    """Whether SQLite finds every page of a file in order."""
+    return [str(r[0]) for r in rows(db, "PRAGMA quick_check(1)")] == ["ok"]
+
+
+BESIDE = ("", "-wal", "-shm", "-anchor")
+"""What a store's files are called; the database is the first."""
+
+
+def set_aside(path: str, source: str) -> str:
+    """Moves the files of a damaged store out of the way of the backup ``source``, and gives the new name of the first. Nothing is deleted.
+
+    Raises:
+        StoreCorrupt, UnsupportedFormat: the backup is none that could take its place.
+        StoreBusy: a living process still has the store open.
+    """
+    with mapped(source), shutting(connect(source, readonly=True)) as db:
+        check_backup(db, source)
+    if living := Liveness(f"{path}-live").living():
+        raise StoreBusy(f"{path} is still open in {', '.join(living)}", hint="end these processes first, then restore again")
+    kept = f"{path}.damaged-{dt.datetime.now(dt.UTC):%Y%m%dT%H%M%S%f}"
+    with on_disk(path):
+        for beside in BESIDE:
+            with contextlib.suppress(FileNotFoundError):
+                os.rename(f"{path}{beside}", f"{kept}{beside}")
+    return kept
 
 
 def _one(db: apsw.Connection, sql: str, values: Sequence[Any]) -> Any:
@@ -1333,4 +1367,4 @@ def _chains(db: apsw.Connection) -> list[Problem]:
     return problems
 
 
-__all__ = ["SqliteStore"]
+__all__ = ["SqliteStore", "set_aside"]
