@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import random
@@ -25,12 +26,14 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.core.waits import APPROVE, DENY, RETRY
 from holdfast.demo import repository
 from holdfast.demo.notes import graph
+from holdfast.demo.receiver import Receiver
 from holdfast.handle import EventView
 from holdfast.runtime import Runtime
 
 FOLDER = Path(".holdfast") / "demo"
 STORE = f"sqlite:///{FOLDER.as_posix()}/runs.db"
 DRAFT_LINES = 18
+TRANSPORTS = "holdfast.demo.receiver:TRANSPORTS"
 BOUNDARIES = 24
 """Of the demo's commits, before and after each: about so many while it is driven."""
 
@@ -44,6 +47,7 @@ class Story:
     killed_at: int | None = None
     killed: str = ""
     points: int = 0
+    receiver: Receiver = dataclasses.field(default_factory=Receiver)
 
     def say(self, text: str = "") -> None:
         if not self.call.as_json:
@@ -73,6 +77,8 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
 
     A run of six steps, with a question on the way.
 
+    The notes are sent to a receiver that the demo itself is, on 127.0.0.1.
+
     It writes below .holdfast/demo/ only. Without a terminal it answers its own question as the actor `demo`.
     A model drafts the notes if HOLDFAST_LLM_URL (and HOLDFAST_LLM_KEY, HOLDFAST_LLM_MODEL) name one.
     """
@@ -86,6 +92,12 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
     count = repository.commits(source)
     story.say(f"{o.paint('Release notes', bold=True)} for {o.inline(source.name)}: {min(count, 30)} of {count} commits{', a sample' if sampled else ''} in {o.inline(source)}")
     story.say(o.paint(f"The run is kept in {call.store}", dim=True))
+    with contextlib.nullcontext() if ask else story.receiver:  # where the question stays open, nobody would be there any more
+        return _shown(story, source, place, crash, ask, yes)
+
+
+def _shown(story: Story, source: Path, place: Path, crash: bool, ask: bool, yes: bool) -> int:
+    call = story.call
     story.run_id = _submit(story, source, place)
     _drive(story, crash)
     while (run := over(call, lambda rt: pages.run_object(rt, story.run_id)))["status"] == Status.WAITING_FOR_HUMAN:
@@ -95,6 +107,8 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
         _decide(story, answer)
         if answer.action != DENY:
             _drive(story, crash and story.killed_at is None)
+    if story.receiver.url:
+        over(call, lambda rt: rt.dispatch(until_idle=True), [graph], transports=TRANSPORTS)
     return _told(story)
 
 
@@ -131,7 +145,7 @@ def _source(repo: Path | None, place: Path) -> tuple[Path, bool]:
 
 def _submit(story: Story, source: Path, place: Path) -> str:
     async def act(rt: Runtime) -> str:
-        made = await rt.submit(graph, {"repo": str(source), "folder": str(place)}, target=targets.DEMO)
+        made = await rt.submit(graph, {"repo": str(source), "folder": str(place), "receiver": story.receiver.url}, target=targets.DEMO)
         return str(made.run_id)
 
     return over(story.call, act, [graph], make=True)
@@ -147,7 +161,7 @@ def _drive(story: Story, crash: bool) -> None:
             return
         story.killed_at, story.killed = _version(story), killed
         story.say(f"  {killed}")
-    over(story.call, lambda rt: _resumed(story, rt), [graph])
+    over(story.call, lambda rt: _resumed(story, rt), [graph], transports=TRANSPORTS)
 
 
 async def _resumed(story: Story, rt: Runtime) -> None:
@@ -289,6 +303,8 @@ def _told(story: Story) -> int:
     if run["status"] == Status.COMPLETED:
         published = run["values"]["published"]
         click.echo(f"{o.mark('ok')} {_near(Path(published['path']))}  {published['bytes']} bytes, {len(run['values']['commits'])} commits, draft by {o.inline(run['values']['author'])}")
+        if story.receiver.got:
+            click.echo(f"{o.mark('ok')} sent to {story.receiver.url}, once under its key")
         click.echo(f"{o.mark('go')} {call.line('show', run['run_id'])}")
     else:
         pages.brief(call, run)

@@ -1,4 +1,4 @@
-"""Release notes from a git repository, one node a stage: collect, group, draft, ask, publish, record.
+"""Release notes from a git repository, one node a stage: collect, group, draft, ask, publish, record. The last sends them, too.
 
 Read it as an example: it uses nothing but the public names. Each stage's result is recorded before the next begins,
 the file is written once as an effect, and a person is asked in between.
@@ -14,11 +14,12 @@ from holdfast.demo import repository, writing
 
 
 class Notes(State):
-    """What the stages hand on. ``folder`` is where the notes are published."""
+    """What the stages hand on. ``folder`` is where the notes are published, ``receiver`` the URL that they are sent to, if there is one."""
 
     repo: str
     folder: str
     limit: int = 30
+    receiver: str = ""
     name: str = ""
     commits: Annotated[list[dict[str, Any]], append]
     groups: dict[str, list[dict[str, Any]]] = {}  # noqa: RUF012 - a channel's default; the state is frozen
@@ -75,5 +76,7 @@ async def publish(state: Notes, ctx: Context) -> dict[str, Any]:
 
 @graph.node(after="publish")
 def record(state: Notes, ctx: Context) -> None:
-    """A row in the ledger: what was published, where, and under which hash."""
+    """A row in the ledger: what was published, where, and under which hash. The notes are sent once that is on record, and not before."""
     ctx.record("published", state.published["sha256"], {"path": state.published["path"], "commits": len(state.commits)})
+    if state.receiver:
+        ctx.send("announce", {"url": state.receiver, "body": {"name": state.name, "sha256": state.published["sha256"], "notes": state.draft}})
