@@ -135,6 +135,7 @@ def steady(text: str, names: dict[str, str], *, squeezed: bool = True) -> str:
     text = re.sub(r"\b01[0-9a-z]{2,}…", "RUN…", text).replace(os.getcwd(), "HERE")
     text = re.sub(r"\bhf_\S+", "SECRET", re.sub(r"\b01[0-9a-z]{24}\b", "ID", text))
     text = re.sub(r"\b\d+ bytes\b", "N bytes", text)
+    text = re.sub(r"\b127\.0\.0\.1:\d+", "127.0.0.1:PORT", text)
     text = re.sub(r"by [a-z]+(?=, T|$)", "by USER", text, flags=re.M)
     return re.sub(r"[ \t]+", " ", text) if squeezed else text
 
