@@ -4,7 +4,8 @@
     uv run python bench/outbox.py latency --count 500 [--url URL]       about one minute
 
 ``drain`` sends to a function that does nothing, and tells how many claims and settlements it took; then again while runs are driven beside it.
-``latency`` has one process commit and send, where nothing else is to be done. Without ``--url`` it is SQLite in a folder of its own.
+``latency`` has one process commit and send, and then one commit and another send, where nothing else is to be done: the time from the answer
+of the commit to the call of the transport. Without ``--url`` it is SQLite in a folder of its own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import json
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -97,22 +99,71 @@ def counting(verb: Any, took: dict[str, int], name: str) -> Any:
     return counted
 
 
+class Committed:
+    """When this process had the answer to a commit with an intent, one after the other."""
+
+    def __init__(self, rt: Runtime) -> None:
+        self.at: list[float] = []
+        commit = rt.store.commit
+
+        async def committed(what: Any) -> Any:
+            tip = await commit(what)
+            if getattr(what, "intents", ()):
+                self.at.append(time.time())
+            return tip
+
+        rt.store.commit = committed
+
+
 async def latency(url: str, count: int) -> dict[str, Any]:
-    times: list[float] = []
+    sent: list[float] = []
 
     async def note(payload: Any, key: str) -> None:
-        times.append(time.time() - payload["at"])
+        sent.append(time.time())
 
-    async with Runtime(url, skills=[graph], transports={"nothing": note}) as rt:
+    async with Runtime(url, transports={"nothing": note}) as rt:
+        committed = Committed(rt)
         for _ in range(count):
             await rt.invoke(graph, {"count": 1})
             await asyncio.sleep(0.01)
-    return {"one_process": {"count": len(times), "p50_ms": part(times, 0.5), "p99_ms": part(times, 0.99)}}
+    found = {"one_process": told(committed.at, sent)}
+    command = [sys.executable, __file__, "sender", "--count", str(count), "--url", url]
+    other = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert other.stdout is not None
+    await other.stdout.readline()
+    async with Runtime(url) as rt:
+        committed = Committed(rt)
+        for _ in range(count):
+            await rt.invoke(graph, {"count": 1})
+            await asyncio.sleep(0.03)
+    out, _ = await asyncio.wait_for(other.communicate(), 60)
+    return found | {"another_process": told(committed.at, json.loads(out))}
+
+
+def told(committed: list[float], sent: list[float]) -> dict[str, Any]:
+    times = [max(0.0, after - before) for before, after in zip(committed, sent, strict=False)]
+    return {"count": len(times), "p50_ms": part(times, 0.5), "p99_ms": part(times, 0.99)}
+
+
+async def sender(url: str, count: int) -> list[float]:
+    """The other process: sends so many, and tells when."""
+    sent: list[float] = []
+    stop = asyncio.Event()
+
+    async def note(payload: Any, key: str) -> None:
+        sent.append(time.time())
+        if len(sent) == count:
+            stop.set()
+
+    async with Runtime(url, transports={"nothing": note}) as rt:
+        print("ready", flush=True)
+        await asyncio.wait_for(rt.dispatch(stop=stop), 600)
+    return sent
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["drain", "latency"])
+    parser.add_argument("what", choices=["drain", "latency", "sender"])
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--url", default="")
     Recorder.options(parser)
@@ -120,8 +171,10 @@ def main() -> None:
     recorder = Recorder.of(given)
     with tempfile.TemporaryDirectory() as folder:
         url = given.url or f"sqlite:///{Path(folder) / 'a.db'}"
-        work = drain(url, given.count) if given.what == "drain" else latency(url, given.count)
-        found = asyncio.run(work)
+        if given.what == "sender":
+            print(json.dumps(asyncio.run(sender(url, given.count))))
+            return
+        found = asyncio.run(drain(url, given.count) if given.what == "drain" else latency(url, given.count))
     recorder.write({"case": case, **taken} for case, taken in found.items())
     print(json.dumps(found))
 
