@@ -21,6 +21,7 @@ from holdfast.core.retry import SECOND
 from holdfast.encryption import KEY_BYTES
 from holdfast.engine.base.streams import EVERY
 from holdfast.integrations.langgraph.writer import WAIT_SECONDS
+from holdfast.outbox.pace import QUICK_SECONDS
 from holdfast.outbox.webhook import ANSWER_CAP
 from holdfast.stores.postgres.news import IDLE_POLL
 from holdfast.stores.postgres.store import CROWDED
@@ -77,6 +78,7 @@ SETTINGS = {
     ("docs/http.md", "30 s"): max(30, CHECK_SECONDS),
     ("docs/http.md", "2 MiB"): MOST_BYTES / 2**20,
     ("docs/integrations.md", "2 ms"): WAIT_SECONDS * 1000,
+    ("docs/outbox.md", "25 ms"): QUICK_SECONDS * 1000,
     ("docs/outbox.md", "1 s"): SECOND / 1e6,
     ("docs/outbox.md", "2 s"): SECOND * 2 / 1e6,
     ("docs/outbox.md", "4 s"): SECOND * 4 / 1e6,
