@@ -7,9 +7,10 @@ import json
 from typing import Any
 
 import pytest
-from agents import Agent, ModelResponse, Usage, function_tool, handoff
+from agents import Agent, ModelResponse, RunConfig, Runner, ToolOutputText, Usage, function_tool, handoff
 from agents.models.interface import Model, ModelProvider
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
+from pydantic import BaseModel
 
 from holdfast import Context, Runtime, flow
 from holdfast.integrations import openai_agents
@@ -160,3 +161,47 @@ async def test_an_agent_that_is_a_tool_is_part_of_the_tools_call(monkeypatch: py
         assert (run.status, run.result) == ("completed", "done: paid 4200"), run.error
         assert sorted(done) == sorted(["model 0", "look_up 17", "look_up 18", "model 2", "pay 4200", "model 3"])
         assert [(e.capability, e.status.value) for e in await rt.effects(run.run_id)] == [("ask", "recorded")]
+
+
+class Order(BaseModel):
+    number: str
+
+
+@pytest.mark.parametrize(
+    ("answer", "told"),
+    [
+        (Order(number="17"), "number='17'"),
+        ([Order(number="17")], "[Order(number='17')]"),
+        ({"number": 17}, "{'number': 17}"),
+        ((1, 2), "(1, 2)"),
+        (ToolOutputText(text="17"), [{"type": "input_text", "text": "17"}]),
+        ([ToolOutputText(text="17")], [{"type": "input_text", "text": "17"}]),
+        (None, "None"),
+    ],
+)
+async def test_what_a_tool_answers_is_told_to_the_model_as_the_sdk_tells_it(answer: Any, told: Any) -> None:
+    heard: list[Any] = []
+
+    class Hears(Stub):
+        async def get_response(self, system_instructions: Any, input: Any, *args: Any, **options: Any) -> ModelResponse:
+            if not isinstance(input, str) and input[-1].get("type") == "function_call_output":
+                heard.append(input[-1]["output"])
+                text = ResponseOutputText(type="output_text", text="done", annotations=[])
+                return ModelResponse(output=[ResponseOutputMessage(id="m", type="message", role="assistant", status="completed", content=[text])], usage=Usage(), response_id=None)
+            return ModelResponse(output=[call(1, "find")], usage=Usage(), response_id=None)
+
+    @function_tool
+    async def find() -> Any:
+        return answer
+
+    finder = Agent(name="finder", model=Hears(), tools=[find])
+
+    @flow("finder", version="1")
+    async def finding(ctx: Context, question: str) -> str:
+        return str((await run_agent(ctx, finder, question)).final_output)
+
+    await Runner.run(finder, "17?", run_config=RunConfig(tracing_disabled=True))
+    async with Runtime("memory:", skills=[finding]) as rt:
+        run = await rt.invoke(finding, {"question": "17?"})
+        assert (run.status, run.result) == ("completed", "done"), run.error
+    assert heard == [told, told]

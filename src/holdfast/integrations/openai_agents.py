@@ -25,6 +25,9 @@ from agents import (
     RunContextWrapper,
     Runner,
     ShellTool,
+    ToolOutputFileContent,
+    ToolOutputImage,
+    ToolOutputText,
 )
 from agents.items import ModelResponse, TResponseStreamEvent
 from agents.models.interface import Model, ModelProvider
@@ -37,6 +40,8 @@ from pydantic import TypeAdapter
 from holdfast import Context, StepFailure, UsageError, current
 
 _response: TypeAdapter[ModelResponse] = TypeAdapter(ModelResponse)
+_any: TypeAdapter[Any] = TypeAdapter(Any)
+_CONTENT = (ToolOutputText, ToolOutputImage, ToolOutputFileContent)
 _within: ContextVar[bool] = ContextVar("holdfast_openai_agents_within", default=False)
 _RUNS_HERE = (ComputerTool, LocalShellTool, ShellTool, ApplyPatchTool)
 
@@ -127,6 +132,24 @@ class _Recorded(ModelProvider):
         return RecordedModel(self._inner.get_model(model_name), self._requests)
 
 
+def _kept(tool: FunctionTool, value: Any) -> Any:
+    """A tool's answer as it goes on record: plain values as they are, content parts and declared outputs as JSON, any other object as the text that the model is told."""
+    if tool.output_json_schema is not None:
+        return _any.dump_python(value, mode="json")
+    if isinstance(value, _CONTENT) or (isinstance(value, list) and value and all(isinstance(v, _CONTENT) for v in value)):
+        return _any.dump_python(value, mode="json", exclude_none=True)
+    return value if _plain(value) else str(value)
+
+
+def _plain(value: Any) -> bool:
+    match value:
+        case dict():
+            return all(isinstance(k, str) and _plain(v) for k, v in value.items())
+        case list():
+            return all(map(_plain, value))
+    return value is None or type(value) in (str, int, float, bool)
+
+
 class RecordedCalls:
     """What a function tool does when it is called: an effect under the call's id, or a recorded step."""
 
@@ -144,7 +167,7 @@ class RecordedCalls:
         async def call(text: str) -> Any:
             token = _within.set(True)
             try:
-                return await self.tool.on_invoke_tool(given, text)
+                return _kept(self.tool, await self.tool.on_invoke_tool(given, text))
             finally:
                 _within.reset(token)
 
