@@ -13,10 +13,10 @@ from holdfast.core import events as ev
 from holdfast.core.blobs import blob_of
 from holdfast.core.checkpoint import Carry, Delta, StepRecord
 from holdfast.core.codec import Row
-from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, asleep, diagnose, drift, ok, problem
+from holdfast.core.consistency import PER_CODE, SEVERITIES, Diagnosis, asleep, diagnose, drift, ok, problem, record_problem
 from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.envelopes import Envelope, Header
-from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, UnknownStatus
+from holdfast.core.errors import ErrorValue, EventUnreadable, HoldfastError, RecordDamaged, UnknownStatus
 from holdfast.core.intents import Delivery, Ended, Intent
 from holdfast.core.lease import Alive, Lease, Release
 from holdfast.core.run import Run, Versions
@@ -412,3 +412,10 @@ def test_what_a_sender_lacks_is_counted_by_type() -> None:
     for given in (Intent(intent_id="i", run_id=RUN, type="mail", payload=b"", key="k", tries=tries), Intent(intent_id="j", run_id=RUN, type="mail", payload=b"", key="l")):
         diagnosis.feed_intent(given)
     assert (diagnosis.queued["mail"], sum(diagnosis.not_configured.values())) == (2, 1)
+
+
+@pytest.mark.parametrize("kind", ["effecu", "", "\0\0", "inbox\n"])
+def test_a_record_of_a_kind_that_nobody_knows_is_a_problem(kind: str) -> None:
+    """Point 1 of «Harden»: of a voucher's kind a damaged page may say anything."""
+    found = record_problem(RecordDamaged(kind, "r1", "x", missing=True))
+    assert (found.code, found.severity, found.run_id) == ("record_unreadable", "error", "r1") and found.repair_hint

@@ -96,8 +96,8 @@ def problem(code: str, message: str, repair_hint: str = "", run_id: str | None =
 
 
 def record_problem(error: RecordDamaged) -> Problem:
-    """A record beside the log that is gone, or is not what was written, as the checker tells it."""
-    return problem(error.code, error.message, error.hint, error.run_id or None)
+    """A record beside the log that is gone, or is not what was written, as the checker tells it; of a voucher's kind a damaged page may say anything."""
+    return problem(error.code if error.code in SEVERITIES else RecordDamaged.code, error.message, error.hint, error.run_id or None)
 
 
 def ok(problems: Iterable[Problem]) -> bool:
