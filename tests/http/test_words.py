@@ -118,7 +118,7 @@ async def test_a_run_is_called_the_same_everywhere(kind: str, tmp_path: Path) ->
         async with asyncio.timeout(60), staged(situation, world) as (rt, run_id):
             while len((await rt.get(run_id)).waits) != len(model.waits):
                 await rt.store.wait_for_change(0.1)
-            run = await rt.get(run_id)
+            run, url = await rt.get(run_id), rt.store.url
             words = {"Status": str(run.status), "Condition": str(run.condition)}
             assert run.status == model.status, situation
             async with served(rt, tokens=False) as http:
@@ -129,7 +129,7 @@ async def test_a_run_is_called_the_same_everywhere(kind: str, tmp_path: Path) ->
                 assert await paged(http, run_id) == words, situation
                 assert f"condition={run.condition}" in (await http.get("/runs")).text
                 if kind != "memory" and world.left is None:  # a store of one process alone: no shell could look
-                    told = await typed(world.url, "show", run_id, live=run.status in ("running", "replaying"))
+                    told = await typed(url, "show", run_id, live=run.status in ("running", "replaying"))
                     assert {"Status": told["status"], "Condition": told["condition"]} == words, situation
                 wait_id = run.waits[0].wait_id if run.waits else f"{run_id}.2.ask.0"
                 before = len(await rt.events(run_id))
@@ -143,5 +143,5 @@ async def test_a_run_is_called_the_same_everywhere(kind: str, tmp_path: Path) ->
         if world.left is not None:
             async with world.buried():
                 if kind != "memory":
-                    told = await typed(world.url, "show", run_id, live=False)
+                    told = await typed(url, "show", run_id, live=False)
                     assert {"Status": told["status"], "Condition": told["condition"]} == words, (situation, told)
