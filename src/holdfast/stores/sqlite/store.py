@@ -1259,10 +1259,11 @@ class SqliteStore:
 def _poured(copying: apsw.Backup) -> None:
     try:
         copying.step(-1)
-        copying.finish()
-    finally:
-        with contextlib.suppress(SystemError):  # a disk that fails while it closes too: what it said first counts
-            copying.close(True)
+    except BaseException:
+        with contextlib.suppress(apsw.Error):  # a disk that fails while it ends too: what it said first counts
+            copying.finish()
+        raise
+    copying.finish()
 
 
 def _integrity(path: str, word: str) -> Problem:
