@@ -165,7 +165,7 @@ def test_doctor_names_due_runs_that_no_worker_looks_for(holdfast: Type) -> None:
     assert holdfast("submit", "work.py", "--input", '{"name": "quick"}').code == 0
     said = holdfast("doctor")
     assert (said.code, said.err) == (0, "")
-    assert "no worker is up" in said.out and "holdfast worker TARGET" in said.out
+    assert "no worker is up" in said.out and "holdfast worker work.py:graph" in said.out
 
 
 def test_a_worker_names_a_run_that_its_code_does_not_fit(holdfast: Type, folder: Path) -> None:

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.core import events as ev
+from holdfast.core.effects import Effect, EffectClass, EffectStatus
 from holdfast.core.errors import ErrorValue, Frame
 from holdfast.core.explain import MOST_LINES, Blocked, explain
 from holdfast.core.run import Run
@@ -36,7 +37,7 @@ def test_every_condition_has_a_reason_and_says_what_would_move_it(condition: Con
 def test_a_failure_names_the_line_and_how_to_go_on() -> None:
     found = explain(run(Status.FAILED, error=BOOM, stop_reason="boom"), Condition.FAILED, [])
     assert found.why == "It failed (boom). Boom: no money left (pay.py:7 in pay). Fill the account."
-    assert found.next[0].command == "holdfast resume r TARGET --acknowledge boom"
+    assert found.next[0].command == "holdfast resume r YOUR_FILE.py --acknowledge boom"
     named = explain(run(Status.FAILED, error=BOOM, stop_reason="boom", target="my pay.py:pay"), Condition.FAILED, [])
     assert named.next[0].command == "holdfast resume r 'my pay.py:pay' --acknowledge boom", "the TARGET that it was submitted with"
     bare = explain(run(Status.FAILED, stop_reason="x"), Condition.FAILED, [])
@@ -67,7 +68,7 @@ def test_a_due_run_says_what_stands_in_the_way() -> None:
     assert explain(answered, Condition.QUEUED, []).why.startswith("It is answered and due.")
     assert "q is before it" in explain(due, Condition.QUEUED, [], Blocked(lane="q is before it")).why
     nobody = explain(due, Condition.QUEUED, [], Blocked(no_worker="none of the workers serves pay"))
-    assert "none of the workers" in nobody.why and nobody.next[0].command == "holdfast worker TARGET"
+    assert "none of the workers" in nobody.why and nobody.next[0].command == "holdfast worker YOUR_FILE.py"
     changed = explain(due, Condition.QUEUED, [], Blocked(no_worker="it began in another shape", shape="f0"))
     assert "The code has changed" in changed.why and 'migrates=("f0",)' in changed.next[0].text and all("--upgrade" in a.command for a in changed.next[1:])
 
@@ -166,3 +167,35 @@ def test_every_kind_of_turn_has_a_sentence() -> None:
 def test_a_long_story_is_cut_in_the_middle() -> None:
     lines = told([ev.WaitDenied("w", "approve", f"p{n}", "") for n in range(30)], run(origin="fork", source_run_id="q"))
     assert len(lines) == MOST_LINES and "more things happened" in lines[3] and lines[-1].startswith("p29") and "fork from q" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("fields", "does"),
+    [
+        ({}, "does not repeat it: it asks a person."), ({"verifiable": True}, "asks its verify= first."), ({"idempotent": True}, "sends it again under the same key"),
+        ({"verifiable": True, "status": EffectStatus.UNKNOWN}, "asks a person."),
+    ],
+)  # fmt: skip
+def test_an_effect_without_an_outcome_names_its_key_and_what_a_resume_does_about_it(fields: dict[str, object], does: str) -> None:
+    record = Effect(effect_id="e", run_id="r", lineage_root="r", step=1, task="pay", path="0", attempt=1, capability="send", effect_class=EffectClass.EXTERNAL, key="k")
+    events = [ev.Event(1, T0, ev.SideEffectAttempted("e", "k", 1, "pay", "0"))]
+    blocked = Blocked(effects=(msgspec.structs.replace(record, **fields),))
+    said = explain(run(), Condition.INTERRUPTED, events, blocked).happened[-1]
+    assert "Its key is k; a resume " in said and does in said
+    assert "resume" not in explain(run(), Condition.RUNNING, events, blocked).happened[-1]
+
+
+def test_who_handed_it_back_is_said() -> None:
+    assert told([ev.RunHandedBack("w", "drained")])[-1] == "Its worker was stopped and handed the run back (drained)."
+    assert told([ev.RunHandedBack("w")])[-1] == "Its worker was stopped and handed the run back."
+
+
+def test_a_deadline_that_has_passed_is_said() -> None:
+    waiting = run(Status.WAITING_FOR_HUMAN, waits=(msgspec.structs.replace(ASK, deadline=T0 + 5),))
+    assert "Its deadline passed at 1970-01-01T00:00:01" in explain(waiting, Condition.AWAITING_GATE_DECISION, [], Blocked(now=T0 + 6)).why
+    assert "deadline" not in explain(waiting, Condition.AWAITING_GATE_DECISION, [], Blocked(now=T0)).why
+
+
+def test_a_failed_run_can_be_forked_from_its_head() -> None:
+    found = explain(run(Status.FAILED, stop_reason="x", checkpoint_head="r.c7"), Condition.FAILED, [])
+    assert found.next[1].command == "holdfast fork r YOUR_FILE.py --from c7"

@@ -28,7 +28,7 @@ def test_who_can_take_it(offers: list[Offer], offered: tuple[str, ...] | None) -
     assert found == (None if offered is None else NoWorker("notes", "1", "f", offered))
     if found is not None:
         assert ("the workers that are up serve g" in found.said) is bool(offered) and ("none of the workers that are up serves" in found.said) is not bool(offered)
-        assert ('migrates=("f",)' in found.way_out("r")) is ("resume r --upgrade" in found.way_out("r")) is bool(offered) and "resume r" in found.way_out("r")
+        assert ('migrates=("f",)' in found.way_out("r")) is ("resume r YOUR_FILE.py --upgrade" in found.way_out("r")) is bool(offered) and "resume r" in found.way_out("r")
         view = describe.no_worker_of(found)
         assert (view.skill_id, view.version, view.wanted, tuple(view.offered), view.workspace) == ("notes", "1", "f", offered, None)
 
@@ -66,7 +66,7 @@ def test_a_run_bound_to_a_folder_is_lacking_by_its_folder() -> None:
     assert found == NoWorker("notes", "1", "f", ("f",), "/srv/a")
     assert found is not None and "in the workspace /srv/a" in found.said and "start a worker there" in found.way_out("r") and "upgrade" not in found.way_out("r")
     changed = lacking(bound, DUE, [Offer((), (OTHER,))], now=10)
-    assert changed is not None and "resume r --upgrade" in changed.way_out("r")
+    assert changed is not None and "resume r YOUR_FILE.py --upgrade" in changed.way_out("r")
 
 
 def test_what_somebody_sends() -> None:

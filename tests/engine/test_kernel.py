@@ -315,7 +315,7 @@ async def test_another_shape_goes_on_where_it_is_declared_or_asked_for() -> None
                 await rt.approve(rid, actor="ada")
                 with pytest.raises(FingerprintMismatch) as refused:
                     await rt.resume(rid)
-                assert before.program.fingerprint in refused.value.hint and f"holdfast resume {rid} --upgrade" in refused.value.hint
+                assert before.program.fingerprint in refused.value.hint and f"holdfast resume {rid} YOUR_FILE.py --upgrade" in refused.value.hint
                 run = await rt.resume(rid, upgrade=True)
         assert run.state.items == ["ask ada", "finish"]
         assert run.fingerprint == now.program.fingerprint

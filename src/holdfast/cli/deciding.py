@@ -33,18 +33,27 @@ LOOK_ON = 15.0
 SHOWN_LINES = 8
 
 
-def _answer(call: Call, run_id: str, act: Callable[[Runtime], Awaitable[Any]]) -> int:
-    """Commits, then shows how the run stands."""
+_SAID = {"approve": "approved", "deny": "denied", "answer": "answered"}
 
-    async def whole(rt: Runtime) -> dict[str, Any]:
+
+def _answer(call: Call, run_id: str, act: Callable[[Runtime], Awaitable[Any]], action: str = "", wait_id: str | None = None) -> int:
+    """Commits, then says what was answered and how the run stands."""
+
+    async def whole(rt: Runtime) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        before = (await pages.run_object(rt, run_id))["waits"]
         await act(rt)
-        return await pages.run_object(rt, run_id)
+        return before, await pages.run_object(rt, run_id)
 
-    found = over(call, whole)
+    before, found = over(call, whole)
     if call.as_json:
         o.emit(found)
-    else:
-        pages.brief(call, found)
+        return 0
+    still = {w["wait_id"] for w in found["waits"]}
+    answered = [w for w in before if w["available_actions"] and (w["wait_id"] == wait_id or (wait_id is None and (w["wait_id"] not in still or found["decisions"])))]
+    if action and len(answered) == 1:
+        asked = answered[0]
+        click.echo(f"{o.mark('ok')} {o.inline(_SAID.get(action, action))}: {o.paint(o.inline(asked['prompt'] or asked['name'] or asked['task'], 200), bold=True)}")
+    pages.brief(call, found)
     return 0
 
 
@@ -107,7 +116,7 @@ def approve(call: Call, run_id: str, wait_id: str | None, note: str | None, payl
     A worker, or `holdfast resume`, then resumes it.
     """
     given = ... if payload is None else parsed(payload, "--payload")
-    return _answer(call, run_id, lambda rt: rt.approve(run_id, wait_id=wait_id, actor=actor, note=note, payload=given, drive=False))
+    return _answer(call, run_id, lambda rt: rt.approve(run_id, wait_id=wait_id, actor=actor, note=note, payload=given, drive=False), "approve", wait_id)
 
 
 @click.command()
@@ -121,7 +130,7 @@ def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) 
 
     It halts, unless its node asked to be told.
     """
-    return _answer(call, run_id, lambda rt: rt.deny(run_id, reason=reason, wait_id=wait_id, actor=actor, drive=False))
+    return _answer(call, run_id, lambda rt: rt.deny(run_id, reason=reason, wait_id=wait_id, actor=actor, drive=False), "deny", wait_id)
 
 
 @click.command()
@@ -159,6 +168,8 @@ def decide(
         call,
         run_id,
         lambda rt: rt.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=given, resume=not no_resume, force=force),
+        action,
+        wait_id,
     )
 
 

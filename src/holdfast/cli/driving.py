@@ -16,9 +16,18 @@ from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, actor_option, handling, options, over, parsed, run_argument
 from holdfast.cli.times import lasting, moment
-from holdfast.core.errors import HoldfastError, InvalidInput, LaneBlocked, NothingEligible, SkillUnknown
+from holdfast.core.errors import (
+    AcknowledgeRequired,
+    FingerprintMismatch,
+    HoldfastError,
+    InvalidInput,
+    LaneBlocked,
+    NothingEligible,
+    SkillUnknown,
+)
 from holdfast.core.jsons import json_of
-from holdfast.core.status import TERMINAL, Condition
+from holdfast.core.status import TERMINAL, Condition, Status
+from holdfast.core.wording import YOUR_FILE
 from holdfast.engine.desk.door import OnBusy
 from holdfast.handle import Run, when
 from holdfast.runtime import Runtime
@@ -137,7 +146,7 @@ def worker(
         names = ", ".join(dict.fromkeys(s.id for s in chosen))
         click.echo(f"worker {rt.owner}: {names}, {concurrency} at once", err=True)
         work = asyncio.ensure_future(
-            rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, upgrade=upgrade, on_report=reported, stop=stop)
+            rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, upgrade=upgrade, on_report=lambda report: reported(report, call), stop=stop)
         )
 
         def told(number: int) -> None:
@@ -159,7 +168,7 @@ def worker(
     return 0
 
 
-def reported(report: Report) -> None:
+def reported(report: Report, call: Call) -> None:
     """A line for each run that came to its rest, and for each schedule that could not be fired."""
     error = report.error
     name = f"schedule {o.inline(report.schedule_id)}" if report.schedule_id is not None else report.run_id or "the store"
@@ -168,7 +177,7 @@ def reported(report: Report) -> None:
     elif error is not None:
         click.echo(f"{name}  {o.mark('bad')} {o.inline(f'{type(error).__name__}: {error}')}")
     elif report.passed is not None:
-        click.echo(f"{name}  {o.mark('warn')} {o.inline(f'no_worker_for: {report.passed.said} ({report.passed.way_out(report.run_id)})')}")
+        click.echo(f"{name}  {o.mark('warn')} {o.inline(f'no_worker_for: {report.passed.said} ({call.spelled(report.passed.way_out(report.run_id))})')}")
     elif report.run is not None:
         why = f"  {o.inline(report.run.error.message, 200)}" if report.run.error is not None else ""
         click.echo(f"{report.run_id}  {o.inline(report.run.skill_id)}  {report.run.status}{why}")
@@ -195,12 +204,20 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
         before = await rt.get(run_id)
         rt.add(*targets.skills(code))
         if before.skill_id not in {t.skill.id for t in code}:
-            unknown(call, before.skill_id, run_id, before.target, "resume")
+            unknown(call, before, target)
         going = rt.resume(run_id, actor=actor, acknowledge=acknowledge, force=force, upgrade=upgrade, wait=not no_wait)
         try:
             await watched(rt, run_id, going, progress, before.version)
         except NothingEligible as e:  # the answer lists the open waits (§7.1)
+            e.hint = call.spelled(e.hint)
             click.echo(o.inline(e.line()), err=True)
+        except FingerprintMismatch as e:
+            seen = {} if acknowledge or before.status is not Status.FAILED else {"acknowledge": before.stop_reason or ""}
+            e.hint = f'declare migrates=("{before.fingerprint}",), or: {call.typed(run_id=run_id, upgrade=True, **seen)}'
+            raise
+        except AcknowledgeRequired as e:
+            e.hint = f"once you have seen why: {call.typed(run_id=run_id, acknowledge=before.stop_reason or '')}"
+            raise
         return await pages.run_object(rt, run_id)
 
     return pages.finish(call, over(call, act))
@@ -290,7 +307,7 @@ def _reborn(call: Call, run_id: str, target: str | None, verb: str, make: Callab
         source = await rt.get(run_id)
         rt.add(*targets.skills(code))
         if source.skill_id not in {t.skill.id for t in code}:
-            unknown(call, source.skill_id, run_id, source.target, verb)
+            unknown(call, source, target)
         made = await make(rt)
         if progress is not None and not made.deduplicated:
             click.echo(f"{made.skill_id} {made.run_id}, a {verb} of {run_id}", err=True)
@@ -332,10 +349,11 @@ def _json_or_text(text: str) -> Any:
         return text
 
 
-def unknown(call: Call, skill_id: str, run_id: str, recorded: str | None, verb: str) -> None:
+def unknown(call: Call, run: Run[Any], named: str | None) -> None:
     """The code a run needs is not here: say what it was started with, as the command to type; import nothing (§14.3)."""
-    say = call.line(verb, run_id, recorded) if recorded else call.line(verb, run_id, "TARGET")
-    raise SkillUnknown(f"the skill {skill_id!r} of {run_id} is not among this project's", hint=f"name its code: {say}")
+    where = f"in {named}" if named else "among this project's"
+    best = run.target if run.target and run.target != named else YOUR_FILE
+    raise SkillUnknown(f"the skill {run.skill_id!r} of {run.run_id} is not {where}", hint=f"name the file that holds it: {call.typed(run_id=run.run_id, target=best)}")
 
 
 COMMANDS = (run, submit, worker, resume, replay, fork)

@@ -8,7 +8,7 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
-from holdfast.cli.session import Call, actor_option, options, over, run_argument
+from holdfast.cli.session import Call, actor_option, options, over, run_argument, there
 from holdfast.cli.times import lasting
 from holdfast.core import describe
 from holdfast.core.jsons import json_of
@@ -27,17 +27,19 @@ def check(call: Call, run_id: str | None) -> int:
     Exit code 0 if there is no error (warnings may be), else 1.
     """
 
+    if run_id is None:
+        there(call)
     found = over(call, lambda rt: rt.check(run_id), long="checking")
     shown = [describe.plain(describe.problem(p)) for p in found]
     if call.as_json:
         o.emit({"ok": found.ok, "runs": found.runs, "events": found.events, "left_out": found.left_out, "run_id": run_id, "problems": shown})
         return 0 if found.ok else 1
-    pages.problem_lines(shown)
+    pages.problem_lines(call, shown)
     if found.left_out:
         click.echo(f"  and {found.left_out} more")
     total = len(found) + found.left_out
     runs, problems = ("1 run" if found.runs == 1 else f"{found.runs} runs"), ("1 problem" if total == 1 else f"{total} problems")
-    click.echo(f"{o.mark('ok' if found.ok else 'bad')} {runs} and {found.events} events checked, {problems}")
+    click.echo(f"{o.mark(pages.found_mark(shown))} {runs} and {found.events} events checked, {problems}")
     return 0 if found.ok else 1
 
 

@@ -100,7 +100,7 @@ def _about(run: RunView) -> str:
     if run.error is not None:
         return o.inline(f"{run.stop_reason}: {run.error.message}", 120)
     if run.no_worker_for is not None:
-        return f"no worker for {run.no_worker_for.wanted}"
+        return o.inline(f"no worker for {run.no_worker_for.skill_id} v{run.no_worker_for.version}", 120)
     if run.blocked_by:
         return f"behind {run.blocked_by}"
     return o.inline(run.stop_reason or "", 120)

@@ -13,12 +13,14 @@ import msgspec
 
 from holdfast.cli import output as o
 from holdfast.cli import pages
-from holdfast.cli.session import Call, actor_option, options, over, run_argument
+from holdfast.cli.session import Call, actor_option, options, over, run_argument, there
 from holdfast.core import describe
 from holdfast.core.errors import Conflict, StoreCorrupt, UnsupportedFormat, UsageError
+from holdfast.core.run import Run
+from holdfast.core.status import Status
 from holdfast.engine.keep.check import Checker, Findings
 from holdfast.engine.keep.repair import Repair
-from holdfast.ports import Store, offers_health, offers_reindexing, offers_vouching
+from holdfast.ports import RunFilter, Store, offers_health, offers_reindexing, offers_vouching
 from holdfast.runtime import Runtime
 from holdfast.stores.sqlite.store import set_aside
 
@@ -66,7 +68,7 @@ def repair_state(call: Call, run_id: str, apply: bool, actor: str) -> int:
     if call.as_json:
         o.emit(_report(report))
         return 0
-    _tell(report)
+    _tell(call, report)
     return 0
 
 
@@ -75,8 +77,8 @@ def _report(report: Repair) -> dict[str, Any]:
     return {**msgspec.structs.asdict(report), "problems": [describe.plain(describe.problem(p)) for p in report.problems], "actions": actions}
 
 
-def _tell(report: Repair) -> None:
-    pages.problem_lines([describe.plain(describe.problem(p)) for p in report.problems])
+def _tell(call: Call, report: Repair) -> None:
+    pages.problem_lines(call, [describe.plain(describe.problem(p)) for p in report.problems])
     for action in report.actions:
         click.echo(f"  {o.mark('ok' if report.applied else 'go')} {action.code}: {o.inline(action.does)}")
     word = "repaired" if report.applied else f"refused ({report.refused})" if report.refused else "nothing written"
@@ -88,8 +90,8 @@ def _tell(report: Repair) -> None:
 _OF_INDEXES = ("index_damaged", StoreCorrupt.code)
 
 
-async def mended(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = False, actor: str = "operator") -> tuple[list[Repair], Findings, int]:
-    """What ``doctor`` does: the repairs, what is wrong in the end, and how many runs are due while no worker is up."""
+async def mended(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = False, actor: str = "operator") -> tuple[list[Repair], Findings, list[Run]]:
+    """What ``doctor`` does: the repairs, what is wrong in the end, and the runs that are due while no worker is up."""
     if acknowledge:
         await _file(rt.store, "acknowledge").acknowledge()
     done = []
@@ -123,40 +125,52 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     Exit code 0 if nothing is wrong in the end, else 1.
     """
 
-    async def act(rt: Runtime) -> tuple[tuple[list[Repair], Findings, int], describe.QueuedView | None]:
+    there(call)
+
+    async def act(rt: Runtime) -> tuple[tuple[list[Repair], Findings, list[Run]], describe.QueuedView | None, int]:
         found = await mended(rt, acknowledge=acknowledge, rebuild=rebuild, actor=actor)
         try:
-            return found, await rt.look.queued()
+            return found, await rt.look.queued(), len(await rt.store.runs(RunFilter(statuses=(Status.FAILED,), limit=MOST_FAILED)))
         except StoreCorrupt:  # what is wrong is among the problems
-            return found, None
+            return found, None, 0
 
-    (done, left, idle), outbox = over(call, act, long="examining")
+    (done, left, due), outbox, failed = over(call, act, long="examining")
     shown = [describe.plain(describe.problem(p)) for p in left]
+    idle = len(due)
+    start = call.line("worker", *dict.fromkeys(word for run in due for word in call.code(run.target)))
     if call.as_json:
-        o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle, "to_do": to_do(shown, idle)})
+        o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle, "to_do": [call.spelled(step) for step in to_do(shown, idle, start)]})
         return 0 if left.ok else 1
     if acknowledge:
         click.echo(f"{o.mark('ok')} acknowledged: the store takes writes again, under a new incarnation")
     for report in done:
-        _tell(report)
-    pages.problem_lines(shown)
+        _tell(call, report)
+    pages.problem_lines(call, shown)
     if idle:
         click.echo(f"{o.mark('warn')} no worker is up, and {o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due")
     if outbox is not None and outbox.queued:
         _queued(outbox)
-    click.echo(f"{o.mark('ok' if left.ok else 'bad')} {'nothing is wrong' if not shown else o.counted(len(shown), 'problem')} ({o.counted(left.runs, 'run')})")
-    if steps := to_do(shown, idle):
+    found = o.counted(len(shown), "problem") if shown else "the store is sound" if failed else "nothing is wrong"
+    click.echo(f"{o.mark(pages.found_mark(shown))} {found} ({o.counted(left.runs, 'run')})")
+    if failed:
+        more = " at least" if failed == MOST_FAILED else ""
+        click.echo(f"{o.mark('warn')} {o.counted(failed, 'run')} failed{more}: {call.line('runs', '--condition', 'failed')}")
+    if steps := to_do(shown, idle, start):
         o.head("what to do, in this order")
         for number, step in enumerate(steps, 1):
-            o.prose(step, first=f"  {number}. ", indent="     ")
+            o.prose(call.spelled(step.removesuffix(start)).rstrip(), first=f"  {number}. ", indent="     ")
+            if step.endswith(start):
+                click.echo(f"     {o.inline(start)}")
     return 0 if left.ok else 1
 
 
 MOST_STEPS = 20
+MOST_FAILED = 500
 
 
-def to_do(problems: Sequence[Mapping[str, Any]], idle: int) -> list[str]:
-    """What to do about what was found, the most urgent first: errors of the whole store, of single runs, warnings; then what is due."""
+def to_do(problems: Sequence[Mapping[str, Any]], idle: int, start: str) -> list[str]:
+    """What to do about what was found, the most urgent first: errors of the whole store, of single runs, warnings; then what is due, which
+    the command ``start`` drives."""
     order = sorted(problems, key=lambda p: (p["severity"] != "error", p["run_id"] is not None))
     steps: dict[tuple[str, str], list[str]] = {}
     for p in order:
@@ -167,7 +181,7 @@ def to_do(problems: Sequence[Mapping[str, Any]], idle: int) -> list[str]:
         about = f" (run {named[0]}{f' and {len(named) - 1} more' if len(named) > 1 else ''})" if named else ""
         said.append(f"{code}{about}: {hint}")
     if idle:
-        said.append(f"start a worker, because {o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due and none is up: holdfast worker TARGET")
+        said.append(f"start a worker, because {o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due and none is up: {start}")
     return [*said[:MOST_STEPS], *([f"Then run holdfast doctor again: {len(said) - MOST_STEPS} more"] if len(said) > MOST_STEPS else [])]
 
 
@@ -176,7 +190,7 @@ def to_do(problems: Sequence[Mapping[str, Any]], idle: int) -> list[str]:
 @options()
 def backup(call: Call, file: Path) -> int:
     """Copy the store to FILE while it is in use."""
-    _there(call)
+    there(call, UsageError)
     over(call, lambda rt: _file(rt.store, "backup").backup(str(file)), long="copying")
     if call.as_json:
         o.emit({"file": str(file), "bytes": file.stat().st_size})
@@ -220,11 +234,6 @@ def _queued(outbox: describe.QueuedView) -> None:
     lacking = f"; nobody who is up sends {', '.join(o.inline(t, 40) for t in outbox.no_transport_for)}" if outbox.no_transport_for else ""
     since = o.ago(outbox.oldest_at, dt.datetime.now(dt.UTC))
     click.echo(f"{o.mark('warn' if lacking else 'dot')} {outbox.queued} intent(s) queued, the oldest {since}{lacking}: holdfast outbox --state queued")
-
-
-def _there(call: Call) -> None:
-    if (path := call.missing) is not None:
-        raise UsageError(f"there is no store at {path}", hint="name it with --store", code="no_store")
 
 
 COMMANDS = (repair_state, doctor, backup, restore)

@@ -48,7 +48,12 @@ async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) ->
 
 def heading(run: Mapping[str, Any]) -> str:
     """``status · condition``, coloured by what it means."""
-    return o.paint(f"{run['status']} · {run['condition']}", o.COLOURS.get(run["condition"]), bold=True)
+    answered = run["condition"] == Condition.QUEUED and run["decisions"]
+    text = f"{_ANSWERED.get(run['decisions'][-1]['action'], 'answered')}; queued" if answered else f"{run['status']} · {run['condition']}"
+    return o.paint(text, o.COLOURS.get(run["condition"]), bold=True)
+
+
+_ANSWERED = {ws.APPROVE: "approved", ws.DENY: "denied"}
 
 
 def finish(call: Call, run: Mapping[str, Any]) -> int:
@@ -84,7 +89,7 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
 
 def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -> list[str]:
     """The commands that go on from here."""
-    target = [run["target"]] if run["target"] else []
+    target = call.code(run["target"])
     if run["condition"] in ("failed", "cancelled") and taken_back_before(effects, run["run_id"], run["current_step_id"]):
         return [call.line("fork", run["run_id"], *target) + "    does again what was undone; a resume would leave it out"]
     match run["condition"]:
@@ -243,7 +248,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, why: str = "", *, f
             click.echo(f"    {o.mark('go')} {o.inline(run['error']['hint'])}")
     if run["problems"]:
         o.head("problems")
-        problem_lines(run["problems"])
+        problem_lines(call, run["problems"])
     o.head("timeline")
     timeline(seen.story(), most=None if full else MOST)
     if effects:
@@ -360,12 +365,20 @@ def deadline(wait: Mapping[str, Any], now: dt.datetime, ahead: str = "") -> str:
     return ahead or f", until {o.clock(wait['deadline'])}"
 
 
-def problem_lines(found: list[dict[str, Any]]) -> None:
+def found_mark(found: list[dict[str, Any]]) -> o.Mark:
+    """The sign before the sum of what a look has found: well only where nothing was."""
+    severities = {p["severity"] for p in found}
+    return "bad" if "error" in severities else "warn" if "warning" in severities else "ok"
+
+
+def problem_lines(call: Call, found: list[dict[str, Any]]) -> None:
+    """A line for each problem, the run's id first, and what to do about it."""
     colours = {"error": "red", "warning": "yellow"}
     for p in found:
-        click.echo(f"  {o.paint(p['severity'], colours.get(p['severity']))} {o.paint(p['code'], bold=True)}: {o.inline(p['message'])}")
+        whose = f"{o.inline(p['run_id'])}  " if p["run_id"] else ""
+        click.echo(f"  {whose}{o.paint(p['severity'], colours.get(p['severity']))} {o.paint(p['code'], bold=True)}: {o.inline(p['message'])}")
         if p["repair_hint"]:
-            click.echo(o.paint(f"      {o.inline(p['repair_hint'])}", dim=True))
+            click.echo(o.paint(f"      {o.inline(call.spelled(p['repair_hint']))}", dim=True))
 
 
 _SMALL = frozenset(

@@ -22,16 +22,18 @@ from typing import Any, TextIO, TypeVar
 from urllib.parse import unquote
 
 import click
+from click.core import ParameterSource
 from click.shell_completion import CompletionItem
 
 from holdfast.authoring import Skill, Tool
 from holdfast.cli import output as o
-from holdfast.cli.targets import setting
+from holdfast.cli.targets import declared, setting
 from holdfast.core import canon
 from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
 from holdfast.core.jsons import json_of
 from holdfast.core.limits import Limit
 from holdfast.core.status import LIVE
+from holdfast.core.wording import YOUR_FILE
 from holdfast.engine.keep.check import keeper
 from holdfast.engine.look.looker import Wanted
 from holdfast.ports import RunFilter
@@ -69,6 +71,37 @@ class Call:
         """The command to type next, over the same store."""
         return shlex.join([*program(), *words, *(["--store", self.store] if self.named else [])])
 
+    def code(self, target: str | None) -> list[str]:
+        """The TARGET of a run as a command names it: as it was submitted, else the skills of this project, else a word to replace."""
+        return [target] if target else [] if declared() else [YOUR_FILE]
+
+    def typed(self, **instead: str | bool) -> str:
+        """The command that was typed, with other or further arguments and options."""
+        context = click.get_current_context()
+        words: list[str] = []
+        for param in sorted(context.command.params, key=lambda p: not isinstance(p, click.Argument)):
+            name = param.name or ""
+            value = instead.get(name, context.params.get(name))
+            given = name in instead or context.get_parameter_source(name) is ParameterSource.COMMANDLINE
+            if not given or value in (None, False) or name in ("store", "workspace"):
+                continue
+            each = [str(v) for v in value] if isinstance(value, tuple) else [str(value)]
+            if isinstance(param, click.Argument):
+                words += each
+            else:
+                words += [param.opts[0]] if value is True else [word for v in each for word in (param.opts[0], v)]
+        return self.line(str(context.command.name), *words)
+
+    def spelled(self, text: str) -> str:
+        """What the library tells people to type, as it is typed here: with the program's name, this store, and the project's skills."""
+        if "--store" in text:
+            return text
+        known = click.get_current_context().find_root().command
+        start = shlex.join([*program(), *(["--store", self.store] if self.named else [])])
+        commands = known.commands if isinstance(known, click.Group) else {}
+        said = _COMMAND.sub(lambda m: f"{start} {m[1]}" if m[1] in commands else m[0], text)
+        return said.replace(f" {YOUR_FILE}", "") if declared() else said
+
     def schema(self) -> int | None:
         """The schema of the store as it stands."""
         return schema_version(self.store)
@@ -101,6 +134,9 @@ class Project:
     @classmethod
     def of(cls, transports: str | None = None) -> Project:
         return cls(setting("transports", transports), tuple(setting("tools") or ()), setting("policy"), setting("limits"))
+
+
+_COMMAND = re.compile(r"(?<![\w./-])(?<!-m )(?<!run )holdfast ([a-z][a-z-]*)\b")
 
 
 def program() -> list[str]:
@@ -138,10 +174,14 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
             usual = chosen_store(None)
             url = named or usual
             call = Call(url, url != usual, as_json, lease, drives)
-            for name in (p.name for p in context.command.params if isinstance(p.type, RunName)):
-                if name is not None and more.get(name):
-                    more[name] = whole_id(call, more[name])
-            return function(call, *args, **more)
+            try:
+                for name in (p.name for p in context.command.params if isinstance(p.type, RunName)):
+                    if name is not None and more.get(name):
+                        more[name] = whole_id(call, more[name])
+                return function(call, *args, **more)
+            except HoldfastError as e:
+                e.hint = call.spelled(e.hint)
+                raise
 
         decorated: Callable[..., Any] = act
         for add in _shared(data, drives):
@@ -211,7 +251,7 @@ def whole_id(call: Call, text: str) -> str:
     if len(found) > 1:
         raise AmbiguousRun(f"several runs' ids begin with {text}: {', '.join(found[:2])}{', …' if len(found) > 2 else ''}", hint="give more of the id")
     if not found and text == LAST:
-        raise RunNotFound("there is no run yet", hint=call.line("run", "TARGET"))
+        raise RunNotFound(f"there is no run yet in {call.store}", hint=f"{call.line('run', *call.code(None))}; --store names another store")
     if not found:
         return text
     click.echo(f"run {found[0]}", err=True)
@@ -279,7 +319,12 @@ def parsed(text: str | None, what: str) -> Any:
     try:
         return json_of(text)
     except (ValueError, RecursionError) as e:
-        raise InvalidInput(f"{what} is not JSON: {e}", hint="""in a shell: '{"name": "Ada"}'""") from None
+        raise InvalidInput(f"{what} is not JSON: {e}", hint=_example(what)) from None
+
+
+def _example(what: str) -> str:
+    """JSON as one types it for this option."""
+    return """in a shell: '{"name": "Ada"}'""" if what == "--input" else """in a shell: '"a text"', 42, true or '{"name": "Ada"}'"""
 
 
 MOST = 2**53
@@ -379,10 +424,20 @@ def over(
     except NotFound as e:
         if missing is None:
             raise
-        raise type(e)(f"{e.message}: there is no store at {missing} yet", hint="--store names another", code=e.code) from e
+        raise type(e)(f"{e.message}: there is no store at {missing.absolute()} yet", hint="--store names another", code=e.code) from e
     if missing is not None:
-        click.echo(f"there is no store at {missing} yet", err=True)
+        click.echo(f"there is no store at {missing.absolute()} yet", err=True)
     return found
+
+
+def there(call: Call, error: type[UsageError] = NotFound) -> None:
+    """Refuses a command that means nothing for a store that is not there.
+
+    Raises:
+        UsageError: nobody has made it yet.
+    """
+    if (path := call.missing) is not None:
+        raise error(f"there is no store at {path.absolute()}", hint="--store names another; mind the folder that you are in", code="no_store")
 
 
 async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
@@ -417,7 +472,7 @@ async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
     if not task.cancelled():
         task.exception()  # whatever it made of being stopped: the signal is what is told
     runs = [await rt.get(run_id) for run_id in dict.fromkeys([*rt.left, *left])]
-    raise Stopped(told[0], [call.line("resume", r.run_id, *([r.target] if r.target else [])) for r in runs if r.status in LIVE])
+    raise Stopped(told[0], [call.line("resume", r.run_id, *call.code(r.target)) for r in runs if r.status in LIVE])
 
 
 async def _either(task: asyncio.Future[Any], news: asyncio.Event, seconds: float | None = None) -> None:

@@ -167,6 +167,12 @@ def configured() -> list[Target]:
     return [t for text in named for t in resolve(text, base)]
 
 
+def declared() -> bool:
+    """Whether this project names skills, so that a command without a TARGET finds them; nothing is imported."""
+    section, _ = _project(Path.cwd())
+    return bool(section.get("skills") or os.environ.get("HOLDFAST_SKILLS", "").strip())
+
+
 def setting(kind: str, given: str | None = None) -> Any:
     """What this project has of ``transports``, ``tools``, ``policy`` or ``limits``: the TARGET given, else the one that
     ``[tool.holdfast]`` in pyproject.toml names; None if neither does."""

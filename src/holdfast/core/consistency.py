@@ -8,6 +8,7 @@ it is left out rather than guessed.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
@@ -29,10 +30,10 @@ from holdfast.core.vouch import KINDS
 from holdfast.core.waits import HALT, HALTING, Decision
 
 PER_CODE = 20
-_REBUILD = "holdfast repair-state --apply writes the fold of the events"
-_CLEAR = "holdfast repair-state --apply clears it"
-_HALT = "holdfast repair-state --apply writes the halted shape"
-_LOOK = "diagnosis only: look at the run, and restore a backup if it matters"
+_REBUILD = "holdfast repair-state RUN --apply writes the fold of the events"
+_CLEAR = "holdfast repair-state RUN --apply clears it"
+_HALT = "holdfast repair-state RUN --apply writes the halted shape"
+_LOOK = "diagnosis only, because nothing repairs this safely: holdfast show RUN shows what can be read; restore a backup if it matters"
 
 
 class Severity(StrEnum):
@@ -91,8 +92,8 @@ class Problem(msgspec.Struct, frozen=True):
 
 
 def problem(code: str, message: str, repair_hint: str = "", run_id: str | None = None) -> Problem:
-    """A problem with the severity that belongs to its code."""
-    return Problem(code, SEVERITIES[code].value, message, repair_hint, run_id)
+    """A problem with the severity that belongs to its code. The word RUN in the hint stands for the run's id."""
+    return Problem(code, SEVERITIES[code].value, message, repair_hint if run_id is None else re.sub(r"\bRUN\b", run_id, repair_hint), run_id)
 
 
 def record_problem(error: RecordDamaged) -> Problem:
@@ -330,8 +331,8 @@ class Diagnosis:
             return [*found, self._say("meta_handoff_without_event", f"no event ever requested the handoff {handoff}", _LOOK)]
         if condition(row, self.lease, self.now) is Condition.INTERRUPTED:
             message = f"the run was interrupted with the handoff {handoff} undecided"
-            return [*found, self._say("interrupted_with_active_handoff", message, "decide it first: holdfast decide")]
-        return [*found, self._say("active_handoff_without_decision", f"the handoff {handoff} waits for its decision", "holdfast decide")]
+            return [*found, self._say("interrupted_with_active_handoff", message, "decide it first: holdfast waits RUN shows the commands")]
+        return [*found, self._say("active_handoff_without_decision", f"the handoff {handoff} waits for its decision", "holdfast waits RUN shows the commands that decide it")]
 
     def _busy(self) -> bool:
         """Whether somebody alive may be about to finish what the log shows half done."""
@@ -367,7 +368,7 @@ class Diagnosis:
             self._say(
                 "lease_expired_running",
                 f"{lease.owner} no longer holds the run it was driving",
-                "a worker or holdfast resume takes it over",
+                "a worker takes it over; holdfast explain RUN shows the command that does so here",
             )
         ]
 

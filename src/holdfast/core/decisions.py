@@ -41,6 +41,7 @@ from holdfast.core.outcomes import Terminal
 from holdfast.core.run import UNATTENDED, Run, fold_all
 from holdfast.core.status import LIVE, RESUMABLE, TERMINAL, Status
 from holdfast.core.waits import Decision, OnTimeout, Wait, WaitKind
+from holdfast.core.wording import target_of
 
 Facts = tuple[ev.Fact, ...]
 MAX_SIGNALS = 100_000
@@ -114,7 +115,7 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
     if run.status in (Status.COMPLETED, Status.CANCELED):
         raise AlreadyTerminal(f"the run is {run.status}; its waits are closed", hint="fork it, or start another")
     if wait is None:
-        raise WaitNotFound(f"no open wait {c.wait_id}", hint="holdfast show lists the open ones")
+        raise WaitNotFound(f"no open wait {c.wait_id}", hint=f"holdfast waits {run.run_id} lists the open ones")
     if not ws.decidable(run.status, run.waits, c.wait_id):
         raise NotDecidable(f"the wait {c.wait_id} cannot be decided while the run is {run.status}")
     ws.allowed(wait, c.action, c.feedback)
@@ -223,18 +224,18 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
     if run.status in LIVE and run.interrupted_at is None:
         raise RunIsLive(f"{run.run_id} is {run.status}", hint="wait for it, or cancel it")
     if run.status in TERMINAL and (run.settled or run.status not in RESUMABLE):
-        raise SettledTerminal(f"the run is {run.status} for good ({run.stop_reason or 'done'})", hint="holdfast fork, replay, or start a follow-up")
+        raise SettledTerminal(f"the run is {run.status} for good ({run.stop_reason or 'done'})", hint=f"holdfast fork {run.run_id} {target_of(run.target)} begins a new run from its state")
     human = [w for w in run.waits if w.human]
     if human and not run.decisions and run.status in (Status.WAITING_FOR_HUMAN, Status.FAILED):
-        raise UndecidedWait(f"{len(human)} question(s) are unanswered: {', '.join(w.wait_id for w in human)}", hint="holdfast approve, deny or decide")
+        raise UndecidedWait(f"{len(human)} question(s) are unanswered: {', '.join(w.wait_id for w in human)}", hint=f"holdfast waits {run.run_id} shows the commands that answer")
     if run.status in (Status.WAITING_FOR_SIGNAL, Status.WAITING_FOR_HUMAN) and run.waits and not run.decisions:
         what = ", ".join(f"{w.kind} {w.name or w.prompt}".strip() for w in run.waits)
-        raise NothingEligible(f"what the run waits for has not come: {what}", hint="holdfast signal, or holdfast waits to see it")
+        raise NothingEligible(f"what the run waits for has not come: {what}", hint=f"holdfast waits {run.run_id} shows it")
     if run.status is Status.FAILED:
         known = {run.checkpoint_head, run.stop_reason} - {None}
         if acknowledge not in known:
             what = "a stale acknowledgement" if acknowledge else "it failed, and nobody has looked yet"
-            raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"--acknowledge {run.stop_reason} once you have seen why")
+            raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"once you have seen why: holdfast resume {run.run_id} {target_of(run.target)} --acknowledge {run.stop_reason}")
     if run.status in RESUMABLE and run.checkpoint_head is None:
         raise InvalidInput(f"{run.run_id} has no checkpoint to go on from", hint="submit it again", code="no_checkpoint")
 

@@ -13,11 +13,13 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.core import events as ev
+from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, Condition, Status
+from holdfast.core.views import iso
 from holdfast.core.waits import Wait
-from holdfast.core.wording import offered
+from holdfast.core.wording import offered, target_of
 
 MOST_LINES = 10
 
@@ -42,13 +44,16 @@ class Blocked(msgspec.Struct, frozen=True):
     """What the caller knows of a run besides its record: what keeps it from being driven.
 
     ``no_worker`` says that no living worker can take it, ``shape`` is the shape it began in where workers serve its skill in another; ``lane`` names
-    the run before it; ``dead`` says that the process which holds its lease is proven dead.
+    the run before it; ``dead`` says that the process which holds its lease is proven dead. ``effects`` are the records
+    of its effects, ``now`` is the store's time in microseconds.
     """
 
     no_worker: str = ""
     shape: str = ""
     lane: str = ""
     dead: bool = False
+    effects: tuple[Effect, ...] = ()
+    now: int = 0
 
 
 NOTHING = Blocked()
@@ -69,10 +74,10 @@ def explain(run: Run, condition: Condition, events: Sequence[ev.Event], blocked:
         blocked: what keeps it from being driven, if it is due.
     """
     why, advice = _REASONS[condition](run, events, blocked)
-    return Explanation(run.run_id, _happened(run, events), why, advice)
+    return Explanation(run.run_id, _happened(run, condition, events, blocked), why, advice)
 
 
-def _happened(run: Run, events: Sequence[ev.Event]) -> tuple[str, ...]:
+def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocked: Blocked) -> tuple[str, ...]:
     steps: list[str] = []
     said: list[str] = [_begun(run)]
     under_way, failed = "", False
@@ -107,7 +112,8 @@ def _happened(run: Run, events: Sequence[ev.Event]) -> tuple[str, ...]:
     if under_way and run.status not in (Status.COMPLETED, Status.CANCELED) and (kept := _leaves(calls)):
         said.append(f"In the step {under_way} {'one call completed; its result is' if kept == 1 else f'{kept:,} calls completed; their results are'} kept.")
     if run.status in LIVE:
-        said += [f"{_named(e)} was attempted, and its outcome is not recorded." for e in _open_effects(events)]
+        records = {} if condition in (Condition.RUNNING, Condition.REPLAYING) else {e.effect_id: e for e in blocked.effects}
+        said += [f"{_named(e)} was attempted, and its outcome is not recorded.{_then(records.get(e.effect_id))}" for e in _open_effects(events)]
     if len(said) > MOST_LINES:
         left = len(said) - MOST_LINES + 1
         said = [*said[:3], f"… {left} more things happened.", *said[3 + left :]]
@@ -137,6 +143,19 @@ def _named(effect: ev.SideEffectAttempted) -> str:
     return f"The effect {effect.task}.{effect.path}{detail}"
 
 
+def _then(effect: Effect | None) -> str:
+    """What a resume does about an effect of which nobody knows the outcome."""
+    if effect is None:
+        return ""
+    if effect.verifiable and effect.status is not EffectStatus.UNKNOWN:
+        does = "a resume asks its verify= first"
+    elif effect.idempotent and effect.status is not EffectStatus.UNKNOWN:
+        does = "a resume sends it again under the same key, so that its receiver does it once"
+    else:
+        does = "a resume does not repeat it: it asks a person"
+    return f" Its key is {effect.key}; {does}."
+
+
 def _begun(run: Run) -> str:
     origin = f", {run.origin} from {run.source_run_id}" if run.source_run_id else ""
     return f"A run of {run.skill_id} (version {run.skill_version}) was submitted{origin}."
@@ -153,6 +172,8 @@ def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
     match fact:
         case ev.RunResumed(acknowledged=acknowledged) if actor != "system":
             return f"{actor or 'Somebody'} resumed it{f', and acknowledged {acknowledged}' if acknowledged else ''}."
+        case ev.RunHandedBack(why=why):
+            return f"Its worker was stopped and handed the run back{f' ({why})' if why else ''}."
         case ev.RunRecovered(previous_owner=owner) if owner:
             return "Its worker died or lost its lease, and another one took the run over."
         case ev.StepFailed(task=task, error=error, attempt=attempt):
@@ -199,18 +220,13 @@ def _asked(wait: Wait) -> str:
 
 
 def _resume(run: Run, *more: str) -> str:
-    return " ".join(["holdfast resume", run.run_id, _target(run), *more])
-
-
-def _target(run: Run) -> str:
-    """Where its code is: as it was named when the run was submitted."""
-    return shlex.quote(run.target) if run.target else "TARGET"
+    return " ".join(["holdfast resume", run.run_id, target_of(run.target), *more])
 
 
 def _queued(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if blocked.lane:
         return _Why(f"It waits for its turn: {blocked.lane}.", (Advice("See who holds the lane.", "holdfast lanes"),))
-    start = Advice("Start a worker that serves it.", f"holdfast worker {_target(run)}")
+    start = Advice("Start a worker that serves it.", f"holdfast worker {target_of(run.target)}")
     if blocked.shape:
         changed = (
             Advice(f'Declare in the code that runs of that shape may resume: migrates=("{blocked.shape}",).'),
@@ -240,7 +256,9 @@ def _asking(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     decided = {d.wait_id for d in run.decisions}
     if all(w.wait_id in decided for w in waits):
         return _Why(f"The question is decided, and the run has not resumed: {named}.", (Advice("Resume it here, or start a worker.", _resume(run)),))
-    return _Why(f"It waits for a person: {named}.", tuple(advice))
+    late = [w.deadline for w in waits if w.deadline is not None and w.deadline <= blocked.now]
+    passed = f" Its deadline passed at {iso(min(late))}: the next worker or resume acts on that." if late else ""
+    return _Why(f"It waits for a person: {named}.{passed}", tuple(advice))
 
 
 def _command(run: Run, which: str, action: str) -> str:
@@ -265,13 +283,13 @@ def _signalled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
 
 
 def _done(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
-    return _Why("It is done.", (Advice("Do it again with changes.", f"holdfast fork {run.run_id} {_target(run)} --set CHANNEL=JSON"),))
+    return _Why("It is done.", (Advice("Do it again with changes.", f"holdfast fork {run.run_id} {target_of(run.target)} --set CHANNEL=JSON"),))
 
 
 def _halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if not run.settled:
         return _Why(f"It ended because nobody attended it ({run.stop_reason}).", (Advice("Resume it: the question is asked again.", _resume(run)),))
-    fork = Advice("Begin a new run from its state.", f"holdfast fork {run.run_id} {_target(run)}")
+    fork = Advice("Begin a new run from its state.", f"holdfast fork {run.run_id} {target_of(run.target)}")
     match next((e for e in reversed(events) if isinstance(e.fact, _ENDINGS)), None):
         case ev.Event(fact=ev.WaitTimedOut()):
             asked = next((f": {_asked(e.fact.wait)}" for e in reversed(events) if isinstance(e.fact, ev.WaitRequested)), "")
@@ -298,7 +316,11 @@ def _broken(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     hint = f" {error.hint[:1].upper()}{error.hint[1:]}." if error is not None and error.hint else ""
     why = f"It failed ({run.stop_reason}).{f' {_failed(error)}' if error is not None else ''}{hint}"
     again = Advice("When the cause is mended, resume it where it stopped.", _resume(run, "--acknowledge", run.stop_reason or ""))
-    return _Why(why, (again, Advice(f"Or begin a new run from an earlier checkpoint (holdfast checkpoints {run.run_id}).", f"holdfast fork {run.run_id} {_target(run)} --from CHECKPOINT")))
+    return _Why(why, (again, Advice(f"Or begin a new run from this checkpoint, or from an earlier one (holdfast checkpoints {run.run_id}).", f"holdfast fork {run.run_id} {target_of(run.target)}{_from(run)}")))
+
+
+def _from(run: Run) -> str:
+    return f" --from {run.checkpoint_head.rpartition('.')[2]}" if run.checkpoint_head else ""
 
 
 def _torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:

@@ -9,6 +9,7 @@ import msgspec
 from holdfast.core.lease import Lease
 from holdfast.core.limits import Limit
 from holdfast.core.run import Run
+from holdfast.core.wording import target_of
 
 
 class Shape(msgspec.Struct, frozen=True, array_like=True):
@@ -49,6 +50,7 @@ class NoWorker(msgspec.Struct, frozen=True):
     wanted: str
     offered: tuple[str, ...] = ()
     workspace: str | None = None
+    target: str | None = None
 
     @property
     def said(self) -> str:
@@ -58,11 +60,12 @@ class NoWorker(msgspec.Struct, frozen=True):
         return f"the run began with {self.skill_id} v{self.version} in the shape {self.wanted}{where}, and the workers that are up serve {', '.join(self.offered)}"
 
     def way_out(self, run_id: str) -> str:
+        code = target_of(self.target)
         if self.workspace is not None and self.wanted in self.offered:
             return "its tools have worked in one folder: start a worker there (Runtime(workspace=…))"
         if not self.offered:
-            return f"start a worker that serves it: holdfast worker TARGET, or: holdfast resume {run_id} TARGET"
-        return f'declare migrates=("{self.wanted}",), start holdfast worker --upgrade, or: holdfast resume {run_id} --upgrade'
+            return f"start a worker that serves it: holdfast worker {code}, or: holdfast resume {run_id} {code}"
+        return f'declare migrates=("{self.wanted}",), start holdfast worker {code} --upgrade, or: holdfast resume {run_id} {code} --upgrade'
 
 
 def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWorker | None:
@@ -73,7 +76,7 @@ def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWork
     if not mine or any(o.takes(run) for o in mine):
         return None
     offered = dict.fromkeys(s.fingerprint for o in mine for s in o.shapes if s.skill_id == run.skill_id)
-    return NoWorker(run.skill_id, run.skill_version, run.fingerprint, tuple(offered), run.workspace)
+    return NoWorker(run.skill_id, run.skill_version, run.fingerprint, tuple(offered), run.workspace, run.target)
 
 
 def sent(here: Iterable[str], living: Iterable[Offer]) -> frozenset[str] | None:

@@ -57,7 +57,8 @@ def parse(text: str) -> Status:
         return _SPELLINGS[text]
     except (KeyError, TypeError):
         known = ", ".join(s.value for s in Status)
-        raise UnknownStatus(f"{text!r} is not a status", hint=f"one of {known}") from None
+        hint = f"it is a condition: --condition {text}, or condition={text}" if text in [c.value for c in Condition] else f"one of {known}"
+        raise UnknownStatus(f"{text!r} is not a status", hint=hint) from None
 
 
 def move(current: Status, wanted: Status) -> Status:

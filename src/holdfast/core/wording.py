@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 
 import msgspec
@@ -49,4 +50,13 @@ def offered(kind: str, action: str) -> Offered:
     return found or Offered(action.replace("_", " ").capitalize(), _UNKNOWN.does)
 
 
-__all__ = ["FORCED", "Offered", "offered"]
+YOUR_FILE = "YOUR_FILE.py"
+"""Stands in a command for the file that holds a run's code, where nothing tells which one it is."""
+
+
+def target_of(target: str | None) -> str:
+    """Where a run's code is, as a command names it: the TARGET that the run was submitted with, if it is known."""
+    return shlex.quote(target) if target else YOUR_FILE
+
+
+__all__ = ["FORCED", "YOUR_FILE", "Offered", "offered", "target_of"]

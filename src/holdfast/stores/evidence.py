@@ -60,14 +60,14 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
     if isinstance(run, Run):
         differ = [n for n in COPIED if raw[n] != copied(run, n)] + (["run_id"] if run.run_id != run_id else [])
         if differ:
-            hint = "holdfast repair-state --apply writes the fold of the events"
+            hint = "holdfast repair-state RUN --apply writes the fold of the events"
             found.append(problem("snapshot_field_drift", f"the columns {', '.join(differ)} differ from the row they index", hint, run_id))
         if codec.decode_run(doc_of(raw)).status != raw["status"]:
-            hint = "holdfast repair-state --apply writes the fold of the events"
+            hint = "holdfast repair-state RUN --apply writes the fold of the events"
             found.append(problem("snapshot_status_drift", f"the column says {raw['status']} and the row's own record does not", hint, run_id))
     if not stands(raw):
         about = f"what the row says beside the log ({', '.join(STANDING)}) is not what was written"
-        found.append(problem("snapshot_field_drift", about, "holdfast repair-state --apply writes it anew from the events", run_id))
+        found.append(problem("snapshot_field_drift", about, "holdfast repair-state RUN --apply writes it anew from the events", run_id))
     if last_seq is None:
         found.append(problem("event_seq_gap", "the newest commit that the row names is not in the log", "restore a backup", run_id))
     elif last_seq != raw["seq"]:

@@ -25,7 +25,7 @@ _HASH = re.compile(r"[0-9a-f]{32}")
 _NIL = b"\xc0"
 _pack = msgspec.msgpack.Encoder().encode
 _pieces = msgspec.msgpack.Decoder(list[msgspec.Raw])
-_REPAIR = "holdfast repair-state --apply cuts it to the last whole commit and keeps the bytes"
+_REPAIR = "holdfast repair-state RUN --apply cuts it to the last whole commit and keeps the bytes"
 _LOOK = "restore a backup; what is before it can be read"
 
 

@@ -36,7 +36,8 @@ async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[
         run = _hiding(hidden, run)
         events = [e if isinstance(e.fact, ev.Unknown) else replace(e, fact=_hiding(hidden, e.fact)) for e in events]
     no_worker, shape = ("", "") if found is None else (found.said, found.wanted if found.offered and found.wanted not in found.offered else "")
-    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO)
+    effects = tuple(await store.effects(run.run_id))
+    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, store.now())
     made = explain(run, condition(run, lease, store.now()), events, blocked)
     shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(made)))
     return shown

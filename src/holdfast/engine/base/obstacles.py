@@ -12,6 +12,7 @@ from holdfast.core.limits import Rules, Use
 from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
+from holdfast.core.wording import target_of
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.living import living
 from holdfast.ports import RunFilter, Store, Usage
@@ -120,7 +121,7 @@ def said(what: May, run: Run, lease: Lease) -> Blocked:
         case May.LIMIT:
             return Blocked(run.run_id, f"{what}: it rests until {views.iso(lease.due)}, or until there is room")
         case May.HOLD:
-            return Blocked(run.run_id, f"{what}: it is interrupted until somebody resumes it (holdfast resume {run.run_id})")
+            return Blocked(run.run_id, f"{what}: it is interrupted until somebody resumes it (holdfast resume {run.run_id} {target_of(run.target)})")
         case May.WAIT:
             asked = "; ".join(w.prompt or w.name or str(w.kind) for w in run.waits) or "decided, and not resumed"
             return Blocked(run.run_id, f"{what}: it is {run.status} ({asked})")

@@ -18,6 +18,7 @@ from holdfast.core.graph import Program
 from holdfast.core.limits import Limit, Rules, in_force
 from holdfast.core.policy import Policy
 from holdfast.core.run import ANY, Run, shaped
+from holdfast.core.wording import target_of
 from holdfast.engine.base.driven import Drivers, Quarantine
 from holdfast.engine.base.pool import Pool
 from holdfast.engine.base.streams import Streams
@@ -96,9 +97,10 @@ class Skills:
         for other in (program, *reversed(self._by_id[run.skill_id].values())):
             if run.fingerprint == other.fingerprint or run.fingerprint in other.migrates:
                 return other
+        code = target_of(run.target)
         raise FingerprintMismatch(
             f"{run.skill_id} has another shape than when the run {run.run_id} started (v{run.skill_version} then, v{program.version} now)",
-            hint=f'declare migrates=("{run.fingerprint}",), or: holdfast resume {run.run_id} --upgrade, holdfast worker --upgrade',
+            hint=f'declare migrates=("{run.fingerprint}",), or: holdfast resume {run.run_id} {code} --upgrade, holdfast worker {code} --upgrade',
         )
 
 

@@ -25,6 +25,7 @@ from holdfast.core.policy import REVIEWS, Kind, Request
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, RETRY, Decision, WaitKind
+from holdfast.core.wording import target_of
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
@@ -73,7 +74,7 @@ def refuse_to_go_on(run: Run, effects: list[Effect]) -> None:
     if gone:
         raise EffectsUndone(
             f"what its earlier steps did was undone: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; a resume would continue as if that were still done",
-            hint=f"holdfast fork {run.run_id} does it again, from the step that did it",
+            hint=f"holdfast fork {run.run_id} {target_of(run.target)} does it again, from the step that did it",
         )
 
 

@@ -37,6 +37,7 @@ from holdfast.core.lease import AT_ONCE, TOUCH, Alive
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, WaitKind, answering, decidable
+from holdfast.core.wording import target_of
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.obstacles import MANY, NOT_ENDED
 from holdfast.engine.base.reader import Reader
@@ -474,7 +475,11 @@ def _only_wait(run: records.Run, action: str) -> str:
         raise AmbiguousWait(f"{len(human)} waits are open: {', '.join(w.wait_id for w in human)}", hint="name one: --wait WAIT_ID")
     if run.status in TERMINAL:
         decisions.decide(run, cmd.Decide(wait_id="", action=action, actor=""), 0)
-    raise NotDecidable(f"{run.run_id} waits for no decision; it is {run.status}", hint="holdfast show RUN")
+    if run.decisions:
+        last = run.decisions[-1]
+        hint = f"a worker resumes it, or: holdfast resume {run.run_id} {target_of(run.target)}"
+        raise NotDecidable(f"{run.run_id} was answered already ({last.action} by {last.actor or 'somebody'}) and is queued", hint=hint)
+    raise NotDecidable(f"{run.run_id} asks nothing now; it is {run.status}", hint=f"holdfast show {run.run_id}")
 
 
 def _saying(d: cmd.Decide) -> tuple[Any, ...]:

@@ -14,6 +14,7 @@ from holdfast.core.errors import Conflict, HoldfastError, InvalidInput, NotDecid
 from holdfast.core.lease import TOUCH
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL, WAITING, Status, move
+from holdfast.core.wording import target_of
 from holdfast.engine.base.failures import recorded
 from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.reader import Reader
@@ -42,7 +43,7 @@ class StateEditor:
         loaded = await self._reader.loaded(run_id)
         run, now = loaded.run, self._store.now()
         if run.status is Status.COMPLETED or run.settled:
-            raise SettledTerminal(f"the run is {run.status} for good", hint=f"holdfast fork {run_id} --set …")
+            raise SettledTerminal(f"the run is {run.status} for good", hint=f"holdfast fork {run_id} {target_of(run.target)} --set CHANNEL=JSON")
         if loaded.lease.live(now):
             raise RunIsLive(f"{run_id} is driven by {loaded.lease.owner}", hint="wait for it to rest")
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
@@ -97,7 +98,7 @@ def _moves(run: Run, wanted: Status, actor: str, reason: str) -> Iterable[ev.Fac
     """
     move(run.status, wanted)
     if wanted is Status.RUNNING and any(w.human for w in run.waits):
-        raise UndecidedWait(f"{run.run_id} waits for a person", hint="holdfast approve, deny or decide")
+        raise UndecidedWait(f"{run.run_id} waits for a person", hint=f"holdfast waits {run.run_id} shows the commands that answer it")
     if wanted in WAITING and not any(w.human is (wanted is Status.WAITING_FOR_HUMAN) for w in run.waits):
         raise NotDecidable(f"{run.run_id} has no open question to rest in as {wanted}", hint="a node opens one: ctx.approve, ctx.wait")
     match wanted:

@@ -127,13 +127,13 @@ class Checker:
             if type not in types
         ]
 
-    async def idle(self) -> int:
-        """How many runs are due while no worker at all is up; 0 where one is."""
+    async def idle(self) -> list[Run]:
+        """The runs that are due while no worker at all is up; none where one is."""
         if any(o.works for o in await living(self._store)):
-            return 0
+            return []
         now = self._store.now()
         found = await self._store.runs(RunFilter(statuses=obstacles.NOT_ENDED, limit=MOST))
-        return sum(1 for _, lease in found if lease.due is not None and lease.due <= now and not lease.live(now))
+        return [run for run, lease in found if lease.due is not None and lease.due <= now and not lease.live(now)]
 
     async def _one(self, run_id: str, found: Findings) -> bool:
         evidence = await self._keeper.evidence(run_id)
@@ -226,7 +226,7 @@ def needed(diagnosis: Diagnosis) -> Needs:
 
 def lacking(run_id: str, noted: Needs, needed: Needs) -> list[Problem]:
     """What a run needs and its store has not noted: a prune would take it away."""
-    hint = "holdfast repair-state --apply notes it again"
+    hint = "holdfast repair-state RUN --apply notes it again"
     carries = [problem("carry_record_missing", f"it is not noted that the run carries on from {lender}", hint, run_id) for lender in sorted(needed.lenders - noted.lenders)]
     uses = [problem("blob_use_record_missing", f"it is not noted that the run needs the blob {digest}", hint, run_id) for digest in sorted(needed.blobs - noted.blobs)]
     return carries + uses

@@ -60,7 +60,7 @@ def evidence_of(run_id: str, key: Key, row: Sequence[Any] | None, end: Sequence[
     run = as_loaded(shown)
     found = row_problems(shown, run, None if end is None else end[0])
     if isinstance(run, Run) and shown["ended"] != (run.finished_at if run.terminal else None):
-        found.append(problem("snapshot_field_drift", "the column ended differs from the row it indexes", "holdfast repair-state --apply writes the fold of the events", run_id))
+        found.append(problem("snapshot_field_drift", "the column ended differs from the row it indexes", "holdfast repair-state RUN --apply writes the fold of the events", run_id))
     return Evidence(run_id=run_id, run=run, lease=lease, tip=tip, raw=shown, problems=tuple(found))
 
 
