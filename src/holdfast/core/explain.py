@@ -17,7 +17,6 @@ from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, Condition, Status
-from holdfast.core.views import iso
 from holdfast.core.waits import Wait
 from holdfast.core.wording import offered, target_of
 
@@ -256,8 +255,8 @@ def _asking(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     decided = {d.wait_id for d in run.decisions}
     if all(w.wait_id in decided for w in waits):
         return _Why(f"The question is decided, and the run has not resumed: {named}.", (Advice("Resume it here, or start a worker.", _resume(run)),))
-    late = [w.deadline for w in waits if w.deadline is not None and w.deadline <= blocked.now]
-    passed = f" Its deadline passed at {iso(min(late))}: the next worker or resume acts on that." if late else ""
+    late = any(w.deadline is not None and w.deadline <= blocked.now for w in waits)
+    passed = " Its deadline has passed: the next worker or resume acts on that." if late else ""
     return _Why(f"It waits for a person: {named}.{passed}", tuple(advice))
 
 
