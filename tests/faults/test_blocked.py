@@ -7,6 +7,7 @@ import contextvars
 import gc
 import inspect
 import select
+import subprocess
 import sys
 import threading
 import time
@@ -367,6 +368,31 @@ async def test_it_strikes_nothing_but_the_nodes_own_code() -> None:
         gc.enable()
         sys.setswitchinterval(interval)
     assert done == 19 and not blocked.struck
+
+
+def test_a_strike_that_was_settled_leaves_nothing_in_the_interpreter() -> None:
+    """Its flag for such an exception stayed up: each look at it took the long way ever after, and under a trace function a call never began."""
+    code = """
+import sys, threading
+from holdfast.core.errors import StepTimeout
+from holdfast.engine.base import blocked
+for strikes in (False, True):
+    struck = type("Struck", (blocked.Overdue,), {"timeout": StepTimeout("late")})
+    try:
+        try:
+            blocked.struck[threading.get_ident()] = struck
+            if strikes:
+                blocked._raise_in(threading.get_ident(), struck)
+        finally:
+            blocked.settle()
+    except blocked.Overdue:
+        print("struck")
+    sys.settrace(lambda *seen: None)
+    (lambda: 1)()
+    sys.settrace(None)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.stdout.split(), done.stderr) == (["struck", "struck"], "")
 
 
 def traceback_of(error: BaseException) -> list[types.FrameType]:

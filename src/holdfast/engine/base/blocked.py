@@ -180,8 +180,10 @@ _guard = threading.Lock()
 _raise_in = ctypes.pythonapi.PyThreadState_SetAsyncExc
 _raise_in.argtypes = (ctypes.c_ulong, ctypes.py_object)
 _raise_in.restype = ctypes.c_int
-_raise_nothing = ctypes.pythonapi["PyThreadState_SetAsyncExc"]  # the same, where NULL can be given
-_raise_nothing.argtypes = (ctypes.c_ulong, ctypes.c_void_p)
+
+
+class _Taken(BaseException):
+    """Raised in the place of a strike that is taken back."""
 
 
 def strike(thread: int, held: Held, error: type[Overdue]) -> bool:
@@ -213,8 +215,14 @@ def settle() -> None:
     """
     thread = threading.get_ident()
     with _guard:
-        _raise_nothing(thread, None)
-        error = struck.pop(thread, None)
+        try:
+            # Taking it back by NULL would leave the interpreter's flag for it up for ever: each look would take the long way, and under a
+            # trace function no call would begin. So another one takes its place, and is met here.
+            _raise_in(thread, _Taken)
+            while True:
+                pass
+        except _Taken:
+            error = struck.pop(thread, None)
     if error is not None:
         raise error
 
