@@ -4,11 +4,14 @@
 ``pytest --hypothesis-profile=long`` looks for new ones.
 """
 
+import faulthandler
 import os
 import subprocess
 import sys
+from collections.abc import Generator
 
 import pytest
+from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
@@ -24,12 +27,33 @@ pytest_plugins = ["holdfast.testing.plugin", "pytester"]  # in an installed pack
 STARTED = "holdfast.cli.main, holdfast.api.app, holdfast.testing, holdfast.telemetry, holdfast.stores.postgres.store, uvicorn"
 """What the processes import that tests start."""
 
+ENDED_AFTER = 330.0
+"""Seconds; above the timeout of a test."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Has the package compiled once, where Python is told to keep no bytecode: some hundred processes of the tests would each do it again."""
     if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
         keeps = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         subprocess.run([sys.executable, "-c", f"import {STARTED}"], env=keeps, check=True)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """A heavy test has a budget of its own, not the time of one that hangs."""
+    for item in items:
+        if item.get_closest_marker("heavy") is not None:
+            item.add_marker(pytest.mark.timeout(0))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+    """What even a test's timeout does not end is told, and ended with its process; xdist makes another one."""
+    if item.get_closest_marker("heavy") is None:
+        faulthandler.dump_traceback_later(ENDED_AFTER, exit=True, file=item.config.stash[fault_handler_stderr_fd_key])
+    try:
+        return (yield)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
