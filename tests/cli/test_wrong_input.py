@@ -1,6 +1,7 @@
 """One wrong input for each command: one clear line on stderr with a stable code, the right exit code, no traceback."""
 
 import re
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -185,3 +186,12 @@ def test_a_group_alone_is_its_help(holdfast: Type, words: tuple[str, ...]) -> No
     alone, asked = holdfast(*words), holdfast(*words, "--help")
     assert (alone.code, alone.out, alone.err) == (0, asked.out, "")
     assert len(alone.out.splitlines()) > 5
+
+
+def test_a_port_where_nothing_can_listen(holdfast: Type) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        said = holdfast("serve", "--no-auth", "--port", str(taken.getsockname()[1]))
+    assert (said.code, said.err.partition(":")[0]) == (2, "port_taken")
+    assert "--port names another" in said.err
+    said = holdfast("serve", "--no-auth", "--host", "no-such-host.invalid")
+    assert (said.code, said.err.partition(":")[0]) == (2, "usage")

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import socket
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import uvicorn
+
+from holdfast.core.errors import UsageError
 
 GRACE_SECONDS = 20
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
@@ -57,8 +61,40 @@ class _Handled:
             loop.remove_signal_handler(number)
 
 
+def _listens(host: str, port: int) -> None:
+    """Refuses a place where nothing can listen, before anything is opened: uvicorn would only log the system's words and exit."""
+    found: list[OSError | None] = []
+    try:
+        for family, kind, protocol, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM):
+            found.append(_bound(family, kind, protocol, place))
+    except OSError as e:
+        found.append(e)
+    failed = [e for e in found if e is not None]
+    taken = next((e for e in failed if e.errno == errno.EADDRINUSE), None)
+    if taken is not None:
+        raise UsageError(f"port {port} of {host} is taken by another process", hint="--port names another; 0 takes any that is free", code="port_taken") from taken
+    if len(failed) == len(found):
+        raise UsageError(f"cannot listen on {host} port {port}: {failed[0].strerror or failed[0]}", hint="--host and --port name the place") from failed[0]
+
+
+def _bound(family: int, kind: int, protocol: int, place: Any) -> OSError | None:
+    """Why nothing can listen there; None if something can."""
+    try:
+        with socket.socket(family, kind, protocol) as tried:
+            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            tried.bind(place)
+    except OSError as e:
+        return e
+    return None
+
+
 def run(application: Any, host: str, port: int, began: Callable[[str], None]) -> Awaitable[None]:
-    """Serves until a signal ends it."""
+    """Serves until a signal ends it.
+
+    Raises:
+        UsageError: nothing can listen there: the port is taken, the host is not this machine's, or it may not be opened.
+    """
+    _listens(host, port)
     config = uvicorn.Config(
         application, host=host, port=port, log_config=None, access_log=False, server_header=False, timeout_graceful_shutdown=GRACE_SECONDS, lifespan="on"
     )
