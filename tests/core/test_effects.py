@@ -89,6 +89,22 @@ def test_absent_is_believed_only_of_a_closed_attempt(answer: object, closed: boo
     assert word(fx.verified(effect("unknown"), answer, closed)) == expected
 
 
+@pytest.mark.parametrize(
+    ("answer", "given"), [(True, "a bool"), (None, "a NoneType"), ({"happened": 1}, "a dict"), (Absent, "the class Absent"), (Unknown, "the class Unknown")]
+)
+def test_what_a_verify_may_not_say_counts_as_not_knowing(answer: object, given: str) -> None:
+    """X-05: whoever is asked then reads what it said."""
+    said = fx.understood(answer, "verify of pay")
+    assert said == Unknown(f"verify of pay returned {given}; it is to return Happened(result), Absent() or Unknown()")
+    verdict = fx.verified(effect("unknown"), said, True)
+    assert isinstance(verdict, fx.Ask) and verdict.why == said.why
+
+
+@pytest.mark.parametrize("answer", [Absent(), Unknown(), Unknown("the bank does not answer"), fx.Happened("r1")])
+def test_what_a_verify_says_is_taken_as_it_is(answer: object) -> None:
+    assert fx.understood(answer, "verify of pay") == answer
+
+
 def test_an_attempt_without_result_is_never_a_result() -> None:
     """T-39, over every open status, declaration and policy: nothing is ever reused."""
     for status in ("attempted", "unknown"):

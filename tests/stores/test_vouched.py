@@ -503,7 +503,7 @@ async def test_a_record_that_its_index_does_not_find_is_not_done_twice(in_sqlite
 
 WRITES: dict[str, Callable[[Kept], Awaitable[Any]]] = {
     "put": lambda s: s.put(signal("r1", "late", 0)),
-    "token": lambda s: s.issue_token(replace(link(Place(s), "late"), run_id="r1")),  # type: ignore[arg-type]
+    "token": lambda s: s.issue_token(replace(link(Harness(s), "late"), run_id="r1")),  # type: ignore[arg-type]
     "schedule": lambda s: s.put_schedule(plan("late", 5), None),
     "dropped schedule": lambda s: s.drop_schedule("s1"),
     "intents": lambda s: s.claim_intents("w", ("mail",), limit=5, ttl_us=TTL),

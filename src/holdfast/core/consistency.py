@@ -93,7 +93,7 @@ class Problem(msgspec.Struct, frozen=True):
 
 def problem(code: str, message: str, repair_hint: str = "", run_id: str | None = None) -> Problem:
     """A problem with the severity that belongs to its code. The word RUN in the hint stands for the run's id."""
-    return Problem(code, SEVERITIES[code].value, message, repair_hint if run_id is None else re.sub(r"\bRUN\b", run_id, repair_hint), run_id)
+    return Problem(code, SEVERITIES[code].value, message, repair_hint if run_id is None else re.sub(r"\bRUN\b", lambda _: run_id, repair_hint), run_id)
 
 
 def record_problem(error: RecordDamaged) -> Problem:

@@ -119,7 +119,7 @@ class Dispatcher:
         self._done: list[Settlement] = []
         self._leaving: set[str] = set()
         self._news = asyncio.Event()
-        self._hands = Hands(self._pace.each)
+        self._hands: Hands | None = None
         self._rest: float | None = None
         self._swept = float("-inf")
         self._renewed = float("-inf")
@@ -213,8 +213,10 @@ class Dispatcher:
             await self._settle()
 
     async def _claim(self, run_id: str | None) -> list[Intent]:
+        if not self._routes:
+            return []
         free, room = self._pace.room(i.lane for i in self._tasks.values())
-        if free <= 0 or not self._routes or not self._sender.safe():
+        if free <= 0 or not self._sender.safe():
             return []
 
         def claim(held: Collection[str], doubt: bool) -> Awaitable[list[Intent]]:
@@ -416,6 +418,7 @@ class Dispatcher:
             if not route.threaded:
                 gate()
                 return await route.send(payload, key)
+            self._hands = self._hands or Hands(self._pace.each)
             value = await self._hands.do(lane, act_in_thread)
             return await value if isinstance(value, Awaitable) else value
 
