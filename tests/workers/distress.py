@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 from holdfast import Context, Runtime, flow
+from holdfast.core.effects import MAY_LIVE
 from holdfast.core.errors import RunWaiting
 from holdfast.ports import RunFilter
 from holdfast.testing.invariants import violations
@@ -52,12 +53,23 @@ class Partition:
                         await self._until(lambda: rt.store.now() > 0 and len(done) > 0, "it does not come back")
                         mine.enough = theirs.enough = True
                         for run_id in runs:
-                            try:
-                                await other.result(run_id, timeout=PATIENCE)
-                            except RunWaiting as e:
-                                self.wrong.append(f"{run_id} asks, though it can look: {e.message}")
+                            await self._ended(other, run_id)
                 await self._judge(other, runs, mine)
         return self
+
+    async def _ended(self, other: Runtime, run_id: str) -> None:
+        """It ends. It may ask about one thing: an attempt that had not acted when its worker was cut off, which may live still (§6.5)."""
+        while True:
+            try:
+                await other.result(run_id, timeout=PATIENCE)
+            except RunWaiting as e:
+                (wait,) = (await other.get(run_id)).waits
+                if wait.show["reason"] != MAY_LIVE:
+                    self.wrong.append(f"{run_id} asks, though it can look: {e.message}")
+                    return
+                await other.decide(run_id, "reexecute", actor="ada", feedback="it was cut off before it acted", force=True, resume=False)
+            else:
+                return
 
     async def _until(self, holds: Any, otherwise: str) -> None:
         until = time.monotonic() + PATIENCE
@@ -69,7 +81,7 @@ class Partition:
     async def _taken(self, other: Runtime, runs: list[str], at: float) -> None:
         """Every run is the other worker's within a lease and a second."""
         while True:
-            held = {run.run_id for run, _ in await other.store.runs(RunFilter(owner=other.owner))}
+            held = {run.run_id for run, _ in await other.store.runs(RunFilter(owner=other.owner))} | {w.run_id for w in await other.waits()}
             self.taken_after = time.monotonic() - at
             if held >= set(runs):
                 break

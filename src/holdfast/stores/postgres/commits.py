@@ -348,13 +348,13 @@ class Committer:
         at = {"now": self._given()}
         asked: list[Statement] = [
             (Q.begin, None),
+            (Q.bounded, None),
             (Q.lock_runs, {"b": [ids.bucket_number(r) for r in runs], "run": runs}),
             (Q.see_runs, {
                 **at, "b": [ids.bucket_number(r) for r in named], "run": list(named), "n": [_number(q.commit) for q in named.values()],
                 "took": [json.dumps(q.commit.took) for q in named.values()],
             }),
             (Q.see_now, at),
-            (Q.bounded, None),
         ]  # fmt: skip
         beside: list[tuple[bool, Statement]] = [
             (any(isinstance(q.commit.lease, Take) for q in every), (Q.see_takers, {"owners": _takers(every)})),
@@ -378,7 +378,7 @@ class Committer:
         answers = await many(db, asked + [statement for wanted, statement in beside if wanted])
         given = iter(answers[5:])
         more = [next(given) if wanted else [] for wanted, _ in beside]
-        (now, incarnation) = answers[3][0]
+        (now, incarnation) = answers[4][0]
         there = [row[:6] for row in more[3] if row[3] is not None]
         besides.hold(map(besides.of_claim_row, there), [row[6:] for row in more[3] if row[6] is not None])
         taken = [DedupClaim(*row) for row in there]
@@ -409,8 +409,8 @@ class Committer:
         )
         for key, effect_id in more[4]:
             seen.effects.setdefault(key, set()).add(effect_id)
-        ends = {run: rest for run, *rest in answers[2]}
-        for run, bucket, id, fence, owner, holds, turn, status in answers[1]:
+        ends = {run: rest for run, *rest in answers[3]}
+        for run, bucket, id, fence, owner, holds, turn, status in answers[2]:
             seen.keys[run] = Key(bucket, id)
             n, digest, after, boot, left, unread, untaken, vouched = ends.get(run, (0, b"", None, None, None, False, (), ()))
             live = owner is not None and self._judge(owner, boot, left) is None
