@@ -57,13 +57,16 @@ class News:
         self._pool, asking = None, False
         with contextlib.suppress(TimeoutError):
             asking = await asyncio.wait_for(self._asking.acquire(), LAST_ANSWER)
-        for task in [*self._tasks, *([self._saying] if self._saying is not None else [])]:
+        tasks, self._tasks, self._saying = [*self._tasks, *([self._saying] if self._saying is not None else [])], [], None
+        for task in tasks:
             with contextlib.suppress(RuntimeError):  # its loop has been closed
                 task.cancel()
-        self._tasks, self._saying = [], None
         if asking:
             self._asking.release()
         self._changes.close()
+        here = [t for t in tasks if t.get_loop() is asyncio.get_running_loop() and t is not asyncio.current_task()]
+        if here:  # a question that was broken off closes its connection, which takes a moment
+            await asyncio.wait(here, timeout=LAST_ANSWER)
 
     def tell(self) -> None:
         """Something of interest to others was written here: those who wait here are woken, others are told once it is quiet."""
