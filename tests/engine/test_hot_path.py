@@ -8,13 +8,13 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Annotated, Any
 
-import apsw
 import pytest
 
 from holdfast import Graph, Runtime, State, append, thread
 from holdfast.engine.base import services
 from holdfast.stores.sqlite import writer
 from holdfast.stores.sqlite.connection import Q
+from tests.statements import counting_statements
 
 STEPS = 50
 RUNS = 20
@@ -45,20 +45,9 @@ def quick_disk(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def statements() -> Iterator[Counter[str]]:
-    """Every statement that any connection runs, by its first word."""
-    counted: Counter[str] = Counter()
-
-    def trace(_: Any, sql: str, __: Any) -> bool:
-        if sql != Q.marked:  # the look for news in inboxes goes by the clock, not by steps
-            counted[sql.split(None, 1)[0].rstrip(";").upper()] += 1
-        return True
-
-    def hook(db: apsw.Connection) -> None:
-        db.exec_trace = trace
-
-    apsw.connection_hooks.append(hook)
-    yield counted
-    apsw.connection_hooks.remove(hook)
+    """Every statement that any connection runs, but for the look for news in inboxes, which goes by the clock, not by steps."""
+    with counting_statements(lambda sql: sql != Q.marked) as found:
+        yield found
 
 
 async def counts(rt: Runtime, steps: int, counted: Counter[str]) -> Counter[str]:

@@ -8,7 +8,6 @@ from collections import Counter
 from pathlib import Path
 from typing import Annotated, Any
 
-import apsw
 import msgspec
 import pytest
 
@@ -17,6 +16,7 @@ from holdfast.core.errors import ChainBroken
 from holdfast.engine.look.looker import Wanted
 from holdfast.stores import MemoryStore, PostgresStore, SqliteStore
 from tests.postgres.server import shared
+from tests.statements import counting_statements
 
 STEPS = 5_000
 
@@ -123,25 +123,13 @@ async def test_a_list_of_fifty_runs_is_a_few_reads(kind: str, tmp_path: Path) ->
 
 
 async def test_a_list_is_a_few_statements_of_sqlite(tmp_path: Path) -> None:
-    counted: list[str] = []
-
-    def trace(_: Any, sql: str, __: Any) -> bool:
-        counted.append(sql)
-        return True
-
-    def hook(db: apsw.Connection) -> None:
-        db.exec_trace = trace
-
-    apsw.connection_hooks.append(hook)
-    try:
+    with counting_statements() as counted:
         async with Runtime(f"sqlite:///{tmp_path}/a.db", skills=[graph := chat()]) as rt:
             for n in range(50):
                 await rt.invoke(graph, {"name": f"lone {n}"})
             counted.clear()
             assert len(await rt.look.runs(Wanted(limit=50))) == 50
-            assert len(counted) <= 12, counted
-    finally:
-        apsw.connection_hooks.remove(hook)
+            assert counted.total() <= 12, counted
 
 
 async def made(folder: Path) -> str:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import apsw
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -20,6 +19,7 @@ from holdfast.core.intents import Doubtful, Failed, Outcome, Sent
 from holdfast.outbox.hands import Hands, NotReached
 from holdfast.outbox.pace import CONCURRENCY, EACH, EXTRA, MOST, Lane, Pace
 from tests.outbox.conftest import Open
+from tests.statements import counting_statements
 
 ERROR = ErrorValue.of(OSError("no"))
 A, B = ("a", "default", ""), ("b", "default", "")
@@ -214,19 +214,8 @@ async def test_a_receiver_that_hangs_after_it_was_quick_hinders_no_other(open_rt
 
 @pytest.fixture
 def statements() -> Iterator[Counter[str]]:
-    """Every statement that any connection runs, by its first word; one that is run for many rows is told for each."""
-    counted: Counter[str] = Counter()
-
-    def trace(_: Any, sql: str, __: Any) -> bool:
-        counted[sql.split(None, 1)[0].rstrip(";").upper()] += 1
-        return True
-
-    def hook(db: apsw.Connection) -> None:
-        db.exec_trace = trace
-
-    apsw.connection_hooks.append(hook)
-    yield counted
-    apsw.connection_hooks.remove(hook)
+    with counting_statements() as found:
+        yield found
 
 
 async def test_what_a_group_reads_does_not_grow_with_it(tmp_path: Path, statements: Counter[str]) -> None:

@@ -15,7 +15,7 @@ from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError,
 from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
 from holdfast.engine.base import failures
-from holdfast.engine.base.obstacles import NOT_ENDED, lacking
+from holdfast.engine.base.obstacles import NOT_ENDED, Sight, lacking
 from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.drive.conductor import driven, let_go
 from holdfast.engine.drive.driver import loaded_driver
@@ -288,9 +288,10 @@ class Worker:
         if now - self._looked < PASS_SECONDS and not self._until_idle:
             return
         self._looked = now
+        sight = Sight(services)
         for run, lease in await services.store.runs(RunFilter(statuses=NOT_ENDED, limit=MANY)):
             mine = not self._queues or run.queue in self._queues
-            if mine and run.run_id not in self._passed and (found := await lacking(services.store, run, lease)) is not None:
+            if mine and run.run_id not in self._passed and (found := await lacking(services.store, run, lease, sight)) is not None:
                 self._passed.add(run.run_id)
                 await self._tell(Report(run.run_id, None, passed=found))
 

@@ -14,7 +14,7 @@ from holdfast.core.vouch import OWN
 from holdfast.ports import Usage
 from holdfast.stores.sqlite import besides
 from holdfast.stores.sqlite.connection import Q, row, rows
-from holdfast.stores.sqlite.owners import Owners
+from holdfast.stores.sqlite.owners import Seen
 
 
 def rules(db: apsw.Connection) -> list[Rule]:
@@ -43,18 +43,10 @@ def put_rule(db: apsw.Connection, rule: Rule, before: Rule | None) -> bool:
     return True
 
 
-def _lost(db: apsw.Connection, owners: Owners) -> set[str]:
-    """Of those who hold something, the owners that are lost."""
-    return {w.owner for w in owners.all(db) if owners.lost(w) is not None}
-
-
-def held(db: apsw.Connection, owners: Owners) -> list[Held]:
+def held(db: apsw.Connection, workers: Sequence[Seen]) -> list[Held]:
     """Who holds how many runs; owners that are lost hold none."""
-    found = [Held(*r) for r in rows(db, Q.held)]
-    if not found:
-        return []
-    known = {w.owner for w in owners.all(db)} - _lost(db, owners)
-    return [h for h in found if h.owner in known]
+    living = {w.owner for w in workers if w.lost is None}
+    return [h for h in (Held(*r) for r in rows(db, Q.held)) if h.owner in living]
 
 
 def buckets(db: apsw.Connection) -> dict[str, int]:
@@ -67,20 +59,20 @@ def keep_buckets(db: apsw.Connection, changed: Mapping[str, int]) -> None:
         besides.vouch_for(db, [vouch.of_bucket(name, full_at) for name, full_at in changed.items()])
 
 
-def use(db: apsw.Connection, owners: Owners, rules_now: Rules, owner: str, now: int) -> Use:
-    return Use(rules_now, owner, held(db, owners), buckets(db), now)
+def use(db: apsw.Connection, workers: Sequence[Seen], rules_now: Rules, owner: str, now: int) -> Use:
+    return Use(rules_now, owner, held(db, workers), buckets(db), now)
 
 
-def _in_use(db: apsw.Connection, owners: Owners) -> Counter[str]:
-    known = {w.owner for w in owners.all(db)} - _lost(db, owners)
+def _in_use(db: apsw.Connection, workers: Sequence[Seen]) -> Counter[str]:
+    living = {w.owner for w in workers if w.lost is None}
     count: Counter[str] = Counter()
     for owner, name, n in rows(db, Q.calls):
-        count[name] += n if owner in known else 0
+        count[name] += n if owner in living else 0
     return count
 
 
-def usage(db: apsw.Connection, owners: Owners) -> Usage:
-    return Usage(tuple(held(db, owners)), _in_use(db, owners), buckets(db))
+def usage(db: apsw.Connection, workers: Sequence[Seen]) -> Usage:
+    return Usage(tuple(held(db, workers)), _in_use(db, workers), buckets(db))
 
 
 def backlog(db: apsw.Connection, now: int) -> list[Backlog]:
@@ -95,22 +87,22 @@ def waiting_in(db: apsw.Connection, queue: str, tenant: str) -> int:
     return count
 
 
-def may(db: apsw.Connection, owners: Owners, owner: str, place: str, needs: Mapping[str, Limit | None], now: int) -> dict[str, int] | Later | None:
+def may(db: apsw.Connection, workers: Sequence[Seen], owner: str, place: str, needs: Mapping[str, Limit | None], now: int) -> dict[str, int] | Later | None:
     """Whether a call may begin; None where it has begun already."""
     there = row(db, Q.call_get, (place,))
     if there is not None and there[0] == owner:
         return None
     stored = in_force({}, rules(db)).limits
-    count = _in_use(db, owners)
+    count = _in_use(db, workers)
     since = there[1] if there is not None and there[0] is None else None
     return may_enter([(name, stored.get(name, limit), count[name]) for name, limit in needs.items()], buckets(db), now, since)
 
 
 def enter(
-    db: apsw.Connection, owners: Owners, owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], now: int, *, resting: bool
+    db: apsw.Connection, workers: Sequence[Seen], owner: str, run_id: str, place: str, needs: Mapping[str, Limit | None], now: int, *, resting: bool
 ) -> Later | None:
     """Inside a transaction: begins a call, or says when to come back."""
-    got = may(db, owners, owner, place, needs, now)
+    got = may(db, workers, owner, place, needs, now)
     if got is None:
         return None
     if isinstance(got, Later):
@@ -120,8 +112,9 @@ def enter(
     keep_buckets(db, got)
     _dropped(db, Q.call_drop, (place,))
     _put_calls(db, [(place, name, owner, run_id, now) for name in needs])
-    for gone in _lost(db, owners):
-        _dropped(db, Q.calls_left, (gone,))
+    for worker in workers:
+        if worker.lost is not None:
+            _dropped(db, Q.calls_left, (worker.owner,))
     return None
 
 

@@ -30,6 +30,18 @@ class WorkerRow(NamedTuple):
     pid: int
 
 
+class Seen(NamedTuple):
+    """A worker as it was found: whether it is proven to live, and why its runs may be taken over (None: they may not)."""
+
+    row: WorkerRow
+    alive: Alive
+    lost: str | None
+
+    @property
+    def owner(self) -> str:
+        return self.row.owner
+
+
 class Owners:
     """Judges owners. Between processes of one boot the clock since boot decides, which nobody sets (X-13).
 
@@ -79,6 +91,10 @@ class Owners:
     def all(self, db: apsw.Connection) -> list[WorkerRow]:
         return [WorkerRow(*found) for found in rows(db, Q.workers)]
 
+    def seen(self, db: apsw.Connection) -> list[Seen]:
+        """Every worker; the proof of life of each is looked at once."""
+        return [Seen(w, alive := self.alive(w), apply.lost(self.left(w), alive)) for w in self.all(db)]
+
     def left(self, row: WorkerRow) -> int:
         """Microseconds until the lease runs out; below one it has."""
         return self.until(row, row.ticks, row.expires_at)
@@ -108,7 +124,6 @@ class Owners:
         """Why an owner's runs may be taken over: ``owner_dead`` or ``expired``; None while it lives (§10.6)."""
         return apply.lost(None, Alive.UNKNOWN) if row is None else apply.lost(self.left(row), self.alive(row))
 
-    def forgettable(self, row: WorkerRow) -> bool:
+    def forgettable(self, seen: Seen) -> bool:
         """Whether the row of a lost owner without runs may go, if no open attempt names it."""
-        alive = self.alive(row)
-        return alive is Alive.NO or (alive is Alive.UNKNOWN and self.left(row) < -FORGET_AFTER_US)
+        return seen.alive is Alive.NO or (seen.alive is Alive.UNKNOWN and self.left(seen.row) < -FORGET_AFTER_US)

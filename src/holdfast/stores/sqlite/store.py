@@ -87,7 +87,7 @@ from holdfast.stores.sqlite.connection import (
     waiting_log,
     writing,
 )
-from holdfast.stores.sqlite.owners import Owners, WorkerRow
+from holdfast.stores.sqlite.owners import Owners, Seen
 from holdfast.stores.sqlite.writer import Writer
 
 MAX_LIST = 10_000
@@ -436,7 +436,7 @@ class SqliteStore:
                         raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
                     return []
             else:
-                workers = self._owners.all(db)
+                workers = self._owners.seen(db)
                 if not self._candidates(db, workers, owner, wanted, min(limit, 1))[0] and not self._litter(db, workers, owner):
                     if self._owners.find(db, owner) is None:
                         raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
@@ -454,7 +454,7 @@ class SqliteStore:
     def _claim(self, db: apsw.Connection, owner: str, wanted: _Wanted, limit: int, run_id: str | None) -> list[tuple[int, Claim]]:
         if self._owners.find(db, owner) is None:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-        now, workers = self._now(), self._owners.all(db)
+        now, workers = self._now(), self._owners.seen(db)
         found, spent = self._candidates(db, workers, owner, wanted, limit) if run_id is None else self._candidate(db, owner, run_id, wanted.limits, now)
         limits.keep_buckets(db, spent)
         for holds, statement in ((0, Q.take_due), (1, Q.take_due_holder)):
@@ -472,7 +472,7 @@ class SqliteStore:
         lost = None if c.previous is None else self._owners.lost(self._owners.find(db, c.previous))
         return apply.taken(c.run_id, c.fence, c.previous, owner, lost)
 
-    def _litter(self, db: apsw.Connection, workers: Sequence[WorkerRow], owner: str) -> list[str]:
+    def _litter(self, db: apsw.Connection, workers: Sequence[Seen], owner: str) -> list[str]:
         """Owners that are gone for good, hold nothing, and whom no attempt names that is not closed: their death must stay provable."""
         gone = [w.owner for w in workers if w.owner != owner and self._owners.forgettable(w)]
         gone = [o for o in gone if not row(db, Q.worker_runs, (o,))[0]]
@@ -482,16 +482,16 @@ class SqliteStore:
         return [o for o in gone if o not in named]
 
     def _candidates(
-        self, db: apsw.Connection, workers: Sequence[WorkerRow], owner: str, wanted: _Wanted, limit: int
+        self, db: apsw.Connection, workers: Sequence[Seen], owner: str, wanted: _Wanted, limit: int
     ) -> tuple[list[_Candidate], Mapping[str, int]]:
         """What may be claimed, most urgent first: due runs at rest, and the runs of lost owners; and the buckets after that."""
         now = self._now()
         rules = in_force(wanted.limits, limits.rules(db))
-        use = limits.use(db, self._owners, rules, owner, now) if rules else None
+        use = limits.use(db, workers, rules, owner, now) if rules else None
         among = json.dumps(wanted.queues) if wanted.queues else None
         found: list[Any] = []
         for worker in workers:
-            if worker.owner != owner and self._owners.lost(worker) is not None:
+            if worker.owner != owner and worker.lost is not None:
                 found += rows(db, Q.claim_orphans, (worker.owner, among, wanted.skills, limit, wanted.shapes))
         for queue in wanted.queues or _names(db, Q.next_queue):
             here: list[Any] = []
@@ -504,7 +504,7 @@ class SqliteStore:
             found += here
         candidates = {r[0]: _Candidate(r[0], r[1], r[2], r[3], r[6]) for r in found}
         if use is None and len({r[9] for r in found}) > 1:
-            use = limits.use(db, self._owners, rules, owner, now)
+            use = limits.use(db, workers, rules, owner, now)
         if use is None:
             found.sort(key=lambda r: (-r[4], due_since(r[5], now), r[7]))
             return [candidates[r[0]] for r in found[:limit]], {}
@@ -527,7 +527,7 @@ class SqliteStore:
         rules = in_force(declared, limits.rules(db))
         if owner == claimer or not rules.touches(queue, tenant):
             return one, {}
-        use = limits.use(db, self._owners, rules, claimer, now)
+        use = limits.use(db, self._owners.seen(db), rules, claimer, now)
         if use.in_the_way(queue, tenant) is not None:
             return [], {}
         use.take(queue, tenant)
@@ -620,8 +620,9 @@ class SqliteStore:
         return done
 
     async def usage(self) -> Usage:
+        db = self._read()
         with mapped(self.path):
-            return limits.usage(self._read(), self._owners)
+            return limits.usage(db, self._owners.seen(db))
 
     async def backlog(self) -> list[Backlog]:
         with mapped(self.path):
@@ -633,12 +634,12 @@ class SqliteStore:
             db = self._read()
             if self._owners.find(db, owner) is None:
                 raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-            if not resting and isinstance(found := limits.may(db, self._owners, owner, place, needs, self._now()), Later | None):
+            if not resting and isinstance(found := limits.may(db, self._owners.seen(db), owner, place, needs, self._now()), Later | None):
                 return found
 
         def work(committer: Committer) -> Later | None:
             with committer.writing():
-                return limits.enter(committer.db, self._owners, owner, run_id, place, needs, self._now(), resting=resting)
+                return limits.enter(committer.db, self._owners.seen(committer.db), owner, run_id, place, needs, self._now(), resting=resting)
 
         return await writer.run(work)
 

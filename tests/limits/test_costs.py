@@ -1,0 +1,102 @@
+"""What a claim costs, counted: it reads no queue however long (§10.11), and it looks at each worker once however many there are."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast import Graph, Limit, Runtime, State
+from holdfast.core.lease import Alive
+from holdfast.stores.liveness import Liveness
+from holdfast.workers.worker import Report
+from tests.outbox.conftest import Open
+from tests.statements import counting_work
+
+LIMITS = {"queue:default": Limit(in_flight=5, per_second=50, burst=5), "tenant:*": Limit(in_flight=2)}
+TTL = 30_000_000
+
+
+class Empty(State):
+    n: int = 0
+
+
+graph: Graph[Empty] = Graph("empty", Empty, version="1")
+
+
+@graph.node(start=True)
+async def work(state: Empty) -> dict[str, int]:
+    return {"n": 1}
+
+
+async def queued(rt: Runtime, tenant: str, count: int) -> None:
+    for first in range(0, count, 100):
+        await asyncio.gather(*(rt.submit(graph, {}, tenant_id=tenant) for _ in range(min(100, count - first))))
+
+
+@pytest.mark.parametrize("limits", [{}, LIMITS], ids=["free", "limited"])
+async def test_a_claim_reads_no_queue(limits: dict[str, Limit], tmp_path: Path) -> None:
+    """Must show 7: beside 2,000 runs of another tenant a claim takes the steps that it takes beside a hundred."""
+    cost: list[int] = []
+    for waiting in (100, 2_000):
+        with counting_work() as done:
+            async with Runtime(f"sqlite:///{tmp_path}/{waiting}.db", skills=[graph]) as rt:
+                await queued(rt, "big", waiting)
+                await queued(rt, "small", 3)
+                for owner in ("a", "b"):
+                    await rt.store.register(owner, TTL)
+                before = done.steps
+                tenants = []
+                for owner in ("a", "b", "a", "b"):
+                    for claim in await rt.store.claim(owner, ("default",), None, limit=2, limits=limits):
+                        tenants.append((await rt.get(claim.run_id)).record.tenant_id)
+                cost.append(done.steps - before)
+                assert tenants.count("small") >= 2, "the tenant that holds less is served, however long the other's queue"
+    assert cost[1] <= 1.1 * cost[0], cost
+
+
+@pytest.mark.parametrize("limits", [{}, LIMITS], ids=["free", "limited"])
+async def test_a_claim_looks_at_each_worker_once(limits: dict[str, Limit], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Proof of life is a file each: where twenty workers are up, a claim opens no more than theirs; one that takes something, twice."""
+    asked: list[str] = []
+    proven = Liveness.alive
+
+    def alive(self: Liveness, owner: str) -> Alive:
+        asked.append(owner)
+        return proven(self, owner)
+
+    async with Runtime(f"sqlite:///{tmp_path}/a.db", skills=[graph]) as rt:
+        owners = [f"w{n}" for n in range(20)]
+        for owner in owners:
+            await rt.store.register(owner, TTL)
+        await queued(rt, "big", 3)
+        monkeypatch.setattr(Liveness, "alive", alive)
+        for took in (2, 0):
+            asked.clear()
+            assert len(await rt.store.claim("w0", ("default",), None, limit=2, limits=limits)) == took or not limits
+            assert len(asked) <= 21 * (2 if took else 1), (took, len(asked))
+            await rt.store.claim("w1", ("default",), None, limit=9, limits=limits)
+
+
+async def test_who_is_up_is_read_once_for_all_runs_that_are_passed_over(open_rt: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§10.11: a worker that finds nothing looks for due runs that nobody takes; how many are due makes no difference to how often it asks who is up."""
+    other: Graph[Empty] = Graph("other", Empty, version="1")
+    other.node("only", start=True)(lambda state: {"n": 2})
+    told: list[Report] = []
+    asked: list[int] = []
+    async with open_rt(skills=[graph]) as rt:
+        async with open_rt() as giver:
+            for _ in range(30):
+                await giver.submit(other, {})
+        workers = rt.store.workers
+
+        async def counted(*given: Any) -> Any:
+            asked.append(1)
+            return await workers(*given)
+
+        monkeypatch.setattr(rt.store, "workers", counted)
+        await asyncio.wait_for(rt.worker(until_idle=True, on_report=told.append), 30)
+        assert len([r for r in told if r.passed is not None]) == 30
+        assert len(asked) <= 2, len(asked)
