@@ -1,8 +1,13 @@
-"""A turn whose process is killed in one of three parallel tasks, once the writes of the others are kept; begun again, it goes on."""
+"""A turn whose process is killed in one of three parallel tasks, once the writes of the others are kept; begun again, it goes on.
+
+    python tests/integrations/langgraph_dies.py FOLDER    (tells how the two processes ended)
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
+import multiprocessing
 import operator
 import os
 import signal
@@ -68,4 +73,16 @@ async def main() -> None:
             await works
 
 
-asyncio.run(main())
+def live() -> None:
+    asyncio.run(main())
+
+
+if __name__ == "__main__":
+    ends: list[int | None] = []
+    for _ in range(2):
+        process = multiprocessing.get_context("fork").Process(target=live)  # LangGraph is imported once
+        process.start()
+        process.join(60)
+        ends.append(process.exitcode)
+        process.kill()
+    print(json.dumps(ends))

@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import multiprocessing
 import operator
-import subprocess
 import sys
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -23,6 +23,8 @@ from holdfast import Runtime
 from holdfast.integrations.langgraph import HoldfastSaver, as_skill
 
 KINDS = ("alone", "saver", "skill")
+PROCESSES = multiprocessing.get_context("fork")  # the frameworks are imported once
+PATIENCE_SECONDS = 60
 AT: Any = {"configurable": {"thread_id": "t"}}
 
 
@@ -47,14 +49,13 @@ def saver(kind: str, folder: str) -> AbstractAsyncContextManager[Any]:
     return HoldfastSaver.from_url(f"sqlite:///{folder}/{kind}.db")
 
 
-async def turns(kind: str, folder: str, process: int) -> None:
+async def turns(kind: str, folder: str, process: int, ready: Any) -> None:
     """Two turns at once; begun when the other process is ready too."""
     async with saver(kind, folder) as kept, contextlib.AsyncExitStack() as open_now:
         built = graph.compile(checkpointer=kept)
         skill = as_skill(built, "talk")
         rt = await open_now.enter_async_context(Runtime(f"sqlite:///{folder}/{kind}.runs.db", skills=[skill])) if kind == "skill" else None
-        print("ready", flush=True)
-        await asyncio.to_thread(sys.stdin.readline)
+        await asyncio.to_thread(ready.wait, PATIENCE_SECONDS)
         words = [f"{process}.{n}" for n in range(2)]
         if rt is None:
             await asyncio.gather(*(built.ainvoke({"said": [word]}, AT) for word in words))
@@ -67,6 +68,10 @@ async def turns(kind: str, folder: str, process: int) -> None:
             await works
 
 
+def one_of_two(kind: str, folder: str, process: int, ready: Any) -> None:
+    asyncio.run(turns(kind, folder, process, ready))
+
+
 async def kept(kind: str, folder: str) -> list[str]:
     """What the thread has of the four turns."""
     async with saver(kind, folder) as found:
@@ -77,17 +82,13 @@ async def kept(kind: str, folder: str) -> list[str]:
 def count(kind: str, folder: str) -> int:
     """How many of four turns the thread has after two processes were done with them."""
     asyncio.run(kept_or_none(kind, folder))
-    both = [
-        subprocess.Popen([sys.executable, __file__, folder, "--process", kind, str(n)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for n in range(2)
-    ]
+    ready = PROCESSES.Barrier(2)
+    both = [PROCESSES.Process(target=one_of_two, args=(kind, folder, number, ready)) for number in range(2)]
     for each in both:
-        assert each.stdout is not None and each.stdout.readline() == "ready\n", f"{kind}: a process did not begin"
+        each.start()
     for each in both:
-        assert each.stdin is not None
-        print("go", file=each.stdin, flush=True)
-    for each in both:
-        each.communicate()
-        assert each.returncode == 0, f"{kind}: a process ended with {each.returncode}"
+        each.join(PATIENCE_SECONDS)
+        assert each.exitcode == 0, f"{kind}: a process ended with {each.exitcode}"
     return len(asyncio.run(kept(kind, folder)))
 
 
@@ -98,7 +99,4 @@ async def kept_or_none(kind: str, folder: str) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:3] == ["--process"]:
-        asyncio.run(turns(sys.argv[3], sys.argv[1], int(sys.argv[4])))
-    else:
-        print(json.dumps({kind: count(kind, str(Path(sys.argv[1]).resolve())) for kind in sys.argv[2:] or KINDS}))
+    print(json.dumps({kind: count(kind, str(Path(sys.argv[1]).resolve())) for kind in sys.argv[2:] or KINDS}))

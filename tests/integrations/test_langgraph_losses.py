@@ -7,6 +7,7 @@ as a skill is a flow like any other there.
 from __future__ import annotations
 
 import asyncio
+import json
 import operator
 import pickle
 import subprocess
@@ -117,11 +118,17 @@ async def test_four_turns_at_once_are_all_kept_in_their_order(tmp_path: Path) ->
         assert found is not None and found.checkpoint["channel_values"]["log"] == [word for n in range(4) for word in (f"turn {n}", "a", "b")]
 
 
+async def in_processes(program: str, folder: Path, *words: str) -> Any:
+    """What a program of this folder tells that makes processes of its own."""
+    command = [sys.executable, str(Path(__file__).with_name(f"{program}.py")), str(folder), *words]
+    ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=150, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return json.loads(ended.stdout)
+
+
 async def test_turns_of_two_processes(tmp_path: Path) -> None:
     """L-02: two processes, two turns at once in each. LangGraph's own saver keeps one or two of the four."""
-    from tests.integrations.langgraph_turns import count
-
-    assert await asyncio.to_thread(count, "skill", str(tmp_path)) == 4
+    assert await in_processes("langgraph_turns", tmp_path, "skill") == {"skill": 4}
 
 
 async def test_a_writer_whose_clock_is_behind_hides_no_turn(tmp_path: Path) -> None:
@@ -182,11 +189,7 @@ def fan(width: int, work: Callable[..., Any]) -> StateGraph[Log]:
 
 async def test_a_process_that_dies_in_one_of_several_steps_repeats_that_one_alone(tmp_path: Path) -> None:
     """L-05, L-06, L-21: ``kill -9`` once its siblings' writes are kept; a worker goes on by itself, and they are not run again."""
-    program = Path(__file__).with_name("langgraph_dies.py")
-    for life in range(2):
-        command = [sys.executable, str(program), str(tmp_path)]
-        ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=120, check=False)
-        assert ended.returncode == (-9 if life == 0 else 0), ended.stderr
+    assert await in_processes("langgraph_dies", tmp_path) == [-9, 0]
     async with Runtime(f"sqlite:///{tmp_path}/runs.db") as rt:
         (run,) = await rt.runs()
         assert run.result == {"log": ["plan", 0, 1, 2, "join"]}, run.error
