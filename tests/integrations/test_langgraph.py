@@ -71,6 +71,7 @@ def test_a_graph_without_a_checkpointer_is_refused() -> None:
 
 
 def test_a_crash_at_any_write_loses_no_turn(holdfast_crashes: Any) -> None:
+    """Not one that was accepted and had no checkpoint yet either (#8764)."""
     saver = InMemorySaver()
     skill = as_skill(build().compile(checkpointer=saver), "talk")
 

@@ -12,7 +12,8 @@ from langgraph.graph.state import CompiledStateGraph
 from langgraph.types import Command, StateSnapshot
 from pydantic_core import to_jsonable_python
 
-from holdfast import Context, Flow, StepFailure, UsageError, flow
+from holdfast import Context, Flow, Retry, StepFailure, UsageError, flow
+from holdfast.integrations.langgraph.asked import Code
 
 CATCH_UP_SECONDS = 0.05
 PROMPT = 500
@@ -20,7 +21,12 @@ _CALL = "holdfast_call"
 
 
 def as_skill(
-    graph: CompiledStateGraph[Any, Any, Any, Any], id: str, *, version: str = "1", timeout: timedelta = timedelta(hours=1)
+    graph: CompiledStateGraph[Any, Any, Any, Any],
+    id: str,
+    *,
+    version: str = "1",
+    timeout: timedelta = timedelta(hours=1),
+    retry: Retry | int | None = None,
 ) -> Flow[[dict[str, Any]], dict[str, Any]]:
     """A compiled LangGraph graph as a skill that takes ``input`` and gives the graph's values as plain JSON values.
 
@@ -34,6 +40,8 @@ def as_skill(
         id: the skill's id.
         version: the skill's version.
         timeout: how long one stretch of the graph, from its begin or an answer to its next rest, may take.
+        retry: how often a stretch is tried; what is done is not done again. Failures of a process that died count, while LangGraph's own
+            retry policies begin anew in each process.
 
     Raises:
         UsageError: the graph was compiled without a checkpointer.
@@ -41,38 +49,65 @@ def as_skill(
     if graph.checkpointer is None or graph.checkpointer is False:
         raise UsageError(f"the graph of the skill {id!r} has no checkpointer", hint="compile(checkpointer=HoldfastSaver(…))")
 
+    code = Code.of(graph.nodes)
+
     @flow(id, version=version)
     async def run(ctx: Context, input: dict[str, Any]) -> dict[str, Any]:
         given: Any = input
-        pending: list[str] = []
+        asked: dict[str, Any] = {}
         stretch = 0
         while True:
             call = f"{ctx.run_id}.{stretch}"
-            rested = await ctx.step(_stretch, graph, ctx.run.thread_id, call, given, pending, key=f"stretch-{stretch}", name=f"{id}.stretch", timeout=timeout)
+            rested = await ctx.step(
+                _stretch, graph, code, ctx.run.thread_id, call, given, asked, key=f"stretch-{stretch}", name=f"{id}.stretch", timeout=timeout, retry=retry
+            )
             if not rested["asks"]:
                 values: dict[str, Any] = rested["values"]
                 return values
             answers = await ctx.gather(*(ctx.ask(_prompt(value), object, show=value) for _, value in rested["asks"]))
             given = Command(resume={ask: answer for (ask, _), answer in zip(rested["asks"], answers, strict=True)})
-            pending, stretch = rested["next"], stretch + 1
+            asked, stretch = rested, stretch + 1
 
     return run
 
 
-async def _stretch(graph: Any, thread_id: str, call: str, given: Any, pending: list[str]) -> dict[str, Any]:
+async def _stretch(graph: Any, code: Code, thread_id: str, call: str, given: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Drives the graph to its next rest. After a crash it goes on where the graph's own checkpoints stand, and begins nothing anew."""
-    if gone := next((node for node in pending if node not in graph.nodes), None):
+    if gone := next((node for node in asked.get("next", ()) if node not in graph.nodes), None):
         raise StepFailure(f"the node {gone!r} waits for an answer, and the graph has it no more", code="pending_node_missing")
     at: RunnableConfig = {"configurable": {"thread_id": thread_id}}
+    step = at | {"metadata": {_CALL: call}}
     state = await graph.aget_state(at)
-    if (state.metadata or {}).get(_CALL) == call:
+    if asked.get("code", code.digest) != code.digest and not _begun(state, call):
+        state = await _asked_again(graph, code, step, asked["asks"])
+    if _begun(state, call):
         # Not by ``next``: a task whose writes are kept is not named there, though the step that they are of has not ended.
         if not state.tasks or state.interrupts:
-            return _rested(state)
+            return _rested(state, code)
         given = None
     await _caught_up(state.config["configurable"].get("checkpoint_id", ""))
-    await graph.ainvoke(given, at | {"metadata": {_CALL: call}}, durability="sync")
-    return _rested(await graph.aget_state(at))
+    await graph.ainvoke(given, step, durability="sync")
+    return _rested(await graph.aget_state(at), code)
+
+
+def _begun(state: StateSnapshot, call: str) -> bool:
+    return (state.metadata or {}).get(_CALL) == call
+
+
+async def _asked_again(graph: Any, code: Code, step: RunnableConfig, asks: list[Any]) -> StateSnapshot:
+    """Lets code that is not the code that asked come to its questions, before it is given the answers.
+
+    Raises:
+        StepFailure: it asks another question in the place of one; its answer is kept, and stays that question's.
+    """
+    await graph.ainvoke(None, step, durability="sync")
+    state: StateSnapshot = await graph.aget_state({"configurable": step["configurable"]})
+    found = dict(_asks(state))
+    for ask, before in asks:
+        if code.others(before, now := found.get(ask)):
+            told = f"it asks {_prompt(now)!r}" if ask in found else "it does not ask that now"
+            raise StepFailure(f"the graph asked {_prompt(before)!r}, the code was changed before the answer came, and {told}", code="question_changed")
+    return state
 
 
 async def _caught_up(newest: str) -> None:
@@ -81,9 +116,12 @@ async def _caught_up(newest: str) -> None:
         await asyncio.sleep(CATCH_UP_SECONDS)
 
 
-def _rested(state: StateSnapshot) -> dict[str, Any]:
-    asks = [[i.id, to_jsonable_python(i.value, fallback=str)] for i in state.interrupts]
-    return {"values": to_jsonable_python(state.values, fallback=str), "asks": asks, "next": list(state.next)}
+def _rested(state: StateSnapshot, code: Code) -> dict[str, Any]:
+    return {"values": to_jsonable_python(state.values, fallback=str), "asks": _asks(state), "next": list(state.next), "code": code.digest}
+
+
+def _asks(state: StateSnapshot) -> list[Any]:
+    return [[i.id, to_jsonable_python(i.value, fallback=str)] for i in state.interrupts]
 
 
 def _prompt(value: Any) -> str:

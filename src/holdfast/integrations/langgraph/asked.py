@@ -1,0 +1,119 @@
+"""Whether the code of a graph still asks what it asked: LangGraph knows the questions of a node by their order alone.
+
+Theory of operation. The code of the nodes, and of what they call in their own modules, is walked once: its digest tells whether it is the code that
+asked, and its texts are what questions are made of. Where the digest is another one, the graph is driven to its questions once more before
+an answer is given. A question counts as another one where a text of the code that stood in it is still in the code but stands in it no more:
+what a model wrote into a question, and other words for it, are no difference.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType, FunctionType, MethodType
+from typing import Any, NamedTuple
+
+_PLAIN = (int, float, complex, bytes, bool, type(None), type(...))
+_PARTS = ("func", "afunc", "bound", "steps", "nodes", "first", "middle", "last")
+"""Where the runnables of LangChain and LangGraph keep functions and other runnables."""
+
+
+class Code(NamedTuple):
+    """What is known of the code of a graph."""
+
+    digest: str
+    texts: frozenset[str]
+
+    @classmethod
+    def of(cls, nodes: Mapping[str, Any]) -> Code:
+        """The code of these nodes."""
+        walk = _Walk()
+        for name in sorted(nodes):
+            walk.facts.append(name)
+            walk.see(nodes[name])
+        return cls(hashlib.sha256("\n".join(walk.facts).encode("utf-8", "surrogatepass")).hexdigest(), frozenset(walk.texts))
+
+    def others(self, before: Any, now: Any) -> bool:
+        """Whether another question stands where this one was asked. ``now`` is None where there is none."""
+        return bool(self._marks(before) - self._marks(now))
+
+    def _marks(self, question: Any) -> set[str]:
+        """The texts of the code that stand in a question: whole, or as a phrase within it."""
+        words = set(_words(question))
+        return {t for t in self.texts if t in words or ((" " in t.strip() or t.endswith((" ", "?"))) and any(t in word for word in words))}
+
+
+class _Walk:
+    """One look through functions: the facts that make up a digest, and the texts among them."""
+
+    def __init__(self) -> None:
+        self.facts: list[str] = []
+        self.texts: set[str] = set()
+        self._seen: set[int] = set()
+
+    def see(self, value: Any) -> None:
+        if isinstance(value, str):
+            self.texts.update([value] if value.strip() else [])
+            self.facts.append(repr(value))
+        elif isinstance(value, _PLAIN):
+            self.facts.append(repr(value))
+        elif id(value) not in self._seen:
+            self._seen.add(id(value))
+            self._see_inside(value)
+
+    def _see_inside(self, value: Any) -> None:
+        match value:
+            case CodeType():
+                self.facts += [value.co_code.hex(), *value.co_names]
+                self._all(value.co_consts)
+            case FunctionType():
+                self.see(value.__code__)
+                self._all(value.__defaults__ or ())
+                self.see(value.__kwdefaults__)
+                self._all(_held(value))
+            case MethodType():
+                self.see(value.__func__)
+            case functools.partial():
+                self._all((value.func, value.args, value.keywords))
+            case list() | tuple():
+                self._all(value)
+            case dict():
+                self._all(value.items())
+            case set() | frozenset():
+                self._all(sorted(value, key=repr))
+            case _:
+                self.facts.append(type(value).__qualname__)
+                self._all(getattr(value, part, None) for part in _PARTS if not isinstance(value, type))
+
+    def _all(self, values: Iterable[Any]) -> None:
+        for value in values:
+            self.see(value)
+
+
+def _held(function: FunctionType) -> Iterator[Any]:
+    """What a function finds outside of itself: what it closes over, and its own module's functions, texts and numbers."""
+    for cell in function.__closure__ or ():
+        try:
+            yield cell.cell_contents
+        except ValueError:  # not bound yet
+            continue
+    for name in function.__code__.co_names:
+        found = function.__globals__.get(name)
+        if isinstance(found, (str, *_PLAIN)) or (isinstance(found, FunctionType) and found.__module__ == function.__module__):
+            yield found
+
+
+def _words(value: Any) -> Iterator[str]:
+    match value:
+        case str():
+            yield value
+        case dict():
+            for key, inner in value.items():
+                yield from (*_words(key), *_words(inner))
+        case list():
+            for inner in value:
+                yield from _words(inner)
+
+
+__all__ = ["Code"]
