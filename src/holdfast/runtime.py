@@ -70,9 +70,9 @@ from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look import threads
 from holdfast.engine.look.following import MODES, Cursor, Follower, modes_of
-from holdfast.engine.look.hearing import Alone, Source
 from holdfast.engine.look.living import unsendable
 from holdfast.engine.look.looker import Looker, Wanted
+from holdfast.engine.look.sources import DirectSource, Source
 from holdfast.handle import CheckpointView, Decided, EventView, Feed, IntentView, LedgerView, Run, Schedule, StreamPart, Wait
 from holdfast.machine import SystemClock
 from holdfast.outbox.deliveries import Deliveries
@@ -1353,7 +1353,7 @@ class Runtime:
         self, run_id: str, *, after: Any = None, modes: Iterable[str] = ("events", "custom"), tenant_id: str | None = None, source: Source | None = None
     ) -> Follower:
         """What ``stream`` reads with, for whoever has more to say than its parts: servers, whose readers may share a source."""
-        return Follower(self._store, source or Alone(self._store, self.look), self._services.threads, run_id, frozenset(modes), after, tenant_id)
+        return Follower(self._store, source or DirectSource(self._store, self.look), self._services.threads, run_id, frozenset(modes), after, tenant_id)
 
     @checked(modes=modes_of)
     async def run_stream(

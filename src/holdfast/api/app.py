@@ -34,8 +34,8 @@ from holdfast.api.table import ROUTES, Answer, Call, Route, went_on
 from holdfast.core.bounds import text
 from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
-from holdfast.engine.look.hearing import Together
 from holdfast.engine.look.looker import Wanted
+from holdfast.engine.look.sources import SharedSource
 from holdfast.meters import Meter
 from holdfast.protocols import PROTOCOLS
 from holdfast.runtime import Runtime
@@ -73,7 +73,7 @@ class Api:
         self._given = tokens
         self._doing: set[str] = set()
         self._meter: Meter | None = None
-        self._wires = streams.Wires(Together(rt.store, rt.look))
+        self._wires = streams.Wires(SharedSource(rt.store, rt.look))
         self.counting = contextlib.ExitStack()
 
     @property

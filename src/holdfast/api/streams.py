@@ -4,7 +4,7 @@ Events carry their number as id, so that a client that comes back loses and repe
 durable; their cursor, given as ``after``, goes on after them. A slow reader is waited for by the transport, and nothing is kept for it
 meanwhile: events and chunks are read from the store only when it can take them, and how many chunks the ring has lost by then is said.
 
-All streams of a server read from one source (``hearing.Together``), so that a commit costs the same few reads for one listener and for two
+All streams of a server read from one source (``sources.SharedSource``), so that a commit costs the same few reads for one listener and for two
 hundred. What an event is on the wire is the same for all of them too, and is made once.
 """
 
@@ -23,8 +23,8 @@ from holdfast.api.table import resting
 from holdfast.core import describe
 from holdfast.core.masks import Mask
 from holdfast.core.run import Run
-from holdfast.engine.look.hearing import Source
 from holdfast.engine.look.looker import Wanted
+from holdfast.engine.look.sources import Source
 from holdfast.handle import StreamPart
 from holdfast.protocols import MODES, Encoder
 from holdfast.runtime import Runtime

@@ -24,7 +24,7 @@ from holdfast.core.masks import Mask
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
-from holdfast.engine.look.hearing import PAGE, POLL_SECONDS, Point, Seen, Source
+from holdfast.engine.look.sources import PAGE, POLL_SECONDS, Point, Seen, Source
 from holdfast.engine.look.threads import Threads
 from holdfast.handle import EventView, StreamPart
 from holdfast.ports import Store

@@ -1,12 +1,12 @@
 """Reading on in a run's log and ring: for one reader, or once for all that follow the same run.
 
 Theory of operation. Whoever follows a run asks for what comes after a place in its log and its ring, and then for news of that place. Readers
-of one server mostly stand at the same few places. ``Together`` gives all who ask for the same place between two changes of the store one
+of one server mostly stand at the same few places. ``SharedSource`` gives all who ask for the same place between two changes of the store one
 answer, and while they wait one task looks for them: after a change it reads each place that somebody waits at once, and wakes those for whom
 something came. So a commit costs the same few reads for one listener and for two hundred, and idle ones are not woken by other runs.
 
-An answer is kept until the task sees the next change. What was committed after it was read is such a change. Before a reader whose answer is of
-the time before the last one waits, it is looked once more for him, so that nothing is missed in between.
+An answer is kept until the task sees the next change. What was committed after it was read is such a change. Before a reader whose answer is from
+the time before the last one waits, the task looks once more for it, so that nothing is missed in between.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Source(Protocol):
         """Keeps how an event is shown, for other readers."""
 
 
-class Alone:
+class DirectSource:
     """The source of one reader."""
 
     def __init__(self, store: Store, looker: Looker) -> None:
@@ -97,12 +97,12 @@ class Alone:
         pass
 
 
-class Together:
+class SharedSource:
     """One source for many readers, of one run or of many."""
 
     def __init__(self, store: Store, looker: Looker) -> None:
         self._store = store
-        self._alone = Alone(store, looker)
+        self._direct = DirectSource(store, looker)
         self._turn = 0
         self._kept: dict[Point, asyncio.Future[Seen]] = {}
         self._asked: dict[Point, asyncio.Future[bool]] = {}
@@ -112,8 +112,8 @@ class Together:
 
     async def look(self, point: Point) -> Seen:
         turn = self._turn
-        if self._task is None:  # nobody would notice that an answer is of yesterday
-            return msgspec.structs.replace(await self._alone.look(point), turn=turn)
+        if self._task is None:  # no task would notice that the answer is out of date
+            return msgspec.structs.replace(await self._direct.look(point), turn=turn)
         kept = self._kept.get(point)
         if kept is None:
             kept = self._kept[point] = asyncio.ensure_future(self._read(point, turn))
@@ -121,7 +121,7 @@ class Together:
         return await asyncio.shield(kept)
 
     async def _read(self, point: Point, turn: int) -> Seen:
-        return msgspec.structs.replace(await self._alone.look(point), turn=turn)
+        return msgspec.structs.replace(await self._direct.look(point), turn=turn)
 
     async def news(self, point: Point, seen: Seen, seconds: float) -> bool:
         turn = seen.turn
@@ -208,4 +208,4 @@ def _tell(waiter: asyncio.Future[bool], news: bool) -> None:
         waiter.set_result(news)
 
 
-__all__ = ["PAGE", "POLL_SECONDS", "Alone", "Point", "Seen", "Source", "Together"]
+__all__ = ["PAGE", "POLL_SECONDS", "DirectSource", "Point", "Seen", "SharedSource", "Source"]

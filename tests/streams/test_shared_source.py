@@ -11,7 +11,7 @@ import pytest
 
 from holdfast import END, Context, Graph, Runtime, State
 from holdfast.core.errors import HoldfastError
-from holdfast.engine.look.hearing import Together
+from holdfast.engine.look.sources import SharedSource
 from holdfast.handle import StreamPart
 from tests.engine.test_reads_counted import Told, opened
 
@@ -38,7 +38,7 @@ def talker(go: asyncio.Event | None = None) -> Graph[Count]:
     return graph
 
 
-async def heard(rt: Runtime, run_id: str, source: Together | None, up: asyncio.Event | None = None) -> list[tuple[str, Any]]:
+async def heard(rt: Runtime, run_id: str, source: SharedSource | None, up: asyncio.Event | None = None) -> list[tuple[str, Any]]:
     """All that a listener is given, in order."""
     out: list[tuple[str, Any]] = []
     feed = rt.follower(run_id, source=source)
@@ -62,7 +62,7 @@ async def test_many_listeners_read_what_one_reads(kind: str, tmp_path: Path) -> 
     go, store = asyncio.Event(), opened(kind, tmp_path)
     async with asyncio.timeout(60), Runtime(store, skills=[g := talker(go)]) as rt:
         run = await rt.submit(g)
-        source, ups = Together(rt.store, rt.look), [asyncio.Event() for _ in range(LISTENERS)]
+        source, ups = SharedSource(rt.store, rt.look), [asyncio.Event() for _ in range(LISTENERS)]
         listeners = [asyncio.ensure_future(heard(rt, run.run_id, source, up)) for up in ups]
         await asyncio.gather(*(up.wait() for up in ups))
         store.since()
@@ -85,7 +85,7 @@ async def test_what_was_emitted_comes_before_the_event_that_replaces_it(tmp_path
     store = opened("sqlite", tmp_path)
     async with asyncio.timeout(60), Runtime(store, skills=[g := talker()]) as rt:
         run = await rt.submit(g)
-        source = Together(rt.store, rt.look)
+        source = SharedSource(rt.store, rt.look)
         listeners = [asyncio.ensure_future(heard(rt, run.run_id, source))]
         driving = asyncio.ensure_future(rt.resume(run.run_id))
         while not driving.done():
@@ -102,7 +102,7 @@ async def test_those_who_wait_at_another_run_are_not_woken(tmp_path: Path) -> No
     """Idle listeners cost one read a change for each place, and nothing of their own."""
     store = opened("sqlite", tmp_path)
     async with asyncio.timeout(60), Runtime(store, skills=[g := talker()]) as rt:
-        resting, source = await rt.submit(g, delay=3600), Together(rt.store, rt.look)
+        resting, source = await rt.submit(g, delay=3600), SharedSource(rt.store, rt.look)
         woken, up = Counter[str](), asyncio.Event()
 
         async def idle() -> None:
@@ -128,7 +128,7 @@ async def test_whoever_waits_is_told_that_the_store_is_gone(tmp_path: Path) -> N
     store: Told = opened("memory", tmp_path)
     async with asyncio.timeout(60), Runtime(store, skills=[g := talker()]) as rt:
         run = await rt.submit(g, delay=3600)
-        source, ups = Together(rt.store, rt.look), [asyncio.Event() for _ in range(3)]
+        source, ups = SharedSource(rt.store, rt.look), [asyncio.Event() for _ in range(3)]
         listeners = [asyncio.ensure_future(heard(rt, run.run_id, source, up)) for up in ups]
         await asyncio.gather(*(up.wait() for up in ups))
     for found in await asyncio.gather(*listeners, return_exceptions=True):
