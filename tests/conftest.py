@@ -5,6 +5,7 @@
 """
 
 import faulthandler
+import gc
 import os
 import subprocess
 import sys
@@ -27,6 +28,9 @@ pytest_plugins = ["holdfast.testing.plugin", "pytester"]  # in an installed pack
 STARTED = "holdfast.cli.main, holdfast.api.app, holdfast.testing, holdfast.telemetry, holdfast.stores.postgres.store, uvicorn"
 """What the processes import that tests start."""
 
+COLLECTED_AFTER = (20_000, 20, 50)
+"""Of the garbage collector: new objects, and generations, before it looks again."""
+
 ENDED_AFTER = 330.0
 """Seconds; above the timeout of a test."""
 
@@ -43,6 +47,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("heavy") is not None:
             item.add_marker(pytest.mark.timeout(0))
+
+
+def pytest_collection_finish() -> None:
+    """Takes what was collected out of the garbage collector's sight: it would walk 8,000 tests and all their modules again and again."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(*COLLECTED_AFTER)
 
 
 @pytest.hookimpl(wrapper=True)
