@@ -136,6 +136,7 @@ def ask_model(name: str, groups: Groups, draft: str = "", feedback: str | None =
             said = json_of(answer.read(LIMIT_BYTES))
         text = said["choices"][0]["message"]["content"]
     except urllib.error.HTTPError as e:
+        e.close()  # it is the answer too, and holds the connection
         if e.code in (408, 429) or e.code >= 500:
             raise OSError(f"the model's endpoint answers {e.code}") from None
         raise PermanentError(f"the model's endpoint refuses: {e.code}") from None
