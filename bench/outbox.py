@@ -20,23 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from record import Recorder
+from sending import graph
 
-from holdfast import Context, Graph, Runtime, State
+from holdfast import Runtime
 
 A_RUN = 500
-
-
-class Load(State):
-    count: int = 0
-
-
-graph: Graph[Load] = Graph("load", Load, version="1")
-
-
-@graph.node(start=True)
-async def send(state: Load, ctx: Context) -> None:
-    for n in range(state.count):
-        ctx.send("nothing", {"n": n, "at": time.time()})
 
 
 def part(times: list[float], share: float) -> float:

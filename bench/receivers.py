@@ -20,7 +20,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from holdfast import Context, Graph, Runtime, State
+from sending import graph
+
+from holdfast import Runtime
 from holdfast.transports import Function, Retry, Webhook
 
 HOSTS = {"good": "127.0.0.1", "slow": "127.0.0.2", "broken": "127.0.0.3", "later": "127.0.0.4", "half": "127.0.0.5", "away": "127.0.0.6", "endless": "127.0.0.7"}
@@ -34,18 +36,9 @@ ANSWERS = {
 OF_EACH = 64
 
 
-class Load(State):
-    url: str = ""
-    count: int = 1
-
-
-graph: Graph[Load] = Graph("load", Load, version="1")
-
-
-@graph.node(start=True)
-async def send(state: Load, ctx: Context) -> None:
-    for n in range(state.count):
-        ctx.send("hook", {"url": state.url, "body": {"n": n}})
+def to(url: str, count: int = 1) -> dict[str, Any]:
+    """The inputs of a run that sends so many to a receiver."""
+    return {"type": "hook", "payload": {"url": url, "body": {}}, "count": count}
 
 
 class Receivers:
@@ -92,7 +85,7 @@ async def measured(rt: Runtime, receivers: Receivers, seconds: float) -> list[fl
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:
         began = time.perf_counter()
-        await rt.submit(graph, {"url": receivers.urls["good"]})
+        await rt.submit(graph, to(receivers.urls["good"]))
         times.append((await asyncio.wait_for(receivers.came.get(), 30) - began) * 1000)
         await asyncio.sleep(0.01)
     return sorted(times)
@@ -108,7 +101,7 @@ async def poison() -> dict[str, Any]:
         raise OSError("no")
 
     async with Runtime("memory:", transports={"hook": Function(refuse, retry=Retry(max_attempts=5, base_us=10_000))}) as rt:
-        run = await rt.invoke(graph, {"url": "http://nobody/"})
+        run = await rt.invoke(graph, to("http://nobody/"))
         async with asyncio.timeout(30):
             while (intent := (await rt.intents(run.run_id))[0]).state != "dead":
                 await rt.dispatch(until_idle=True)
@@ -127,7 +120,7 @@ async def whole(url: str, seconds: float) -> dict[str, Any]:
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         for kind in HOSTS:
             if kind != "good":
-                await rt.submit(graph, {"url": receivers.urls[kind], "count": OF_EACH})
+                await rt.submit(graph, to(receivers.urls[kind], OF_EACH))
         beside = await measured(rt, receivers, seconds)
         stop.set()
         await working

@@ -10,6 +10,7 @@ from holdfast import Context, Graph, Runtime, State, Tool, workspaces
 from holdfast.core.errors import UsageError, WorkspaceElsewhere
 from holdfast.core.status import Status
 from holdfast.workers.worker import Report
+from tests.outbox.conftest import Open
 
 
 class Work(State):
@@ -34,8 +35,8 @@ async def last(state: Work, ctx: Context) -> dict[str, str]:
     return {"out": (await ctx.tool("sh", ["-c", "cat made"])).stdout}
 
 
-def runtime(store: Path, workspace: Path | None, **options: Any) -> Runtime:
-    return Runtime(f"sqlite:///{store}/s.db", skills=[graph], tools=[Tool("sh", side_effects="write")], workspace=workspace, **options)
+def runtime(open_rt: Open, workspace: Path | None, **options: Any) -> Runtime:
+    return open_rt(skills=[graph], tools=[Tool("sh", side_effects="write")], workspace=workspace, **options)
 
 
 async def passed_over(rt: Runtime, *, upgrade: bool = False) -> list[str | None]:
@@ -52,17 +53,17 @@ async def passed_over(rt: Runtime, *, upgrade: bool = False) -> list[str | None]
     return [r.passed.workspace for r in told if r.passed is not None]
 
 
-async def test_a_run_goes_on_where_its_tools_have_worked(tmp_path: Path) -> None:
-    """Must show 6: two machines played by two folders; a third with the workspace takes it over."""
+async def test_a_run_goes_on_where_its_tools_have_worked(open_rt: Open, tmp_path: Path) -> None:
+    """Must show 6: two machines played by two folders; a third with the workspace takes it over. On every store."""
     here, there = tmp_path / "here", tmp_path / "there"
     here.mkdir()
     there.mkdir()
-    async with runtime(tmp_path, here) as rt:
+    async with runtime(open_rt, here) as rt:
         run = await rt.invoke(graph, {})
         assert run.status == Status.WAITING_FOR_HUMAN and (await rt.get(run.run_id)).record.workspace == workspaces.known(str(here))
         assert [e.payload["workspace"] for e in await rt.events(run.run_id) if e.event_type == "run.patched"] == [workspaces.known(str(here))]
     for other in (there, None):
-        async with runtime(tmp_path, other) as rt:
+        async with runtime(open_rt, other) as rt:
             (there / "made").write_text("wrong")
             workspaces.named(str(there))
             if other is there:
@@ -76,7 +77,7 @@ async def test_a_run_goes_on_where_its_tools_have_worked(tmp_path: Path) -> None
             assert str(workspaces.known(str(here))) in (await rt.explain(run.run_id))["why"]
             with pytest.raises(WorkspaceElsewhere, match=str(workspaces.known(str(here)))):
                 await rt.resume(run.run_id)
-    async with runtime(tmp_path, here) as rt:
+    async with runtime(open_rt, here) as rt:
         await rt.worker(until_idle=True)
         done = await rt.get(run.run_id)
         assert done.status == Status.COMPLETED and done.values["out"] == "one\n"
