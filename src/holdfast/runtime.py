@@ -912,6 +912,7 @@ class Runtime:
     ) -> Run[Any]:
         """Records a decision about a wait (§5.4). It needs no code: a worker or ``resume`` goes on with the run.
 
+        ``payload`` is the answer, the edited arguments, or what the act gave: ``record_result`` without it records None as the result.
         ``via`` is the id of the access token under which it comes.
 
         Raises:

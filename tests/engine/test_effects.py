@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import pytest
 
 from holdfast import Absent, Context, Graph, Happened, Retry, Runtime, State, Unknown, flow, window
+from holdfast.core import wording
 from holdfast.core.commands import Decide
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import AttemptMayLive, LeaseLost, StoreUnavailable
@@ -81,6 +82,18 @@ async def test_a_recorded_result_settles_it(house: House) -> None:
     await rt.decide(run_id, "record_result", payload="by hand", actor="ada")
     run = await rt.resume(run_id)
     assert (run.status, run.result, world.done) == ("completed", "by hand", ["a"])
+    assert await statuses(rt, run_id) == ["recorded"]
+
+
+async def test_a_result_that_is_not_given_is_null_and_that_is_said(house: House) -> None:
+    """§6.5: whoever decides is told what is recorded where nothing is given, wherever the action is offered."""
+    skill = publishing(World(crash_at=1))
+    run_id = await crashed(house, skill, {"text": "a"})
+    rt = await house.process(skill)
+    [wait] = (await rt.resume(run_id)).waits
+    assert "null where you give nothing" in wording.offered(wait.kind, "record_result").does
+    await rt.decide(run_id, "record_result", actor="ada")
+    assert (await rt.resume(run_id)).result is None
     assert await statuses(rt, run_id) == ["recorded"]
 
 

@@ -55,7 +55,7 @@ class Deny(Body, frozen=True, kw_only=True):
 
 
 class Decide(Body, frozen=True, kw_only=True):
-    """Takes one of the actions that a wait offers."""
+    """Takes one of the actions that a wait offers; ``payload`` is the answer, or what the act gave: ``record_result`` without it records null."""
 
     action: str
     wait_id: str | None = None

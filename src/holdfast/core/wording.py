@@ -28,7 +28,7 @@ _GENERAL: Mapping[str, Offered] = {
     ws.RETRY: Offered("Do it again with feedback", "The step runs once more and sees your feedback."),
     ws.HALT: Offered("Halt", "The run ends for good.", risky=True),
     ws.REJECT: Offered("Reject", "The step counts as failed.", risky=True),
-    ws.RECORD_RESULT: Offered("It happened", "What you give becomes its result."),
+    ws.RECORD_RESULT: Offered("It happened", "What you give becomes its result, and null where you give nothing."),
     ws.REEXECUTE: Offered("It did not happen: do it now", "It runs now. If the first attempt went through after all, it happens twice.", risky=True),
     ws.ABANDON: Offered("Give it up", "It is not done, and the node gets a failure."),
 }
