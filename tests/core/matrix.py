@@ -39,7 +39,7 @@ SITUATIONS: dict[str, Run] = {
     "waiting_for_human, undecided": folded(ev.RunStarted(), _asked, ev.RunWaitingForHuman()),
     "waiting_for_human, decided": folded(ev.RunStarted(), _asked, ev.RunWaitingForHuman(), _said),
     "waiting_for_signal": folded(ev.RunStarted(), _signal, ev.RunWaitingForSignal()),
-    "waiting_for_signal, come": folded(ev.RunStarted(), _signal, ev.RunWaitingForSignal(), _came),
+    "waiting_for_signal, signal received": folded(ev.RunStarted(), _signal, ev.RunWaitingForSignal(), _came),
     "completed": folded(ev.RunStarted(), ev.RunCompleted()),
     "failed": folded(ev.RunStarted(), *_failed),
     "failed, undecided": folded(ev.RunStarted(), _asked, *_failed),
@@ -110,7 +110,7 @@ DOES = {
 def gate_cell(action: str, where: str) -> str:
     """What an action does at a gate before its step, or after it; or that it may not be offered there."""
     passage = GATES[where].get(action)
-    return "✗ refused where it is offered" if passage is None else DOES[where, passage]
+    return "✗ may not be offered here" if passage is None else DOES[where, passage]
 
 
 def offer_cell(action: str, kind: WaitKind) -> str:
@@ -121,22 +121,26 @@ def offer_cell(action: str, kind: WaitKind) -> str:
 def actions_table() -> str:
     """Every action: at a gate before a step, after it, and which questions of the engine's own offer it."""
     asked = [k for k in ACTIONS if k is not WaitKind.GATE]
-    lines = ["| action | at a gate before the step | at one after it | " + " | ".join(k.value for k in asked) + " |", "|---" * (len(asked) + 3) + "|"]
+    lines = [
+        "| action | at a gate before the step | at one after it | " + " | ".join(k.value for k in asked) + " |",
+        "|---" * (len(asked) + 3) + "|",
+    ]
     lines += [
-        f"| {a} | {gate_cell(a, 'gate')} | {gate_cell(a, 'check')} | " + " | ".join(offer_cell(a, k) for k in asked) + " |" for a in (*KNOWN, "any other")
+        f"| {a} | {gate_cell(a, 'gate')} | {gate_cell(a, 'check')} | " + " | ".join(offer_cell(a, k) for k in asked) + " |"
+        for a in (*KNOWN, "any other")
     ]
     return "\n".join(lines) + "\n"
 
 
 HEADS: dict[str, lanes.Head] = {
     "pending": lanes.Head(),
-    "queued: handed back": lanes.Head(),
+    "queued: released": lanes.Head(),
     "left by a dead owner": lanes.Head(),
     "left by an owner whose lease has expired": lanes.Head(),
     "waiting, and answered": lanes.Head(),
-    "driven here": lanes.Head(live=True, here=True),
-    "driven by another process": lanes.Head(live=True),
-    "driven by a frozen process, its lease not expired": lanes.Head(live=True),
+    "executed here": lanes.Head(live=True, here=True),
+    "executed by another process": lanes.Head(live=True),
+    "executed by a frozen process, its lease not expired": lanes.Head(live=True),
     "left by a dead owner, recovery on hold": lanes.Head(held=True),
     "interrupted": lanes.Head(held=True),
     "waiting for a person": lanes.Head(waits=True),
@@ -145,9 +149,9 @@ HEADS: dict[str, lanes.Head] = {
     "waiting for a timer that is due": lanes.Head(),
     "waiting for a timer that is not due": lanes.Head(waits=True),
     "waiting for a child": lanes.Head(waits=True),
-    "resting until a limit has room": lanes.Head(crowded=True),
+    "paused until a limit has room": lanes.Head(crowded=True),
     "pending, of a skill that is not here": lanes.Head(known=False),
-    "pending, of another shape": lanes.Head(known=False),
+    "pending, of another version of the graph": lanes.Head(known=False),
 }
 """The heads of a lane. Each is made with the real engine in tests/people/test_heads.py."""
 
@@ -156,16 +160,18 @@ def head_cell(what: lanes.May, verb: str) -> str:
     """What ``invoke`` and ``resume`` do behind a head of which this may be done."""
     match what:
         case lanes.May.DRIVE:
-            return "drives it, then its own"
+            return "executes it, then its own"
         case lanes.May.AWAIT:
-            return "awaits it, then drives its own"
+            return "waits for it, then executes its own"
         case _:
-            return f"gives its run back, pending: {what}" if verb == "invoke" else f"✗ lane_blocked: {what}"
+            return f"releases its run, pending: {what}" if verb == "invoke" else f"✗ lane_blocked: {what}"
 
 
 def heads_table() -> str:
     lines = ["| the head of the lane is … | invoke | resume |", "|---|---|---|"]
-    lines += [f"| {name} | {head_cell(lanes.may(head), 'invoke')} | {head_cell(lanes.may(head), 'resume')} |" for name, head in HEADS.items()]
+    lines += [
+        f"| {name} | {head_cell(lanes.may(head), 'invoke')} | {head_cell(lanes.may(head), 'resume')} |" for name, head in HEADS.items()
+    ]
     return "\n".join(lines) + "\n"
 
 

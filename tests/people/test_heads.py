@@ -181,13 +181,13 @@ async def lane() -> AsyncIterator[Lane]:
 
 MADE: dict[str, Callable[[Lane], Awaitable[str]]] = {
     "pending": Lane.pending,
-    "queued: handed back": Lane.handed_back,
+    "queued: released": Lane.handed_back,
     "left by a dead owner": Lane.dead,
     "left by an owner whose lease has expired": Lane.expired,
     "waiting, and answered": Lane.answered,
-    "driven here": Lane.driven_here,
-    "driven by another process": lambda here: here.begun(here.other),
-    "driven by a frozen process, its lease not expired": lambda here: here.begun(here.other),
+    "executed here": Lane.driven_here,
+    "executed by another process": lambda here: here.begun(here.other),
+    "executed by a frozen process, its lease not expired": lambda here: here.begun(here.other),
     "left by a dead owner, recovery on hold": Lane.held,
     "interrupted": Lane.interrupted,
     "waiting for a person": lambda here: here.waiting("person"),
@@ -196,9 +196,9 @@ MADE: dict[str, Callable[[Lane], Awaitable[str]]] = {
     "waiting for a timer that is due": Lane.timed,
     "waiting for a timer that is not due": lambda here: here.detached("timer"),
     "waiting for a child": Lane.parent,
-    "resting until a limit has room": Lane.crowded,
+    "paused until a limit has room": Lane.crowded,
     "pending, of a skill that is not here": Lane.unknown,
-    "pending, of another shape": Lane.another_shape,
+    "pending, of another version of the graph": Lane.another_shape,
 }
 
 
@@ -209,7 +209,7 @@ async def test_invoke_behind_a_head(name: str) -> None:
         head, what = await MADE[name](here), lanes.may(HEADS[name])
         run = await asyncio.wait_for(here.one.invoke(here.talk, {"text": "mine"}, thread_id="t"), 10)
         if what in DRIVEN:
-            assert "drives its own" in head_cell(what, "invoke") or "then its own" in head_cell(what, "invoke")
+            assert "executes its own" in head_cell(what, "invoke") or "then its own" in head_cell(what, "invoke")
             assert (run.status, run.result, run.blocked_by, run.blocked_why) == ("completed", "mine", None, None)
             assert (await here.one.get(head)).status == "completed"
         else:

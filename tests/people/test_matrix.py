@@ -133,7 +133,7 @@ async def staged(name: str, world: World | None = None) -> AsyncIterator[tuple[R
             found = s.rests(s.graph(asks=True), approve)
         case "waiting_for_signal":
             found = s.rests(s.graph(listens=True))
-        case "waiting_for_signal, come":
+        case "waiting_for_signal, signal received":
             found = s.rests(s.graph(listens=True), lambda rt, run_id: rt.signal(run_id, "go", 1))
         case "completed":
             found = s.rests(s.graph())
