@@ -53,5 +53,5 @@ def test_what_it_says_of_the_clocks() -> None:
 
 
 def test_its_numbers() -> None:
-    assert GRACE_US == 60_000_000 and "late (a minute)" in PAGE
+    assert GRACE_US == 60_000_000 and "(one minute by default)" in PAGE
     assert f"(1 to {MAX_CATCH_UP})" in PAGE
