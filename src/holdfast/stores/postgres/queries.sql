@@ -307,6 +307,7 @@ SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
 -- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
 -- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
 -- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over.
+-- OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join, or a hash, that reads the queue.
 WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner = %(owner)s FOR KEY SHARE), gone AS MATERIALIZED (
   SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
@@ -324,7 +325,7 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
   SELECT owner FROM me WHERE %(simple)s::boolean AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND NOT EXISTS (
     SELECT 1 FROM level l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND EXISTS (
       SELECT 1 FROM holdfast.run r
-      WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id))
+      WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id OFFSET 0))
 ), orphans AS MATERIALIZED (
   SELECT r.bucket, r.id, r.owner, gone.cause FROM gone JOIN holdfast.run r ON r.owner = gone.owner
   WHERE EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
@@ -344,10 +345,10 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
       AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
       AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
       AND (r.holds OR (NOT EXISTS (
-          SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
+          SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
         ) AND NOT EXISTS (
           SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-            AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now})))
+            AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now} OFFSET 0)))
     ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) d
     ORDER BY CASE WHEN k.ahead THEN 0 ELSE d.due - k.origin END, d.turn LIMIT %(limit)s::bigint
   ) c LIMIT greatest(%(limit)s::bigint - (SELECT count(*) FROM orphans), 0)
@@ -405,10 +406,10 @@ CROSS JOIN kind k CROSS JOIN LATERAL (
     AND r.owner IS NULL AND (%(skills)s::text[] IS NULL OR r.skill_id = ANY(%(skills)s::text[]))
     AND (%(shapes)s::text[] IS NULL OR r.fingerprint = ANY(%(shapes)s::text[]) OR '*' || coalesce(substring(r.fingerprint from '@.*'), '') = ANY(%(shapes)s::text[]))
     AND (r.holds OR (NOT EXISTS (
-        SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
+        SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
       ) AND NOT EXISTS (
         SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-          AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now})))
+          AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now} OFFSET 0)))
   ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) c;
 -- name: take_chosen
 UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once), previous = c.previous, cause = c.cause,
@@ -538,10 +539,10 @@ SELECT pg_advisory_xact_lock(4855, hashtext(%(queue)s || chr(31) || %(tenant)s))
 SELECT count(*) FROM holdfast.run WHERE queue = %(queue)s AND tenant_id = %(tenant)s AND due IS NOT NULL AND owner IS NULL AND status = 'pending';
 -- name: backlog
 SELECT r.queue, r.tenant_id, r.skill_id, r.fingerprint, count(*), count(*) FILTER (WHERE NOT r.holds AND (EXISTS (
-    SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds
+    SELECT 1 FROM holdfast.run h WHERE h.tenant_id = r.tenant_id AND h.session_key = r.session_key AND h.lane = r.lane AND h.holds OFFSET 0
   ) OR EXISTS (
     SELECT 1 FROM holdfast.run p WHERE p.tenant_id = r.tenant_id AND p.session_key = r.session_key AND p.lane = r.lane
-      AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now}))),
+      AND p.turn < r.turn AND p.due IS NOT NULL AND p.due <= {now} OFFSET 0))),
   min(CASE WHEN r.due < 0 THEN r.due + 4611686018427387904 ELSE r.due END)
 FROM holdfast.run r WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.due <= {now} GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4;
 
