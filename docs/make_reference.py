@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import ast
+import enum
 import importlib
 import inspect
+import itertools
 import re
 import sys
 from collections.abc import Iterator
@@ -16,16 +19,18 @@ from typing import Any
 import msgspec
 
 HOMES = {
-    "holdfast": "Graphs, flows, the runtime, and what they give",
+    "holdfast": "Graphs, flows, the runtime and their results",
     "holdfast.policy": "Policies",
     "holdfast.transports": "Transports",
-    "holdfast.tools": "Tools and their evidence",
-    "holdfast.shelf": "Shelves",
-    "holdfast.named": "Named ports",
+    "holdfast.tools": "Tools and their postconditions",
+    "holdfast.shelf": "Shelves: rows of your application in the same store",
+    "holdfast.named": "Stores and executors under fixed names",
     "holdfast.testing": "Testing",
     "holdfast.core.errors": "Errors",
 }
 HERE = Path(__file__).parent
+CLAUSE = r"(?:§[\d.]*\d|\b[A-Z]-\d\d\b)"
+"""The number of a clause, or of a case, of the specification: for those who work on the package, not for readers of the pages."""
 
 
 def names(home: str) -> list[str]:
@@ -55,7 +60,8 @@ def signature(name: str, value: Any) -> str:
         found = inspect.signature(value)
     except (ValueError, TypeError):
         return name
-    shown = [p for p in found.parameters.values() if p.name not in ("self", "cls")]
+    own = "." in getattr(value, "__qualname__", "")
+    shown = [p for p in found.parameters.values() if not (own and p.name in ("self", "cls"))]
     plain = found.replace(parameters=[p.replace(annotation=_plain(p.annotation), default=_default(p.default)) for p in shown], return_annotation=_plain(found.return_annotation))
     return f"{name}{plain}"
 
@@ -82,16 +88,37 @@ def _plain(annotation: Any) -> Any:
     return _Text(annotation if isinstance(annotation, str) else inspect.formatannotation(annotation))
 
 
-def prose(value: Any) -> str:
+def prose(text: str | None) -> str:
     """A docstring as Markdown: lists for what its sections name, no numbers of clauses."""
-    text = re.sub(r"\s*\((?:§[\d.]+(?:, )?)+\)|§[\d.]+", "", inspect.cleandoc(value.__doc__ or "")).replace("``", "`")
+    text = re.sub(rf"\s*\((?:{CLAUSE}(?:, )?)+\)", "", inspect.cleandoc(text or "")).replace("``", "`")
     text = re.sub(r"^(Args|Raises|Returns|Yields):$", r"\n*\1*\n", text, flags=re.M)
     text = re.sub(r"^    (`?[\w.*, ]+`?): ", r"- `\1`: ", text, flags=re.M)
     return re.sub(r"^ {4,}", "  ", text, flags=re.M).strip()
 
 
+def explained(home: str, name: str) -> str:
+    """The words of a public name: those of its class or function, or for a plain value those that follow it in its source."""
+    value = getattr(importlib.import_module(home), name)
+    if inspect.isclass(value) or inspect.isroutine(value):
+        return value.__doc__ or ""
+    for source in (home, *getattr(importlib.import_module(home), "HOMES", ())):
+        body = ast.parse(inspect.getsource(importlib.import_module(source))).body
+        for statement, after in itertools.pairwise(body):
+            named = isinstance(statement, ast.Assign) and any(isinstance(t, ast.Name) and t.id == name for t in statement.targets)
+            if named and isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant) and isinstance(after.value.value, str):
+                return after.value.value
+    return ""
+
+
+def called(kind: type) -> bool:
+    """Whether a class of ours is made by calling it with arguments of its own."""
+    return not (issubclass(kind, msgspec.Struct | BaseException | enum.Enum) or getattr(kind, "_is_protocol", False)) and "__init__" in vars(kind)
+
+
 def fields(kind: type) -> Iterator[str]:
-    """The fields of a typed value, with their defaults."""
+    """The fields of a typed value, with their defaults; the values of an enumeration."""
+    if issubclass(kind, enum.Enum):
+        yield from (f"- `{member.value}`" for member in kind)
     if not issubclass(kind, msgspec.Struct):
         return
     for field in msgspec.structs.fields(kind):
@@ -102,21 +129,21 @@ def fields(kind: type) -> Iterator[str]:
 def page(home: str) -> str:
     """The page of one module."""
     module = importlib.import_module(home)
-    out = [f"# {HOMES[home]}", "", f"`{home}`", ""]
+    out = [f"# {HOMES[home]}", "", f"`{home}`", "", prose(module.__doc__), ""]
     for name in names(home):
         value = getattr(module, name)
         kind = inspect.isclass(value)
         out += [f"## {name}", ""]
-        if callable(value) and not (kind and issubclass(value, msgspec.Struct | BaseException)):
+        if called(value) if kind else callable(value):
             out += ["```text", signature(name, value), "```", ""]
-        out += [prose(value), ""]
+        out += [prose(explained(home, name)), ""]
         if kind:
             if issubclass(value, BaseException) and getattr(value, "code", ""):
                 out += [f"Code `{value.code}`, exit code {value.exit_code}.", ""]
             out += [*fields(value), ""]
             for member, function, how in members(value):
                 head = f"{member}: {function.__annotations__['return']}" if how == "property" else signature(member, function)
-                out += [f"### {name}.{member}", "", "```text", f"{how} {head}".strip(), "```", "", prose(function), ""]
+                out += [f"### {name}.{member}", "", "```text", f"{how} {head}".strip(), "```", "", prose(function.__doc__), ""]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(out)).strip() + "\n"
 
 

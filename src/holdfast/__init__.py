@@ -1,4 +1,4 @@
-"""Holdfast: durable execution for Python. Graphs and flows that survive."""
+"""Holdfast: durable execution for Python. Graphs and flows continue where they stopped after a crash, a restart or a wait for a person."""
 
 from __future__ import annotations
 

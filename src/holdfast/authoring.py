@@ -109,10 +109,10 @@ def _channel(name: str, hint: Any, default: Any) -> Channel:
 
 @dataclass_transform(kw_only_default=True, frozen_default=True)
 class State(Mapping[str, Any]):
-    """Channels of a graph, typed; the annotation names the reducer: ``items: Annotated[list[str], append]``.
+    """The channels of a graph, with their types. The annotation names the reducer: ``items: Annotated[list[str], append]``.
 
-    Fields without a default must be in the input, but for those whose reducer starts empty. Instances are frozen
-    snapshots; they also read like a mapping.
+    A field without a default must be in the input, except if its reducer starts with an empty value (``append``, ``window``, ``merge``,
+    ``topic``). Instances are frozen snapshots; they can also be read like a mapping.
     """
 
     __channels__: ClassVar[dict[str, Channel]] = {}
@@ -249,16 +249,16 @@ class _Declared(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Graph(Generic[S]):
-    """A skill drawn as nodes over the channels of a ``State`` (§4).
+    """A skill (a program that a run executes) made of nodes that work on the channels of a ``State`` (§4).
 
     Args:
         id: the skill's stable name.
-        state: its channels.
-        version: what a run records; change it when the meaning changes.
+        state: the class of its channels.
+        version: recorded with each run; change it when the meaning of the graph changes.
         kind: the kind of work; "planning" and "research" end in a person's review, unless the policy lists other kinds (§5.16).
-        redo: the node that is done again when a review sends the work back; by default those that made what was reviewed.
-        step_limit: super-steps in one invocation before the run fails, resumable (§4.9).
-        migrates: fingerprints of older shapes whose runs this one may go on with (§3.2).
+        redo: the node that runs again after a review with feedback; by default the nodes that ran last.
+        step_limit: the number of super-steps in one invocation after which the run fails with ``StepLimit``; it can be resumed (§4.9).
+        migrates: the fingerprints of older versions of the graph; runs that began with them can be continued with this one (§3.2).
     """
 
     @checked(id=text, redo=as_given, kind=text)
@@ -346,13 +346,30 @@ class Graph(Generic[S]):
     ) -> Any:
         """Declares a node: bare ``@graph.node``, or with options.
 
-        ``gate`` is asked before the step and ``check`` after it, with a request that holds the state and, after it, the step's writes. They
-        answer True, or False or why not; ``on_fail`` says what follows then: block, warn, degrade or require_human (§8.2). ``limit`` names what it
-        uses while it runs: no more of its kind run at once, or begin a second, than ``Runtime(limits=…)`` or ``holdfast limits`` say (§10.11).
-        With ``tool`` it is a tool node: a plain ``def`` that yields the words of a call, gets its outcome, and returns its writes (§11.1).
+        Args:
+            name: the node's name; by default the name of the function.
+            start: whether the node runs at the start.
+            after: the node, or the list of nodes, that must have completed; ``any_of(…)`` for any of them.
+            when: a function of the state; if it returns False, the node is skipped.
+            on: channels; a write to one of them starts the node.
+            reads, writes: the channels that the node may read and write; by default all.
+            retry: the number of attempts including the first, or a ``Retry``.
+            timeout: timedelta or seconds, 60 s by default.
+            side_effects: ``none``, ``read``, ``write`` or ``external_action``.
+            idempotent, verify, undo: as in ``ctx.effect``, for a node with side effects.
+            capabilities: names that the policy sees in its ``Request``.
+            delivers: whether the node delivers the result of the run; it reports by ``ctx.report``.
+            gate: asked before the step; it gets a ``Request`` and answers True, False, a reason (a string) or a ``Verdict`` (§8.2).
+            check: asked after the step, like ``gate``; its ``Request`` also holds the step's writes.
+            on_fail: what follows if ``gate`` or ``check`` does not answer True: ``block``, ``warn``, ``degrade`` or ``require_human``.
+            limit: the name of a limit: no more nodes with this name run at the same time, or start per second, than ``Runtime(limits=…)``
+                or ``holdfast limits`` allow (§10.11).
+            tool: makes this a tool node: a plain ``def`` that yields the arguments of a tool call, gets the outcome, and returns the node's
+                writes (§11.1).
 
         Raises:
-            UnknownOption, InvalidInput: an option, by its name. InvalidGraph: what cannot be.
+            UnknownOption, InvalidInput: an option is wrong; the error names it.
+            InvalidGraph: the declaration is impossible.
         """
         made = _Declared(
             start=start, after=after, when=when, on=on, reads=reads, writes=writes, retry=retry, timeout=timeout, side_effects=side_effects,
@@ -415,14 +432,15 @@ class Graph(Generic[S]):
 
     @checked()
     def edge(self, source: NodeRef, target: NodeRef) -> Graph[S]:
-        """``target`` runs after ``source``; START and END are allowed."""
+        """Makes ``target`` run after ``source``; START and END are allowed."""
         self._edges.append((self._name(source, "source"), self._name(target, "target")))
         self._program = None
         return self
 
     @checked()
     def branch(self, node: NodeRef, router: Callable[[S], Any]) -> Graph[S]:
-        """After ``node`` the router, given the state with that node's writes, names who is next: a name, several, Sends or END."""
+        """After ``node``, the router decides which nodes run next. It gets the state with that node's writes, and returns a name, several
+        names, Sends or END."""
         if not callable(router):
             raise wrong("router", "a function", router)
         after = self._name(node, "node")
@@ -456,12 +474,14 @@ class Graph(Generic[S]):
         check: Callable[[Any], Any] | None = None,
         on_fail: str = "block",
     ) -> Graph[S]:
-        """Runs a child graph in a node's place (§4.14): it gets copies of ``pass_in`` and returns ``pass_out`` as one write.
+        """Runs a child graph as a node (§4.14): it gets copies of the channels ``pass_in``, and returns the channels ``pass_out`` as one
+        write.
 
-        Left out, both are the channels that the two states have in common. The other options are those of ``node``.
+        By default both are the channels that the two states have in common. The other options are those of ``node``.
 
         Raises:
-            UnknownOption, InvalidInput: an option, by its name. InvalidGraph: what cannot be.
+            UnknownOption, InvalidInput: an option is wrong; the error names it.
+            InvalidGraph: the declaration is impossible.
         """
         declared = _Declared(
             start=start, after=after, when=when, on=on, reads=reads, writes=writes, retry=retry, timeout=timeout, side_effects=side_effects,
@@ -484,7 +504,7 @@ class Graph(Generic[S]):
 
     @property
     def program(self) -> Program:
-        """The graph as it is compiled, checked when it is first asked for."""
+        """The compiled graph. It is checked when it is first asked for."""
         if self._program is None:
             self._program = self._compile()
         return self._program
@@ -556,22 +576,22 @@ class Graph(Generic[S]):
         return False
 
     def validate(self) -> None:
-        """Checks the declaration anew.
+        """Checks the declaration again.
 
         Raises:
-            InvalidGraph: with every fault found, one a line; also for what would run but can hardly be meant: a
-                channel that contracts read and nothing writes (§4.2).
+            InvalidGraph: lists every error, one per line; also for graphs that would run but are probably wrong, such as one with a channel
+                that nodes declare in ``reads=`` and that nothing writes (§4.2).
         """
         self._program = None
         if faults := unwritten(self.program):
             raise refused(self.id, faults)
 
     def mermaid(self) -> str:
-        """The graph as Mermaid text."""
+        """The graph as a Mermaid diagram, in text."""
         return mermaid(self.program)
 
     def draw(self) -> str:
-        """The graph as lines for a terminal."""
+        """The graph as text, for a terminal."""
         return draw(self.program)
 
     def __repr__(self) -> str:
@@ -721,7 +741,7 @@ def microseconds(value: timedelta | float | int | None, default: int, field: str
 
 
 class Flow(Generic[P, R]):
-    """A skill written as one ``async def fn(ctx, …)`` (§4.12): a graph of one node whose calls through ctx are recorded."""
+    """A skill written as one ``async def fn(ctx, …)`` (§4.12). It is a graph of one node, whose calls through ctx are recorded."""
 
     def __init__(
         self, function: Callable[..., Awaitable[R]], id: str, version: str, declared: _Declared, migrates: tuple[str, ...] = (), frame: Any = None
@@ -769,7 +789,7 @@ class Flow(Generic[P, R]):
         self.__doc__ = function.__doc__
 
     def bind(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        """The inputs by name, as the signature takes them."""
+        """The inputs by name, for these arguments of the flow's function."""
         try:
             bound = self.signature.bind(*args, **kwargs)
         except TypeError as e:
@@ -812,13 +832,14 @@ def flow(
     limit: str | None = None,
     migrates: tuple[str, ...] = (),
 ) -> Callable[[Callable[Concatenate[Any, P], Awaitable[R]]], Flow[P, R]]:
-    """``@flow("id", version="1")`` makes an ``async def fn(ctx, …)`` a skill. The options are those of a node (§4.12).
+    """``@flow("id", version="1")`` makes an ``async def fn(ctx, …)`` a skill. The options are those of ``Graph.node`` (§4.12).
 
     Args:
-        migrates: fingerprints of older shapes whose runs this one may go on with (§3.2).
+        migrates: the fingerprints of older versions of the flow; runs that began with them can be continued with this one (§3.2).
 
     Raises:
-        UnknownOption, InvalidInput: an option, by its name. InvalidGraph: what cannot be.
+        UnknownOption, InvalidInput: an option is wrong; the error names it.
+        InvalidGraph: the declaration is impossible.
     """
     declared = _Declared(
         retry=retry, timeout=timeout, side_effects=side_effects, idempotent=idempotent, verify=verify, undo=undo, capabilities=capabilities,
@@ -837,11 +858,21 @@ Skill = Graph[Any] | Flow[..., Any]
 @constructor(timeout=TIMEOUT, limit=as_given)
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """A declared tool (§6.1): its effect class and idempotency are said once, here.
+    """A declared tool (§6.1). Its side effects and its idempotency are declared here, once for all calls: ``Tool("git",
+    side_effects="read")``.
 
-    ``Tool("git", side_effects="read")``. ``command`` defaults to the name; ``timeout`` is in seconds or a timedelta;
-    ``env`` names the variables it may see beside the usual ones. ``postconditions`` must hold after each call, and ``artifacts`` are
-    patterns of files that are kept (§11.4); ``limit`` names what each call uses (§10.11); with an ``ExitCode`` among them, no other rule looks at the exit code.
+    Args:
+        name: the tool's name.
+        side_effects: ``none``, ``read``, ``write`` or ``external_action``.
+        idempotency: ``required`` or ``optional`` if the tool ignores a repeated key, which it gets in ``$HOLDFAST_IDEMPOTENCY_KEY``;
+            otherwise ``not_supported``.
+        command: the command and its first arguments; by default the name.
+        timeout: timedelta or seconds.
+        env: the environment variables that the tool may see, besides ``PATH``, ``HOME``, ``LANG``, ``LC_ALL``, ``LC_CTYPE``, ``TZ``,
+            ``TMPDIR`` and ``USER``.
+        postconditions: must hold after each call. If they contain an ``ExitCode``, it alone decides about the exit code.
+        artifacts: patterns of files that are kept (§11.4).
+        limit: the name of the limit that each call counts against (§10.11).
     """
 
     name: str

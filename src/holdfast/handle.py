@@ -33,7 +33,7 @@ def optional_when(at: int | None) -> dt.datetime | None:
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What was decided about a wait. ``payload`` holds edited arguments or an answer, decoded."""
+    """The decision about a wait. ``payload`` holds edited arguments or an answer, decoded."""
 
     action: str
     approved: bool
@@ -58,8 +58,9 @@ class Decision(msgspec.Struct, frozen=True):
 
 
 class Wait(msgspec.Struct, frozen=True):
-    """An open question, as shown to people. ``decidable``: it may be decided now (§5.4); no wait of an old checkpoint is.
-    ``verdict`` is what a machine said, or why it is asked again; ``effect_id`` is the effect in question."""
+    """An open question, as it is shown to people. ``decidable`` is True if it can be decided now (§5.4); the waits of an old checkpoint
+    cannot. ``verdict`` is the verdict of a handoff, or the reason why the question is asked again. ``effect_id`` is the effect that the
+    question is about."""
 
     wait_id: str
     kind: str
@@ -100,7 +101,7 @@ class Wait(msgspec.Struct, frozen=True):
 
 
 class Decided(msgspec.Struct, frozen=True):
-    """What became of one decision of many. ``code`` says why it was refused, None where it was taken."""
+    """The result of one decision of ``Runtime.decide_all``. ``code`` is the code of the refusal; None if the decision was accepted."""
 
     run_id: str
     wait_id: str
@@ -109,7 +110,7 @@ class Decided(msgspec.Struct, frozen=True):
 
 
 class Run(Generic[S]):
-    """A run at one moment: the folded record, its condition and its state. Never changes; ask the Runtime for a newer one."""
+    """A snapshot of a run: its record, its condition and its state. It never changes; ask the Runtime for a newer one."""
 
     __slots__ = ("_blocked", "_lease", "_no_worker", "_now", "_record", "_state", "_values", "deduplicated")
 
@@ -128,22 +129,24 @@ class Run(Generic[S]):
 
     @property
     def record(self) -> records.Run:
-        """The folded record itself, times in microseconds."""
+        """The run record itself, with times in microseconds since 1970, UTC."""
         return self._record
 
     @property
     def lease(self) -> Lease:
-        """Who drives the run, and until when."""
+        """Which process is executing the run, and until when its lease lasts."""
         return self._lease
 
     @property
     def status(self) -> Status:
-        """One of ``pending``, ``queued``, ``running``, ``waiting_for_human`` and so on."""
+        """One of ``pending``, ``running``, ``waiting_for_human``, ``waiting_for_signal``, ``replaying``, ``completed``, ``failed`` and
+        ``canceled``."""
         return self._record.status
 
     @property
     def blocked_by(self) -> str | None:
-        """The run of its lane that a queued one waits behind now; where that was not looked up, the one it was queued behind."""
+        """The id of the run of the same lane (runs that execute one after another) that this queued run waits for now. If that was not
+        looked up: the one that it waited for when it was queued."""
         return (self._blocked.run_id or None) if self._blocked is not None else self._record.blocked_by
 
     @property
@@ -153,38 +156,40 @@ class Run(Generic[S]):
 
     @property
     def no_worker_for(self) -> NoWorker | None:
-        """The shape a due run wants, where workers of its queue are up and none can take it (§10.11)."""
+        """For a due run that no running worker of its queue can take: the version of the skill's graph that a worker must have. Otherwise
+        None (§10.11)."""
         return self._no_worker
 
     @property
     def blocked_why(self) -> str | None:
-        """Why that run is not simply driven first (§4.16): another's live lease, a hold, a wait, no such skill."""
+        """Why the run in ``blocked_by`` cannot be executed first (§4.16): another process holds its lease, it is on hold or waits, or its
+        skill is not registered here."""
         return None if self._blocked is None else self._blocked.why
 
     @property
     def condition(self) -> Condition:
-        """The finer word beside the status, such as ``awaiting_gate_decision`` or ``interrupted``."""
+        """A more detailed status, such as ``queued``, ``awaiting_gate_decision`` or ``interrupted``."""
         return condition(self._record, self._lease, self._now)
 
     @property
     def state(self) -> S:
-        """The channels at the head checkpoint, as the graph's State."""
+        """The channels at the latest checkpoint, as the graph's State."""
         state: S = self._state
         return state
 
     @property
     def values(self) -> Mapping[str, Any]:
-        """The channels at the head checkpoint, by name."""
+        """The channels at the latest checkpoint, by name."""
         return self._values
 
     @property
     def waits(self) -> tuple[Wait, ...]:
-        """What the run waits for."""
+        """The open waits of the run."""
         return tuple(Wait.of(w, self._record.status) for w in self._record.waits)
 
     @property
     def result(self) -> Any:
-        """A flow's return value; for a graph that has completed, its state; None before the end."""
+        """A flow's return value; for a graph, its state when it has completed; None before the end."""
         if self._record.result is not None:
             return canon.decode(self._record.result)
         if self._record.status is Status.COMPLETED and self._values:
@@ -193,7 +198,7 @@ class Run(Generic[S]):
 
     @property
     def error(self) -> ErrorValue | None:
-        """Why the run failed, with the frames of the code that raised; None if it did not."""
+        """Why the run failed, with the frames of the code that raised the error; None if it did not fail."""
         return self._record.error
 
     @property
@@ -208,27 +213,28 @@ class Run(Generic[S]):
 
     @property
     def finished_at(self) -> dt.datetime | None:
-        """When it ended, UTC; None before that."""
+        """When the run ended, UTC; None before that."""
         return optional_when(self._record.finished_at)
 
     @property
     def cancel_requested_at(self) -> dt.datetime | None:
-        """When somebody asked for its cancellation, UTC; None if nobody did."""
+        """When its cancellation was requested, UTC; None if it was not."""
         return optional_when(self._record.cancel_requested_at)
 
     @property
     def not_before(self) -> dt.datetime | None:
-        """The time before which it does not begin, UTC; None for at once."""
+        """The time before which the run does not begin, UTC; None if it may begin at once."""
         return optional_when(self._record.not_before)
 
     @property
     def scheduled_at(self) -> dt.datetime | None:
-        """The slot of its schedule (``schedule_id``) for which it runs, however late it began (§10.15)."""
+        """The scheduled time (slot) for which its schedule (``schedule_id``) started it, UTC, even if it began late; None if no schedule
+        started it (§10.15)."""
         return optional_when(self._record.slot)
 
     @property
     def wake_at(self) -> dt.datetime | None:
-        """When a timer, a retry or a deadline of it is due, UTC; None if there is none."""
+        """When its next timer, retry or deadline is due, UTC; None if there is none."""
         return optional_when(self._record.wake_at)
 
     def __getattr__(self, name: str) -> Any:
@@ -248,8 +254,8 @@ class ScheduleChange(msgspec.Struct, frozen=True):
 
 
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
-    """A schedule at one moment (§10.15). ``next_at`` is None while it is paused; ``overdue``: its slot has passed by more than its
-    grace and no worker has fired it; ``error``: why one could not."""
+    """A schedule at one moment (§10.15). ``next_at`` is None while it is paused. ``overdue`` is True if its slot has passed by more than
+    ``grace`` and no worker has fired it. ``error`` is the reason why a slot could not be fired, otherwise None."""
 
     id: str
     skill_id: str

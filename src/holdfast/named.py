@@ -1,7 +1,7 @@
-"""The named ports: public views of a runtime's store, for code that was written against them.
+"""Stores and executors under fixed names (``RunStore``, ``CheckpointStore`` and so on), for code that was written against these names.
 
-``RunStore(rt)``, ``CheckpointStore(rt)``, ``EventStore(rt)``, ``SideEffectLedger(rt)``, ``CheckpointSaver(rt)``,
-``KernelExecutor(rt, skill)``. They act on runs at rest and only through events; none is a second way to write.
+Each is a view of a Runtime: ``RunStore(rt)``, ``KernelExecutor(rt, skill)``. They write only through events, and only to runs that wait or
+have ended. A ``Seen`` in the signatures is a dict; it also has its fields as attributes, as in the first release.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ T = TypeVar("T")
 
 
 class Page(list[T], Generic[T]):
-    """A list with the cursor of what comes after it; None at the end."""
+    """A list; ``next_cursor`` is the cursor for the next page, None at the end."""
 
     next_cursor: str | None = None
 
@@ -99,12 +99,13 @@ def _given(call: str, given: object, known: tuple[str, ...], required: tuple[str
 
 
 class RunStore(_Port):
-    """Runs, as dicts: creates, reads and changes them through events."""
+    """Creates, reads and changes runs, as dicts."""
     async def create_run(self, run: Mapping[str, Any] | Skill | str, inputs: Mapping[str, Any] | None = None, **options: Any) -> Seen:
-        """Submits a run, ``{skill_id, inputs, …options of submit}``; it is durable when this returns, with its record.
+        """Submits a run, ``{skill_id, inputs, …options of submit}``. Returns its record when the run is stored durably.
 
         Raises:
-            UnknownOption, InvalidInput, TooLarge: by the name of the field. SkillUnknown.
+            UnknownOption, InvalidInput, TooLarge: a field is wrong; the error names it.
+            SkillUnknown: no skill with this id is registered.
         """
         skill: Any = run
         if isinstance(run, Mapping):
@@ -115,7 +116,7 @@ class RunStore(_Port):
 
     @verb
     async def get_run(self, run_id: str) -> Seen | None:
-        """The record of a run; None if there is none."""
+        """The record of a run; None if there is no such run."""
         try:
             return await self._run(run_id)
         except RunNotFound:
@@ -123,10 +124,12 @@ class RunStore(_Port):
 
     @verb
     async def update_status(self, run_id: str, status: str, *, actor: str = "operator", reason: str = "") -> Seen:
-        """One of the twelve edges (§2.2); a failed or canceled run goes on by ``resume`` only (T-02).
+        """Changes the status of a run, if the change is allowed (§2.2). A failed or canceled run continues only by ``resume`` (T-02).
 
         Raises:
-            IllegalTransition: any other pair, naming both. NotDecidable: there is no such wait for the run to rest in.
+            IllegalTransition: the change is not allowed; the error names both statuses.
+            NotDecidable: the run has no open wait of the kind that the status needs.
+            UndecidedWait: the run waits for a decision that nobody has made yet.
         """
         await self._editor.status(run_id, parse(status), actor=actor, reason=reason)
         return await self._run(run_id)
@@ -142,10 +145,10 @@ class RunStore(_Port):
         trace_id: str | None = None,
         actor: str = "operator",
     ) -> Seen:
-        """Changes ``tags``, ``priority`` or ``trace_id``: ``run.patched``.
+        """Changes ``tags``, ``priority`` or ``trace_id`` (event ``run.patched``).
 
         Raises:
-            UnknownOption, InvalidInput, TooLarge: by the name of the field.
+            UnknownOption, InvalidInput, TooLarge: a field is wrong; the error names it.
         """
         said = _given("patch_run", fields or {}, ("tags", "priority", "trace_id", "actor"), ())
         plain = admitted(said, {name: KNOWN[name] for name in ("tags", "priority", "trace_id", "actor")}, "patch_run")
@@ -163,14 +166,14 @@ def _seen(view: CheckpointView) -> Seen:
 
 
 class CheckpointStore(_Port):
-    """Checkpoints of runs at rest, as dicts."""
+    """Checkpoints, as dicts, of runs that wait or have ended."""
     @checked(run=as_given, values=mapping)
     async def save_checkpoint(self, run: Mapping[str, Any] | str, values: Mapping[str, Any], *, actor: str | None = None, reason: str = "") -> Any:
-        """A state patch by a named person: ``state.patched``. Given ``{run_id, actor, reason}`` it gives the checkpoint's id; given a run's
-        id, as in the first release, the checkpoint.
+        """Changes the state of a run as a named person (event ``state.patched``). If ``run`` is a mapping ``{run_id, actor, reason}``, it
+        returns the id of the new checkpoint; if ``run`` is a run's id, as in the first release, the checkpoint.
 
         Raises:
-            UnknownOption, InvalidInput, TooLarge: by the name of the field.
+            UnknownOption, InvalidInput, TooLarge: a field is wrong; the error names it.
         """
         said = _given("save_checkpoint", run, ("run_id", "actor", "reason"), ("run_id", "actor")) if isinstance(run, Mapping) else {"run_id": run}
         plain = admitted(said, {name: KNOWN[name] for name in ("run_id", "actor", "reason")}, "save_checkpoint")
@@ -183,7 +186,7 @@ class CheckpointStore(_Port):
 
     @verb
     async def load_checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> Seen | None:
-        """One checkpoint, the head by default; None if there is none."""
+        """One checkpoint, by default the latest; None if there is none."""
         try:
             return _seen(await self._rt.checkpoint(run_id, checkpoint_id))
         except (RunNotFound, CheckpointNotFound):
@@ -191,7 +194,7 @@ class CheckpointStore(_Port):
 
     @verb
     async def list_checkpoints(self, run_id: str) -> list[Seen]:
-        """Oldest first."""
+        """All checkpoints of a run, oldest first."""
         return [_seen(c) for c in await self._rt.checkpoints(run_id)]
 
 
@@ -203,13 +206,14 @@ NOTE = "note.added"
 
 
 class EventStore(_Port):
-    """The events of a run, as dicts; appends notes."""
+    """Reads the events of a run, as dicts, and appends notes."""
     @checked(event=as_given)
     async def append(self, event: Mapping[str, Any] | str, text: str | None = None, *, actor: str = "operator") -> Seen:
-        """A note in the log, ``{run_id, event_type: "note.added", payload: {text}, actor}``. Facts are the engine's to write.
+        """Appends a note to the log: ``{run_id, event_type: "note.added", payload: {text}, actor}``. Other events are written only by the
+        engine.
 
         Raises:
-            UnknownOption, InvalidInput, TooLarge: by the name of the field; another type of event.
+            UnknownOption, InvalidInput, TooLarge: a field is wrong, or the event has another type; the error names the field.
         """
         if isinstance(event, Mapping):
             said = _given("append", event, ("run_id", "event_type", "payload", "actor"), ("run_id", "event_type", "payload"))
@@ -225,10 +229,10 @@ class EventStore(_Port):
 
     @checked(cursor=as_given)
     async def list_events(self, run_id: str, cursor: str | int | None = None, limit: int = 100) -> Page[Seen]:
-        """Events after ``cursor``, oldest first; ``next_cursor`` goes on.
+        """Events after ``cursor``, oldest first; pass ``next_cursor`` of the result to get the next ones.
 
         Raises:
-            InvalidInput: the cursor is none that this port gave.
+            InvalidInput: the cursor was not returned by this class.
         """
         if isinstance(cursor, str) and not (cursor.isascii() and cursor.isdigit() and len(cursor) < 16):
             raise wrong("cursor", "the next_cursor of the page before", cursor)
@@ -254,9 +258,10 @@ class SideEffectLedger(_Port):
     """The records of side effects by their keys, as dicts."""
     @checked(key=text)
     async def find_by_idempotency_key(self, key: str) -> Seen | None:
-        """The newest record under a key, as its user gave it or in full, that stands for an attempt; None if there is none.
+        """The newest attempt that is recorded under a key: the key as the user gave it, or the full key as it is stored. None if there is
+        none.
 
-        The engine keeps the key with its tenant and capability, so that one that is not in full is looked for from run to run, newest first.
+        Full keys begin with the tenant and the capability. A key as the user gave it is therefore searched run by run, newest first.
         """
         found = _newest(await self._rt.store.effects(key=key))
         end, before = ":" + quote(key, safe="/.=~@,+-_#"), None
@@ -281,12 +286,13 @@ class SideEffectLedger(_Port):
         effect_class: str = "external_action",
         actor: str = "operator",
     ) -> Any:
-        """Puts an attempt on record before somebody acts under this key: ``{run_id, idempotency_key, capability, request}`` gives the id of
-        the effect; given apart, as in the first release, its record.
+        """Records an attempt before the effect with this key is made. With a mapping ``{run_id, idempotency_key, capability, request}`` it
+        returns the id of the effect; with separate arguments, as in the first release, the record.
 
         Raises:
-            EffectConflict: the key is on record with another request. EffectInProgress: an attempt under the key is not settled.
-            UnknownOption, InvalidInput, TooLarge: by the name of the field.
+            EffectConflict: the key is recorded with another request.
+            EffectInProgress: an attempt with this key has no outcome yet.
+            UnknownOption, InvalidInput, TooLarge: a field is wrong; the error names it.
         """
         said: dict[str, Any] = {"run_id": attempt, "idempotency_key": key, "capability": capability, "request": request, "actor": actor}
         if isinstance(attempt, Mapping):
@@ -327,11 +333,11 @@ class SideEffectLedger(_Port):
 
     @checked(error=note)
     async def record_result(self, effect_id: str, result: Any = None, *, error: str | None = None, actor: str = "operator") -> Seen:
-        """Settles an open attempt, by its result or its failure.
+        """Settles an open attempt with its result or its error.
 
         Raises:
             NotFound: there is no such effect.
-            NotDecidable: it is settled already; what it says stays.
+            NotDecidable: it is already settled; its recorded result is not changed.
         """
         found = [e for e in await self._rt.store.effects(effect_id.partition(".")[0]) if e.effect_id == effect_id]
         if not found:
@@ -358,11 +364,15 @@ def _newest(records: Sequence[Effect]) -> Effect | None:
 
 
 class CheckpointSaver(_Port):
-    """The saver of §4.16, by thread. A snapshot is ``{values, metadata{source, step, writes}, createdAt, nextTasks}``."""
+    """Snapshots of threads (§4.16). A snapshot is ``{id, runId, values, metadata{source, step, writes}, createdAt, nextTasks}``."""
 
     @checked(snapshot=mapping)
     async def put(self, thread_id: str, snapshot: Mapping[str, Any], *, actor: str, reason: str = "") -> dict[str, Any]:
-        """StateEditor the state of the thread's newest run with ``snapshot["values"]``."""
+        """Patches the state of the thread's newest run with ``snapshot["values"]``, and returns the new snapshot.
+
+        Raises:
+            NotFound: the thread has no run.
+        """
         run = await self._newest(thread_id)
         if run is None:
             raise NotFound(f"no run in the thread {thread_id!r}", hint="invoke the skill on it first")
@@ -371,7 +381,7 @@ class CheckpointSaver(_Port):
 
     @verb
     async def get(self, thread_id: str) -> dict[str, Any] | None:
-        """The newest snapshot of the thread."""
+        """The newest snapshot of the thread; None if there is none."""
         run = await self._newest(thread_id)
         if run is None or run.checkpoint_head is None:
             return None
@@ -388,7 +398,8 @@ class CheckpointSaver(_Port):
 
 
 class KernelExecutor(_Port):
-    """The kernel of §4.16 by this package's own engine: ``invoke(thread_id, input)`` and ``resume(thread_id, payload)``."""
+    """Holdfast's own engine as an executor for ``Runtime(executor=…)`` (§4.16): ``invoke(thread_id, input)`` and ``resume(thread_id,
+    payload)``."""
 
     def __init__(self, rt: Runtime, skill: Skill | str | None) -> None:
         super().__init__(rt)
@@ -396,7 +407,8 @@ class KernelExecutor(_Port):
 
     @checked(input=mapping)
     async def invoke(self, thread_id: str, input: Mapping[str, Any] | None = None) -> Run[Any]:
-        """Runs the skill on a thread to its rest. A run left behind there is driven first; without input it only recovers.
+        """Runs the skill on a thread until the run waits or ends. An unfinished run of the thread is executed first. Without input only
+        that run is continued.
 
         Raises:
             ThreadNotFound: without input, on a thread that has no run.
@@ -405,11 +417,11 @@ class KernelExecutor(_Port):
 
     @verb
     async def resume(self, thread_id: str, payload: Any = None) -> Run[Any]:
-        """Answers the one open wait of the thread's newest live run, and drives on (§5.11).
+        """Answers the one open wait of the thread's newest live run, and continues the run (§5.11).
 
         Raises:
-            AmbiguousWait: several are open; names them.
-            NotDecidable: nothing waits.
+            AmbiguousWait: several waits are open; the error names them.
+            NotDecidable: no wait is open.
         """
         return await self._rt.kernel_resume(thread_id, payload=payload)
 

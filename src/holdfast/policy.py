@@ -1,4 +1,5 @@
-"""What may run, and who must be asked (§8): ``Runtime(policy=Policy(gate, version="1"))``; a gate answers with one of these verdicts."""
+"""A policy decides which steps may run, and when a person is asked (§8): ``Runtime(policy=Policy(gate, version="1"))``. A gate is a function of a
+``Request`` that answers with one of the verdicts below."""
 
 from __future__ import annotations
 

@@ -757,12 +757,12 @@ class Clock(Protocol):
 
 
 class Transport(Protocol):
-    """Sends one kind of intent. ``dedupes`` says that the receiver drops a repeated key."""
+    """Sends one type of outgoing message (intent). ``dedupes`` is whether the receiver drops a repeated key."""
 
     dedupes: bool
 
     async def send(self, payload: Any, key: str) -> Any:
-        """Sends a payload under a key; what it returns is kept as the answer."""
+        """Sends a payload with a key; the returned value is kept as the answer."""
 
 
 class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -785,8 +785,8 @@ class ToolRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ToolOutcome(msgspec.Struct, frozen=True):
-    """What a tool left. ``truncated``: its output was longer than the cap and was cut (§11.2). ``reports``: one for each postcondition
-    that was asked for, in their order; ``artifacts``: the files that it left (§11.4)."""
+    """The outcome of a tool call. ``truncated`` is True if the output was longer than the limit and was cut (§11.2). ``reports`` has one
+    report for each postcondition, in their order; ``artifacts`` are the files that were kept (§11.4)."""
 
     stdout: str = ""
     stderr: str = ""
@@ -801,7 +801,7 @@ class ToolOutcome(msgspec.Struct, frozen=True):
         return self.exit_code == 0
 
     def json(self) -> Any:
-        """Standard output as JSON."""
+        """Standard output, decoded from JSON. Raises ``msgspec.DecodeError`` if it is not JSON."""
         return msgspec.json.decode(self.stdout)
 
 

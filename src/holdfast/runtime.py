@@ -136,21 +136,31 @@ class RunOptions(TypedDict, total=False):
 
 
 class Runtime:
-    """Runs skills over a store. Use it as ``async with Runtime(url, skills=[…]) as rt``; several may share a process.
+    """Runs skills (graphs and flows) over a store. Use it as ``async with Runtime(url, skills=[…]) as rt``. Several may share a process.
 
     Args:
-        store_url: ``sqlite:///file.db``, ``memory:``; by default ``$HOLDFAST_STORE`` or ``sqlite:///.holdfast/runs.db``.
-        skills: graphs and flows this process can run.
-        lease: how long a run stays with a silent owner before another may take it over.
-        executor: another engine to invoke and resume threads through (§4.16): one that is bound to its program, or a function of this
-            runtime and the skill, such as a wrapper around ``named.KernelExecutor``. By default this package's own.
-        transports: what carries an intent of each type (``holdfast.transports``); ``webhook`` is there unless another is given.
-        base_url: where the pages are reached, for the links in intents.
-        limits: how much may be under way at once (§10.11): for ``worker``, ``queue:Q``, ``tenant:T`` (``*`` for each), or a name that nodes, tools and
-            transports use; what is stored by ``holdfast limits`` wins.
-        max_queued: how many runs of a tenant may wait in a queue; beyond it ``submit`` raises ``QueueFull``.
-        encryption: how payloads are kept (``holdfast.encryption``): an ``Encryption``, or a provider of keys. By default the keys of the
-            file that ``$HOLDFAST_KEYS`` names, else payloads are kept as they are.
+        store_url: ``sqlite:///file.db``, ``postgresql://…``, ``workspace:folder``, ``memory:``, or a store; by default ``$HOLDFAST_STORE``,
+            else ``sqlite:///.holdfast/runs.db``.
+        skills: the graphs and flows that this process can run.
+        tools: the tools that nodes can call by name.
+        policy: a ``holdfast.policy.Policy``, or a gate function: it decides before each gated step whether it may run.
+        resolver: a function ``(actor, action, wait, run)`` that decides whether somebody may decide a wait: True, False, or the reason for
+            a refusal.
+        environment: the name of an environment (such as ``development`` or ``production``), or an ``Environment``.
+        transports: what sends outgoing messages (intents), by their type (``holdfast.transports``); ``webhook`` is built in.
+        tool_runner: what runs tools; by default a ``holdfast.tools.LocalRunner``.
+        workspace: the folder that tools may use.
+        lease: timedelta or seconds, 30 s by default: how long a run stays with a worker that no longer reports, before another worker may
+            take it over.
+        clock: another clock, such as ``holdfast.testing.VirtualClock``.
+        executor: another engine for ``invoke`` and ``resume`` (§4.16): an object with these two methods, or a function ``(runtime, skill)``
+            that returns one, such as a wrapper around ``named.KernelExecutor``. By default Holdfast's own engine.
+        base_url: the address of the web pages, for links in outgoing messages.
+        limits: how much may run at the same time (§10.11), by name: ``worker``, ``queue:Q``, ``tenant:T`` (``*`` for each), or a name that
+            nodes, tools and transports use. A limit that ``holdfast limits`` has stored takes precedence.
+        max_queued: how many runs of a tenant may wait in a queue; beyond this number ``submit`` raises ``QueueFull``.
+        encryption: how payloads are encrypted (``holdfast.encryption``): an ``Encryption``, or a provider of keys. By default with the keys
+            in the file that ``$HOLDFAST_KEYS`` names; without such a file payloads are not encrypted.
     """
 
     @checked(environment=arguments.as_given, lease=lasting(low=1), resolver=function, base_url=arguments.note)
@@ -312,10 +322,10 @@ class Runtime:
         self._watch.start()
 
     async def close(self) -> None:
-        """Hands leases back and closes the store (§10.4).
+        """Releases the leases, so that other workers can continue the runs, and closes the store (§10.4).
 
         Raises:
-            ForeignLoop: it works in another loop, or thread, which is still there.
+            ForeignLoop: the runtime was entered in another event loop or thread that still exists.
         """
         if not self._open:
             return
@@ -364,12 +374,12 @@ class Runtime:
 
     @property
     def store(self) -> Store:
-        """The store beneath; its verbs are the port's."""
+        """The store. Its methods are those of ``holdfast.ports.Store``."""
         return self._store
 
     @property
     def transports(self) -> tuple[str, ...]:
-        """The types of intents that are sent from here."""
+        """The types of outgoing messages (intents) that this runtime can send."""
         return tuple(self._routes)
 
     @property
@@ -379,7 +389,7 @@ class Runtime:
 
     @property
     def opened(self) -> bool:
-        """Whether it stands between ``__aenter__`` and ``close``."""
+        """Whether the runtime is open."""
         return self._open
 
     @property
@@ -394,7 +404,7 @@ class Runtime:
 
     @property
     def skills(self) -> tuple[Program, ...]:
-        """The skills that can run here."""
+        """The skills that this runtime can run."""
         return tuple(self._skills)
 
     def _program(self, skill: Skill | Program | str) -> Program:
@@ -431,14 +441,20 @@ class Runtime:
         budgets: Mapping[str, float] | None = None,
         on_busy: str = "queue",
     ) -> Run[Any]:
-        """Creates a run that a worker will drive; answers once it is durable (§1.7).
+        """Creates a run for a worker to execute; returns when the run is stored durably (§1.7).
 
-        The same ``key`` with the same input gives the run already there, with ``deduplicated`` set (§3.5). It begins ``at`` a time or after
-        a ``delay``, and at once if that has passed (§10.15).
+        The same ``key`` with the same input returns the existing run, with ``deduplicated`` set (§3.5). The other arguments are those of
+        ``invoke``.
+
+        Args:
+            at: the time at which the run begins (a timezone-aware datetime). A time that has passed means now (§10.15).
+            delay: timedelta or seconds after which it begins, instead of ``at``.
 
         Raises:
-            RequestConflict: the key is taken by another input.
-            UnknownOption, InvalidInput, TooLarge, Unserializable: an option or the input, by name.
+            RequestConflict: the key was already used with another input.
+            UnknownOption, InvalidInput, TooLarge, Unserializable: an option or a field of the input is wrong; the error names it.
+            QueueFull: the queue already holds ``max_queued`` runs of this tenant.
+            LaneBusy: with ``on_busy="reject"``, another run of the lane is in the way.
         """
         given = {
             "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id, "trace_id": trace_id,
@@ -495,18 +511,42 @@ class Runtime:
         budgets: Mapping[str, float] | None = None,
         on_busy: str = "queue",
     ) -> Run[Any]:
-        """Creates a run and drives it to its rest; returns it whatever its end (§4.16).
+        """Creates a run and executes it here until it waits or ends (§4.16). Returns the run in either case, also if it failed.
 
-        Runs of its lane that go before it and that nobody alive drives are driven first; where one cannot be driven (another's live
-        lease, a hold, a wait, no such skill), the new run is returned pending with ``blocked_by`` and ``blocked_why``. With a thread and
-        ``inputs=None`` nothing new begins: the thread's newest run goes on as far as it can, and is given as it rests.
-        Timers and children are waited for, unless ``detach``: then a worker, or a later call, goes on after the first rest.
+        Earlier runs of its lane (runs that execute one after another, such as those of one thread) are executed first if no living process
+        is executing them. If one of them cannot be executed here (another process holds its lease, it is on hold or waits, its skill is not
+        registered), the new run is returned pending, with ``blocked_by`` and ``blocked_why``.
+
+        With a ``thread_id`` and ``inputs=None`` no run is created: the newest run of the thread continues as far as it can and is returned.
 
         Args:
-            step_limit: super-steps of this call before the run fails, resumable (§4.9).
+            skill: a graph, a flow, or the id of a registered one.
+            inputs: the values of its channels or parameters, by name.
+            step_limit: the number of super-steps in this call after which the run fails with ``StepLimit``; it can be resumed (§4.9).
+            detach: return at the first wait. By default the call waits for timers and children. A worker or a later call then continues the
+                run.
+            thread_id: the conversation that the run belongs to; by default the run's own id.
+            key: a request key: the same key with the same input returns the existing run instead of a new one.
+            session_key, lane: runs with the same two values execute one after another; by default the thread, and ``main``.
+            queue: the queue whose workers may execute the run.
+            priority: runs with a higher number are executed first.
+            job_id: groups the runs of one request.
+            trace_id: an id of your tracing system; it is recorded with the run.
+            tags: labels by which runs can be listed.
+            tenant_id: the tenant that the run belongs to.
+            target: where the skill's code is (such as ``app.py:skill``), for the commands that are shown to people.
+            paused_lane: whether the run keeps its lane while it waits (``hold``), or lets the next run begin (``release``).
+            recovery: if the worker dies: ``auto`` lets another worker continue the run, ``hold`` waits until a person resumes it.
+            unattended: whether nobody is there to answer. The run then continues past advisory handoffs (``authoritative=False``), and
+                stops at any other handoff or review.
+            budgets: limits for this run: ``steps``, ``seconds``, ``cost``, ``tokens``, or names that ``ctx.spend`` uses. A person is asked
+                when one is exceeded.
+            on_busy: if the lane is busy: ``queue`` waits, ``reject`` raises ``LaneBusy``, ``ack`` records the run as canceled, ``replace``
+                cancels the runs that are queued.
 
         Raises:
-            UnknownOption, InvalidInput, TooLarge, Unserializable: an option or the input, by name.
+            RequestConflict: the key was already used with another input.
+            UnknownOption, InvalidInput, TooLarge, Unserializable: an option or a field of the input is wrong; the error names it.
         """
         given = {
             "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id, "trace_id": trace_id,
@@ -529,7 +569,7 @@ class Runtime:
     async def kernel_invoke(
         self, skill: Any, inputs: Any, request: Request, *, step_limit: int | None = None, detach: bool = False
     ) -> Run[Any]:
-        """``invoke`` by this package's own engine, whatever the executor: what an executor that wraps it calls."""
+        """Like ``invoke``, but always with Holdfast's own engine. A custom ``executor`` that wraps this engine calls it."""
         program = self._program(skill)
         if request.thread_id is not None and inputs is None:
             return await self._conductor.go_on(request.tenant_id, request.thread_id)
@@ -550,35 +590,37 @@ class Runtime:
     ) -> S: ...
 
     async def run(self, skill: Any, *args: Any, **kwargs: Any) -> Any:
-        """Like ``invoke``, and gives the result: a flow's value, a graph's state.
+        """Like ``invoke``, but returns the result: a flow's value or a graph's state.
 
         Raises:
-            RunFailed, RunWaiting: with the run, where there is no result.
+            RunFailed: the run did not complete; ``run`` is the run.
+            RunWaiting: the run waits and has no result yet; ``run`` is the run.
         """
         if isinstance(skill, Flow):
             return _result(await self.invoke(skill, skill.bind(*args, **kwargs)))
         return _result(await self.invoke(skill, *args, **kwargs))
 
     def drain(self) -> None:
-        """Stops at the next safe boundary: what this process drives is handed back there, and nothing new is begun (§10.13).
+        """Stops at the next safe point: the runs that this process executes are released there, so that another worker can continue them,
+        and no new run is started (§10.13).
 
-        A node or a recorded call that is under way comes to its end first; ``invoke``, ``resume`` and their kin then return.
+        A running node or recorded call finishes first; then ``invoke``, ``resume`` and similar calls return.
         """
         self._services.drivers.drain()
 
     @property
     def driving(self) -> tuple[str, ...]:
-        """The runs that are driven here now."""
+        """The ids of the runs that this process is executing now."""
         return self._services.drivers.driven
 
     @property
     def left(self) -> tuple[str, ...]:
-        """The runs that were handed back at a boundary since ``drain`` was called."""
+        """The ids of the runs that were released since ``drain`` was called."""
         return tuple(self._services.drivers.left)
 
     @verb
     async def recover(self) -> list[Run[Any]]:
-        """Takes over runs whose owners are gone and drives them to their rest; gives those it drove (§10.6)."""
+        """Takes over runs whose owners have died, executes them until they wait or end, and returns them (§10.6)."""
         await self._own()
         done: list[Report] = []
         worker = Worker(self._services, queues=(), concurrency=100, on_report=done.append, until_idle=True, schedules=False)
@@ -600,10 +642,17 @@ class Runtime:
         dispatch: bool = True,
         upgrade: bool = False,
     ) -> None:
-        """Works on due runs, fires schedules and sends intents until ``stop`` is set; with ``until_idle`` until nothing is due (§10).
+        """Executes due runs, fires schedules and sends outgoing messages (intents) until ``stop`` is set (§10).
 
-        With ``dispatch=False`` it leaves the intents to others. With ``upgrade`` it takes runs of its skills whatever shape they began in;
-        else those of its skills' shapes, and of shapes that these name in ``migrates=`` (§10.11).
+        Args:
+            queues: the queues to take runs from.
+            concurrency: how many runs it executes at the same time.
+            until_idle: return when nothing is due.
+            on_report: called with a report after each claim, plain or async.
+            stop: when this event is set, the worker stops at the next safe point of each run.
+            dispatch: whether it also sends outgoing messages.
+            upgrade: whether it also takes runs of its skills that began with another version of the skill's graph. By default it takes only
+                runs of the current version and of those that the skill lists in ``migrates=`` (§10.11).
         """
         await self._own()
         worker = Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle, upgrade=upgrade)
@@ -645,11 +694,11 @@ class Runtime:
 
     @checked(stop=door.event)
     async def dispatch(self, *, stop: asyncio.Event | None = None, until_idle: bool = False) -> int:
-        """Sends intents that are due, of the types that there is a transport for, until ``stop`` is set; with ``until_idle`` until
-        nothing is due (§9.1). Gives how many were settled.
+        """Sends due outgoing messages (intents) of the types for which there is a transport, until ``stop`` is set; with ``until_idle``
+        until nothing is due (§9.1). Returns how many were settled.
 
         Raises:
-            StoreError: the store failed.
+            StoreError: a store operation failed.
         """
         dispatcher = await self._dispatcher()
         async with self._sends(not until_idle):
@@ -678,29 +727,31 @@ class Runtime:
     async def intents(
         self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, limit: int = 100
     ) -> list[IntentView]:
-        """Intents, oldest first, with every attempt at sending them (§9.3)."""
+        """Outgoing messages (intents), oldest first, each with all attempts at sending it (§9.3)."""
         if run_id is not None:
             await self._reader.found(run_id)
         return await self._rulings.views(await self._store.intents(run_id, state=state, type=type, limit=limit))
 
     @verb
     async def redrive(self, intent_id: str, *, actor: str, reason: str = "", force: bool = False) -> IntentView:
-        """Has an intent sent again that is dead or unknown; one that is put off is sent at once (§9.4).
+        """Sends a dead or unknown outgoing message (intent) again; a postponed one is sent at once (§9.4).
 
         Raises:
-            IntentNotFound: there is none.
-            IntentSettled, IntentInFlight: it was sent or given up, or is being sent.
-            AttemptMayLive: its last sender may still be at it; ``force`` accepts that it may be sent twice.
+            IntentNotFound: there is no intent with this id.
+            IntentSettled: it was already sent or abandoned.
+            IntentInFlight: it is being sent.
+            AttemptMayLive: its last sender may still be sending it; ``force`` accepts that it may be sent twice.
         """
         return await self._rulings.redrive(intent_id, actor=actor, reason=reason, force=force)
 
     @verb
     async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str = "") -> IntentView:
-        """Says how an intent stands that nobody knows about, or that shall not be sent: ``sent`` or ``abandoned`` (§9.4).
+        """Records the outcome of an outgoing message (intent) that is unknown or must not be sent: ``sent`` or ``abandoned`` (§9.4).
 
         Raises:
-            IntentNotFound: there is none.
-            IntentSettled, IntentInFlight: it is settled otherwise, or is being sent.
+            IntentNotFound: there is no intent with this id.
+            IntentSettled: it already has another outcome.
+            IntentInFlight: it is being sent.
         """
         return await self._rulings.settle(intent_id, outcome, actor=actor, reason=reason)
 
@@ -708,7 +759,7 @@ class Runtime:
     async def ledger(
         self, run_id: str | None = None, *, topic: str | None = None, key: str | None = None, after: int | None = None, limit: int = 100
     ) -> list[LedgerView]:
-        """Rows of the ledger, oldest first (§9.6). ``after`` is a row's number."""
+        """Rows of the ledger, oldest first (§9.6). With ``after``, the number of a row, only later ones."""
         if run_id is not None:
             await self._reader.found(run_id)
         return [LedgerView.of(r) for r in await self._store.ledger(run_id, topic=topic, key=key, after=after, limit=limit)]
@@ -745,21 +796,24 @@ class Runtime:
         unattended: bool | None = None,
         budgets: Mapping[str, float] | None = None,
     ) -> Schedule:
-        """Starts a skill again and again, from now on and whoever is up: workers that have it fire it (§10.15).
+        """Starts a skill regularly from now on. Any running worker that has the skill starts its runs (§10.15).
 
-        The same schedule again changes nothing; another one under the same ``id`` changes it.
+        The same call again changes nothing; with other values under the same ``id`` it changes the schedule.
 
         Args:
-            id: its name; by default made of the skill and of all that is said here.
+            id: the schedule's name; by default made from the skill and all arguments.
             cron: five fields, read in ``zone`` (an IANA name, UTC by default): ``0 9 * * MON-FRI``.
-            every: instead of ``cron``: an interval, counted from now.
-            overlap: ``skip`` a slot while the run of the one before has not ended, or ``allow`` both.
-            missed: what becomes of slots that passed while no worker was up: ``skip``, or ``catch_up`` with the newest ``catch_up`` of them.
+            every: an interval (timedelta or seconds), counted from now, instead of ``cron``.
+            overlap: what to do at a scheduled time (slot) while the run of the previous slot has not ended: ``skip`` the slot, or ``allow``
+                both runs.
+            missed: what to do with slots that passed while no worker was running: ``skip`` them, or ``catch_up`` with the newest
+                ``catch_up`` of them.
             grace: how late a slot may begin without counting as missed; a minute by default.
-            options: of its runs: thread_id, queue, priority, tags, budgets …
+
+        The other arguments are options of its runs, as in ``invoke``.
 
         Raises:
-            InvalidInput, Unserializable: the input, by field; the cron line, the zone or the interval.
+            InvalidInput, Unserializable: a field of the input, the cron line, the zone or the interval is wrong; the error names it.
             UsageError: cron lines need the extra ``cron``.
         """
         options = {
@@ -774,31 +828,31 @@ class Runtime:
 
     @verb
     async def schedules(self) -> list[Schedule]:
-        """All schedules, the soonest first."""
+        """All schedules; the one whose next slot is soonest comes first."""
         return [self._shown(s) for s in await self._store.schedules()]
 
     @verb
     async def unschedule(self, schedule_id: str) -> None:
-        """Removes a schedule. Its runs stay as they are.
+        """Removes a schedule. Its runs are not changed.
 
         Raises:
-            ScheduleNotFound: there is none of that id.
+            ScheduleNotFound: there is no schedule with this id.
         """
         await self._scheduler.drop(schedule_id)
 
     @verb
     async def pause_schedule(self, schedule_id: str, *, actor: str = "operator") -> Schedule:
-        """Fires it no more until it is unpaused."""
+        """Pauses a schedule until it is unpaused."""
         return self._shown(await self._scheduler.pause(schedule_id, actor))
 
     @verb
     async def unpause_schedule(self, schedule_id: str, *, actor: str = "operator") -> Schedule:
-        """Goes on with its next slot; those that passed while it was paused are not made up for."""
+        """Unpauses a schedule: it continues with its next slot. Slots that passed while it was paused are not made up for."""
         return self._shown(await self._scheduler.unpause(schedule_id, actor))
 
     @verb
     async def trigger(self, schedule_id: str, *, key: str | None = None) -> Run[Any]:
-        """Submits a run as the schedule would, now and besides its slots."""
+        """Submits a run of the schedule now, in addition to its slots."""
         return await self._conductor.submit(birth_of(self._services, await self._scheduler.found(schedule_id), key=key))
 
     def _shown(self, schedule: sch.Schedule) -> Schedule:
@@ -820,15 +874,15 @@ class Runtime:
         upgrade: bool = False,
         drive: bool = True,
     ) -> Run[Any]:
-        """A new run that is answered from the records of this one and of its lineage (§7.6); the source stays as it is.
+        """Creates a new run that repeats this one with the results that are recorded for it (§7.6). The source run is not changed.
 
-        Recorded steps, tools and effects are served, node code runs again, approvals are asked again.
+        Recorded steps, tools and effects return their recorded results, node code runs again, and approvals are asked again.
 
         Args:
-            from_checkpoint: begin there; by default at the start.
-            from_step: begin before this step: its number, or its node's name.
-            effects: ``use_recorded_result`` (default), ``reexecute`` or ``require_human``; an environment only makes it stricter.
-            drive: drive it to its rest if this process has the skill.
+            from_checkpoint: the checkpoint to begin at; by default the start.
+            from_step: the step to begin before: its number, or its node's name.
+            effects: ``use_recorded_result`` (default), ``reexecute`` or ``require_human``; an environment can only make it stricter.
+            drive: whether to execute the new run here until it waits or ends, if this process has the skill.
         """
         policy = None if effects is None else ReplayPolicy(effects)
         wish = Wish(
@@ -868,20 +922,23 @@ class Runtime:
         tenant_id: str | None = None,
         recovery: str | None = None,
     ) -> Run[Any]:
-        """A new run that goes its own way from a checkpoint of this one (§7.7); the source stays as it is.
+        """Creates a new run from a checkpoint of this one, with other values or options (§7.7). The source run is not changed.
 
-        Without a checkpoint it begins where the edited channels were last written, so that what came of them is done
-        anew, approvals included.
+        Without a checkpoint it begins where the edited channels were last written, so that everything that depends on them is done again,
+        approvals included.
 
         Args:
             set: channels and their new values, recorded as a patch with ``actor`` and ``reason``.
-            inputs: another input; it then begins at the start.
-            at, delay: when it is due; a worker begins it then.
-            inherit_approvals: what was approved in the source answers the same questions here; by default as the environment says.
-            options: tags, priority, queue, lane, job_id, trace_id …
+            inputs: another input; the new run then begins at the start.
+            at, delay: when the new run is due; a worker then begins it.
+            inherit_approvals: whether approvals of the source run answer the same questions here; the default is set by the environment.
+            drive: whether to execute the new run here until it waits or ends, if this process has the skill.
+
+        The other arguments are those of ``replay`` and options of the new run, as in ``invoke``.
 
         Raises:
-            RestrictedOption: the environment does not allow one, by name; those that raise privileges are never allowed by default.
+            RestrictedOption: the environment does not allow an option; the error names it. Options that raise privileges are never allowed
+                by default.
         """
         said = {
             "set": set, "inputs": inputs, "reason": reason, "effects": effects, "key": key, "upgrade": upgrade, "at": at, "delay": delay,
@@ -910,16 +967,18 @@ class Runtime:
         force: bool = False,
         via: str | None = None,
     ) -> Run[Any]:
-        """Records a decision about a wait (§5.4). It needs no code: a worker or ``resume`` goes on with the run.
+        """Records a decision about a wait (§5.4). This process does not need the skill's code: a worker or ``resume`` continues the run.
 
-        ``payload`` is the answer, the edited arguments, or what the act gave: ``record_result`` without it records None as the result.
-        ``via`` is the id of the access token under which it comes.
+        ``payload`` is the answer, the edited arguments, or the result of the effect; ``record_result`` without it records None as the result.
+        ``via`` is the id of the access token with which the decision was made.
 
         Raises:
-            AmbiguousWait: several are open and ``wait_id`` names none.
-            DecisionConflict: it was decided otherwise before.
-            NotDecidable, ActionUnavailable, Denied: the state machine or the resolver says no.
-            AttemptMayLive: an effect done again may happen twice; ``force`` accepts that, where the environment lets it (§6.5).
+            AmbiguousWait: several waits are open and ``wait_id`` is not given.
+            DecisionConflict: the wait was already decided in another way.
+            NotDecidable: the wait is not open, or the run's status does not allow a decision.
+            ActionUnavailable: the wait does not offer this action.
+            Denied: the resolver refused it.
+            AttemptMayLive: if the effect is repeated it may happen twice; ``force`` accepts that if the environment allows it (§6.5).
         """
         await self._desk.decide(
             run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload, resume=resume, force=force, via=via
@@ -938,17 +997,18 @@ class Runtime:
         payload: Any = ...,
         limit: int = 1000,
     ) -> list[Decided]:
-        """Records the same decision about many waits, those of the oldest runs first, each in a commit of its own.
+        """Records the same decision about many waits, those of the oldest runs first, each in its own commit.
 
         Args:
-            where: which waits: ``skill``, ``step``, ``kind``, ``name``, ``thread``, ``tag``; all that are given must be equal.
-            limit: how many at most.
+            where: which waits, by ``skill``, ``step``, ``kind``, ``name``, ``thread`` and ``tag``; all given values must be equal.
+            limit: the maximum number of waits.
 
         Returns:
-            One value for each wait, with the code of the refusal where the decision was not taken.
+            One value for each wait, with the code of the refusal if the decision was not accepted.
 
         Raises:
-            UnknownOption: an action or a key of ``where`` that nobody knows. InvalidInput: ``where`` names nothing.
+            UnknownOption: an unknown action or an unknown key of ``where``.
+            InvalidInput: ``where`` is empty.
         """
         known_action(action)
         chosen = await self.look.waiting(selected(where), limit)
@@ -967,7 +1027,7 @@ class Runtime:
         self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True,
         via: str | None = None,
     ) -> Run[Any]:  # fmt: skip
-        """Approves, and drives on if this process has the skill."""
+        """Approves the open wait, and continues the run here if this process has the skill. ``payload`` holds edited arguments."""
         await self._desk.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload, via=via)
         return await (self._conductor.if_able(run_id) if drive else self._reader.get(run_id))
 
@@ -975,42 +1035,43 @@ class Runtime:
     async def deny(
         self, run_id: str, *, reason: str, wait_id: str | None = None, actor: str = "operator", drive: bool = True, via: str | None = None
     ) -> Run[Any]:
-        """Denies: the run is halted, unless the wait delivers denials to its node."""
+        """Denies the open wait. The run is halted, unless the wait delivers denials to its node."""
         await self._desk.decide(run_id, "deny", wait_id=wait_id, actor=actor, note=reason, via=via)
         return await (self._conductor.if_able(run_id) if drive else self._reader.get(run_id))
 
     @verb
     async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> Run[Any]:
-        """Asks a run to end. At rest it ends at once; a live one at its next safe boundary (§10.12).
+        """Asks a run to end (§10.12). A run that waits ends at once; a run that is being executed ends at its next safe point.
 
-        What it did and can be taken back is taken back first, here if this process has the skill (§6.11).
+        Its effects that have an ``undo=`` are undone first, in this process if it has the skill (§6.11).
 
         Raises:
-            AlreadyTerminal: it has ended already.
+            AlreadyTerminal: the run has already ended.
         """
         await self._desk.cancel(run_id, actor=actor, reason=reason)
         return await self._conductor.end_if_asked(run_id)
 
     @verb
     async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> Run[Any]:
-        """Gives a run an outside input; the same key is delivered once (§5.11)."""
+        """Sends a signal to a run. Signals with the same key are delivered once (§5.11)."""
         found = await self._desk.signal(run_id, name, payload, key=key, actor=actor)
         return await self._reader.get(found)
 
     @verb
     async def issue_token(self, wait_id: str, actor: str, ttl: dt.timedelta | float = dt.timedelta(days=7)) -> str:
-        """A secret link that answers one wait once, as ``actor``; it is given here and kept nowhere (§5.9)."""
+        """Creates a secret token that answers one wait once, as ``actor`` (§5.9). It is returned here and not stored. ``redeem`` takes it.
+        """
         return await self._desk.issue(wait_id, actor=actor, ttl_us=duration(ttl, "ttl"))
 
     @verb
     async def redeem(
         self, token: str, action: str, *, feedback: str | None = None, note: str | None = None, payload: Any = ..., tenant_id: str | None = None
     ) -> Run[Any]:
-        """Decides by a link. A refused attempt does not use it up (§5.9).
+        """Decides a wait by its token. A refused attempt does not use the token up (§5.9).
 
         Raises:
-            TokenRefused: unknown, used, expired, or its wait is closed.
-            DecisionConflict: the wait was decided otherwise.
+            TokenRefused: the token is unknown, used or expired, or its wait is closed.
+            DecisionConflict: the wait was already decided in another way.
         """
         return await self._reader.get(await self._desk.redeem(token, action, feedback=feedback, note=note, payload=payload, tenant_id=tenant_id))
 
@@ -1029,17 +1090,19 @@ class Runtime:
         upgrade: bool = False,
         step_limit: int | None = None,
     ) -> Run[Any]:
-        """Resumes a run where it stopped, and drives it in this process: one that was answered, that failed or was canceled, whose owner has
-        died, or that was submitted and nobody has taken yet (§7).
+        """Resumes a run where it stopped, and executes it in this process (§7). The run may have been answered, have failed or been
+        canceled, have lost its owner, or have been submitted and not yet started.
 
-        With a ``payload`` it first answers the one open wait of the run, or of the newest live run of the thread of that name (§5.11).
+        With a ``payload`` it first answers the one open wait of the run, or of the newest live run of the thread if ``run_id`` is the id of
+        a thread (§5.11).
 
         Raises:
-            AmbiguousWait: several waits are open, and a payload can mean any; names them.
-            AcknowledgeRequired: a failed run's head or stop reason was not named (§7.3).
-            UndecidedWait, NothingEligible: nobody has answered yet.
-            SettledTerminal: it ended for good.
-            RunIsLive: somebody drives it now; names the owner and the expiry.
+            AmbiguousWait: several waits are open, so it is not clear which one the payload answers; the error names them.
+            AcknowledgeRequired: the run failed, and ``acknowledge`` is neither its latest checkpoint nor its stop reason (§7.3).
+            UndecidedWait: the run waits for a decision that nobody has made yet.
+            NothingEligible: what the run waits for has not come yet.
+            SettledTerminal: the run has ended permanently.
+            RunIsLive: a worker is executing the run now; the error names it and the time at which its lease expires.
         """
         if self._executor is not None and payload is not ...:
             return await self._stand_in(None).resume(run_id, payload)  # type: ignore[no-any-return]
@@ -1060,7 +1123,7 @@ class Runtime:
         upgrade: bool = False,
         step_limit: int | None = None,
     ) -> Run[Any]:
-        """``resume`` by this package's own engine, whatever the executor."""
+        """Like ``resume``, but always with Holdfast's own engine."""
         return await self._conductor.resume(
             run_id, payload=payload, actor=actor, acknowledge=acknowledge, force=force, wait=wait, upgrade=upgrade, step_limit=step_limit
         )
@@ -1069,7 +1132,7 @@ class Runtime:
 
     @verb
     async def get(self, run_id: str) -> Run[Any]:
-        """The run as it stands, with its state."""
+        """The run as it is now, with its state."""
         return await self._reader.get(run_id)
 
     @verb
@@ -1088,14 +1151,15 @@ class Runtime:
         before: str | None = None,
         tenant_id: str | None = None,
     ) -> list[Run[Any]]:
-        """Runs with their values and results, newest first; ``before`` is the last id of the page before.
+        """Runs with their values and results, newest first. For the next page, ``before`` is the last id of this one.
 
         Args:
-            text: what a run says of itself: ids, tags, its question, its error, its values; secrets do not count.
-            since: created then or later. until: created before then.
+            text: only runs with this text in their ids, tags, question, error or values; secret values are not searched.
+            since: only runs that were created at this time or later.
+            until: only runs that were created before this time.
 
         Raises:
-            InvalidInput, UnknownStatus: a word that there is none of, a time without a zone, a limit beyond 500.
+            InvalidInput, UnknownStatus: an unknown status or condition, a time without a time zone, or a limit above 500.
         """
         wanted = Wanted(
             tenant_id=tenant_id, status=status, condition=condition, skill_id=skill_id, thread_id=thread_id, tag=tag, text=text,
@@ -1105,12 +1169,13 @@ class Runtime:
 
     @verb
     async def waits(self, run_id: str | None = None, *, limit: int = 100) -> list[Wait]:
-        """Open waits, of one run or of all that wait."""
+        """Open waits, of one run or of all runs."""
         return await self._reader.waits(run_id, limit=limit)
 
     @verb
     def events(self, run_id: str, after: int = 0, follow: bool = False, limit: int | None = None) -> Feed[EventView]:
-        """Events newer than ``after``: ``await`` it for a list, or ``async for``; with ``follow`` until the run has ended."""
+        """Events newer than the number ``after``: ``await`` it for a list, or use ``async for``; with ``follow`` the loop continues until
+        the run has ended."""
         return self._reader.events(run_id, after, follow, limit)
 
     @verb
@@ -1120,27 +1185,27 @@ class Runtime:
 
     @verb
     async def checkpoint(self, run_id: str, checkpoint_id: str | None = None) -> CheckpointView:
-        """One checkpoint; the head by default."""
+        """One checkpoint; by default the latest."""
         return await self._reader.checkpoint(run_id, checkpoint_id)
 
     @verb
     async def state(self, run_id: str, checkpoint_id: str | None = None) -> State:
-        """The channels' values at the head, or at any checkpoint."""
+        """The values of the channels at a checkpoint; by default at the latest."""
         return await self._reader.state(run_id, checkpoint_id)
 
     @verb
     async def masked(self, run_id: str) -> Mask:
-        """Hides what this run has marked ``secret``, for whoever shows something of it (§13.5)."""
+        """Returns a ``Mask`` that hides the run's secret values in other texts (§13.5)."""
         return await self._reader.masked(run_id)
 
     @verb
     async def record(self, run_id: str) -> dict[str, Any]:
-        """The run record with every field of §3.1, as JSON-able values."""
+        """The whole run record with all its fields (§3.1), as values that can be written as JSON."""
         return await self._reader.record(run_id)
 
     @verb
     async def explain(self, run_id: str) -> dict[str, Any]:
-        """What happened to a run, why it stands where it stands, and what would move it.
+        """Explains what happened to a run, why it is in its present state, and how to continue it.
 
         Returns:
             ``{"run_id", "happened": [sentence], "why": sentence, "next": [{"text", "command"}]}``.
@@ -1155,12 +1220,12 @@ class Runtime:
 
     @verb
     def shelf(self, name: str) -> Shelf:
-        """Rows of others, kept in the same store (§19.2)."""
+        """A shelf: rows of your application, kept in the same store (§19.2)."""
         return Shelf(self._store, name, loop=self._loop)
 
     @property
     def look(self) -> Looker:
-        """What every surface is made from: typed values of one instant, secrets hidden."""
+        """The read access behind the command line, the HTTP API and the pages: typed values from one moment, with secrets hidden."""
         return self._looker
 
     @verb
@@ -1170,7 +1235,7 @@ class Runtime:
 
     @verb
     async def attempts(self, run_id: str) -> list[AttemptView]:
-        """Every try at every step of a run (§10.9)."""
+        """All attempts at all steps of a run (§10.9)."""
         return (await self._looker.snapshot(run_id, check=False)).attempts()
 
     @verb
@@ -1180,43 +1245,44 @@ class Runtime:
 
     @verb
     async def lanes(self) -> list[LaneView]:
-        """The lanes that a run holds, and who waits behind it (§10.8)."""
+        """The lanes (runs that execute one after another, such as those of one thread) that a run holds, and the runs that wait for them
+        (§10.8)."""
         return await self._looker.lanes()
 
     @verb
     async def queues(self) -> list[QueueView]:
-        """The queues in which something is due or driven, or that are paused: how much, and what stands in the way (§10.11)."""
+        """The queues that have a due or running run, or that are paused: how many runs, and what prevents them from starting (§10.11)."""
         return await self._looker.queues(self._services.limits)
 
     @verb
     async def limits(self) -> list[LimitView]:
-        """The limits in force: those that are stored, and those that this process and the workers that are up declare (§10.11)."""
+        """The limits in force: those that are stored, and those that this process and the running workers declare (§10.11)."""
         return await self._looker.limits(self._services.limits)
 
     @checked(limit=arguments.as_given)
     async def set_limit(self, name: str, limit: Limit, *, actor: str, reason: str = "") -> LimitView:
-        """Stores a limit, which from then on wins over what any process declares.
+        """Stores a limit. From then on it takes precedence over the one that any process declares.
 
         Raises:
-            InvalidInput: no name of a limit, or no limit.
+            InvalidInput: ``name`` cannot be the name of a limit, or ``limit`` is not a ``Limit``.
         """
         ((found, given),) = bounding.admitted({name: limit}).items()
         return await self._changed(found, "set", given, actor, reason)
 
     @verb
     async def unset_limit(self, name: str, *, actor: str, reason: str = "") -> LimitView:
-        """Stores no limit under this name any more; what processes declare holds again."""
+        """Removes the stored limit with this name; the limits that processes declare apply again."""
         return await self._changed(bounding.name(name), "unset", None, actor, reason)
 
     @verb
     async def pause_queue(self, queue: str, *, actor: str, reason: str = "") -> QueueView:
-        """Has no run of a queue begin any more; what is driven goes on to its next rest."""
+        """Pauses a queue: no more of its runs start; those that are being executed continue until they wait or end."""
         await self._changed(bounding.QUEUE + queue, "paused", None, actor, reason)
         return await self._queue(queue)
 
     @verb
     async def unpause_queue(self, queue: str, *, actor: str, reason: str = "") -> QueueView:
-        """Goes on with a queue."""
+        """Unpauses a queue."""
         await self._changed(bounding.QUEUE + queue, "unpaused", None, actor, reason)
         return await self._queue(queue)
 
@@ -1235,21 +1301,24 @@ class Runtime:
 
     @verb
     async def check(self, run_id: str | None = None) -> Findings:
-        """What is wrong with one run, or with the store and all its runs (§12). It writes nothing."""
+        """Checks one run, or the store and all its runs, and returns what is wrong (§12). It writes nothing."""
         checker = Checker(self._store, self._routes)
         return await checker.all() if run_id is None else await checker.run(run_id)
 
     @verb
     async def repair_run_state(self, run_id: str, apply: bool = False, *, actor: str = "operator", rebuild: bool = False) -> Repair:
-        """Heals the safe shapes of §12.3, and those only; without ``apply`` it says what it would do and writes nothing.
+        """Repairs the damage that can be repaired safely (§12.3), and only that. Without ``apply`` it reports what it would do and writes
+        nothing.
 
-        ``rebuild`` takes the events' side even where the row claims what no event tells (``doctor --rebuild``).
+        With ``rebuild`` the run's row is computed from its events again, even if the row holds facts that no event records (``doctor
+        --rebuild``).
         """
         return await Repairer(self._store).repair(run_id, apply=apply, actor=actor, rebuild=rebuild)
 
     @verb
     async def export(self, run_id: str, folder: str | os.PathLike[str]) -> str:
-        """Writes a run into a workspace below ``folder``, its events byte for byte; gives the run's directory (§12.5)."""
+        """Writes a run into a workspace below ``folder``, with exactly the stored bytes of its events; returns the run's directory (§12.5).
+        """
         target = stores.WorkspaceStore(folder, now=self._clock.now)
         await target.open()
         try:
@@ -1267,10 +1336,11 @@ class Runtime:
 
     @verb
     async def import_runs(self, folder: str | os.PathLike[str]) -> tuple[list[str], list[str]]:
-        """Takes over the runs of a workspace, or the one whose directory this is; gives those taken, and those here already.
+        """Imports the runs of a workspace, or a single run by its directory. Returns the ids of the imported runs and the ids of those that
+        existed already.
 
         Raises:
-            NotFound: there is no such folder, or no run in it.
+            NotFound: the folder does not exist, or it holds no run.
         """
         folder = os.path.abspath(folder)
         way_out = "give the folder that an export wrote, or one run's folder in it"
@@ -1294,7 +1364,8 @@ class Runtime:
 
     @verb
     async def prune(self, older_than: dt.timedelta, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        """Deletes whole lineages of runs, all ended longer ago than this (§6.10). Whoever is late for one is told when it went, and by whom."""
+        """Deletes runs together with their forks and replays, if all of them ended longer ago than ``older_than`` (§6.10). A later request
+        for a deleted run raises ``RunPruned``, with the time and the actor."""
         before = self._store.now() - duration(older_than, "older_than")
         return await threads.prune(self._store, keeper(self._store), before, dry=dry, actor=text_of(actor, "actor"))
 
@@ -1305,12 +1376,12 @@ class Runtime:
 
     @verb
     async def restore(self, path: str | os.PathLike[str]) -> None:
-        """Puts a backup in the place of what is there; workers of before are refused from then on (X-02)."""
+        """Replaces the content of the store with a backup. Workers that were started before are refused from then on (X-02)."""
         await self._copies().restore(os.fspath(path))
 
     @verb
     async def acknowledge(self) -> None:
-        """Accepts a log that has lost its end, as an operator's decision (§1.9)."""
+        """Accepts a log whose end was lost (§1.9). Call it only after an operator has decided so."""
         await self._copies().acknowledge()
 
     def _copies(self) -> Copies:
@@ -1320,10 +1391,12 @@ class Runtime:
 
     @verb
     async def result(self, run_id: str, timeout: dt.timedelta | float | None = None) -> Any:
-        """Waits for a run's end and gives its result.
+        """Waits for a run's end and returns its result. ``timeout`` is a timedelta or seconds.
 
         Raises:
-            RunFailed, RunWaiting: it ended or rests without one. TimeoutError: it is still going.
+            RunFailed: the run ended without a result.
+            RunWaiting: the run waits and has no result yet.
+            TimeoutError: the run is still being executed after ``timeout``.
         """
         limit = None if timeout is None else duration(timeout, "timeout") / 1_000_000
         async with asyncio.timeout(limit):
@@ -1339,13 +1412,14 @@ class Runtime:
 
     @checked(after=arguments.as_given, modes=arguments.as_given)
     def stream(self, run_id: str, *, after: str | None = None, modes: Iterable[str] = ("events", "custom")) -> AsyncIterator[StreamPart]:
-        """Follows a run from any process, over its waits, until it has ended (§13.6).
+        """Follows a run from any process, also across its waits, until it has ended (§13.6).
 
         Args:
-            after: the cursor of a part; what comes after it is given, each part once. By default from the beginning, with the chunks that
-                no durable result has replaced yet.
-            modes: ``events``; ``custom``: what ``ctx.emit`` gave; ``messages``: those chunks that are pieces of messages, mappings with ``role`` and
-                ``content``; ``updates``: what each step wrote; ``values``: the channels after it.
+            after: the cursor of a part: only later parts, each once. By default from the beginning, with the chunks that no durable result
+                has replaced yet.
+            modes: the kinds of parts. ``events``: the run's events; ``custom``: the chunks of ``ctx.emit``; ``messages``: those chunks that
+                are pieces of messages, mappings with ``role`` and ``content``; ``updates``: the writes of each step; ``values``: the
+                channels after each step.
         """
         return self.follower(run_id, modes=modes, after=after).parts()
 
@@ -1353,7 +1427,7 @@ class Runtime:
     def follower(
         self, run_id: str, *, after: Any = None, modes: Iterable[str] = ("events", "custom"), tenant_id: str | None = None, source: Source | None = None
     ) -> Follower:
-        """What ``stream`` reads with, for whoever has more to say than its parts: servers, whose readers may share a source."""
+        """The lower-level reader behind ``stream``, for servers whose readers share one source."""
         return Follower(self._store, source or DirectSource(self._store, self.look), self._services.threads, run_id, frozenset(modes), after, tenant_id)
 
     @checked(modes=modes_of)
@@ -1380,12 +1454,16 @@ class Runtime:
         budgets: Mapping[str, float] | None = None,
         on_busy: str = "queue",
     ) -> AsyncIterator[StreamPart]:
-        """Creates a run, drives it here and streams it to its end; the first part is the run itself, with the mode ``run``.
+        """Creates a run, executes it here and streams it until it ends. The first part is the run itself, with the mode ``run``.
 
-        It goes on over waits: whoever answers, here or elsewhere, has it driven on. Whoever leaves the loop leaves the run to be driven to its next rest.
+        The stream continues across waits, wherever they are answered. If you leave the loop, the run is still executed until it waits or
+        ends. The other arguments are those of ``invoke``.
+
+        Args:
+            modes: the kinds of parts, as in ``stream``.
 
         Raises:
-            UnknownOption, InvalidInput, TooLarge, Unserializable: an option or the input, by name.
+            UnknownOption, InvalidInput, TooLarge, Unserializable: an option or a field of the input is wrong; the error names it.
         """
         run = await self.submit(
             skill, inputs, thread_id=thread_id, key=key, session_key=session_key, lane=lane, queue=queue, priority=priority, job_id=job_id, trace_id=trace_id,
@@ -1419,16 +1497,17 @@ class Runtime:
 
     @checked(after=text_of)
     async def history(self, thread_id: str, *, limit: int | None = None, after: str | None = None) -> list[dict[str, Any]]:
-        """Every checkpoint of a thread's runs, oldest first, as the snapshots of §4.16; ``after`` is a checkpoint's id: what came later.
+        """Every checkpoint of the runs of a thread, oldest first, as ``{id, runId, values, metadata, createdAt, nextTasks}`` (§4.16). With
+        ``after``, the id of a checkpoint, only later ones.
 
         Raises:
-            CheckpointNotFound: ``after`` is no checkpoint of this thread.
+            CheckpointNotFound: ``after`` is not a checkpoint of this thread.
         """
         return await histories.history(self._store, self._reader, thread_id, limit=limit, after=after)
 
     @verb
     async def diff(self, run_id: str, a: str, b: str) -> dict[str, Any]:
-        """What changed in a run's state from checkpoint ``a`` to checkpoint ``b``: added, removed and changed channels."""
+        """What changed in a run's state from checkpoint ``a`` to checkpoint ``b``: the added, removed and changed channels."""
         return await histories.diff(self._reader, run_id, a, b)
 
 def _home() -> None:
@@ -1493,11 +1572,16 @@ def run(
     budgets: Mapping[str, float] | None = None,
     unattended: bool = False,
 ) -> Any:
-    """Runs a skill to its end in one line, without a loop of your own, and gives its result.
+    """Runs a skill to its end in one line, without an event loop of your own, and returns its result. The options are those of
+    ``Runtime.invoke``.
+
+    Args:
+        store: the URL of the store, as for ``Runtime``.
 
     Raises:
-        UsageError: called inside a running event loop.
-        RunFailed, RunWaiting: with the run, where there is no result.
+        UsageError: it was called inside a running event loop.
+        RunFailed: the run did not complete; ``run`` is the run.
+        RunWaiting: the run waits and has no result yet; ``run`` is the run.
     """
     try:
         asyncio.get_running_loop()

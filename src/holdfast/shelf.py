@@ -1,10 +1,10 @@
-"""A shelf: rows of others, kept in the same store as the runs (§19.2).
+"""A shelf: rows of your application, kept in the same store as the runs (§19.2).
 
-``rt.shelf("name")`` shares the store of a Runtime. ``async with Shelf.open(url, "name") as shelf`` opens the store for the shelf alone;
+``rt.shelf("name")`` shares the store of a Runtime. ``async with Shelf.open(url, "name") as shelf`` opens a store for the shelf alone;
 so does ``with``, for code without an event loop.
 
-Theory of operation. A store lives on one event loop, its home. A call from a coroutine of that loop goes straight to the store. A call
-from anywhere else, another loop or a thread without one, is handed to the home loop and waited for.
+A store belongs to one event loop. A call from a coroutine of that loop goes directly to the store. A call from another loop, or from a
+thread without one, is passed to the store's loop and waited for.
 """
 
 from __future__ import annotations
@@ -32,25 +32,25 @@ def beginning(value: Any, field: str) -> str:
 
 
 class Home:
-    """The event loop on which a store lives, and the way to it from elsewhere."""
+    """The event loop of a store, and how other threads and loops reach it. ``Shelf`` uses it; applications seldom need it."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop | None = None) -> None:
         self._loop = loop
         self._thread: threading.Thread | None = None
 
     def settle(self) -> None:
-        """Makes the running loop the home, if there is none yet."""
+        """Makes the running loop the store's loop, if it has none yet."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
 
     def begin(self) -> None:
-        """Makes a loop in a thread of its own the home."""
+        """Starts a loop for the store in a new thread."""
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-shelf", daemon=True)
         self._thread.start()
 
     def end(self) -> None:
-        """Ends the thread of ``begin``."""
+        """Ends the thread that ``begin`` started."""
         if self._thread is not None and self._loop is not None:
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
@@ -58,7 +58,7 @@ class Home:
         self._loop = self._thread = None
 
     async def join(self, work: Coroutine[Any, Any, T]) -> T:
-        """Awaits work on the home loop, from any loop."""
+        """Awaits ``work`` on the store's loop, from any loop."""
         if self._loop is None:
             self._loop = asyncio.get_running_loop()
         if self._loop is asyncio.get_running_loop():
@@ -66,10 +66,11 @@ class Home:
         return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(work, self._loop))
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Does work on the home loop and waits for it, from a thread.
+        """Runs ``work`` on the store's loop and waits for it, from a thread without a loop.
 
         Raises:
-            UsageError: called on the home loop itself, which would wait for itself; or there is no home yet.
+            UsageError: it was called on the store's own loop, which would wait for itself.
+            StoreClosed: the store has no loop yet.
         """
         here: asyncio.AbstractEventLoop | None = None
         with contextlib.suppress(RuntimeError):
@@ -83,9 +84,10 @@ class Home:
 
 
 class Shelf:
-    """Rows of bytes under keys, by name. A row is durable when the call that puts it returns. Each call is one transaction.
+    """A named collection of rows: bytes under string keys. A row is durable when the call that puts it returns. Each call is one
+    transaction.
 
-    Every verb has a form for code without an event loop: ``put_sync``, ``get_sync`` and so on.
+    Every method also has a form for code without an event loop: ``put_sync``, ``get_sync`` and so on.
     """
 
     def __init__(self, store: Store, name: str, *, owned: bool = False, loop: asyncio.AbstractEventLoop | None = None) -> None:
@@ -97,10 +99,10 @@ class Shelf:
 
     @classmethod
     def open(cls, url: str, name: str) -> Shelf:
-        """A shelf whose store is opened by ``with`` or ``async with``, and closed at its end.
+        """A shelf with a store of its own: ``with`` or ``async with`` opens the store, and closes it at the end.
 
         Raises:
-            UsageError: the URL names no store, or one that keeps no shelves.
+            UsageError: the URL does not name a store, or the store has no shelves.
         """
         return cls(open_url(url), name, owned=True)
 
@@ -134,33 +136,33 @@ class Shelf:
 
     @checked(value=data)
     async def put(self, key: str, value: bytes) -> None:
-        """Puts a row, in the place of the one there."""
+        """Stores a row; replaces an existing one."""
         await self.home.join(self._store.shelve(self._name, {key: value}))
 
     @checked(rows=mapping)
     async def put_many(self, rows: Mapping[str, bytes]) -> None:
-        """Puts all of these or none."""
+        """Stores all of these rows, or none."""
         given = {text(key, "key"): data(value, f"rows[{key!r}]") for key, value in rows.items()}
         await self.home.join(self._store.shelve(self._name, given))
 
     @checked(value=data)
     async def add(self, key: str, value: bytes) -> bytes | None:
-        """Puts a row if there is none under its key; gives the one there already."""
+        """Stores a row if its key is free, and returns None; otherwise returns the stored value."""
         return await self.home.join(self._store.shelve_new(self._name, key, value))
 
     @verb
     async def get(self, key: str) -> bytes | None:
-        """The row under a key, None if there is none."""
+        """The value under a key; None if there is none."""
         return await self.home.join(self._store.shelved(self._name, key))
 
     @checked(prefix=beginning, after=beginning, limit=whole(1, MANY))
     async def scan(self, prefix: str = "", *, after: str | None = None, limit: int = 100) -> list[tuple[str, bytes]]:
-        """Rows whose keys begin so, by key, after that one; so many at most."""
+        """Returns up to ``limit`` rows ``(key, value)`` whose keys begin with ``prefix``, in key order, after the key ``after``."""
         return await self.home.join(self._store.shelf_scan(self._name, prefix, after or "", limit))
 
     @checked(prefix=beginning)
     async def delete(self, prefix: str) -> int:
-        """Deletes the rows whose keys begin so; gives how many."""
+        """Deletes the rows whose keys begin with ``prefix``; returns their number."""
         return await self.home.join(self._store.unshelve(self._name, prefix))
 
     @checked(value=data)

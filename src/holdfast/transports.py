@@ -1,7 +1,7 @@
-"""What carries intents to their receivers, and what a transport may raise and return (§9.1).
+"""Transports send outgoing messages (intents) to their receivers (§9.1): ``Runtime(transports={"mail": send_mail, "hook": Webhook(secret="…")})``.
 
-``Runtime(transports={"mail": send_mail, "hook": Webhook(secret="…")})``: a transport is a function ``(payload, key)``, or an object with
-``send(payload, key)``; `docs/outbox.md` says the rest.
+A transport is a function ``(payload, key)``, or an object with ``send(payload, key)``. This module has the built-in transports, and what a
+transport may raise and return. ``docs/outbox.md`` explains the rest.
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ import importlib
 import importlib.util
 import inspect
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -91,8 +92,84 @@ def _sources() -> str:
     return "\n".join(p.read_text("utf-8") for p in (ROOT / "src" / "holdfast").rglob("*.py"))
 
 
-def test_no_number_of_a_clause_reaches_a_reader() -> None:
-    assert [home for home, page in PAGES.items() if "§" in page] == []
+def test_no_number_of_a_clause_or_case_reaches_a_reader() -> None:
+    shown = {home: re.findall(r"§[\d.]*|\b[A-Z]-\d\d\b", page) for home, page in PAGES.items()}
+    assert {home: found for home, found in shown.items() if found} == {}
+
+
+def test_no_number_of_a_clause_is_part_of_a_sentence() -> None:
+    """A number is left out of the page, so a sentence that needs it would be shown with a hole."""
+    cited = re.compile(rf"\((?:{MAKER.CLAUSE}(?:, )?)+\)")
+    needed = [f"{home}.{name}" for home, name, value in PUBLIC if re.search(MAKER.CLAUSE, cited.sub("", words(value)))]
+    assert needed == []
+
+
+def words(value: Any) -> str:
+    """The docstring that belongs to a value itself, not to its type."""
+    kind = inspect.isclass(value) or inspect.isroutine(value)
+    return inspect.cleandoc((value.__doc__ or "") if kind else "")
+
+
+def test_a_value_is_explained_by_its_own_words() -> None:
+    page = PAGES["holdfast"]
+    shown = {name: page.split(f"\n## {name}\n")[1].split("\n## ")[0] for name in MAKER.names("holdfast")}
+    values = [n for n in shown if n in ("START", "END", "append", "last", "merge", "override", "topic", "secret", "thread")]
+    said = {name: re.sub(r"```text.*?```", "", shown[name], flags=re.S).strip() for name in values}
+    assert len(values) == 9
+    assert len(set(said.values())) == 9
+    assert not [name for name, text in said.items() if not text or "str(object" in text or "`tag`" in text]
+
+
+def test_no_class_is_shown_with_a_signature_that_is_not_its_own() -> None:
+    assert [home for home, page in PAGES.items() if re.search(r"^\w+\((?:\*args, \*\*kwargs|iterable=|value, names=)", page, re.M)] == []
+    assert all(f"- `{word}`" in PAGES["holdfast.testing"] for word in ("before", "after", "lost", "applied"))
+
+
+def entries(value: Any) -> Iterator[tuple[str, str, str]]:
+    """What the sections of a docstring list: section, what is named, and its words."""
+    for section, body in re.findall(r"^(Args|Raises):\n(.*?)(?=\n\n|\Z)", words(value), re.S | re.M):
+        for entry in re.split(r"\n(?= {4}\S)", body):
+            name, _, text = entry.strip().partition(":")
+            yield section, name, " ".join(text.split())
+
+
+def test_every_parameter_that_is_explained_is_one_of_the_signature() -> None:
+    wrong = []
+    for home, name, value in PUBLIC:
+        if value is None or not callable(value):
+            continue
+        known = set(inspect.signature(value).parameters) if inspect.isfunction(value) or "Args:" in words(value) else set()
+        wrong += [f"{home}.{name}({n})" for section, said, _ in entries(value) if section == "Args" for n in said.split(", ") if n not in known]
+    assert wrong == []
+
+
+def test_each_error_is_listed_on_a_line_of_its_own() -> None:
+    crowded = []
+    for home, name, value in PUBLIC:
+        crowded += [f"{home}.{name}: {said}" for _, said, text in entries(value) if re.search(r"\. [A-Za-z]\w+: ", text)]
+    assert crowded == []
+
+
+def test_every_option_of_a_new_run_is_explained() -> None:
+    runtime = importlib.import_module("holdfast").Runtime
+    explained = {n for section, said, _ in entries(runtime.invoke) if section == "Args" for n in said.split(", ")}
+    assert set(inspect.signature(runtime.invoke).parameters) - {"self"} == explained
+    others = {"submit": {"at", "delay"}, "run_stream": {"modes"}}
+    for verb, own in others.items():
+        function = getattr(runtime, verb)
+        assert set(inspect.signature(function).parameters) - {"self"} <= explained | own
+        assert own <= {n for section, said, _ in entries(function) if section == "Args" for n in said.split(", ")}
+        assert "`invoke`" in MAKER.prose(function.__doc__)
+
+
+def test_an_error_names_its_exit_code_once() -> None:
+    page = PAGES["holdfast.core.errors"]
+    assert re.findall(r"Exit code \d", page) == []
+
+
+def test_every_page_begins_with_what_its_names_are_for() -> None:
+    for home, page in PAGES.items():
+        assert len(page.split("\n## ")[0].split(f"`{home}`", 1)[1].split()) > 8, home
 
 
 @pytest.mark.parametrize("home", list(MAKER.HOMES))

@@ -126,10 +126,10 @@ _by_tag: dict[str, _Codec] = {}
 
 
 def register(cls: type, tag: str | None = None, *, dump: Callable[[Any], Any] | None = None, load: Callable[[Any], Any] | None = None) -> type:
-    """Makes a type storable: a dataclass, msgspec Struct, Enum, NamedTuple or pydantic model by itself,
-    anything else with ``dump`` (to plain values) and ``load`` (back).
+    """Makes a type storable. A dataclass, msgspec Struct, Enum, NamedTuple or pydantic model needs nothing else; any other type needs
+    ``dump`` (to plain values) and ``load`` (back).
 
-    The tag (default: the class's name) is what is stored; the class is found by it when read (§14.3).
+    ``tag`` is stored with each value, and the class is found by it when the value is read; by default it is the class's name (§14.3).
 
     Raises:
         UsageError: the tag is taken by another class, or the type needs ``dump`` and ``load``.

@@ -36,7 +36,8 @@ MISSING: Any = Missing()
 
 
 class Reducer(msgspec.Struct, frozen=True):
-    """``tag`` names a built-in; ``function`` is set for a custom one: pure, ``f(old, new) -> value``."""
+    """How writes to a channel become its value: ``reducer(old, new)``. ``tag`` names a built-in one; ``function`` is set for a custom one,
+    a pure function ``f(old, new) -> value``."""
 
     tag: str
     function: Callable[[Any, Any], Any] | None = None
@@ -60,16 +61,24 @@ class _Secret:
 
 
 last = Reducer(LAST)
+"""Keeps ``new`` in the place of ``old``. Two writes in one super-step are an error (``TwoWriters``). The reducer of a channel without one."""
 override = Reducer("override")
+"""Keeps ``new`` in the place of ``old``. If several nodes write in one super-step, the last in the order of the tasks counts."""
 append = Reducer("append")
+"""Adds ``new`` to the end of the list ``old``: the items of a list, or any other value as one item. The channel starts as an empty list."""
 merge = Reducer("merge")
+"""Updates the dict ``old`` with the dict ``new``. The channel starts as an empty dict."""
 topic = Reducer(TOPIC)
+"""Like ``append``, but the channel holds only the items that were written in the last super-step."""
 thread = _Thread()
+"""Marks a channel whose value is carried from one run of a thread to the next: ``talk: Annotated[list[str], append, thread]`` (§4.15)."""
 secret = _Secret()
+"""Marks a channel whose values are hidden in commands, pages, the HTTP API and logs: ``token: Annotated[str, secret]`` (§13.5)."""
 
 
 def window(n: int) -> Reducer:
-    """Keeps the newest ``n`` items; what it forgets the ledger remembers (§4.13)."""
+    """Adds the items of ``new`` (a list, or one item) to the list ``old`` and keeps the newest ``n`` items. Dropped items stay in the run's
+    log (§4.13)."""
     return Reducer(f"window:{number(n, 'n', 1)}")
 
 

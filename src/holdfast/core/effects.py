@@ -163,17 +163,17 @@ def strictest(*policies: ReplayPolicy | str | None) -> ReplayPolicy:
 
 
 class Happened(msgspec.Struct, frozen=True):
-    """The effect was done; ``result`` is what it gave."""
+    """The effect was made; ``result`` is what it returned."""
 
     result: Any = None
 
 
 class Absent(msgspec.Struct, frozen=True):
-    """The effect was not done."""
+    """The effect was not made."""
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """Nobody can say whether the effect was done."""
+    """It is not known whether the effect was made; ``why`` is the reason."""
 
     why: str = ""
 

@@ -1,11 +1,10 @@
-"""The whole tree of errors, drawn once, by who must act.
+"""All errors of Holdfast. The five base classes say who must act.
 
-``UsageError``: the caller made a mistake. ``Rejected``: the state machine or a policy says no.
-``Conflict``: someone else was first. ``StepFailure``: user code went wrong; it is stored as a value.
-``StoreError``: the database, the disk or its contents.
+``UsageError``: the caller made a mistake. ``Rejected``: the run's status, a policy or a limit does not allow it.
+``Conflict``: another caller was first. ``StepFailure``: user code failed; the failure is stored as a value.
+``StoreError``: the database, the disk or the stored data.
 
-Every error has a stable ``code`` (an API: tests, exit codes and HTTP problems use it) and may carry a
-``hint``, the way out, in one sentence.
+Every error has a stable ``code`` (tests, exit codes and HTTP problems use it) and may carry a ``hint``, which says what to do.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import msgspec
 
 
 class HoldfastError(Exception):
-    """Base of everything this package raises on purpose."""
+    """The base class of all errors that Holdfast raises itself."""
 
     code = "error"
     exit_code = 1
@@ -33,7 +32,7 @@ class HoldfastError(Exception):
         return f"{self.message}{chr(10) if chr(10) in self.message else '; '}{self.hint}"
 
     def line(self) -> str:
-        """One line for people: code, what happened, what to do."""
+        """The error in one line: the code, what happened, and what to do."""
         text = " ".join(self.message.split())
         return f"{self.code}: {text}" + (f" ({self.hint})" if self.hint else "")
 
@@ -42,20 +41,20 @@ class HoldfastError(Exception):
 
 
 class UsageError(HoldfastError):
-    """The call itself is wrong: bad input, a wrong place, a setting that is not there. Exit code 2."""
+    """The call itself is wrong: bad input, a call in the wrong place, or a missing setting."""
 
     code = "usage"
     exit_code = 2
 
 
 class InvalidGraph(UsageError):
-    """A graph that cannot run: a node without a way to it, an edge to nowhere, a reducer that does not fit."""
+    """The graph cannot run: for example a node cannot be reached, an edge leads to no node, or a reducer does not fit its channel."""
 
     code = "invalid_graph"
 
 
 class UnknownOption(UsageError, TypeError):
-    """An option that nobody knows, wherever it was given (§3.6). ``nearest``: the known one that is most like it."""
+    """The call has no option with this name (§3.6). ``nearest`` is the most similar option that exists."""
 
     code = "unknown_option"
 
@@ -67,7 +66,7 @@ class UnknownOption(UsageError, TypeError):
 
 
 class InvalidInput(UsageError):
-    """A value that is not what is wanted; ``field`` names it."""
+    """A value has the wrong type or is out of range; ``field`` is its name."""
 
     code = "invalid_input"
 
@@ -77,13 +76,13 @@ class InvalidInput(UsageError):
 
 
 class InvalidAnswer(InvalidInput):
-    """An answer that does not fit what was asked for; the question stays open (§5.2)."""
+    """An answer does not have the type that was asked for; the question stays open (§5.2)."""
 
     code = "invalid_answer"
 
 
 class Unserializable(UsageError):
-    """A value no store could keep; ``path`` names the field (§1.10)."""
+    """A value cannot be stored; ``path`` is the field that holds it (§1.10)."""
 
     code = "unserializable"
 
@@ -95,7 +94,7 @@ class Unserializable(UsageError):
 
 
 class TooLarge(UsageError):
-    """More than may be kept of one ``field`` (§14.3)."""
+    """The value of ``field`` is larger than a store accepts (§14.3)."""
 
     code = "too_large"
 
@@ -107,50 +106,51 @@ class TooLarge(UsageError):
 
 
 class ChannelEmpty(UsageError, AttributeError):
-    """A ``last`` channel was read before anything wrote it."""
+    """A ``last`` channel was read before anything was written to it."""
 
     code = "channel_empty"
 
 
 class AmbiguousWait(UsageError):
-    """Several waits are open and the answer names none (§5.11)."""
+    """Several waits are open and the answer does not name one of them (§5.11). Name one with ``wait_id``."""
 
     code = "ambiguous_wait"
 
 
 class AmbiguousRun(UsageError):
-    """The ids of several runs begin as was typed (§7.10)."""
+    """The ids of several runs begin with the given text (§7.10). Type more of it."""
 
     code = "ambiguous_run"
 
 
 class ConcurrentScope(UsageError):
-    """Two ctx calls of one scope in flight at once (§4.12)."""
+    """A ctx call without a key began while another call of the same scope (such as the node) was running (§4.12), or two calls ran with the
+    same key, or a call began after its node had ended. Await each call, use ``ctx.gather``, or give each call its own key."""
 
     code = "concurrent_scope"
 
 
 class ForeignLoop(UsageError):
-    """A Runtime belongs to the event loop, and the thread, that it was entered in."""
+    """The Runtime was entered in another event loop or another thread."""
 
     code = "foreign_loop"
 
 
 class NotFound(UsageError):
-    """What was named does not exist."""
+    """The thing that was named does not exist."""
 
     code = "not_found"
     exit_code = 3
 
 
 class RunNotFound(NotFound):
-    """There is no run of this id."""
+    """There is no run with this id."""
 
     code = "run_not_found"
 
 
 class RunPruned(RunNotFound):
-    """The run was here and has been pruned: ``at`` is when (microseconds since 1970), ``by`` who did it."""
+    """The run existed and was deleted by a prune: ``at`` is the time (microseconds since 1970, UTC), ``by`` is who did it."""
 
     code = "pruned"
 
@@ -162,37 +162,37 @@ class RunPruned(RunNotFound):
 
 
 class CheckpointNotFound(NotFound):
-    """The run has no checkpoint of this name."""
+    """The run has no checkpoint with this id."""
 
     code = "checkpoint_not_found"
 
 
 class WaitNotFound(NotFound):
-    """The run has no wait of this id."""
+    """The run has no wait with this id."""
 
     code = "wait_not_found"
 
 
 class ThreadNotFound(NotFound):
-    """There is no run of this thread."""
+    """There is no run in this thread."""
 
     code = "thread_not_found"
 
 
 class SkillUnknown(NotFound):
-    """No skill of this id is registered here."""
+    """No skill (a graph or flow) with this id is registered in this process."""
 
     code = "skill_unknown"
 
 
 class ScheduleNotFound(NotFound):
-    """There is no schedule of this id."""
+    """There is no schedule with this id."""
 
     code = "schedule_not_found"
 
 
 class IntentNotFound(NotFound):
-    """There is no intent of this id."""
+    """There is no outgoing message (intent) with this id."""
 
     code = "intent_not_found"
 
@@ -201,14 +201,14 @@ class IntentNotFound(NotFound):
 
 
 class Rejected(HoldfastError):
-    """The state machine, a policy or a limit says no. Exit code 6."""
+    """The run's status, a policy or a limit does not allow the operation."""
 
     code = "rejected"
     exit_code = 6
 
 
 class IllegalTransition(Rejected):
-    """One of the 52 pairs that are not an edge (§2.2)."""
+    """A run cannot change from the status ``current`` to the status ``wanted`` (§2.2)."""
 
     code = "illegal_transition"
 
@@ -219,31 +219,31 @@ class IllegalTransition(Rejected):
 
 
 class UnknownStatus(Rejected):
-    """A stored status outside the eight (§2.6)."""
+    """A status is not one of the eight that a run can have (§2.6)."""
 
     code = "unknown_status"
 
 
 class AlreadyTerminal(Rejected):
-    """The run has ended already."""
+    """The run has already ended."""
 
     code = "already_terminal"
 
 
 class SettledTerminal(Rejected):
-    """The run has ended for good and cannot be resumed."""
+    """The run has ended permanently and cannot be resumed."""
 
     code = "settled_terminal"
 
 
 class UndecidedWait(Rejected):
-    """The run waits for a decision that nobody has made."""
+    """The run waits for a decision that nobody has made yet."""
 
     code = "undecided_wait"
 
 
 class NotDecidable(Rejected):
-    """The wait is not open, or the run is in no state to be decided about."""
+    """The wait is not open, or the run's status does not allow a decision."""
 
     code = "not_decidable"
 
@@ -255,49 +255,49 @@ class ActionUnavailable(Rejected):
 
 
 class AcknowledgeRequired(Rejected):
-    """The run failed, and its resume must name the reason that was looked at."""
+    """The run failed. To resume it, pass the reason that you have looked at: ``acknowledge=REASON``, or ``--acknowledge REASON``."""
 
     code = "acknowledge_required"
 
 
 class RunIsLive(Rejected):
-    """A living worker drives the run."""
+    """A living worker is executing the run."""
 
     code = "run_is_live"
 
 
 class NothingEligible(Rejected):
-    """Nothing of the run can be driven now."""
+    """Nothing of the run can be executed now, for example because it waits for a signal, a time or a child run."""
 
     code = "nothing_eligible"
 
 
 class FingerprintMismatch(Rejected):
-    """The code differs from the one that the run began with."""
+    """The run began with another version of the skill's graph than the one registered here."""
 
     code = "fingerprint_mismatch"
 
 
 class WorkspaceElsewhere(FingerprintMismatch):
-    """The tools of a run have worked in a folder that is not the one here (§11.2)."""
+    """The tools of this run have worked in another folder than this process's workspace (§11.2)."""
 
     code = "workspace_elsewhere"
 
 
 class Denied(Rejected):
-    """A policy or a resolver said no; it is never retried (§8.1)."""
+    """A policy or a resolver refused the operation; it is never retried (§8.1)."""
 
     code = "denied"
 
 
 class AttemptMayLive(Rejected):
-    """An effect is not done again while its first attempt may still be under way (§6.5)."""
+    """An effect is not repeated while its first attempt may still be running (§6.5)."""
 
     code = "attempt_may_live"
 
 
 class EffectsUndone(Rejected):
-    """What earlier steps of a run did was taken back, so it cannot go on from where it stood (§6.11)."""
+    """Effects of earlier steps were undone, so the run cannot be resumed where it stopped (§6.11)."""
 
     code = "effects_undone"
 
@@ -309,13 +309,14 @@ class RestrictedOption(Rejected):
 
 
 class LaneBusy(Rejected):
-    """``on_busy="reject"``: the lane is held or its holder waits (§5.13)."""
+    """Raised with ``on_busy="reject"``: another run holds the lane (runs that execute one after another, such as those of one thread)
+    (§5.13)."""
 
     code = "lane_busy"
 
 
 class LaneBlocked(Rejected):
-    """A run cannot go on before another of its lane, which cannot be driven here (§4.16). ``blocked_by``: that run."""
+    """The run must wait for another run of its lane, and this process cannot execute that run (§4.16). ``blocked_by`` is its id."""
 
     code = "lane_blocked"
 
@@ -326,7 +327,8 @@ class LaneBlocked(Rejected):
 
 
 class QueueFull(Rejected):
-    """As many runs of the tenant wait in the queue as may (§10.11); ``retry_after``: seconds after which it is worth trying again."""
+    """The tenant already has the maximum number of waiting runs (``max_queued``) in this queue (§10.11). ``retry_after`` is the number of
+    seconds after which to try again."""
 
     code = "queue_full"
 
@@ -336,13 +338,13 @@ class QueueFull(Rejected):
 
 
 class LimitReached(Rejected):
-    """A run may not begin now: a limit is full, or its queue is paused (§10.11)."""
+    """The run cannot start now: a limit is reached, or its queue is paused (§10.11)."""
 
     code = "limit_reached"
 
 
 class TooManySignals(Rejected):
-    """More signals wait for this run than it may keep."""
+    """The run already stores the maximum number of signals that it has not yet taken."""
 
     code = "too_many_signals"
 
@@ -354,13 +356,13 @@ class TokenRefused(Rejected):
 
 
 class RepairRefused(Rejected):
-    """The damage is none that can be repaired safely."""
+    """The damage cannot be repaired safely."""
 
     code = "repair_refused"
 
 
 class IntentSettled(Rejected):
-    """The intent was sent or given up, so that there is nothing to say about it any more (§9.3)."""
+    """The outgoing message (intent) was already sent or abandoned, so it cannot be changed any more (§9.3)."""
 
     code = "intent_settled"
 
@@ -369,62 +371,62 @@ class IntentSettled(Rejected):
 
 
 class Conflict(HoldfastError):
-    """Somebody else was first: the state is another than the caller knew. Exit code 6."""
+    """Another caller was first: the state has changed since this caller read it."""
 
     code = "conflict"
     exit_code = 6
 
 
 class VersionConflict(Conflict):
-    """The log's tip moved since it was read."""
+    """The run has new events since its log was read. Read it again."""
 
     code = "version_conflict"
 
 
 class LeaseLost(Conflict):
-    """The fence is not the current one (§10.2): nothing was written."""
+    """This process no longer holds the lease of the run and its fencing number is outdated (§10.2). Nothing was written."""
 
     code = "lease_lost"
 
 
 class DecisionConflict(Conflict):
-    """The wait was decided otherwise before."""
+    """The wait was already decided in another way."""
 
     code = "decision_conflict"
 
 
 class RequestConflict(Conflict):
-    """The same request key with another input (§3.5)."""
+    """The request key was already used with another input (§3.5)."""
 
     code = "request_conflict"
 
 
 class EffectConflict(Conflict):
-    """The same effect key with another request (§6.3)."""
+    """The effect key was already used with another request (§6.3)."""
 
     code = "effect_conflict"
 
 
 class EffectInProgress(Conflict):
-    """Another attempt under the same key is under way."""
+    """Another attempt with the same key is still running."""
 
     code = "effect_in_progress"
 
 
 class IntentInFlight(Conflict):
-    """Somebody is sending the intent now, or has settled it meanwhile."""
+    """The outgoing message (intent) is being sent now, or has been settled in the meantime."""
 
     code = "intent_in_flight"
 
 
 class InboxUnread(Conflict):
-    """A run may not end over a command that nobody has taken: it is taken first (§10.12)."""
+    """A run cannot end while its inbox holds a command that it has not processed (§10.12)."""
 
     code = "inbox_unread"
 
 
 class SignalConflict(Conflict):
-    """The same signal key with another payload (§5.11)."""
+    """The signal key was already used with another payload (§5.11)."""
 
     code = "signal_conflict"
 
@@ -433,7 +435,7 @@ class SignalConflict(Conflict):
 
 
 class StepFailure(HoldfastError):
-    """A step failed. Raise it, or a subclass, to fail a step with a code and a hint of your own."""
+    """A step failed. Raise this error, or a subclass, to fail a step with your own code and hint."""
 
     code = "step_failed"
 
@@ -445,25 +447,26 @@ class UndeclaredChannel(StepFailure):
 
 
 class TwoWriters(StepFailure):
-    """Two writers on a ``last`` channel in one super-step (§4.1)."""
+    """Two nodes, or two tasks of one node, wrote the same ``last`` channel in one super-step (§4.1). Give the channel another reducer:
+    ``append``, ``merge`` or ``override``."""
 
     code = "two_writers"
 
 
 class ContractViolation(StepFailure):
-    """A write outside ``writes=`` (§4.2)."""
+    """A node wrote a channel that is not listed in its ``writes=`` (§4.2)."""
 
     code = "contract_violation"
 
 
 class BadReturn(StepFailure):
-    """A node returned what is no set of writes, Goto or list of Sends."""
+    """A node returned something other than a mapping of writes, a Goto or a list of Sends."""
 
     code = "bad_return"
 
 
 class InvalidWrite(StepFailure):
-    """A node wrote a value that is not what its channel's annotation says; ``field`` names it (§3.7)."""
+    """A node wrote a value that does not have the type of its channel; ``field`` is the channel's name (§3.7)."""
 
     code = "invalid_write"
 
@@ -479,7 +482,7 @@ class StepTimeout(StepFailure):
 
 
 class StepLimit(StepFailure):
-    """More super-steps in one invocation than allowed (§4.9); resumable."""
+    """One invocation needed more super-steps than ``step_limit`` allows (§4.9). The run can be resumed."""
 
     code = "step_limit"
 
@@ -491,79 +494,79 @@ class StepRejected(StepFailure):
 
 
 class RecordMismatch(StepFailure):
-    """Recorded calls no longer fit the code (§4.12); shows the difference."""
+    """The code makes other calls than those that are recorded (§4.12); the message shows the difference."""
 
     code = "record_mismatch"
 
 
 class NodeMissing(StepFailure):
-    """A pending node the graph no longer has (§3.2)."""
+    """A node that is due to run does not exist in the graph any more (§3.2)."""
 
     code = "node_missing"
 
 
 class SuspensionSwallowed(StepFailure):
-    """A node caught what suspends it and went on; let BaseException through."""
+    """A node caught the exception that suspends it and continued. Do not catch BaseException in a node."""
 
     code = "suspension_swallowed"
 
 
 class EffectUnknown(StepFailure):
-    """An effect was attempted and nobody knows its outcome; never repeated (§6.5)."""
+    """The outcome of an attempted effect is unknown; the effect is not repeated (§6.5)."""
 
     code = "effect_unknown"
 
 
 class EffectFailed(StepFailure):
-    """An effect raised, and its failure is on record."""
+    """An effect raised an error, and its failure is recorded."""
 
     code = "effect_failed"
 
 
 class ToolFailed(StepFailure):
-    """A tool ended with another exit code than 0."""
+    """A tool ended with an exit code other than 0."""
 
     code = "tool_failed"
 
 
 class StatementFailed(StepFailure):
-    """The database refused a statement that a step returned; nothing of that step was committed."""
+    """The database refused an SQL statement of a step; nothing of that step was committed."""
 
     code = "sql_failed"
 
 
 class ToolMissing(StepFailure):
-    """The step calls a tool that is not registered here."""
+    """The step calls a tool that is not registered in this process."""
 
     code = "tool_missing"
 
 
 class PathOutsideWorkspace(StepFailure):
-    """A tool's cwd or declared path leaves the workspace (§11.2)."""
+    """A tool's ``cwd`` or one of its ``paths`` is outside the workspace (§11.2)."""
 
     code = "path_outside_workspace"
 
 
 class ChildFailed(StepFailure):
-    """A child run ended otherwise than completed; ``ctx.child`` raises it in the parent."""
+    """A child run did not complete. ``ctx.child`` raises this error in the parent."""
 
     code = "child_failed"
 
 
 class LaneOfAncestor(StepFailure):
-    """A child in a lane that an unfinished ancestor holds (§4.16)."""
+    """A child run was put into a lane that one of its own unfinished ancestors holds, so each would wait for the other (§4.16)."""
 
     code = "lane_of_ancestor"
 
 
 class PermanentError(StepFailure):
-    """Raise it from a step to say that retrying is no use."""
+    """Raise this error from a step or a transport if a retry cannot help."""
 
     code = "permanent"
 
 
 class RetryAfter(StepFailure):
-    """Raise it from a transport: not now, and not before so many ``seconds`` have passed (§10.9)."""
+    """Raise this error from a transport if the message must be sent again later, after at least ``seconds`` seconds (§10.9)."""
 
     code = "retry_after"
 
@@ -573,13 +576,13 @@ class RetryAfter(StepFailure):
 
 
 class MaybeSent(StepFailure):
-    """Raise it from a transport: it may have been sent, and nobody knows (§9.4)."""
+    """Raise this error from a transport if the message may or may not have been sent (§9.4)."""
 
     code = "maybe_sent"
 
 
 class RunFailed(HoldfastError):
-    """Raised by ``result``, ``run`` and ``holdfast.run``; ``run`` is the run as it ended."""
+    """Raised by ``result``, ``run`` and ``holdfast.run`` if the run did not complete; ``run`` is the run as it ended."""
 
     code = "run_failed"
 
@@ -589,7 +592,7 @@ class RunFailed(HoldfastError):
 
 
 class RunWaiting(HoldfastError):
-    """Raised by ``result``, ``run`` and ``holdfast.run`` when the run rests in a wait."""
+    """Raised by ``result``, ``run`` and ``holdfast.run`` if the run waits and has no result yet; ``run`` is the run."""
 
     code = "run_waiting"
     exit_code = 4
@@ -603,15 +606,15 @@ class RunWaiting(HoldfastError):
 
 
 class StoreError(HoldfastError):
-    """The store did not do what it was asked to. ``passing``: it may be well again in a while, so that a worker backs off and goes on;
-    else only an operator, or another process, can help."""
+    """A store operation failed. ``passing`` is True if the failure may be temporary: a worker then pauses and tries again. If it is False,
+    an operator or another process must act."""
 
     code = "store_error"
     passing = True
 
 
 class StoreClosed(StoreError):
-    """It was closed, here and by us: whoever waited for it is let go."""
+    """The store was closed in this process. Calls that still wait for it end with this error."""
 
     code = "store_closed"
     passing = False
@@ -621,50 +624,50 @@ class StoreClosed(StoreError):
 
 
 class ProcessForked(StoreError):
-    """The store was opened by the process that this one was forked from; only that one may write and act (§10.1)."""
+    """The store was opened by the parent process, from which this process was forked. Only the parent may use it (§10.1)."""
 
     code = "process_forked"
     passing = False
 
 
 class StoreBusy(StoreError):
-    """The store could not be written for too long: another process holds it."""
+    """The store could not be written for too long, because another process has locked it."""
 
     code = "store_writer_stalled"
 
 
 class StoreUnavailable(StoreError):
-    """The database cannot be reached for a while; nothing of this was written. Whoever tries again later may succeed."""
+    """The database cannot be reached at the moment, and nothing was written. Try again later."""
 
     code = "store_unavailable"
 
 
 class OutcomeUnknown(StoreUnavailable):
-    """The connection was lost before the answer came, and could not be made again: it was written, or it was not."""
+    """The connection was lost during a write and could not be made again. It is not known whether the data was written."""
 
     code = "outcome_unknown"
 
 
 class StoreReadOnly(StoreError):
-    """The store cannot be written: a read-only file, file system or server."""
+    """The store cannot be written: the file, the file system or the server is read-only."""
 
     code = "store_read_only"
 
 
 class StoreMoved(StoreReadOnly):
-    """The file of the store was removed, moved or replaced while it was open (X-27): what is written now nobody would find."""
+    """The file of the store was removed, moved or replaced while it was open, so new data would be lost."""
 
     code = "store_moved"
 
 
 class StoreFull(StoreError):
-    """The disk or the quota is full; nothing of the write is kept."""
+    """The disk or the quota is full; nothing was written."""
 
     code = "store_full"
 
 
 class StoreCorrupt(StoreError):
-    """Something stored is not what was written."""
+    """Stored data is damaged."""
 
     code = "store_corrupt"
     passing = False
@@ -677,8 +680,8 @@ class EventUnreadable(StoreCorrupt):
 
 
 class KeyUnavailable(StoreCorrupt):
-    """A payload is encrypted under a key that is not at hand, or that is another one of that name (§14.5): ``key_id``, ``run_id`` and
-    ``place`` say which. ``run_id`` is empty for what belongs to no run."""
+    """A payload is encrypted with a key that this process does not have, or for which it has another key with the same id (§14.5).
+    ``key_id``, ``run_id`` and ``place`` say which payload. ``run_id`` is empty if the payload does not belong to a run."""
 
     code = "key_unavailable"
 
@@ -692,25 +695,25 @@ class KeyUnavailable(StoreCorrupt):
 
 
 class PlaintextRefused(StoreCorrupt):
-    """A payload is not encrypted, and the encryption given is strict (§14.5)."""
+    """A payload is not encrypted, and the runtime's encryption is strict (§14.5)."""
 
     code = "plaintext_refused"
 
 
 class PayloadAltered(StoreCorrupt):
-    """An encrypted payload is not what was written there: it was changed, or belongs to another place (§14.5)."""
+    """An encrypted payload is damaged: it was changed, or copied from another place (§14.5)."""
 
     code = "payload_altered"
 
 
 class ChainBroken(StoreCorrupt):
-    """The hashes of the log do not follow each other: an event is missing, altered or out of place."""
+    """The checksums of the log do not match: an event is missing, was changed, or is out of order."""
 
     code = "event_chain_broken"
 
 
 class LogRolledBack(StoreCorrupt):
-    """The log is older than what was acknowledged: an old copy, or a lost tail."""
+    """The log is older than the last confirmed commit: the store is an old copy, or the end of the log was lost."""
 
     code = "log_rolled_back"
 
@@ -725,9 +728,9 @@ _MADE_ANEW = {"schedule": "; then schedule anew", "limit": "; then set the limit
 
 
 class RecordDamaged(StoreCorrupt):
-    """A record beside the log is gone, or is not what was written (§12.1): ``kind``, ``run_id`` and ``record`` say which.
+    """A record outside the log is missing or damaged (§12.1): ``kind``, ``run_id`` and ``record`` say which.
 
-    The code is ``K_record_missing`` or ``K_record_altered`` with the kind in the place of K. ``run_id`` is empty for what belongs to no run.
+    The code is ``<kind>_record_missing`` or ``<kind>_record_altered``. ``run_id`` is empty if the record does not belong to a run.
     """
 
     code = "record_unreadable"
@@ -745,7 +748,7 @@ class RecordDamaged(StoreCorrupt):
 
 
 class UnsupportedFormat(StoreError):
-    """A payload of a newer or unknown major version (§1.8)."""
+    """A payload has a newer or unknown major version of its format (§1.8)."""
 
     code = "unsupported_format"
     passing = False

@@ -21,7 +21,7 @@ def _keep(condition: msgspec.Struct, **plain: Any) -> None:
 
 
 class ExitCode(msgspec.Struct, frozen=True, tag="exit_code", metaclass=Declared):
-    """The tool ended with this code."""
+    """The exit code of the tool is ``code`` (0 by default)."""
 
     code: int = 0
 
@@ -30,7 +30,7 @@ class ExitCode(msgspec.Struct, frozen=True, tag="exit_code", metaclass=Declared)
 
 
 class FileExists(msgspec.Struct, frozen=True, tag="file_exists", metaclass=Declared):
-    """There is such a file; the path is relative to where the tool ran."""
+    """The file ``path`` exists; the path is relative to the folder in which the tool ran."""
 
     path: str
 
@@ -39,7 +39,7 @@ class FileExists(msgspec.Struct, frozen=True, tag="file_exists", metaclass=Decla
 
 
 class FileHash(msgspec.Struct, frozen=True, tag="file_hash", metaclass=Declared):
-    """A file's bytes have this SHA-256, in hex digits. Without the file there is no evidence."""
+    """The file ``path`` has this SHA-256, in hex digits. If the file does not exist, the postcondition cannot be checked."""
 
     path: str
     sha256: str
@@ -49,7 +49,8 @@ class FileHash(msgspec.Struct, frozen=True, tag="file_hash", metaclass=Declared)
 
 
 class JsonPathEquals(msgspec.Struct, frozen=True, tag="json_path_equals", metaclass=Declared):
-    """A JSON file has this value at a JSON pointer (``/a/0/b``). Without the file there is no evidence."""
+    """The JSON file ``path`` has this value at the JSON pointer ``pointer`` (``/a/0/b``). If the file does not exist, the postcondition
+    cannot be checked."""
 
     path: str
     pointer: str
@@ -60,7 +61,8 @@ class JsonPathEquals(msgspec.Struct, frozen=True, tag="json_path_equals", metacl
 
 
 class HttpStatus(msgspec.Struct, frozen=True, tag="http_status", metaclass=Declared):
-    """A GET of this address answers so. An address that cannot be reached is no evidence."""
+    """A GET request to ``url`` returns the status ``status`` (200 by default). If the address cannot be reached, the postcondition cannot
+    be checked."""
 
     url: str
     status: int = 200
@@ -71,7 +73,7 @@ class HttpStatus(msgspec.Struct, frozen=True, tag="http_status", metaclass=Decla
 
 
 class Command(msgspec.Struct, frozen=True, tag="command", metaclass=Declared):
-    """A command ends with 0. One that cannot be run, or does not end, is no evidence."""
+    """The command ``argv`` ends with exit code 0. If it cannot be run or does not end, the postcondition cannot be checked."""
 
     argv: tuple[str, ...]
 
@@ -86,7 +88,7 @@ KINDS = (ExitCode, FileExists, FileHash, JsonPathEquals, HttpStatus, Command)
 
 
 class Report(msgspec.Struct, frozen=True):
-    """What became of one postcondition. ``ok`` is None where nothing was seen that would tell."""
+    """The result of one postcondition. ``ok`` is None if it could not be checked."""
 
     kind: str
     ok: bool | None
@@ -94,7 +96,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """A file that a tool left, kept by its content: ``store.blob(sha256)``."""
+    """A file that a tool left. It is kept by its content: ``store.blob(sha256)``."""
 
     name: str
     size: int

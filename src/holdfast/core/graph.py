@@ -24,27 +24,29 @@ from holdfast.core.kinds import Kind
 from holdfast.core.retry import ONCE, Retry
 
 START = "@start"
+"""The place before the first nodes: ``graph.edge(START, "a")`` runs the node ``a`` at the start."""
 END = "@end"
+"""The end of a graph: a target for edges, routers and Goto. A path that leads to it starts no more nodes."""
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_\-]*\Z")
 DEFAULT_TIMEOUT_US = 60_000_000
 DEFAULT_STEP_LIMIT = 1_000
 
 
 class Goto(msgspec.Struct, frozen=True):
-    """A node's return value: write ``writes`` and go to ``node`` (one name, several, or END) in place of its edges."""
+    """A node's return value: write ``writes`` and continue at ``node`` (a name, several names, or END) instead of along its edges."""
 
     node: str | tuple[str, ...] | list[str]
     writes: Mapping[str, Any] | None = None
 
     @property
     def targets(self) -> tuple[str, ...]:
-        """The nodes that run next, ``END`` left out."""
+        """The names of the nodes that run next, without ``END``."""
         names = (self.node,) if isinstance(self.node, str) else tuple(self.node)
         return tuple(n for n in names if n != END)
 
 
 class Send(msgspec.Struct, frozen=True):
-    """A node's return value, in a list: run ``node`` once with ``payload`` (it arrives as ``ctx.payload``)."""
+    """A node's return value, in a list: run ``node`` once with ``payload``, which it gets as ``ctx.payload``."""
 
     node: str
     payload: Any = None
@@ -55,7 +57,7 @@ class AnyOf(msgspec.Struct, frozen=True):
 
 
 def any_of(*nodes: str) -> AnyOf:
-    """``after=any_of("a", "b")``: run when any of them has completed (§4.17)."""
+    """``after=any_of("a", "b")``: the node runs when any of these nodes has completed (§4.17)."""
     return AnyOf(nodes)
 
 

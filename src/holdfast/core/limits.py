@@ -28,7 +28,8 @@ LONGEST_WAIT_US = 30 * SECOND
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
-    """At most ``in_flight`` at once, and ``per_second`` by a bucket that holds ``burst`` (a second's worth unless it is said)."""
+    """At most ``in_flight`` at the same time, and ``per_second`` starts per second, by a token bucket of size ``burst`` (by default the
+    number of one second)."""
 
     in_flight: int | None = None
     per_second: float | None = None
@@ -48,17 +49,17 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
 
     @property
     def every(self) -> int:
-        """Microseconds in which one token comes; 0 without a rate."""
+        """The microseconds until the next token; 0 without a rate."""
         return 0 if self.per_second is None else max(1, math.ceil(SECOND / self.per_second))
 
     @property
     def held(self) -> int:
-        """How many tokens the bucket holds."""
+        """The number of tokens that the bucket holds."""
         return 1 if self.per_second is None else self.burst or max(1, int(self.per_second))
 
     @property
     def said(self) -> str:
-        """The limit in words."""
+        """The limit as text."""
         rate = "" if self.per_second is None else f"{self.per_second:g} per second, {self.held} at once"
         return ", ".join(part for part in ("" if self.in_flight is None else f"{self.in_flight} in flight", rate) if part)
 

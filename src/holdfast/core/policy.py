@@ -40,7 +40,7 @@ class OnFail(StrEnum):
 
 
 class Verdict(msgspec.Struct, frozen=True):
-    """What a gate says. ``prompt`` and ``actions`` are for ``require_human``."""
+    """The answer of a gate. ``prompt`` and ``actions`` are for ``require_human``."""
 
     kind: Kind
     reason: str = ""
@@ -58,16 +58,16 @@ def allow() -> Verdict:
 
 @verb
 def deny(reason: str) -> Verdict:
-    """The step does not run and the run is halted; a denial is never retried (§8.1)."""
+    """The step does not run, and the run is halted; a denial is never retried (§8.1)."""
     return Verdict(Kind.DENY, reason)
 
 
 @admits(prompt=arguments.asked, actions=arguments.as_given)
 def require_human(prompt: str, actions: str | Iterable[str] = (), reason: str = "") -> Verdict:
-    """A person is asked before the step runs, or before its result stands.
+    """A person is asked before the step runs, or, if the gate is asked after the step, before its result is accepted.
 
     Raises:
-        InvalidInput: an action that has no meaning at a gate (§5.5).
+        InvalidInput: an action that a gate cannot offer (§5.5).
     """
     return Verdict(Kind.REQUIRE_HUMAN, reason or prompt, prompt, at_gate(actions, AFTER_STEP))
 
@@ -80,15 +80,16 @@ def degrade(reason: str) -> Verdict:
 
 @verb
 def warn(reason: str) -> Verdict:
-    """The step runs, or its result stands, and the log says what was wrong with it."""
+    """The step runs, or its result is accepted, and the log reports what was wrong with it."""
     return Verdict(Kind.WARN, reason)
 
 
 class Request(msgspec.Struct, frozen=True):
-    """What a gate is asked about: a step of a run. ``waivers`` are those given in this run so far (§5.5); ``state`` is what the step sees.
+    """What a gate is asked about: a step of a run. ``waivers`` are those given in this run so far (§5.5); ``state`` is the state that the
+    step reads.
 
-    ``writes`` is what it wrote, for a gate after the step; None before it. ``undo`` is what is to take back an effect of that step,
-    empty for the step itself (§6.11).
+    ``writes`` are the step's writes, for a gate after the step; None before it. ``undo`` is the name of the undo function if the question
+    is whether an effect may be undone; empty for the step itself (§6.11).
     """
 
     run: Run
@@ -108,7 +109,9 @@ REVIEWS = ("planning", "research")
 
 
 class Policy(msgspec.Struct, frozen=True, metaclass=Declared):
-    """A gate with a version. ``reviews`` are the kinds of work that end in human review (§5.16)."""
+    """A gate function with a version. ``gate`` gets a ``Request`` and answers with a ``Verdict``, True, False or a reason (a string); None
+    allows every step. ``reviews`` are the kinds of work that end in a person's review (§5.16). ``allow_force`` is whether
+    ``resume(force=True)`` may continue a run past the policy."""
 
     gate: Gate | None = None
     version: str = "1"
@@ -124,12 +127,12 @@ class Policy(msgspec.Struct, frozen=True, metaclass=Declared):
 
     @property
     def snapshot_id(self) -> str:
-        """A name for this policy with its version, recorded with what it decides."""
+        """A name for this policy and its version; it is recorded with its decisions."""
         name = getattr(self.gate, "__qualname__", type(self.gate).__name__)
         return f"policy-{canon.digest([name, self.version, *self.reviews, str(self.allow_force)])[:12]}"
 
     def ask(self, request: Request) -> Verdict:
-        """The verdict about a step."""
+        """Calls ``gate`` with a request and returns its verdict."""
         return ALLOW if self.gate is None else verdict(self.gate(request))
 
 

@@ -47,7 +47,8 @@ PERMANENT: tuple[type[BaseException], ...] = (
 
 
 class Retry(msgspec.Struct, frozen=True, metaclass=Declared):
-    """``max_attempts`` counts failures, the first try included; ``base_us`` is the first pause in microseconds."""
+    """``max_attempts`` is the number of attempts including the first. ``base_us`` is the first pause in microseconds; it doubles with each
+    attempt, up to 5 minutes. ``on`` are the errors after which another attempt is made."""
 
     max_attempts: int = 1
     base_us: int = SECOND

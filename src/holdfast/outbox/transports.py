@@ -48,7 +48,7 @@ class Intent(Protocol):
 
 
 class Row(msgspec.Struct, frozen=True):
-    """A ledger row that a hook has kept with the settlement."""
+    """A ledger row that ``on_response`` returns; it is stored together with the outcome of the message."""
 
     topic: str
     key: str
@@ -56,7 +56,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Signal(msgspec.Struct, frozen=True):
-    """A signal to a run, by default the one that sent the intent. The same ``key`` is delivered once."""
+    """A signal to a run; by default to the run that sent the message. Signals with the same ``key`` are delivered once."""
 
     name: str
     payload: Any = None
@@ -65,7 +65,7 @@ class Signal(msgspec.Struct, frozen=True):
 
 
 class Further(msgspec.Struct, frozen=True):
-    """A further intent, under the key of the first with ``:n`` behind it."""
+    """Another outgoing message (intent) that ``on_response`` returns. Its key is the key of the first one followed by ``:n``."""
 
     type: str
     payload: Any = None
@@ -157,9 +157,19 @@ def _value(item: Any) -> Given:
 
 
 class Function:
-    """A plain function as a transport, with what is to be said of it: ``Function(send_mail, retry=3, timeout=5, dedupes=True)``.
+    """A plain function as a transport, with its options: ``Function(send_mail, retry=3, timeout=5, dedupes=True)``.
 
-    ``retry``: how many attempts before it is dead, or a ``Retry``, whose ``on`` names the errors that are tried again.
+    Args:
+        send: a function ``(payload, key)``, plain or async.
+        dedupes: whether the receiver drops a repeated key.
+        retry: the number of attempts before the message is ``dead``, or a ``Retry``; its ``on`` names the errors after which another
+            attempt is made.
+        timeout: seconds.
+        limit: the name of the limit that each attempt counts against.
+        verify: ``verify(payload, key)`` returns ``Happened(answer)``, ``Absent()`` or ``Unknown()``, after an attempt whose outcome is
+            unknown.
+        on_response: a function that is called with the message and the receiver's answer; it may return ``Row``, ``Signal`` or ``Further``,
+            or a list of them.
     """
 
     @checked(send=function, verify=function, on_response=function, timeout=amount, limit=own_name, retry=coerce)
@@ -184,9 +194,10 @@ class Function:
 
 
 class Subprocess:
-    """Runs a command for each intent: the payload as JSON on its standard input, the key in ``$HOLDFAST_IDEMPOTENCY_KEY``.
+    """Runs a command for each outgoing message (intent): the payload is JSON on its standard input, the key is in
+    ``$HOLDFAST_IDEMPOTENCY_KEY``.
 
-    Exit code 0 is sent, 65 refused for good, any other failed for now. What it prints is the answer.
+    Exit code 0 means sent, 65 permanently refused, any other a temporary failure. The text on standard output is kept as the answer.
     """
 
     @checked(argv=texts, timeout=amount, env=texts)
@@ -199,7 +210,8 @@ class Subprocess:
         self.timeout = timeout
 
     async def send(self, payload: Any, key: str) -> Any:
-        """Runs the command with the payload as JSON on its standard input and the key in ``HOLDFAST_IDEMPOTENCY_KEY``."""
+        """Runs the command with the payload as JSON on its standard input and the key in ``$HOLDFAST_IDEMPOTENCY_KEY``; returns its
+        standard output."""
         env = {n: os.environ[n] for n in self._env if n in os.environ} | {"HOLDFAST_IDEMPOTENCY_KEY": key}
         pipe = asyncio.subprocess.PIPE
         try:

@@ -75,14 +75,15 @@ def hosts(value: Any, field: str) -> tuple[str, ...]:
 
 
 class Webhook:
-    """Sends ``{url, body, method="POST", headers={}}``. The body goes as JSON, or as it is if it is text.
+    """Sends ``{url, body, method="POST", headers={}}``. A text is sent as it is, any other body as JSON.
 
     Args:
         secret: signs each request: ``Holdfast-Signature: t=<unix time>,v1=<hex of HMAC-SHA256 over "t.body">``.
-        allow: private, loopback and link-local hosts that may be sent to: ``host``, ``host:port``, an address, a network.
-            ``$HOLDFAST_WEBHOOK_ALLOW`` names more, by commas.
-        timeout: seconds for everything, from the look-up to the end of the answer.
-        dedupes: whether the receiver drops a repeated ``Idempotency-Key``; if not, a doubtful sending asks a person.
+        allow: the private, loopback and link-local hosts to which it may send: ``host``, ``host:port``, an address, or a network.
+            ``$HOLDFAST_WEBHOOK_ALLOW`` names more, separated by commas.
+        timeout: seconds for the whole request, from the look-up of the name to the end of the answer.
+        dedupes: whether the receiver drops a repeated ``Idempotency-Key``; if not, a person is asked when the outcome of a message is
+            unknown.
     """
 
     @checked(secret=secret, allow=hosts, timeout=amount)
@@ -94,12 +95,12 @@ class Webhook:
         self.dedupes = dedupes
 
     async def send(self, payload: Any, key: str) -> dict[str, Any]:
-        """Sends it; gives ``{status, body, cut}``.
+        """Sends the request; returns ``{status, body, cut}``. ``cut`` is True if the body was longer than what is kept.
 
         Raises:
-            PermanentError: it can never be sent so, or the receiver will never take it.
-            RetryAfter: the receiver said when to come again.
-            MaybeSent: it was on its way when something broke.
+            PermanentError: the request is invalid, or the receiver refuses it permanently.
+            RetryAfter: the receiver named the time for another attempt.
+            MaybeSent: the connection broke after the sending began.
         """
         asked = request(payload, key, self._secret, int(time.time()))
         addresses = await self._addresses(asked.host, asked.port)
@@ -200,7 +201,8 @@ def request(payload: Any, key: str, secret: bytes | None, now: int) -> Request:
 
 
 def signature(secret: bytes, at: int, body: bytes) -> str:
-    """What a receiver computes to know that a request is ours, and how old it is."""
+    """Returns the hex HMAC-SHA256 over ``b"<at>." + body``. A receiver compares it with the header to check who sent a request, and when
+    (``at``, Unix time in seconds)."""
     return hmac.new(secret, b"%d.%b" % (at, body), hashlib.sha256).hexdigest()
 
 

@@ -1,6 +1,6 @@
-"""What this project tests itself with, for users too: virtual time, crashes at every write, a simulator, transcripts.
+"""Tools for tests: virtual time, crashes at every write, a simulator, and transcripts. This project tests itself with them.
 
-``World`` and the fixture ``holdfast_world`` are the way in; docs/testing.md begins with them.
+Begin with ``World``, or with the pytest fixture ``holdfast_world``; ``docs/testing.md`` explains them.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ class Livelock(Exception):
 
 
 class VirtualClock:
-    """A clock for ``Runtime(clock=…)``. ``skew_us`` moves the wall clock alone, as a person or NTP does (X-13)."""
+    """A clock for ``Runtime(clock=…)``. ``skew_us`` moves only the wall clock, as a person or NTP does (X-13)."""
 
     def __init__(self, start_us: int = EPOCH_US) -> None:
         self.start_us = start_us
@@ -41,15 +41,15 @@ class VirtualClock:
         self._count = itertools.count()
 
     def now(self) -> int:
-        """Microseconds since 1970."""
+        """Microseconds since 1970, UTC."""
         return self.start_us + int(self.elapsed * 1_000_000) + self.skew_us
 
     def monotonic(self) -> float:
-        """Seconds that no jump of the wall clock touches."""
+        """Seconds that jumps of the wall clock do not change."""
         return self.elapsed
 
     async def sleep(self, seconds: float) -> None:
-        """Returns once the clock has moved that far: by itself in a ``VirtualLoop``, by ``advance`` in any other."""
+        """Returns when the clock has advanced by ``seconds``: by itself in a ``VirtualLoop``, by ``advance`` in any other loop."""
         loop = asyncio.get_running_loop()
         if isinstance(loop, VirtualLoop) and loop.clock is self:
             await asyncio.sleep(seconds)
@@ -61,7 +61,7 @@ class VirtualClock:
             await asyncio.sleep(0)
 
     def advance(self, seconds: float) -> None:
-        """Moves the clock and wakes whoever slept until then."""
+        """Advances the clock and wakes the sleepers whose time has come."""
         assert seconds >= 0, "time does not go back; jump() sets the wall clock"
         self.elapsed += seconds
         while self._sleepers and self._sleepers[0][0] <= self.elapsed:
@@ -70,12 +70,12 @@ class VirtualClock:
                 woken.set_result(None)
 
     def jump(self, seconds: float) -> None:
-        """Sets the wall clock forth or back; ``monotonic`` goes on as before."""
+        """Moves the wall clock forward or back by ``seconds``; ``monotonic`` is not changed."""
         self.skew_us += int(seconds * 1_000_000)
 
 
 class Process:
-    """What a test kills or freezes: all callbacks and tasks that were started through ``start``."""
+    """A simulated process that a test can kill or freeze: all callbacks and tasks that were started by ``start``."""
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -85,7 +85,7 @@ class Process:
         self.parked: list[asyncio.Handle] = []
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        """A task of this process; what it starts in turn belongs to it as well."""
+        """Starts a task of this process; the tasks that it starts belong to the process too."""
         return contextvars.copy_context().run(self._start, work)
 
     def _start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
@@ -93,7 +93,7 @@ class Process:
         return asyncio.get_running_loop().create_task(work)
 
     def freeze(self) -> None:
-        """Stops it wherever it is, between any two callbacks, as SIGSTOP does."""
+        """Stops the process where it is, between any two callbacks, as SIGSTOP does."""
         self.frozen = True
 
     def thaw(self) -> None:
@@ -104,15 +104,15 @@ class Process:
             self.parked = []
 
     def kill(self) -> None:
-        """Ends all its tasks where they stand. The caller has cut it off from its store first, so that nothing they do on
-        their way out reaches anybody."""
+        """Ends all its tasks where they are. Cut the process off from its store first (``CrashingStore.cut``), so that its tasks can write
+        nothing while they end."""
         self.dead = True
         self.thaw()
         for task in list(self.tasks):
             task.cancel()
 
     async def gone(self) -> None:
-        """Returns when the last of its tasks has ended; one that catches its cancellation is cancelled again."""
+        """Returns when the last of its tasks has ended; a task that catches its cancellation is cancelled again."""
         assert self.dead, "only a killed process goes"
         while left := [t for t in self.tasks if not t.done() and t is not asyncio.current_task()]:
             for task in left:
@@ -132,7 +132,7 @@ def _virtual() -> VirtualLoop:
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """An event loop over virtual time; with ``rng`` it draws what runs next. Blocking calls run in place."""
+    """An event loop over virtual time. With ``rng`` the next callback is chosen at random. Blocking calls run in place."""
 
     _ready: deque[asyncio.Handle]
     _scheduled: list[asyncio.TimerHandle]
@@ -156,7 +156,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._ready.extend(handles)
 
     def run_in_executor(self, executor: Any, func: Callable[[*Ts], R], *args: *Ts) -> asyncio.Future[R]:
-        """Runs it at once: a test's blocking step needs no thread, and the order of things stays the same each time."""
+        """Runs ``func`` at once: a blocking step needs no thread in a test, and the order stays the same each time."""
         future: asyncio.Future[R] = self.create_future()
         try:
             future.set_result(func(*args))
@@ -212,10 +212,10 @@ def _owned(loop: asyncio.AbstractEventLoop, coro: Any, *, context: contextvars.C
 
 
 def run_virtual(work: Coroutine[Any, Any, T], *, seed: int | None = None, clock: VirtualClock | None = None, most_turns: int = 0) -> T:
-    """Runs a coroutine to its end in virtual time; with a seed in an order drawn from it.
+    """Runs a coroutine to its end in virtual time; with ``seed`` the callbacks run in a random order made from it.
 
     Raises:
-        Livelock: it took ``most_turns`` turns and is not done.
+        Livelock: it took ``most_turns`` turns and has not ended.
     """
     rng = None if seed is None else random.Random(seed)
     with asyncio.Runner(loop_factory=lambda: VirtualLoop(clock, rng, most_turns=most_turns)) as runner:

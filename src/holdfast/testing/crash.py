@@ -24,12 +24,12 @@ READS = frozenset(
 
 
 class SimulatedCrash(ControlFlow):
-    """The process is gone. A way out that nothing in the engine holds up: no handler may outlive a kill -9."""
+    """Raised to simulate a process that was killed (``kill -9``). The engine does not catch it."""
 
 
 class Fault(StrEnum):
-    """What goes wrong at a write: the process dies ``before`` or ``after`` it, or lives on and is told that the store failed,
-    with the write ``lost`` or ``applied`` all the same (X-09)."""
+    """What goes wrong at a write. The process dies ``before`` or ``after`` it; or the process lives and the store reports a failure,
+    although the write was ``lost`` or ``applied`` (X-09)."""
 
     BEFORE = "before"
     AFTER = "after"
@@ -50,15 +50,16 @@ def never(number: int, verb: str) -> Fault | None:
 
 
 class CrashingStore:
-    """One process's way to a shared store.
+    """A shared store as one simulated process sees it; the process can crash at any write.
 
     Args:
-        store: the store beneath, which outlives the process.
-        plan: asked at each write with its number and verb.
-        pause: awaited before and after each verb: the time a store takes, for others to act in.
-        seen: told of each write that was applied: verb, arguments, answer.
+        store: the wrapped store, which outlives the process.
+        plan: called at each write with its number and the method's name; it returns the fault, or None.
+        pause: awaited before and after each call, so that other tasks can run in between.
+        seen: called with (method, arguments, result) after each write that was applied.
+        on_crash: called when the process crashes.
 
-    ``writes`` lists the verbs in order; after a crash every verb raises SimulatedCrash, as if nobody were there to call.
+    ``writes`` lists the methods that wrote, in order. After a crash every call raises SimulatedCrash.
     """
 
     def __init__(
@@ -80,23 +81,23 @@ class CrashingStore:
 
     @property
     def beneath(self) -> Store:
-        """The store that is crashed."""
+        """The wrapped store."""
         return self._store
 
     def as_store(self) -> Store:
-        """Itself, under the port's type: its verbs are made on demand."""
+        """Returns this object with the type ``Store``. Its methods are created on demand."""
         return cast(Store, self)
 
     def cut(self) -> None:
-        """From now on nothing reaches the store."""
+        """Cuts the process off: from now on nothing reaches the store, and every call raises SimulatedCrash."""
         self.dead = True
 
     async def open(self) -> None:
-        """Opens the store beneath."""
+        """Does nothing, because the wrapped store is open already; raises SimulatedCrash after a crash."""
         self._alive()
 
     async def close(self) -> None:
-        """The shared store stays open: it belongs to whoever made it."""
+        """Does nothing: the wrapped store is shared and stays open."""
 
     def __getattr__(self, name: str) -> Any:
         target = getattr(self._store, name)

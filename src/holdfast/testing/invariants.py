@@ -30,7 +30,7 @@ ENDED = (ev.RunCompleted, ev.RunFailed, ev.RunCanceled)
 
 
 class Violation(msgspec.Struct, frozen=True):
-    """A broken promise: which one, of which run, and what was seen."""
+    """A broken invariant: its code, the run, and what was found."""
 
     code: str
     run_id: str
@@ -41,7 +41,7 @@ class Violation(msgspec.Struct, frozen=True):
 
 
 async def violations(store: Store) -> list[Violation]:
-    """Everything that is broken in a store, run by run. Empty is what it should be."""
+    """Returns all violations found in a store, run by run; an empty list if there are none."""
     found: list[Violation] = []
     keys: Counter[str] = Counter()
     logs: dict[str, list[Record]] = {}

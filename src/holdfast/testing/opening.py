@@ -28,14 +28,15 @@ class Opening:
 
 
 def open_store(url: str, *, clock: Clock | None = None) -> Opening:
-    """Opens the store that a URL names, creating it where there is none: ``async with open_store("sqlite:///runs.db") as store``.
+    """Opens the store at a URL, and creates it if it does not exist: ``async with open_store("sqlite:///runs.db") as store``.
 
     Args:
         url: as for ``Runtime``.
         clock: the store's clock; by default the machine's.
 
     Raises:
-        UsageError: the URL names no store. StoreError: it cannot be opened.
+        UsageError: the URL does not name a store.
+        StoreError: the store cannot be opened.
     """
     return Opening(url, clock)
 

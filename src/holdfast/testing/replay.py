@@ -42,10 +42,10 @@ _OPENERS = frozenset({"scope", "first_of"})
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One thing that the code does otherwise than the recording.
+    """One difference between the code and the recording.
 
-    ``kind``: ``new_call``, ``missing_call``, ``other_call``, ``arguments``, ``routing``, ``outcome``, ``end``, ``waits`` or ``value``.
-    ``where`` is the super-step, task and place of a call, or a channel's name. ``expected`` and ``got`` are words for people.
+    ``kind`` is ``new_call``, ``missing_call``, ``other_call``, ``arguments``, ``routing``, ``outcome``, ``end``, ``waits`` or ``value``.
+    ``where`` is the super-step, task and position of a call, or a channel's name. ``expected`` and ``got`` are texts for people.
     """
 
     kind: str
@@ -75,7 +75,8 @@ _WORDS = {
 
 
 class Replayed(msgspec.Struct, frozen=True):
-    """What became of a recorded run under the present code. Its text reads well in a failed test."""
+    """The result of running the present code against a recorded run. ``served`` is the number of recorded calls that were answered.
+    ``str()`` of it is a report for people."""
 
     run_id: str
     skill_id: str
@@ -86,7 +87,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
     @property
     def same(self) -> bool:
-        """Whether the code does what the recording says. Another shape of the skill alone is no difference."""
+        """Whether the code does what is recorded. A different version of the skill's graph alone does not count as a difference."""
         return not self.differences
 
     def __str__(self) -> str:
@@ -99,7 +100,7 @@ class Replayed(msgspec.Struct, frozen=True):
 
 
 class ReplayDiffers(AssertionError):
-    """The code does otherwise than a recorded run; ``replayed.differences`` say how."""
+    """The code behaves differently from a recorded run; ``replayed.differences`` lists how."""
 
     def __init__(self, replayed: Replayed) -> None:
         super().__init__(str(replayed))
@@ -107,25 +108,26 @@ class ReplayDiffers(AssertionError):
 
 
 async def replay_check(skill: Skill, recorded: str | os.PathLike[str] | Store, run_id: str | None = None, **options: Any) -> Replayed:
-    """Holds a recorded run against the code as it is now, calling nothing outside.
+    """Runs the present code against a recorded run, without calling anything outside, and compares the two.
 
     Args:
-        recorded: a run's directory as ``holdfast export`` wrote it, a folder of such, a store's URL, or an open store.
-        run_id: which run of it; may be left out where there is only one.
-        options: of ``Runtime``, where the code needs them: ``skills``, ``tools``, ``policy``, ``environment``.
+        recorded: a run's directory as ``holdfast export`` wrote it, a folder of such directories, a store's URL, or an open store.
+        run_id: the run; it may be left out if there is only one.
+        options: options of ``Runtime`` that the code needs: ``skills``, ``tools``, ``policy``, ``environment``.
 
     Raises:
-        InvalidInput: several runs are there and none was named. RunNotFound: there is none such.
-        StoreCorrupt: the recording does not hold together.
+        InvalidInput: there are several runs and ``run_id`` is not given.
+        RunNotFound: there is no such run.
+        StoreCorrupt: the recording is damaged.
     """
     return await _Replay(await _taken(recorded, run_id), skill, options).replayed()
 
 
 async def assert_replays(skill: Skill, recorded: str | os.PathLike[str] | Store, run_id: str | None = None, **options: Any) -> Replayed:
-    """``replay_check`` for tests.
+    """Like ``replay_check``, but fails a test if there is a difference.
 
     Raises:
-        ReplayDiffers: an AssertionError that says where the code does otherwise.
+        ReplayDiffers: an AssertionError that lists the differences.
     """
     replayed = await replay_check(skill, recorded, run_id, **options)
     if not replayed.same:

@@ -21,10 +21,10 @@ from holdfast.ports import RunFilter, Store
 
 
 async def transcript(store: Store, run_ids: Iterable[str] | None = None, *, since: int | None = None) -> str:
-    """The runs' logs as text, oldest run first; all of the store's runs by default.
+    """The logs of the runs as text, oldest run first; by default of all runs of the store.
 
     Args:
-        since: the moment times are counted from, microseconds since 1970; by default the first event's.
+        since: the moment from which times are counted, in microseconds since 1970; by default the time of the first event.
     """
     if run_ids is None:
         run_ids = [run.run_id for run, _ in reversed(await store.runs(RunFilter(limit=1000)))]

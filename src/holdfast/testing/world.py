@@ -143,12 +143,13 @@ class Outside:
 
 
 class World:
-    """Hosts over one store in virtual time.
+    """Simulated hosts over one store, in virtual time.
 
     Args:
-        store: the store they share; a fresh MemoryStore by default.
+        store: the store that they share; by default a new MemoryStore.
         lease: seconds.
-        seed: for entropy; with ``run`` also for what runs next.
+        seed: the seed of random values, and in ``run`` of the order of callbacks.
+        clock: the clock of all hosts; by default a new one.
     """
 
     def __init__(self, store: Store | None = None, *, lease: float = LEASE_SECONDS, seed: int = 0, clock: VirtualClock | None = None) -> None:
@@ -172,7 +173,8 @@ class World:
     async def host(
         self, *skills: Skill, plan: Plan = never, pause: Callable[[], Awaitable[None]] | None = None, proven: bool = True, **options: Any
     ) -> Host:
-        """Starts a process with a runtime on the store. ``proven``: once it has crashed, others can prove it."""
+        """Starts a simulated process with a runtime on the store. ``proven`` is whether other hosts know that the process is dead after it
+        crashed."""
         name = f"host-{len(self.hosts) + 1}"
         connection = CrashingStore(self.store, plan, pause=pause, seen=self._saw)
         host = Host(self, name, skills, connection, options)
@@ -182,13 +184,13 @@ class World:
         return host
 
     def proven_dead(self, owner: str) -> None:
-        """What a liveness file would show. A store without such a notion waits for the lease."""
+        """Marks a process as proven dead, as its liveness file would show it. A store that cannot do this waits until the lease expires."""
         abandon = getattr(self.store, "abandon", None)
         if abandon is not None:
             abandon(owner)
 
     async def end(self) -> None:
-        """Kills whoever is left."""
+        """Kills all remaining hosts."""
         for host in self.hosts:
             host.kill()
             await host.process.gone()
@@ -245,9 +247,9 @@ class World:
                 self._done.add((run.run_id, fact.step, fact.task, names.get((fact.task, fact.path), fact.path)))
 
     def begin(self, ctx: Context, name: str = "") -> None:
-        """User code says that it runs now: a node, or a step of it by its function's name.
+        """Call this from a node, or from one of its steps with the name of the step's function, to report that it is running now.
 
-        What is on record as completed must not run again, unless by a late owner that does not know yet (§4.6, §7.1).
+        It is a violation if a completed step runs again, unless in a process that has not yet noticed that it lost its lease (§4.6, §7.1).
         """
         _, step, task = ctx.step_id.split(".")[:3]
         place = (ctx.run_id, int(step), task, name)
@@ -262,17 +264,17 @@ class World:
     # -- judging ------------------------------------------------------------------------------------
 
     async def check(self) -> list[Violation]:
-        """All that is broken: in the store, between the lanes, and outside."""
+        """Returns all violations: in the store, in the order of the lanes, and in simulated external systems."""
         twice = [Violation("acted_twice", "", f"{key} was done {n} times") for key, n in self.outside.acts.items() if n > 1]
         return [*self._broken, *await violations(self.store), *lane_violations(self.order), *twice]
 
     async def assert_whole(self) -> None:
-        """Raises AssertionError with the violations and the whole story, if anything is broken."""
+        """Raises AssertionError with all violations and their ``story``, if there is one."""
         broken = await self.check()
         assert not broken, "\n" + await self.story(broken)
 
     async def story(self, broken: Sequence[Violation] = ()) -> str:
-        """How it came to this: the diary of the runs that are broken, or of all, and how they stand."""
+        """Returns, as text, what happened to the runs that have a violation (or to all runs), and their present state."""
         runs = self.diary.concerned(broken)
         lines = [*map(str, broken[:MOST]), *([f"and {len(broken) - MOST} more"] if len(broken) > MOST else []), "", *self.diary.tell(runs), ""]
         for run_id in runs:
@@ -282,7 +284,7 @@ class World:
     # -- the short way ------------------------------------------------------------------------------
 
     def run(self, work: Coroutine[Any, Any, T], *, seed: int | None = None, most_turns: int = 0) -> T:
-        """Runs a test's coroutine in virtual time, and ends all hosts after it."""
+        """Runs a test's coroutine in virtual time, and ends all hosts afterwards."""
 
         async def whole() -> T:
             loop = asyncio.get_running_loop()

@@ -1,4 +1,4 @@
-"""Tools: what a run does to files and processes, across one boundary, and the evidence of it (§11)."""
+"""Tools are the commands that a run starts (§11). Each call may have postconditions, which are checked after it, and artifacts, which are kept."""
 
 from __future__ import annotations
 

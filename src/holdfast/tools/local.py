@@ -26,14 +26,14 @@ ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR", "USER")
 
 
 class LocalRunner:
-    """Runs each call in a process group of its own, so that what it starts ends with it."""
+    """Runs each call in its own process group, so that its child processes end with it."""
 
     def __init__(self, *, output_cap: int = OUTPUT_CAP, grace_seconds: float = GRACE_SECONDS) -> None:
         self._cap = output_cap
         self._grace = grace_seconds
 
     async def run(self, request: ToolRequest) -> ToolOutcome:
-        """Runs a tool in its workspace, bounded in time, output and files."""
+        """Runs a tool in its workspace, with limits on time, output and files."""
         cwd = confined(request.workspace, request.cwd)
 
         def inside(path: str) -> str:
@@ -83,7 +83,7 @@ class LocalRunner:
         """The bytes of a file that the tool left.
 
         Raises:
-            ToolFailed: it has changed since.
+            ToolFailed: the file has changed since.
         """
         cwd = confined(request.workspace, request.cwd)
         data = await asyncio.to_thread(Path(confined(request.workspace, str(Path(cwd, artifact.name)))).read_bytes)

@@ -96,7 +96,8 @@ _CHANGES = ("INSERT", "UPDATE", "DELETE", "MERGE", "WITH", "SELECT")
 
 
 class Context:
-    """One attempt of one task, as its node sees it. Members that wait are for async nodes; the others serve both."""
+    """One attempt of one task, as its node sees it. Methods that must be awaited need an async node; all others also work in plain nodes.
+    """
 
     def __init__(self, attempt: Attempt) -> None:
         self._attempt = attempt
@@ -130,37 +131,40 @@ class Context:
 
     @property
     def fence(self) -> int:
-        """The lease's counter: a receiver that keeps the highest one seen can refuse a late worker."""
+        """The fencing number: it grows each time a worker takes the run over. A receiver that stores the highest number it has seen can
+        refuse requests from an outdated worker."""
         return counter(self._attempt.journal.fence)
 
     @property
     def idempotency_key(self) -> str:
-        """A key for this step that survives retries, crashes and replays (§6.3)."""
+        """A key for this step that stays the same in retries, after crashes and in replays (§6.3)."""
         return ids.step_id(self._attempt.journal.run.lineage_root, self._attempt.step, self._attempt.key, self._attempt.inner)
 
     @property
     def payload(self) -> Any:
-        """What a ``Send`` gave this task; None for a task that came by an edge."""
+        """The payload of the ``Send`` that started this task; None for a task that an edge started."""
         return self._attempt.payload
 
     @property
     def deadline(self) -> dt.datetime | None:
-        """When this attempt times out if it begins now, by the worker's clock; None without a timeout."""
+        """The time at which this attempt times out if it begins now, by the worker's clock; None without a timeout. Read it at the
+        beginning of the step."""
         return when(self._attempt.services.clock.now() + self._attempt.node.timeout_us) if self._attempt.node.timeout_us else None
 
     @property
     def scheduled_at(self) -> dt.datetime | None:
-        """The slot of the schedule for which this run runs, however late it began; None if somebody else started it (§10.15)."""
+        """The scheduled time (slot) for which this run was started, UTC, even if it began late; None if no schedule started the run
+        (§10.15)."""
         return None if self._attempt.journal.run.slot is None else when(self._attempt.journal.run.slot)
 
     @property
     def feedback(self) -> str | None:
-        """What a person asked to be changed, in a step that is done again after ``retry_feedback`` (§5.5)."""
+        """The feedback that a person gave with ``retry_feedback``, in a step that runs again because of it; otherwise None (§5.5)."""
         return self._attempt.feedback
 
     @property
     def log(self) -> logging.LoggerAdapter[logging.Logger]:
-        """A logger that carries the run's and step's ids, and hides what stands in secret channels (§13.5)."""
+        """A logger that adds the ids of the run and the step to each message, and hides the values of secret channels (§13.5)."""
         extra = {"run_id": self.run_id, "step_id": self.step_id, "attempt_id": self.attempt_id}
         names, values = self._attempt.journal.run.secrets, self._attempt.journal.progress.checkpoint.values
         hidden = mask(names, [canon.reveal(canon.encode(canon.FrozenDict({n: values[n] for n in names if n in values})))]) if names else NOTHING
@@ -196,18 +200,21 @@ class Context:
     def step(  # mypy does not match a TypeVarTuple with the Any of an implementation
         self, fn: Any, /, *args: Any, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None, name: str | None = None
     ) -> Coroutine[Any, Any, Any]:
-        """Runs ``fn(*args)`` once in the life of the run and records what it returns (§4.12).
+        """Runs ``fn(*args)`` and records what it returns (§4.12). A recorded step is not run again in this run; a step that a crash
+        interrupted is.
 
         Args:
-            key: frees the call from its position among its siblings.
-            retry: attempts in all, or a ``Retry``; failures are counted across restarts.
+            key: identifies the call by this key instead of by its position among the calls of its scope (the node, an item of ``map``, or a
+                call of ``gather``).
+            retry: the number of attempts including the first, or a ``Retry``; failures before a restart count too.
             timeout: seconds or timedelta, 60 s by default.
-            name: under which it is on record, if not that of ``fn``.
+            name: the name to record it under; by default the name of ``fn``.
 
-        Calls with keys may be begun at once, in any order; one without a key is refused while another of its scope is in flight.
+        Calls with keys may run concurrently, in any order. A call without a key is refused with ``ConcurrentScope`` while another call of
+        the same scope is running.
 
         Raises:
-            RecordMismatch: another call is on record at this place.
+            RecordMismatch: another call is recorded at this position.
             StepTimeout: it took longer than ``timeout``.
         """
         steps.waits(self._attempt, "step")
@@ -217,24 +224,25 @@ class Context:
 
     @verb
     def progress(self, note: str = "") -> None:
-        """Says that this step gets on: a default timeout counts anew from here (§10.10). Nothing of it is durable; ``note`` is logged.
+        """Reports progress: the default timeout starts again from here (§10.10). This is not stored; ``note`` is logged.
 
-        A ``timeout=`` of one's own counts from the start, whatever is said here.
+        An explicit ``timeout=`` is not extended: it always counts from the start of the step.
         """
         self._attempt.moved_on()
         if note:
             self.log.info("%s", note)
 
     def spend(self, **amounts: float) -> None:
-        """Says what this step has used of the run's budgets: ``ctx.spend(cost=0.02, tokens=1_500)``. Counted once."""
+        """Reports what this step has used of the run's budgets: ``ctx.spend(cost=0.02, tokens=1_500)``. Each call is counted once, also if
+        the step runs again after a crash. When a budget is exceeded, a person is asked before the next step."""
         steps.spend(self._attempt, amounts)
 
     # -- scopes -------------------------------------------------------------------------------------
 
     def gather(self, *calls: Awaitable[T]) -> Coroutine[Any, Any, list[T]]:
-        """Awaits several ctx calls at once; each has a scope of its own. Results come in the order given.
+        """Awaits several ctx calls concurrently; each has its own scope, so none needs a key. The results are in the order of the calls.
 
-        When one fails, the others end first, so that what they finish is on record; then the failure is raised.
+        If one call fails, the others finish first, so that their results are recorded; then the failure is raised.
         """
         steps.waits(self._attempt, "gather")
         return scopes.gather(self._attempt, calls, len(calls), "gather")
@@ -247,14 +255,15 @@ class Context:
 
     @checked(fn=function)
     def map(self, fn: Callable[[I], Any], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[Any]]:
-        """``step(fn, item)`` for every item, at most ``concurrency`` at once; results in the order of the items. An async ``fn`` may itself make
-        ctx calls, which stand beneath its item: an item that is on record is not gone through again."""
+        """Calls ``step(fn, item)`` for every item, at most ``concurrency`` at the same time; the results are in the order of the items. An
+        async ``fn`` may make ctx calls itself. They are recorded under its item, and a recorded item does not run again."""
         steps.waits(self._attempt, "map")
         calls = [steps.item(self._attempt, fn, item) for item in items]
         return scopes.gather(self._attempt, calls, concurrency, "map")
 
     def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
-        """The (index, value) of the call that is done first; the others are given up. Recorded: it is the same again later."""
+        """Returns ``(index, value)`` of the call that finishes first; the others are cancelled. The choice is recorded, so it is the same
+        if the step runs again."""
         steps.waits(self._attempt, "first_of")
         return scopes.first_of(self._attempt, calls)
 
@@ -274,12 +283,20 @@ class Context:
         schema: Any = None,
         redo: str | None = None,
     ) -> Coroutine[Any, Any, Decision]:
-        """Asks a person to approve; the run rests until somebody has (§5).
+        """Asks a person to approve; the run waits until somebody has approved or denied (§5).
 
-        A denial or a timeout halts the run, unless ``on_deny="deliver"`` or ``on_timeout="deliver"`` hands it to the
-        node. ``timeout`` is 7 days by default. The decision may carry edited arguments as ``payload``, which must fit
-        ``schema``, a type, if one is given. With ``redo`` a person may also send it back (``retry_feedback``): the node named there,
-        or ``"node"`` for this very one, is done again and finds the words in ``ctx.feedback``.
+        Args:
+            prompt: the question.
+            show: what is shown with the question.
+            who: the people who may answer; by default anybody.
+            timeout: timedelta or seconds, 7 days by default.
+            on_deny: after a denial: ``halt`` ends the run; ``deliver`` returns the decision to the node.
+            on_timeout: if nobody answers in time: ``halt`` ends the run, ``fail`` fails it, ``deliver`` returns the decision to the node,
+                ``default`` returns it with ``default`` as its payload.
+            default: the payload after a timeout with ``on_timeout="default"``.
+            schema: a type; edited arguments, which a person may give with the approval (``payload``), must have this type.
+            redo: with this option a person may also send the work back (``retry_feedback``). The node with this name, or this node with
+                ``"node"``, then runs again and gets the feedback in ``ctx.feedback``.
         """
         steps.waits(self._attempt, "approve")
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
@@ -298,9 +315,10 @@ class Context:
         on_timeout: str = "halt",
         default: Any = None,
     ) -> Coroutine[Any, Any, T]:
-        """Asks a person for a value of the type ``schema``. An answer that does not fit is refused and the question stays open.
+        """Asks a person for a value of the type ``schema`` and returns it. An answer of another type is refused, and the question stays
+        open.
 
-        With ``on_timeout="default"`` the step gets ``default`` when nobody answers in time.
+        With ``on_timeout="default"`` the call returns ``default`` if nobody answers in time. The other options are those of ``approve``.
         """
         steps.waits(self._attempt, "ask")
         options = {"show": show, "who": who, "timeout": timeout, "on_deny": on_deny, "on_timeout": on_timeout, "default": default}
@@ -320,11 +338,17 @@ class Context:
         on_timeout: str = "halt",
         authoritative: bool = True,
     ) -> Coroutine[Any, Any, Decision]:
-        """Hands a machine's verdict to a person, who says continue, continue_with_waiver, retry_feedback or halt (§5.5).
+        """Shows a person a result that the program did not accept by itself. The person answers ``continue``, ``continue_with_waiver``,
+        ``retry_feedback`` or ``halt`` (§5.5).
 
-        ``continue`` leaves the verdict as it is: the returned decision is the override. After ``retry_feedback`` the node
-        named by ``redo`` is done again and finds the words in ``ctx.feedback``; ``"node"`` is this very node, and with
-        ``redo=None`` the decision comes back here, for a loop of your own.
+        ``verdict`` is the program's own judgement of the result. ``continue`` does not change it; the returned decision shows that a person
+        overrode it.
+
+        After ``retry_feedback`` the node named by ``redo`` runs again and gets the feedback in ``ctx.feedback``; ``"node"`` is this node.
+        With ``redo=None`` the call returns the decision, so that you can write a loop of your own.
+
+        ``actions`` are the answers that are offered: by default the four above, and also ``reject``, which fails the step. With
+        ``authoritative=False`` an unattended run continues without asking.
         """
         steps.waits(self._attempt, "handoff")
         options = {"show": show, "who": who, "timeout": timeout, "on_timeout": on_timeout}
@@ -332,9 +356,10 @@ class Context:
 
     @checked(on_timeout=TIMED_OUT)
     def wait(self, signal: str, *, timeout: Duration = None, on_timeout: str = "halt", default: Any = None) -> Coroutine[Any, Any, Any]:
-        """Rests until the signal of that name comes and gives its payload. One that came earlier is kept until asked for (§5.11).
+        """Waits for the signal with this name and returns its payload. A signal that came earlier is kept until it is asked for (§5.11).
 
-        When it does not come in time, ``on_timeout`` says halt, fail, or ``deliver``/``default``, which give ``default``.
+        If it does not come within ``timeout`` (timedelta or seconds), ``on_timeout`` decides: ``halt`` ends the run, ``fail`` fails it,
+        ``deliver`` and ``default`` return ``default``.
         """
         steps.waits(self._attempt, "wait")
         kind = "default" if on_timeout == "deliver" and default is not None else on_timeout
@@ -342,7 +367,7 @@ class Context:
 
     @checked(duration=lasting())
     def sleep(self, duration: dt.timedelta | float) -> Coroutine[Any, Any, None]:
-        """Rests for a time without a thread, a task or a byte of memory; a crash does not start it over."""
+        """Waits for ``duration`` (timedelta or seconds). No process needs to run meanwhile, and a crash does not restart the timer."""
         steps.waits(self._attempt, "sleep")
         return waiting.sleep(self._attempt, duration)
 
@@ -371,12 +396,14 @@ class Context:
         unattended: bool | None = None,
         budgets: Mapping[str, float] | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """Starts a run of its own and rests until it has ended; gives a flow's value or a graph's state (§4.14).
+        """Starts a child run, waits until it has ended, and returns a flow's value or a graph's state (§4.14).
 
-        The other options are those of ``submit``. With ``on_parent_end="keep"`` the child goes on when its parent is cancelled.
+        The options of the new run are those of ``Runtime.invoke``. With ``on_parent_end="keep"`` the child continues when its parent is
+        cancelled.
 
         Raises:
-            ChildFailed: it ended otherwise than completed.
+            ChildFailed: the child did not complete.
+            LaneOfAncestor: the child would have to wait for this run or one of its own parents.
         """
         steps.waits(self._attempt, "child")
         said = {
@@ -389,7 +416,7 @@ class Context:
 
     @property
     def waivers(self) -> tuple[Decision, ...]:
-        """What people have waived in this run so far, oldest first; it survives restarts (§5.5)."""
+        """The ``continue_with_waiver`` decisions that people made in this run, oldest first; they are kept after a restart (§5.5)."""
         return tuple(Decision.of(d) for d in self._attempt.journal.run.waivers)
 
     # -- effects, intents, ledger -------------------------------------------------------------------
@@ -412,19 +439,30 @@ class Context:
         show: Any = None,
         limit: str | None = None,
     ) -> Coroutine[Any, Any, Any]:
-        """Acts on the outside world, once: attempt on record before, result after (§6).
+        """Carries out a side effect: the attempt is recorded before ``fn`` is called, the result after it (§6). Returns what ``fn``
+        returned.
 
         Args:
-            key: dedupes across runs; by default the key belongs to this place in this run's lineage.
+            key: with a key the effect is made only once across runs; by default the key is made from this position in this run and its
+                forks and replays.
             side_effects: ``write`` or ``external_action``; ``none`` and ``read`` are plain steps.
-            idempotent: the receiver dedupes by the key, so that after a crash it is executed again under the same one.
-            replay: what a replay or another run under the same key does with the recorded result (§6.6).
-            verify: ``verify(key, *args)`` gives ``Happened(result)``, ``Absent()`` or ``Unknown()``.
-            undo: ``undo(result, *args)`` takes it back when the run fails or is cancelled (§6.11).
-            retry: attempts in all. Only an idempotent effect is tried again by itself; for another a person is asked.
-            name: under which it is on record, if not that of ``fn``.
-            show: what a wait about it shows, if not its arguments.
-            limit: names what it uses while it is done (§10.11).
+            idempotent: the receiver ignores a repeated key, so after a crash the effect is carried out again with the same key.
+            replay: what a replay, or another run with the same key, does with the recorded result: ``use_recorded_result``, ``reexecute``
+                or ``require_human`` (§6.6).
+            verify: a function that finds out whether an interrupted attempt was made: ``verify(key, *args)`` returns ``Happened(result)``,
+                ``Absent()`` or ``Unknown()``.
+            undo: ``undo(result, *args)`` undoes the effect if the run fails or is cancelled (§6.11).
+            retry: the number of attempts including the first. Only an idempotent effect is retried automatically; for any other a person is
+                asked.
+            timeout: seconds or timedelta, 60 s by default.
+            name: the name to record it under; by default the name of ``fn``.
+            show: what is shown to a person who is asked about the effect; by default its arguments.
+            limit: the name of the limit that the call counts against (§10.11).
+
+        Raises:
+            EffectConflict: the key was already used with another request.
+            EffectInProgress: another run has been carrying out the effect for longer than its timeout.
+            EffectFailed: the effect was not allowed, or a person abandoned it. An error that ``fn`` raises is raised as it is.
         """
         steps.waits(self._attempt, "effect")
         options = performing.Options(
@@ -454,18 +492,25 @@ class Context:
         undo: Callable[..., Any] | None = None,
         name: str | None = None,
     ) -> Coroutine[Any, Any, ToolOutcome]:
-        """Runs a tool through the ToolRunner: ``(await ctx.tool("git", ["log"])).stdout`` (§11).
+        """Runs a tool through the ToolRunner and returns its outcome: ``(await ctx.tool("git", ["log"])).stdout`` (§11).
 
-        A tool that only reads is a recorded step; any other, and every undeclared one, goes through the ledger of effects.
+        A tool that only reads is a recorded step. Any other tool, and every tool that is not declared, is an effect.
 
         Args:
-            cwd: where it runs, and ``paths`` what it is told to touch: neither may leave ``Runtime(workspace=…)``.
-            input: JSON for its standard input.
-            check: an exit code other than 0 is a failure; with False the outcome is handed over.
-            name: under which it is on record, if not that of the tool.
+            cwd: the folder in which the tool runs; it must be inside ``Runtime(workspace=…)``.
+            input: a value that is passed as JSON on standard input.
+            env: environment variables that are added.
+            paths: the files that the tool uses; they must be inside ``Runtime(workspace=…)``.
+            check: whether an exit code other than 0 is a failure; with False the outcome is returned.
+            name: the name to record it under; by default the name of the tool.
+
+        The other options are those of ``effect``.
 
         Raises:
-            ToolFailed, ToolMissing, PathOutsideWorkspace, StepTimeout.
+            ToolFailed: the exit code is not 0, or a postcondition does not hold.
+            ToolMissing: the tool is not registered, or its command does not exist.
+            PathOutsideWorkspace: ``cwd`` or one of ``paths`` is outside the workspace.
+            StepTimeout: the tool ran longer than ``timeout``.
         """
         steps.waits(self._attempt, "tool")
         return cast(
@@ -478,23 +523,33 @@ class Context:
 
     @checked(key=named)
     def send(self, type: str, payload: Any, *, key: str = "", order: str = "") -> None:
-        """Asks for something to be sent after the step has committed, never before (§9.1)."""
+        """Creates an outgoing message (intent) that is sent after the step has committed, never before (§9.1).
+
+        Args:
+            type: the type of the message, which selects the transport.
+            payload: the content.
+            key: a key that the receiver gets; by default one is made from this step.
+            order: messages with the same type and ``order`` are sent strictly one after another.
+        """
         self._attempt.intents.append(IntentWrite(type, canon.pack(payload, "intent")[1], key, order))
 
     @checked(key=named)
     def record(self, topic: str, key: str, data: Any) -> None:
-        """A ledger row that commits with the step (§9.6)."""
+        """Stores a ledger row ``(topic, key, data)`` in the commit of the step (§9.6). ``Runtime.ledger`` lists the rows."""
         self._attempt.ledger.append(LedgerWrite(topic, key, canon.pack(data, "ledger")[1]))
 
     @checked(statement=asked)
     def sql(self, statement: str, params: Sequence[Any] | Mapping[str, Any] = ()) -> None:
-        """SQL for the application's own tables in the same PostgreSQL database: committed with the step's writes, or not at all (§9.6).
+        """Runs an SQL statement on the application's own tables in the same PostgreSQL database. It is committed together with the step's
+        writes, or not at all (§9.6).
 
-        Places are psycopg's: ``%s``, or ``%(name)s`` of a mapping. A mapping among the parameters goes as jsonb. A replay leaves it out.
+        The placeholders are those of psycopg: ``%s``, or ``%(name)s`` if ``params`` is a mapping. A mapping among the parameters is passed
+        as jsonb. A replay does not run the statement again, unless its effects are ``reexecute``.
 
         Raises:
-            UsageError: the store is no PostgreSQL database, or the statement is none that changes rows.
-            Unserializable, TooLarge: the parameters cannot be kept.
+            UsageError: the store is not a PostgreSQL database, or the statement does not begin with ``INSERT``, ``UPDATE``, ``DELETE``,
+                ``MERGE``, ``WITH`` or ``SELECT``.
+            Unserializable, TooLarge: the parameters cannot be stored.
         """
         if (word := _FIRST_WORD.match(statement)) is None or word.group(1).upper() not in _CHANGES:
             raise UsageError(f"{statement.strip()[:40]!r} is no statement that commits with a step", hint=f"one of {', '.join(_CHANGES)}; one statement a call")
@@ -507,42 +562,44 @@ class Context:
 
     @verb
     def emit(self, value: Any) -> None:
-        """A provisional chunk for whoever streams the run (``rt.stream``), kept until the result of the step replaces it (§13.6).
+        """Sends a provisional chunk to all readers that stream the run (``Runtime.stream``). It is kept until the result of the step
+        replaces it (§13.6).
 
-        It belongs to the attempt of the node, or of the recorded call in whose midst it is made. A mapping with ``role`` and ``content`` is a
-        piece of a message.
+        The chunk belongs to the attempt of the node, or of the recorded call, during which it is emitted. A mapping with ``role`` and
+        ``content`` is a piece of a message.
 
         Raises:
-            Unserializable, TooLarge: a chunk holds what a channel can hold, up to 4 MiB.
+            Unserializable, TooLarge: a chunk can hold what a channel can hold, up to 4 MiB.
         """
         self._attempt.emit(value)
 
     @verb
     def report(self, outcome: str) -> None:
-        """How this step ended, if not ``ok``: ``degraded``, ``skipped: why``, or anything else, which is then no completion (§4.11).
+        """Sets the outcome of this step, which is otherwise ``ok``: ``degraded`` or ``skipped: why``. Any other value means that the step
+        did not complete (§4.11).
 
-        A node with ``delivers=True`` says what came of its product: ``delivered``, ``no_change`` or ``rejected`` (§5.16).
+        A node with ``delivers=True`` reports the outcome of its delivery: ``delivered``, ``no_change`` or ``rejected`` (§5.16).
         """
         self._attempt.outcome = outcome
 
     # -- recorded clock and dice --------------------------------------------------------------------
 
     def now(self) -> dt.datetime:
-        """The time, recorded: the same when the step is entered again."""
+        """The current time, recorded: it is the same if the step runs again."""
         return cast("dt.datetime", steps.value(self._attempt, "now", lambda: when(self._attempt.services.clock.now())))
 
     def random(self) -> float:
-        """A number in [0, 1), recorded."""
+        """A random number in [0, 1), recorded: it is the same if the step runs again."""
         return cast("float", steps.value(self._attempt, "random", lambda: _random.Random(self._attempt.services.entropy()).random()))
 
     def uuid(self) -> _uuid.UUID:
-        """A random UUID, recorded."""
+        """A random UUID, recorded: it is the same if the step runs again."""
         return cast("_uuid.UUID", steps.value(self._attempt, "uuid", lambda: _uuid.UUID(int=self._attempt.services.entropy() % (1 << 128), version=4)))
 
     def restart(self, **inputs: Any) -> NoReturn:
-        """Ends a long flow and begins it afresh with other inputs, under the same lineage; does not return.
+        """Ends this pass of a long flow and restarts the flow with other inputs, in the same run; does not return.
 
-        What the flow has recorded is done with: the next turn starts from these inputs and an empty record.
+        The flow's recorded calls are dropped: the next pass starts from these inputs with an empty record.
         """
         self._attempt.restarting = True
         raise Restart(inputs)
@@ -579,7 +636,7 @@ face: contextvars.ContextVar[Face | None] = contextvars.ContextVar("holdfast_fac
 
 
 def current() -> Context | None:
-    """The context of the node in whose midst this code runs, also in a thread that it was handed to; None outside of one."""
+    """The context of the node that is running this code, also in a thread that the node started for it; None outside of a node."""
     found = face.get()
     return None if found is None else found()
 
