@@ -165,7 +165,7 @@ def test_doctor_names_due_runs_that_no_worker_looks_for(holdfast: Type) -> None:
     assert holdfast("submit", "work.py", "--input", '{"name": "quick"}').code == 0
     said = holdfast("doctor")
     assert (said.code, said.err) == (0, "")
-    assert "no worker is up" in said.out and "holdfast worker work.py:graph" in said.out
+    assert "no worker is running" in said.out and "holdfast worker work.py:graph" in said.out
 
 
 def test_a_worker_names_a_run_that_its_code_does_not_fit(holdfast: Type, folder: Path) -> None:
@@ -730,7 +730,7 @@ def test_decide_all_decides_about_what_where_names(holdfast: Type) -> None:
         (["--all", "--action", "approve"], "where"),
         (["--all", "--where", "skil=work", "--action", "approve"], "skil"),
         (["--all", "--where", "work", "--action", "approve"], "K=V"),
-        (["--all", "--where", "skill=a,skill=b", "--action", "approve"], "again"),
+        (["--all", "--where", "skill=a,skill=b", "--action", "approve"], "repeats a key"),
         (["--all", runs[0], "--where", "skill=a", "--action", "approve"], "RUN"),
         (["--where", "skill=a", "--action", "approve"], "RUN"),
         ([runs[0], "--dry-run", "--action", "approve"], "--dry-run"),

@@ -20,7 +20,7 @@ def test_the_most_urgent_comes_first_and_the_same_is_said_once() -> None:
     found = [problem("late", "warning"), problem("torn", "error", "r1"), problem("torn", "error", "r2"), problem("lost", "error"), problem("odd", "warning", "r3", "")]
     assert to_do(found, 2, "holdfast worker pay.py") == [
         "lost: mend it", "torn (run r1 and 1 more): mend it", "late: mend it", "odd (run r3): about odd",
-        "start a worker, because 2 runs are due and none is up: holdfast worker pay.py",
+        "2 runs are due and no worker is running. Start one: holdfast worker pay.py",
     ]  # fmt: skip
     assert to_do([], 0, "") == []
     many = to_do([problem(f"p{n}", "error") for n in range(MOST_STEPS + 5)], 0, "")
@@ -30,8 +30,8 @@ def test_the_most_urgent_comes_first_and_the_same_is_said_once() -> None:
 def test_a_due_run_without_a_worker(holdfast: Type) -> None:
     holdfast("submit", "work.py", "--input", '{"name": "quick"}')
     said = holdfast("doctor")
-    assert said.code == 0 and "1. start a worker, because 1 run is due" in " ".join(said.out.split())
-    assert holdfast("doctor", "--json").json["to_do"] == ["start a worker, because 1 run is due and none is up: python -m holdfast worker work.py:graph"]
+    assert said.code == 0 and "1. 1 run is due and no worker is running. Start one:" in " ".join(said.out.split())
+    assert holdfast("doctor", "--json").json["to_do"] == ["1 run is due and no worker is running. Start one: python -m holdfast worker work.py:graph"]
 
 
 def test_a_disk_that_is_nearly_full(holdfast: Type, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

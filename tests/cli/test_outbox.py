@@ -35,7 +35,7 @@ def test_what_nobody_sends_is_told(holdfast: Type, folder: Path) -> None:
     assert found.code == 0 and [(p["code"], p["severity"], p["run_id"]) for p in found.json["problems"]] == [("no_transport_for", "warning", run["run_id"])]
     said = holdfast("doctor", "--json")
     assert said.code == 0 and [p["code"] for p in said.json["problems"]] == ["no_transport_for"]
-    assert "1 intent(s) queued, the oldest " in (out := holdfast("doctor").out) and "nobody who is up sends mail" in out
+    assert "1 outgoing message queued, the oldest " in (out := holdfast("doctor").out) and "no running process sends mail:\n" in out
 
 
 def test_attempts_stand_in_the_timeline(holdfast: Type, folder: Path) -> None:

@@ -33,6 +33,10 @@ def shop(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     sys.modules.pop("shop", None)
 
 
+ALONE = re.compile(r"^\W*(holdfast (?:--store \S+ )?(?:approve|decide|deny|explain|fork|resume|signal|worker)\b.*)$", re.M)
+"""A line that begins with a command: whoever pastes it pastes all of it."""
+
+
 def commands(text: str) -> list[list[str]]:
     """The commands in what was printed: their words, up to where prose follows, and what somebody is to fill in filled in."""
     found: dict[tuple[str, ...], None] = {}
@@ -79,6 +83,8 @@ def test_every_printed_command_can_be_pasted(way: str, store: tuple[str, ...], s
     texts += [s.out + s.err for s in (holdfast(look, *store) for look in ("doctor", "check"))]
     printed = commands("\n".join(texts))
     assert printed, texts
+    for bare in (found[1] for found in ALONE.finditer("\n".join(texts))):
+        assert [FILLED.get(word, word) for word in shlex.split(bare, comments=True)[1:]] == commands(bare)[0], ("words behind a command", bare)
     for words in printed:
         if way in ("killed", "unknown") and words[0] in ("resume", "worker"):
             continue  # it would kill this process too

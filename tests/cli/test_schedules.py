@@ -43,7 +43,7 @@ def test_a_schedule_from_its_beginning_to_its_end(holdfast: Type) -> None:
     assert holdfast("schedule", "list").out == "no schedules\n"
     said = holdfast(*ADD, "--cron", "0 9 * * MON-FRI", "--zone", "Europe/Berlin", "--id", "daily", "--input", '{"name": "quick"}', "--actor", "ada", "--tag", "a")
     assert said.code == 0
-    assert "daily: work, 0 9 * * MON-FRI Europe/Berlin" in said.out and "09:00:00 CE" in said.out and "worker work.py:graph  fires it" in said.out
+    assert "daily: work, 0 9 * * MON-FRI Europe/Berlin" in said.out and "09:00:00 CE" in said.out and "worker work.py:graph  # starts its runs" in said.out
     again = holdfast(*ADD, "--cron", "0 9 * * MON-FRI", "--zone", "Europe/Berlin", "--id", "daily", "--input", '{"name": "quick"}', "--tag", "a", "--json").json
     assert set(again) == KEYS and again["changes"] == [{"at": again["changes"][0]["at"], "actor": "ada", "what": "added"}]
     assert (again["inputs"], again["options"]) == ({"name": "quick"}, {"tags": ["a"], "target": "work.py:graph"})
@@ -123,7 +123,7 @@ def test_submitted_for_later(holdfast: Type) -> None:
     at = holdfast("submit", "work.py", "--input", '{"name": "quick"}', "--at", "2199-11-21T09:00+01:00", "--json").json
     assert (at["not_before"], at["status"]) == ("2199-11-21T08:00:00.000000Z", "pending")
     told = holdfast("submit", "work.py", "--input", '{"name": "quick"}', "--at", "2199-11-21T09:00+01:00").out
-    assert "begins it at 2199-11-21 08:00:00Z" in told, "who reads it sees when, and how to have it at once"
+    assert "starts it at 2199-11-21 08:00:00Z" in told, "who reads it sees when, and how to have it at once"
     later = holdfast("submit", "work.py", "--input", '{"name": "quick"}', "--delay", "90m", "--json").json
     created, begins = (dt.datetime.fromisoformat(later[n]) for n in ("created_at", "not_before"))
     assert abs((begins - created) - dt.timedelta(minutes=90)) < dt.timedelta(seconds=5)

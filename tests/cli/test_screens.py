@@ -262,6 +262,13 @@ def test_a_wide_character_takes_two_columns() -> None:
     assert output.fit([26, 8, 8], {0}, 20) == [26, 8, 8]
 
 
+def test_the_events_of_a_run_fit_the_terminal() -> None:
+    with folder() as names:
+        for run_id in names.values():
+            lines = typed(("events", run_id), 80).splitlines()[1:-1]
+            assert lines and [line for line in lines if output.columns(line) > 80] == []
+
+
 if __name__ == "__main__":
     GOLDEN.mkdir(parents=True, exist_ok=True)
     for file, text in screens().items():

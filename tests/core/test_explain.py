@@ -63,7 +63,7 @@ def test_a_signal_can_be_sent() -> None:
 
 def test_a_due_run_says_what_stands_in_the_way() -> None:
     due = run(Status.PENDING)
-    assert explain(due, Condition.QUEUED, []).why == "It is due. It waits for a worker that serves pay."
+    assert explain(due, Condition.QUEUED, []).why == "It is due. It waits for a worker that has the skill 'pay'."
     answered = run(Status.WAITING_FOR_HUMAN, decisions=(Decision("w", "approve", "ada", T0),))
     assert explain(answered, Condition.QUEUED, []).why.startswith("It is answered and due.")
     assert "q is before it" in explain(due, Condition.QUEUED, [], Blocked(lane="q is before it")).why
@@ -75,10 +75,10 @@ def test_a_due_run_says_what_stands_in_the_way() -> None:
 
 def test_an_interrupted_run_says_who_left_it() -> None:
     dead = explain(run(), Condition.INTERRUPTED, [], Blocked(dead=True))
-    assert dead.why == "The process that drove it is dead. Nothing that was recorded is lost; a step that was under way runs again."
+    assert dead.why == "The process that executed the run has died without recording why: it was killed, or it could not write (for example, the disk was full). No recorded result is lost; a step that was running is run again."
     assert "has not renewed its lease" in explain(run(), Condition.INTERRUPTED, []).why
     held = explain(run(interrupted_at=T0), Condition.INTERRUPTED, [ev.Event(1, T0, ev.RunInterrupted("key_unavailable"))])
-    assert "interrupted (key_unavailable)" in held.why and "until somebody resumes it" in held.why
+    assert "interrupted (key_unavailable)" in held.why and "until a person resumes it" in held.why
     assert "It was interrupted. No worker" in explain(run(interrupted_at=T0), Condition.INTERRUPTED, []).why
 
 
@@ -114,13 +114,13 @@ def test_who_resumed_it_is_said() -> None:
 @pytest.mark.parametrize(
     ("facts", "why"),
     [
-        ([ev.WaitRequested(ASK), ev.WaitTimedOut(Decision("w", "timeout", "", T0))], "Nobody answered by the deadline (x): Pay 42? (approval). This run stays ended."),
-        ([ev.WaitTimedOut(Decision("w", "timeout", "", T0))], "Nobody answered by the deadline (x). This run stays ended."),
-        ([ev.PolicyEvaluated("pay", "deny", "too much")], "The policy denied the step pay (x): too much. This run stays ended."),
-        ([ev.PolicyEvaluated("pay", "deny")], "The policy denied the step pay (x). This run stays ended."),
-        ([ev.WaitDecided(Decision("w", "deny", "ada", note="not today"))], "ada ended it by the answer deny (x): not today. This run stays ended."),
-        ([ev.WaitDecided(Decision("w", "halt", ""))], "Somebody ended it by the answer halt (x). This run stays ended."),
-        ([], "A person or a policy ended it (x). This run stays ended."),
+        ([ev.WaitRequested(ASK), ev.WaitTimedOut(Decision("w", "timeout", "", T0))], "Nobody answered by the deadline (x): Pay 42? (approval). This run cannot be resumed."),
+        ([ev.WaitTimedOut(Decision("w", "timeout", "", T0))], "Nobody answered by the deadline (x). This run cannot be resumed."),
+        ([ev.PolicyEvaluated("pay", "deny", "too much")], "The policy denied the step pay (x): too much. This run cannot be resumed."),
+        ([ev.PolicyEvaluated("pay", "deny")], "The policy denied the step pay (x). This run cannot be resumed."),
+        ([ev.WaitDecided(Decision("w", "deny", "ada", note="not today"))], "ada ended it by the answer deny (x): not today. This run cannot be resumed."),
+        ([ev.WaitDecided(Decision("w", "halt", ""))], "Somebody ended it by the answer halt (x). This run cannot be resumed."),
+        ([], "A person or a policy ended it (x). This run cannot be resumed."),
     ],
 )  # fmt: skip
 def test_a_halt_says_who_or_what_halted_it(facts: list[ev.Fact], why: str) -> None:
@@ -186,8 +186,8 @@ def test_an_effect_without_an_outcome_names_its_key_and_what_a_resume_does_about
 
 
 def test_who_handed_it_back_is_said() -> None:
-    assert told([ev.RunHandedBack("w", "drained")])[-1] == "Its worker was stopped and handed the run back (drained)."
-    assert told([ev.RunHandedBack("w")])[-1] == "Its worker was stopped and handed the run back."
+    assert told([ev.RunHandedBack("w", "drained")])[-1] == "Its worker was stopped and released the run (drained)."
+    assert told([ev.RunHandedBack("w")])[-1] == "Its worker was stopped and released the run."
 
 
 def test_a_deadline_that_has_passed_is_said() -> None:

@@ -27,7 +27,7 @@ def test_who_can_take_it(offers: list[Offer], offered: tuple[str, ...] | None) -
     found = lacking(RUN, DUE, offers, now=10)
     assert found == (None if offered is None else NoWorker("notes", "1", "f", offered))
     if found is not None:
-        assert ("the workers that are up serve g" in found.said) is bool(offered) and ("none of the workers that are up serves" in found.said) is not bool(offered)
+        assert ("the running workers have g" in found.said) is bool(offered) and ("none of the running workers has the skill" in found.said) is not bool(offered)
         assert ('migrates=("f",)' in found.way_out("r")) is ("resume r YOUR_FILE.py --upgrade" in found.way_out("r")) is bool(offered) and "resume r" in found.way_out("r")
         view = describe.no_worker_of(found)
         assert (view.skill_id, view.version, view.wanted, tuple(view.offered), view.workspace) == ("notes", "1", "f", offered, None)

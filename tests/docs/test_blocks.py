@@ -189,7 +189,7 @@ def test_a_worker_on_postgresql(folder: Path) -> None:
         said = process.stderr.readline()
         process.send_signal(signal.SIGTERM)
         assert process.wait(timeout=30) == 0, said + process.stderr.read()
-    assert "notes" in said and "10 at once" in said
+    assert "notes" in said and "up to 10 runs at the same time" in said
 
 
 @of("docs/howto/deploy.md", "python")

@@ -22,6 +22,7 @@ from holdfast.cli.progress import watched
 from holdfast.cli.session import Call, Within, actor_option, options, over, page, paged, parsed, run_argument
 from holdfast.core import describe
 from holdfast.core.errors import InvalidInput, UsageError
+from holdfast.core.explain import Advice
 from holdfast.core.selection import where as selected
 from holdfast.core.status import TERMINAL
 from holdfast.handle import Decided, when
@@ -58,17 +59,17 @@ def _answer(call: Call, run_id: str, act: Callable[[Runtime], Awaitable[Any]], a
 
 
 def _wait_option(function: Any) -> Any:
-    return click.option("--wait", "wait_id", metavar="W", help="Which wait, where several are open.")(function)
+    return click.option("--wait", "wait_id", metavar="W", help="Which wait, if several are open.")(function)
 
 
 @click.command()
 @run_argument(required=False)
-@paged("Of the waits of all runs, counted in runs, 100.")
+@paged("Without RUN it counts runs, not waits, and the default is 100.")
 @options()
 def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None) -> int:
     """List open waits and the commands that answer them.
 
-    An intent that may have been sent, and nobody knows, waits for a person too.
+    Outgoing messages (intents) whose outcome is unknown are listed too, because a person must settle them.
     """
 
     async def act(rt: Runtime) -> tuple[list[dict[str, Any]], str | None, Any]:
@@ -93,8 +94,7 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
         until = pages.deadline(wait, now)
         click.echo(o.paint(f"    asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
         pages.shown(wait, indent="    │ ", lines=SHOWN_LINES)
-        for line in pages.answers(call, wait, alone=open_of[wait["run_id"]] == 1):
-            click.echo(f"    {line}")
+        pages.advise(pages.answers(call, wait, alone=open_of[wait["run_id"]] == 1), indent="    ")
     for intent in unknown:
         sendings.doubtful(call, intent)
     if not found and not unknown:
@@ -128,7 +128,7 @@ def approve(call: Call, run_id: str, wait_id: str | None, note: str | None, payl
 def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) -> int:
     """Deny what a run waits for.
 
-    It halts, unless its node asked to be told.
+    The run is halted, unless its node handles denials itself.
     """
     return _answer(call, run_id, lambda rt: rt.deny(run_id, reason=reason, wait_id=wait_id, actor=actor, drive=False), "deny", wait_id)
 
@@ -137,22 +137,22 @@ def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) 
 @run_argument(required=False)
 @_wait_option
 @click.option("--action", required=True, metavar="A", help="One of the actions that the wait offers.")
-@click.option("--all", "many", is_flag=True, help="Decide about all waits that --where names, each in a commit of its own.")
-@click.option("--where", multiple=True, metavar="K=V,…", help="With --all: which waits, by skill, step, kind, name, thread, tag; all must be equal.")
+@click.option("--all", "many", is_flag=True, help="Decide about all waits that match --where, each in a commit of its own.")
+@click.option("--where", multiple=True, metavar="K=V,…", help="With --all: which waits, by skill, step, kind, name, thread, tag; all given keys must match.")
 @click.option("--dry-run", is_flag=True, help="With --all: list the waits and decide nothing.")
 @click.option("--limit", type=click.IntRange(1, MOST_DECISIONS), metavar="N", help="With --all: how many at most. [default: 1000]")
 @click.option("--feedback", metavar="F", help="What should change; some actions need it.")
 @click.option("--note", metavar="N", help="Why; kept with the decision.")
 @click.option("--payload", metavar="JSON|@FILE|-", help="The answer, or what the act gave: record_result without it records null.")
 @click.option("--no-resume", is_flag=True, help="Record the decision and leave the run where it is.")
-@click.option("--force", is_flag=True, help="With reexecute: do it again although the first attempt may still act, and it may happen twice.")
+@click.option("--force", is_flag=True, help="With reexecute: do it again even though the first attempt may still be running. It may then happen twice.")
 @actor_option
 @options()
 def decide(
     call: Call, run_id: str | None, wait_id: str | None, action: str, many: bool, where: tuple[str, ...], dry_run: bool, limit: int | None,
     feedback: str | None, note: str | None, payload: str | None, no_resume: bool, force: bool, actor: str,
 ) -> int:  # fmt: skip
-    """Decide about a wait by any action that it offers.
+    """Answer a wait with one of the actions that it offers.
 
     With --all it decides about many waits. The exit code is 0 if every decision was taken, and 6 if one was refused.
     """
@@ -160,10 +160,10 @@ def decide(
     if many:
         alone = {"RUN": run_id, "--wait": wait_id, "--no-resume": no_resume, "--force": force}
         if (wrong := next((name for name, value in alone.items() if value), None)) is not None:
-            raise UsageError(f"--all decides about many waits, {wrong} about one", hint=f"leave out one of them: --all or {wrong}")
+            raise UsageError(f"--all and {wrong} cannot be combined: --all is for many waits, {wrong} for one", hint="leave out one of them")
         return _decide_all(call, Bulk(action, where, actor, feedback, note, given, limit or 1000), dry_run)
     if run_id is None or where or dry_run or limit is not None:
-        raise UsageError("RUN is missing" if run_id is None else "--where, --dry-run and --limit go with --all", hint=f"{call.line('decide', '--help')} tells both forms")
+        raise UsageError("RUN is missing" if run_id is None else "--where, --dry-run and --limit go with --all", hint=f"{call.line('decide', '--help')} shows both forms")
     return _answer(
         call,
         run_id,
@@ -195,7 +195,7 @@ class Bulk:
         for part in (part for text in self.where for part in text.split(",")):
             name, equals, value = part.partition("=")
             if not equals or name.strip() in found:
-                raise InvalidInput(f"--where: {part!r} {'names a key again' if equals else 'is no K=V'}", field="where", hint="--where skill=refund,step=ask")
+                raise InvalidInput(f"--where: {part!r} {'repeats a key' if equals else 'is not of the form K=V'}", field="where", hint="--where skill=refund,step=ask")
             found[name.strip()] = value.strip()
         return found
 
@@ -216,7 +216,7 @@ def _decide_all(call: Call, bulk: Bulk, dry_run: bool) -> int:
     if call.as_json:
         o.emit({"decided": [msgspec.structs.asdict(d) for d in found], "dry_run": dry_run})
     elif not found:
-        click.echo("no such wait is open")
+        click.echo("no open wait matches")
     else:
         word = "would be decided" if dry_run else "decided"
         o.table(["run", "wait", "outcome"], [[d.run_id, o.inline(d.wait_id.partition(".")[2], 40), word if d.ok else d.code or "not offered"] for d in found])
@@ -228,11 +228,11 @@ def _decide_all(call: Call, bulk: Bulk, dry_run: bool) -> int:
 @run_argument()
 @click.argument("name")
 @click.option("--payload", metavar="JSON|@FILE|-", help="What the signal carries.")
-@click.option("--key", metavar="K", help="The same key is delivered once.")
+@click.option("--key", metavar="K", help="A signal with the same key is delivered only once.")
 @actor_option
 @options()
 def signal(call: Call, run_id: str, name: str, payload: str | None, key: str | None, actor: str) -> int:
-    """Give a run an outside input."""
+    """Send a signal to a run."""
     given = parsed(payload, "--payload")
     return _answer(call, run_id, lambda rt: rt.signal(run_id, name, given, key=key, actor=actor))
 
@@ -240,14 +240,14 @@ def signal(call: Call, run_id: str, name: str, payload: str | None, key: str | N
 @click.command()
 @run_argument()
 @click.option("--reason", default="", metavar="R", help="Why; kept with the request.")
-@click.option("--wait", "seconds", type=Within(min=0, max=86_400), metavar="SECONDS", help=f"How long to look on until it has ended. [default: {LOOK_ON:g}, with --json 0]")
+@click.option("--wait", "seconds", type=Within(min=0, max=86_400), metavar="SECONDS", help=f"How long to wait for the run to end. [default: {LOOK_ON:g}; with --json 0]")
 @actor_option
 @options()
 def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: str) -> int:
     """Ask a run to stop.
 
-    At rest it is canceled at once, else at its next safe boundary: a step is cut off, an effect under way is given a while to
-    end, and one in a thread is waited for.
+    A run that waits is canceled at once. A running one stops at its next safe boundary: a step is interrupted, a side effect
+    gets a while to finish, and work in an OS thread is waited for.
     """
     progress = None if call.as_json else progress_for(call)
     limit = seconds if seconds is not None else 0.0 if call.as_json else LOOK_ON
@@ -267,7 +267,7 @@ def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: s
         return 0
     pages.brief(call, found)
     if found["status"] not in TERMINAL:
-        click.echo(f"  {o.mark('go')} {call.line('events', run_id, '--follow')}    to look on")
+        pages.advise([Advice("To follow it:", call.line("events", run_id, "--follow"))])
     return 0
 
 

@@ -53,10 +53,10 @@ def _making(function: Any) -> Any:
     for add in (
         click.option(
             "--on-busy", type=click.Choice([b.value for b in OnBusy]), default=OnBusy.QUEUE.value, show_default=True,
-            help="If its thread is busy: queue, be refused, end at once (on record), or take the place of what is queued.",
+            help="If another run of its thread is active: wait for it (queue), be refused (reject), be recorded and end at once (ack), or replace the queued runs (replace).",
         ),
-        click.option("--key", metavar="K", help="A request key: the same key and input give the run already there."),
-        click.option("--thread", metavar="T", help="The conversation it belongs to. [default: one of its own]"),
+        click.option("--key", metavar="K", help="A request key: with the same key and input, the existing run is returned."),
+        click.option("--thread", metavar="T", help="The thread (conversation) of the run; runs of one thread execute one after another. [default: a new one]"),
         click.option("--input", "given", metavar="JSON|@FILE|-", help="The input: a JSON object."),
     ):
         function = add(function)
@@ -68,9 +68,9 @@ def _making(function: Any) -> Any:
 @_making
 @options(drives=True)
 def run(call: Call, target: str | None, given: str | None, thread: str | None, key: str | None, on_busy: str) -> int:
-    """Submit a run and drive it until it rests.
+    """Submit a run, and execute it until it waits or ends.
 
-    Exit code 0 if it is done, 1 if it failed, 4 if it rests in a wait, 5 if it was canceled.
+    Exit code 0 if it is done, 1 if it failed, 4 if it waits, 5 if it was canceled.
     """
     data = inputs(given)
     chosen = targets.one(target, example=given is not None)
@@ -93,13 +93,13 @@ def run(call: Call, target: str | None, given: str | None, thread: str | None, k
 @click.command()
 @click.argument("target", required=False)
 @_making
-@click.option("--at", metavar="TIME", help="Begin then: ISO 8601 with an offset, such as 2026-11-21T09:00+01:00.")
-@click.option("--delay", metavar="T", help="Begin after so long: 90s, 15m, 12h, 7d.")
+@click.option("--at", metavar="TIME", help="Start at this time: ISO 8601 with an offset, such as 2026-11-21T09:00+01:00.")
+@click.option("--delay", metavar="T", help="Start after this delay: 90s, 15m, 12h, 7d.")
 @options()
 def submit(
     call: Call, target: str | None, given: str | None, thread: str | None, key: str | None, on_busy: str, at: str | None, delay: str | None
 ) -> int:
-    """Submit a run, for a worker to drive."""
+    """Submit a run for a worker to execute."""
     data = inputs(given)
     begin, after = None if at is None else moment(at), None if delay is None else lasting(delay)
     chosen = targets.one(target, example=given is not None)
@@ -118,21 +118,22 @@ def submit(
 
 @click.command()
 @click.argument("target", nargs=-1)
-@click.option("--concurrency", type=click.IntRange(1, 10_000), default=10, show_default=True, metavar="N", help="Runs at once.")
+@click.option("--concurrency", type=click.IntRange(1, 10_000), default=10, show_default=True, metavar="N", help="How many runs to execute at the same time.")
 @click.option("--queue", "queues", multiple=True, metavar="Q", help="A queue to work on; may be given more than once. [default: default]")
-@click.option("--until-idle", is_flag=True, help="End when nothing is due any more.")
-@click.option("--upgrade", is_flag=True, help="Take runs of these skills also where the skill's shape has changed since they began.")
+@click.option("--until-idle", is_flag=True, help="End when no run is due.")
+@click.option("--upgrade", is_flag=True, help="Also take runs that began with another version of the skill's graph.")
 @click.option("--log", "log_format", type=click.Choice(sorted(logs.FORMATS)), help="Log each decision to standard error, as text or as JSON lines.")
-@click.option("--transports", metavar="TARGET", help="What sends its intents. [default: those of pyproject.toml]")
+@click.option("--transports", metavar="TARGET", help="The transports that send outgoing messages: a mapping of types to transports. [default: that of pyproject.toml]")
 @options(data=False, drives=True)
 def worker(
     call: Call, target: tuple[str, ...], concurrency: int, queues: tuple[str, ...], until_idle: bool, upgrade: bool, log_format: str | None, transports: str | None
 ) -> int:
-    """Claim and drive due runs until it is stopped.
+    """Execute due runs until stopped.
 
-    It fires the schedules of its skills and queues, and sends intents.
+    It also fires the schedules of its skills and queues, and sends outgoing messages (intents).
 
-    At the first SIGINT or SIGTERM it claims no more and lets its runs continue until they rest; at a second one it hands them back as they are.
+    At the first SIGINT or SIGTERM it takes no new runs, and its runs continue until they wait or end. At the second one it releases them
+    at once, so that another worker can continue them.
     """
     named = targets.several(target)
     chosen = targets.skills(named)
@@ -144,7 +145,7 @@ def worker(
     async def act(rt: Runtime) -> None:
         stop = asyncio.Event()
         names = ", ".join(dict.fromkeys(s.id for s in chosen))
-        click.echo(f"worker {rt.owner}: {names}, {concurrency} at once", err=True)
+        click.echo(f"worker {rt.owner}: {names}, up to {o.counted(concurrency, 'run')} at the same time", err=True)
         work = asyncio.ensure_future(
             rt.worker(queues=queues or ("default",), concurrency=concurrency, until_idle=until_idle, upgrade=upgrade, on_report=lambda report: reported(report, call), stop=stop)
         )
@@ -153,7 +154,7 @@ def worker(
             if stop.is_set():
                 work.cancel()
                 return
-            click.echo("draining: it claims no more, and its runs continue until they rest (again: hand them back now)", err=True)
+            click.echo("draining: no new runs are taken; the current ones continue until they wait or end (Ctrl-C again: release them now)", err=True)
             stop.set()
 
         with handling(asyncio.get_running_loop(), told):
@@ -162,7 +163,7 @@ def worker(
             except asyncio.CancelledError:
                 if not work.cancelled():
                     raise
-                click.echo("handed back what was under way", err=True)
+                click.echo("released the runs that were in progress", err=True)
 
     over(call, act, chosen, make=True, transports=transports)
     return 0
@@ -186,16 +187,16 @@ def reported(report: Report, call: Call) -> None:
 @click.command()
 @run_argument()
 @click.argument("target", required=False)
-@click.option("--acknowledge", metavar="X", help="For a failed run: its head checkpoint or stop reason, as you have seen it.")
-@click.option("--force", is_flag=True, help="Waive the re-evaluation of policies; nothing else.")
-@click.option("--upgrade", is_flag=True, help="Go on although the skill's shape has changed.")
-@click.option("--no-wait", is_flag=True, help="Refuse, rather than wait for a lease whose owner nobody can see.")
+@click.option("--acknowledge", metavar="X", help="For a failed run: its stop reason or latest checkpoint, to confirm that you have seen why it failed.")
+@click.option("--force", is_flag=True, help="Do not ask the policies again; nothing else is forced.")
+@click.option("--upgrade", is_flag=True, help="Resume even though the skill's graph has changed since the run began.")
+@click.option("--no-wait", is_flag=True, help="Fail at once instead of waiting for the lease of a process whose state is unknown.")
 @actor_option
 @options(drives=True)
 def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None, force: bool, upgrade: bool, no_wait: bool, actor: str) -> int:
     """Resume a run where it stopped.
 
-    It may be answered, failed, canceled, or left behind by a dead process.
+    It works for a run that was answered, has failed, was canceled, or whose process has died.
     """
     progress = progress_for(call)
     code = targets.several((target,) if target else ())  # before the loop runs: a module may have one of its own
@@ -213,10 +214,10 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
             click.echo(o.inline(e.line()), err=True)
         except FingerprintMismatch as e:
             seen = {} if acknowledge or before.status is not Status.FAILED else {"acknowledge": before.stop_reason or ""}
-            e.hint = f'declare migrates=("{before.fingerprint}",), or: {call.typed(run_id=run_id, upgrade=True, **seen)}'
+            e.hint = f'to let the new code continue such runs, declare migrates=("{before.fingerprint}",) in the skill; for this run only: {call.typed(run_id=run_id, upgrade=True, **seen)}'
             raise
         except AcknowledgeRequired as e:
-            e.hint = f"once you have seen why: {call.typed(run_id=run_id, acknowledge=before.stop_reason or '')}"
+            e.hint = f"after you have read the error: {call.typed(run_id=run_id, acknowledge=before.stop_reason or '')}"
             raise
         return await pages.run_object(rt, run_id)
 
@@ -230,15 +231,15 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
 @click.option("--from-step", "step", metavar="S", help="Begin before this step: its number, or its node's name.")
 @click.option("--effects", metavar="POLICY", help="use_recorded_result (the default), reexecute or require_human.")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the run.")
-@click.option("--key", metavar="K", help="A request key: the same key gives the run already there.")
+@click.option("--key", metavar="K", help="A request key: with the same key, the existing run is returned.")
 @actor_option
 @options(drives=True)
 def replay(
     call: Call, run_id: str, target: str | None, checkpoint: str | None, step: str | None, effects: str | None, reason: str, key: str | None, actor: str
 ) -> int:
-    """Run a run again, answered from its records.
+    """Repeat a run as a new run, with its recorded results.
 
-    It is a new run; the other stays as it is.
+    The original run stays as it is.
     """
 
     async def make(rt: Runtime) -> Run[Any]:
@@ -257,7 +258,7 @@ def replay(
 @click.option("--option", "more", multiple=True, metavar="K=V", help="Another option of the new run: tags, priority, queue, lane, …")
 @click.option("--effects", metavar="POLICY", help="use_recorded_result (the default), reexecute or require_human.")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the run.")
-@click.option("--key", metavar="K", help="A request key: the same key gives the run already there.")
+@click.option("--key", metavar="K", help="A request key: with the same key, the existing run is returned.")
 @actor_option
 @options(drives=True)
 def fork(
@@ -274,9 +275,9 @@ def fork(
     key: str | None,
     actor: str,
 ) -> int:
-    """Go another way from a checkpoint of a run.
+    """Start a new run from a checkpoint of a run.
 
-    It is a new run; the other stays as it is.
+    The original run stays as it is.
     """
     values = {n: _value(n, v) for n, v in (_pair(e, "--set CH=JSON") for e in edits)}
     other = inputs(given) if given is not None else None
@@ -331,7 +332,7 @@ def _number(step: str | None) -> int | str | None:
 def _pair(text: str, form: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise InvalidInput(f"{text!r} is not {form}", hint="such as: --set draft='\"Better\"'")
+        raise InvalidInput(f"{form} is needed, not {text!r}", hint="such as: --set draft='\"Better\"'")
     return name, value
 
 
@@ -351,7 +352,7 @@ def _json_or_text(text: str) -> Any:
 
 def unknown(call: Call, run: Run[Any], named: str | None) -> None:
     """The code a run needs is not here: say what it was started with, as the command to type; import nothing (§14.3)."""
-    where = f"in {named}" if named else "among this project's"
+    where = f"in {named}" if named else "among this project's skills"
     best = run.target if run.target and run.target != named else YOUR_FILE
     raise SkillUnknown(f"the skill {run.skill_id!r} of {run.run_id} is not {where}", hint=f"name the file that holds it: {call.typed(run_id=run.run_id, target=best)}")
 

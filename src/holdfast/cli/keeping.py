@@ -20,11 +20,11 @@ from holdfast.runtime import Runtime
 @run_argument(required=False)
 @options()
 def check(call: Call, run_id: str | None) -> int:
-    """Name what is wrong with a run, or with all.
+    """Report what is wrong with a run, or with all runs.
 
-    It looks at the store too, and writes nothing.
+    It checks the store too, and writes nothing.
 
-    Exit code 0 if there is no error (warnings may be), else 1.
+    Exit code 0 if there are no errors (warnings are allowed), else 1.
     """
 
     if run_id is None:
@@ -48,7 +48,7 @@ def check(call: Call, run_id: str | None) -> int:
 def migrate(call: Call) -> int:
     """Bring the store's schema up to this release.
 
-    Makes the store if there is none.
+    It creates the store if there is none.
     """
     before = call.schema()
 
@@ -92,7 +92,7 @@ def export(call: Call, run_id: str, folder: str) -> int:
 @click.argument("folder", metavar="DIR", type=click.Path(exists=True, file_okay=False))
 @options()
 def import_(call: Call, folder: str) -> int:
-    """Take over the runs of a workspace, as exported.
+    """Import the runs that `export` wrote.
 
     Their events stay the same byte for byte. Runs that are here already stay as they are.
     """
@@ -111,16 +111,16 @@ def import_(call: Call, folder: str) -> int:
 
 @click.command()
 @click.option("--older-than", "age", metavar="T", required=True, help="How long ago they ended: 90s, 15m, 12h, 30d, 4w.")
-@click.option("--dry-run", is_flag=True, help="Only say which.")
+@click.option("--dry-run", is_flag=True, help="Only show which runs would be deleted.")
 @actor_option
 @options()
 def prune(call: Call, age: str, dry_run: bool, actor: str) -> int:
-    """Delete lineages of runs that ended long ago.
+    """Delete old runs with their replays, forks and children.
 
-    All runs of it must have ended that long ago; everything that hangs on them goes too.
+    A lineage is a run with its replays, forks and children. It is deleted, with all its records, only if all its runs ended that
+    long ago.
 
-    A lineage is a run with its replays, forks and children. Effects under keys that other runs share stay on record.
-    Who asks for a run that is gone is told when it went, and by whom.
+    Effects with keys that other runs share stay recorded. Anyone who asks for a deleted run is told when it was deleted, and by whom.
     """
     length = lasting(age)
     done: Pruned = over(call, lambda rt: rt.prune(length, dry=dry_run, actor=actor), long="pruning")
@@ -128,8 +128,8 @@ def prune(call: Call, age: str, dry_run: bool, actor: str) -> int:
         o.emit({"dry_run": dry_run, "pruned": list(done.run_ids), "kept": done.kept})
         return 0
     for root, why in done.kept.items():
-        click.echo(f"{o.mark('skip')} {root} stays: {why}")
-    word = "would go" if dry_run else "gone"
+        click.echo(f"{o.mark('skip')} {root} is kept: {why}")
+    word = "would be deleted" if dry_run else "deleted"
     click.echo(f"{o.mark('ok')} {len(done.run_ids)} run{'' if len(done.run_ids) == 1 else 's'} {word}")
     return 0
 

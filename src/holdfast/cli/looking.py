@@ -31,12 +31,12 @@ WATCH_SECONDS = 2.0
 @click.option("--skill", metavar="S", help="Only runs of this skill.")
 @click.option("--thread", metavar="T", help="Only runs of this thread.")
 @click.option("--tag", metavar="T", help="Only runs with this tag.")
-@click.option("--text", metavar="S", help="Only runs that say this: in ids, tags, questions, errors, values.")
+@click.option("--text", metavar="S", help="Only runs whose ids, tags, questions, errors or values contain this text.")
 @click.option("--since", metavar="T", help="Only runs created since then: a time, or how long ago (2h, 7d).")
 @click.option("--until", metavar="T", help="Only runs created before then.")
 @click.option("--limit", type=click.IntRange(1, 500), default=50, show_default=True, metavar="N", help="How many.")
-@click.option("--cursor", metavar="RUN", help="Go on after this run: the next_cursor of the page before.")
-@click.option("--watch", is_flag=True, help="Go on as they change, until stopped; with --json, one object a line.")
+@click.option("--cursor", metavar="RUN", help="Continue after this run: the next_cursor of the previous page.")
+@click.option("--watch", is_flag=True, help="Print the list again when it changes, until stopped; with --json, one object a line.")
 @options()
 def runs(
     call: Call, status: str | None, condition: str | None, skill: str | None, thread: str | None, tag: str | None, text: str | None, since: str | None,
@@ -108,14 +108,14 @@ def _about(run: RunView) -> str:
 
 @click.command()
 @run_argument()
-@click.option("--full", is_flag=True, help="All of a long timeline, and steps, attempts, checkpoints, effects, intents, ledger and events too.")
-@click.option("--watch", is_flag=True, help="Go on as it changes, until it has ended; with --json, one object a line.")
+@click.option("--full", is_flag=True, help="The whole of a long timeline, and also steps, attempts, checkpoints, effects, intents, ledger and events.")
+@click.option("--watch", is_flag=True, help="Print the run again when it changes, until it ends; with --json, one object a line.")
 @click.option("--html", "page_file", type=click.Path(dir_okay=False), metavar="FILE", help="Write the run's page to one file, secrets hidden.")
 @options()
 def show(call: Call, run_id: str, full: bool, watch: bool, page_file: str | None) -> int:
-    """Show all there is to know of a run.
+    """Show everything about a run.
 
-    Where it stands, what it waits for and what answers it, its error, problems, timeline, effects and values; all of one instant.
+    Its status, what it waits for and the commands that answer, its error, problems, timeline, effects and values, all read at one instant.
     """
 
     async def looked(rt: Runtime, found: Snapshot) -> pages.Beside:
@@ -241,7 +241,7 @@ def _step_table(found: list[StepView]) -> None:
 def attempts(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
     """List every try at every step of a run.
 
-    By whom, when, and how it ended.
+    It shows by whom each try was made, when, and how it ended.
     """
     found, more = page(over(call, lambda rt: rt.attempts(run_id)), lambda a: a.attempt_id, limit, cursor)
     if call.as_json:
@@ -279,9 +279,9 @@ _USUAL: dict[str, Any] = {"outcome": "ok", "attempt": 1, "lane": "main", "queue"
 
 @click.command()
 @run_argument()
-@click.option("--after", "--cursor", "after", type=click.IntRange(0, MOST), default=0, metavar="N", help="Only events newer than number N: the next_cursor of the page before.")
+@click.option("--after", "--cursor", "after", type=click.IntRange(0, MOST), default=0, metavar="N", help="Only events after number N: the next_cursor of the previous page.")
 @click.option("--limit", type=click.IntRange(1, MOST), metavar="N", help="How many at most.")
-@click.option("--follow", is_flag=True, help="Go on as more happens, until the run has ended; with --json, one object a line.")
+@click.option("--follow", is_flag=True, help="Also print new events as they happen, until the run ends; with --json, one object a line.")
 @options()
 def events(call: Call, run_id: str, after: int, limit: int | None, follow: bool) -> int:
     """Show what happened, in order."""
@@ -316,10 +316,10 @@ def _event_line(event: Mapping[str, Any]) -> str:
     p = event["payload"]
     place = ".".join(str(p[k]) for k in ("task", "path") if p.get(k))
     left = f"{event['seq']:>5}  {o.paint(time, dim=True)}  {event['event_type']:<24} {o.inline(place, 32):<16}"
-    detail = _detail(p)
     actor = f"  by {o.inline(event['actor'])}" if event["actor"] != "system" else ""
-    room = max(20, o.width() - o.columns(left) - len(actor) - 1)
-    return f"{left} {o.inline(detail, room)}{actor}".rstrip()
+    room = o.width() - o.columns(left) - 1
+    detail = o.inline(_detail(p), max(0, room - o.columns(actor)))
+    return f"{left} {detail if len(detail) > 3 else ''}{o.cut(actor, max(4, room))}".rstrip()
 
 
 def _detail(payload: Mapping[str, Any]) -> str:
@@ -378,7 +378,7 @@ def _wrote(c: CheckpointView) -> list[str]:
 
 @click.command()
 @run_argument()
-@click.option("--at", metavar="CP", help="A checkpoint, by its id or its end (c12). [default: the head]")
+@click.option("--at", metavar="CP", help="A checkpoint: its id, or the end of its id (c12). [default: the latest]")
 @options()
 def state(call: Call, run_id: str, at: str | None) -> int:
     """Show the values, now or at any checkpoint."""

@@ -29,8 +29,8 @@ HELP = """Durable runs: graphs and flows that survive crashes, restarts and long
 \b
   holdfast demo                          see it work, on this git repository
   holdfast new hello                     a skill to start from, with its test
-  holdfast run hello.py                  run it, and see it on the way
-  holdfast runs, show, events            look
+  holdfast run hello.py                  run it, and watch its progress
+  holdfast runs, show, events            list and inspect runs
   holdfast approve, resume, cancel       decide and resume
 
 TARGET is package.module:name or path/to/file.py[:name]. The store is --store URL, else $HOLDFAST_STORE, else
@@ -38,13 +38,13 @@ TARGET is package.module:name or path/to/file.py[:name]. The store is --store UR
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found,
-4 resting in a wait, 5 canceled, 6 refused.
+4 waiting (for an answer, a signal or its turn), 5 canceled, 6 refused.
 """
 
 
 @click.group(cls=Commands, help=HELP, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
 @click.version_option(holdfast.__version__, prog_name="holdfast")
-@click.option("--store", metavar="URL", help="The store of the command that follows.")
+@click.option("--store", metavar="URL", help="The store that the command uses.")
 @click.option("--debug", is_flag=True, help="On an error, show the traceback too.")
 @click.pass_context
 def cli(ctx: click.Context, store: str | None, debug: bool) -> None:

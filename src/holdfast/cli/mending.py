@@ -41,21 +41,22 @@ def _file(store: Store, what: str) -> File:
     """
     if not hasattr(store, what):
         hint = "copy its folder while nothing writes to it" if store.url.startswith("workspace:") else "use the database's own tools"
-        raise UsageError(f"{store.url} is no file: holdfast has no {what} for it", hint=hint)
+        raise UsageError(f"{store.url} is not a file: holdfast {what} works on SQLite files only", hint=hint)
     return cast(File, store)
 
 
 @click.command("repair-state")
 @run_argument()
-@click.option("--apply", is_flag=True, help="Do it. Without this it says what it would do, and writes nothing.")
+@click.option("--apply", is_flag=True, help="Write the repair. Without this it only shows what it would do.")
 @actor_option
 @options()
 def repair_state(call: Call, run_id: str, apply: bool, actor: str) -> int:
-    """Heal what is safe to heal in a run's row.
+    """Repair a run's row as far as that is safe.
 
     It never resumes a run and never invents a decision.
 
-    Exit code 0 for a dry run, for nothing to do and for a refusal, which the report names; 1 if a write failed.
+    Exit code 1 if a write failed, else 0: also after a dry run, if there was nothing to do, and if the repair was refused (the report
+    says why).
     """
 
     async def act(rt: Runtime) -> Repair:
@@ -113,16 +114,17 @@ async def mended(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = Fals
 
 
 @click.command()
-@click.option("--acknowledge", is_flag=True, help="Accept the log as it is: a new incarnation, and every fence given out before is void.")
-@click.option("--rebuild", is_flag=True, help="Rebuild every run's row from its events, where they differ, and damaged indexes from their tables.")
+@click.option("--acknowledge", is_flag=True, help="Accept the log as it is. Processes that opened the store before are refused from then on.")
+@click.option("--rebuild", is_flag=True, help="Rebuild the rows that differ from their events, and damaged indexes from their tables.")
 @actor_option
 @options()
 def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
-    """Look at the store and mend it, and say what to do.
+    """Check the store, repair it if asked to, and say what to do.
 
-    Both together also accept records beside the log that are lost or altered, as they are: nothing then tells of them any more.
+    It repairs only with --acknowledge or --rebuild. With both it also accepts lost or altered records outside the log as they are:
+    no check reports them from then on.
 
-    Exit code 0 if nothing is wrong in the end, else 1.
+    Exit code 0 if nothing is wrong at the end, else 1.
     """
 
     there(call)
@@ -142,15 +144,15 @@ def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
         o.emit({"ok": left.ok, "runs": left.runs, "acknowledged": acknowledge, "repairs": [_report(r) for r in done], "problems": shown, "due_without_worker": idle, "to_do": [call.spelled(step) for step in to_do(shown, idle, start)]})
         return 0 if left.ok else 1
     if acknowledge:
-        click.echo(f"{o.mark('ok')} acknowledged: the store takes writes again, under a new incarnation")
+        click.echo(f"{o.mark('ok')} acknowledged: the store accepts writes again; processes that opened it before are refused")
     for report in done:
         _tell(call, report)
     pages.problem_lines(call, shown)
     if idle:
-        click.echo(f"{o.mark('warn')} no worker is up, and {o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due")
+        click.echo(f"{o.mark('warn')} no worker is running, and {o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due")
     if outbox is not None and outbox.queued:
-        _queued(outbox)
-    found = o.counted(len(shown), "problem") if shown else "the store is sound" if failed else "nothing is wrong"
+        _queued(call, outbox)
+    found = o.counted(len(shown), "problem") if shown else "the store is intact" if failed else "nothing is wrong"
     click.echo(f"{o.mark(pages.found_mark(shown))} {found} ({o.counted(left.runs, 'run')})")
     if failed:
         more = " at least" if failed == MOST_FAILED else ""
@@ -181,7 +183,7 @@ def to_do(problems: Sequence[Mapping[str, Any]], idle: int, start: str) -> list[
         about = f" (run {named[0]}{f' and {len(named) - 1} more' if len(named) > 1 else ''})" if named else ""
         said.append(f"{code}{about}: {hint}")
     if idle:
-        said.append(f"start a worker, because {o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due and none is up: {start}")
+        said.append(f"{o.counted(idle, 'run')} {'is' if idle == 1 else 'are'} due and no worker is running. Start one: {start}")
     return [*said[:MOST_STEPS], *([f"Then run holdfast doctor again: {len(said) - MOST_STEPS} more"] if len(said) > MOST_STEPS else [])]
 
 
@@ -203,9 +205,9 @@ def backup(call: Call, file: Path) -> int:
 @click.argument("file", type=click.Path(path_type=Path))
 @options()
 def restore(call: Call, file: Path) -> int:
-    """Put a backup in the place of the store.
+    """Replace the store with a backup.
 
-    A new incarnation begins: workers of before are refused. The files of a damaged store are kept beside it under another name.
+    Processes that opened the old store are refused from then on. The files of a damaged store are kept beside it under another name.
     """
     kept: str | None = None
 
@@ -229,11 +231,12 @@ def restore(call: Call, file: Path) -> int:
     return 0
 
 
-def _queued(outbox: describe.QueuedView) -> None:
-    """One line about what waits to be sent."""
-    lacking = f"; nobody who is up sends {', '.join(o.inline(t, 40) for t in outbox.no_transport_for)}" if outbox.no_transport_for else ""
+def _queued(call: Call, outbox: describe.QueuedView) -> None:
+    """What waits to be sent, and the command that lists it."""
+    lacking = f"; no running process sends {', '.join(o.inline(t, 40) for t in outbox.no_transport_for)}" if outbox.no_transport_for else ""
     since = o.ago(outbox.oldest_at, dt.datetime.now(dt.UTC))
-    click.echo(f"{o.mark('warn' if lacking else 'dot')} {outbox.queued} intent(s) queued, the oldest {since}{lacking}: holdfast outbox --state queued")
+    click.echo(f"{o.mark('warn' if lacking else 'dot')} {o.counted(outbox.queued, 'outgoing message')} queued, the oldest {since}{lacking}:")
+    click.echo(f"    {call.line('outbox', '--state', 'queued')}")
 
 
 COMMANDS = (repair_state, doctor, backup, restore)

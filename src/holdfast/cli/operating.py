@@ -29,7 +29,7 @@ from holdfast.runtime import Runtime
 @paged()
 @options()
 def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> int:
-    """List what a run did outside, and how it ended."""
+    """List a run's side effects and their outcomes."""
 
     async def act(rt: Runtime) -> list[EffectView]:
         return (await rt.look.snapshot(run_id, check=False)).effects()
@@ -53,9 +53,9 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
 @options()
 def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None, limit: int) -> int:
-    """List what is to be sent, or was.
+    """List outgoing messages (intents) and their states.
 
-    For an intent that may or may not have been sent it shows the commands that settle it.
+    If it is unknown whether a message was sent, the commands that settle it are shown.
     """
 
     async def act(rt: Runtime) -> tuple[list[dict[str, Any]], dt.datetime]:
@@ -93,13 +93,14 @@ def _lacking(intent: dict[str, Any]) -> bool:
 
 
 @click.command()
-@click.option("--until-idle", is_flag=True, help="End when nothing is due any more.")
+@click.option("--until-idle", is_flag=True, help="End when no message is due.")
 @click.option("--transports", metavar="TARGET", help="A mapping of types to transports. [default: that of pyproject.toml]")
 @options(drives=True)
 def dispatch(call: Call, until_idle: bool, transports: str | None) -> int:
-    """Send what is to be sent, until told to stop.
+    """Send outgoing messages until stopped.
 
-    Types without a transport are left to others. The first SIGINT or SIGTERM lets what is being sent come to its end.
+    Messages of a type without a transport here are left to other processes. After the first SIGINT or SIGTERM it finishes the
+    messages that are being sent.
     """
 
     async def act(rt: Runtime) -> int:
@@ -112,29 +113,29 @@ def dispatch(call: Call, until_idle: bool, transports: str | None) -> int:
     if call.as_json:
         o.emit({"settled": count})
     else:
-        click.echo(f"{o.counted(count, 'intent')} tried: {call.line('outbox')} says how {'it' if count == 1 else 'they'} ended", err=True)
+        click.echo(f"tried to send {o.counted(count, 'message')}. The results:\n    {call.line('outbox')}", err=True)
     return 0
 
 
 @click.command()
 @click.argument("intent_id", metavar="INTENT")
-@click.option("--force", is_flag=True, help="Also while its last sender may still be alive: it may happen twice.")
+@click.option("--force", is_flag=True, help="Send it even if its last sender may still be alive; the message may then be sent twice.")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the intent.")
 @actor_option
 @options()
 def redrive(call: Call, intent_id: str, force: bool, reason: str, actor: str) -> int:
-    """Have an intent sent again."""
+    """Send an outgoing message (intent) again."""
     return _ruled(call, lambda rt: rt.redrive(intent_id, actor=actor, reason=reason, force=force))
 
 
 @click.command()
 @click.argument("intent_id", metavar="INTENT")
-@click.option("--as", "outcome", type=click.Choice(RULINGS), required=True, help="It was sent after all, or is given up.")
+@click.option("--as", "outcome", type=click.Choice(RULINGS), required=True, help="The outcome: it was sent after all, or it is given up.")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the intent.")
 @actor_option
 @options()
 def settle(call: Call, intent_id: str, outcome: str, reason: str, actor: str) -> int:
-    """Say how an intent stands that nobody knows about."""
+    """Record the outcome of a message whose outcome is unknown."""
     return _ruled(call, lambda rt: rt.settle(intent_id, outcome, actor=actor, reason=reason))
 
 
@@ -154,11 +155,11 @@ def _ruled(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
 @run_argument(required=False)
 @click.option("--topic", metavar="T", help="Only rows of this topic.")
 @click.option("--key", metavar="K", help="Only rows under this key.")
-@click.option("--after", type=click.IntRange(0, MOST), metavar="N", help="Go on after this row: the next_cursor of the page before.")
+@click.option("--after", type=click.IntRange(0, MOST), metavar="N", help="Continue after this row: the next_cursor of the previous page.")
 @click.option("--limit", type=click.IntRange(1, 500), default=100, show_default=True, metavar="N", help="How many at most.")
 @options()
 def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, after: int | None, limit: int) -> int:
-    """List the rows that nodes have kept with their steps."""
+    """List the rows that nodes wrote with ctx.record."""
 
     async def act(rt: Runtime) -> list[dict[str, Any]]:
         rows = await rt.ledger(run_id, topic=topic, key=key, after=after, limit=limit)
@@ -171,7 +172,7 @@ def ledger(call: Call, run_id: str | None, topic: str | None, key: str | None, a
         o.emit({"ledger": found, "next_cursor": more})
         return 0
     if not found:
-        click.echo("the ledger has no such rows")
+        click.echo("the ledger is empty" if (run_id, topic, key, after) == (None,) * 4 else "the ledger has no rows that match")
         return 0
     o.table(
         ["row", "run", "topic", "key", "created", "data"],
@@ -216,7 +217,7 @@ def leases(call: Call) -> int:
 @click.command()
 @options()
 def workers(call: Call) -> int:
-    """List the processes that are up, and what they hold."""
+    """List the running processes, and the runs they execute."""
     return _processes(call, "workers")
 
 
@@ -224,7 +225,7 @@ def workers(call: Call) -> int:
 @click.option("--session", "session_key", metavar="S", help="Only lanes of this session.")
 @options()
 def lanes(call: Call, session_key: str | None) -> int:
-    """List the lanes that a run holds, and who waits behind it."""
+    """List the lanes in use, with the runs that wait for them."""
 
     async def act(rt: Runtime) -> tuple[list[LaneView], int]:
         return await rt.look.lanes(session_key=session_key), rt.store.now()
@@ -249,9 +250,9 @@ def lanes(call: Call, session_key: str | None) -> int:
 @click.group(invoke_without_command=True)
 @options()
 def queues(call: Call) -> int:
-    """List the queues, and what stands in the way there.
+    """List the queues, and what blocks their runs.
 
-    What is due, what is driven and what is paused. `pause` and `unpause` change it.
+    It shows due runs, running runs and paused queues. `pause` and `unpause` stop and start a queue.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return 0
@@ -264,10 +265,10 @@ def queues(call: Call) -> int:
         o.emit({"queues": [describe.plain(q) for q in found], "next_cursor": None})
         return 0
     if not found:
-        click.echo("nothing is due, driven or paused in any queue")
+        click.echo("no run is due or running, and no queue is paused")
         return 0
     o.table(
-        ["queue", "due", "oldest", "driven", "paused", "in the way"],
+        ["queue", "due", "oldest", "running", "paused", "blocked by"],
         [
             [
                 o.inline(q.queue, 40), str(q.depth), o.ago(q.oldest_at, when(now)), str(q.in_flight), "paused" if q.paused else "",
@@ -284,7 +285,7 @@ def _turned(call: Call, act: Callable[[Runtime], Awaitable[QueueView]]) -> int:
     if call.as_json:
         o.emit(describe.plain(found))
     else:
-        click.echo(f"{o.inline(found.queue)}  {'paused' if found.paused else 'not paused'}, {found.depth} due, {found.in_flight} driven")
+        click.echo(f"{o.inline(found.queue)}  {'paused' if found.paused else 'not paused'}, {found.depth} due, {found.in_flight} running")
     return 0
 
 
@@ -294,7 +295,10 @@ def _turned(call: Call, act: Callable[[Runtime], Awaitable[QueueView]]) -> int:
 @actor_option
 @options()
 def pause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
-    """Begin no more runs of a queue; those under way continue until they rest."""
+    """Pause a queue: none of its runs are started.
+
+    Running ones continue until they wait or end.
+    """
     return _turned(call, lambda rt: rt.pause_queue(queue, actor=actor, reason=reason))
 
 
@@ -304,7 +308,7 @@ def pause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
 @actor_option
 @options()
 def unpause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
-    """Go on with a queue."""
+    """Unpause a queue: its runs are started again."""
     return _turned(call, lambda rt: rt.unpause_queue(queue, actor=actor, reason=reason))
 
 
@@ -313,7 +317,7 @@ def unpause_queue(call: Call, queue: str, reason: str, actor: str) -> int:
 def limits(call: Call) -> int:
     """List the limits in force, and how much is in use.
 
-    `set` sets one, which wins over what is declared; `unset` takes it away again.
+    `set` stores a limit, which overrides the declared one; `unset` removes it.
     """
     if click.get_current_context().invoked_subcommand is not None:
         return 0
@@ -349,12 +353,15 @@ def _or_none(value: float | None) -> str:
 @click.argument("name", metavar="NAME")
 @click.option("--in-flight", type=click.IntRange(1, MOST_AT_ONCE), metavar="N", help="How many at once.")
 @click.option("--per-second", type=Within(0, MOST_AT_ONCE, min_open=True), metavar="R", help="How many may begin in a second.")
-@click.option("--burst", type=click.IntRange(1, MOST_AT_ONCE), metavar="B", help="How many may begin at once, of those. [default: a second's worth]")
+@click.option("--burst", type=click.IntRange(1, MOST_AT_ONCE), metavar="B", help="Burst: how many of these may begin at the same moment. [default: as many as in a second]")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the change.")
 @actor_option
 @options()
 def set_limit(call: Call, name: str, in_flight: int | None, per_second: float | None, burst: int | None, reason: str, actor: str) -> int:
-    """Store a limit: of worker, queue:Q, tenant:T (* for each), or of a name that nodes, tools and transports use."""
+    """Store a limit.
+
+    NAME is worker, queue:Q, tenant:T (* = each one), or a name that nodes, tools and transports use.
+    """
     if in_flight is None and per_second is None:
         raise UsageError("no limit is given", hint="--in-flight N, --per-second R, or both")
     limit = Limit(in_flight=in_flight, per_second=per_second, burst=burst)
@@ -367,7 +374,7 @@ def set_limit(call: Call, name: str, in_flight: int | None, per_second: float | 
 @actor_option
 @options()
 def unset_limit(call: Call, name: str, reason: str, actor: str) -> int:
-    """Store a limit no more; what is declared holds again."""
+    """Remove a stored limit; the declared one applies again."""
     return _bounded(call, lambda rt: rt.unset_limit(name, actor=actor, reason=reason))
 
 

@@ -225,11 +225,12 @@ def counted(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def prose(text: str, *, first: str, indent: str) -> None:
-    """A sentence or several, wrapped between words: the first line after ``first``, the others after ``indent``."""
+def prose(text: str, *, first: str, indent: str, bold: int | None = None) -> None:
+    """A sentence or several, wrapped between words: the first line after ``first``, the others after ``indent``. ``bold``: from this column on."""
     lines = textwrap.wrap(inline(text), max(20, width() - columns(indent)), break_long_words=False, break_on_hyphens=False) or [""]
     for n, line in enumerate(lines):
-        click.echo(f"{indent if n else first}{line}")
+        plain = len(line) if bold is None else 0 if n else bold
+        click.echo(f"{indent if n else first}{line[:plain]}{paint(line[plain:], bold=True)}" if plain < len(line) else f"{indent if n else first}{line}")
 
 
 def value_line(value: Any, limit: int) -> str:

@@ -17,9 +17,10 @@ from holdfast.core.compensation import TASK as UNDO_TASK
 from holdfast.core.compensation import taken_back_before
 from holdfast.core.describe import EffectView
 from holdfast.core.effects import MAY_LIVE, Effect
+from holdfast.core.explain import Advice
 from holdfast.core.status import TERMINAL, Condition, Status
 from holdfast.core.views import Moment
-from holdfast.core.wording import FORCED, Offered, offered
+from holdfast.core.wording import FORCED, Offered, meant, offered
 from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import when
 from holdfast.runtime import Runtime
@@ -49,11 +50,14 @@ async def run_object(rt: Runtime, run_id: str, *, deduplicated: bool = False) ->
 def heading(run: Mapping[str, Any]) -> str:
     """``status · condition``, coloured by what it means."""
     answered = run["condition"] == Condition.QUEUED and run["decisions"]
-    text = f"{_ANSWERED.get(run['decisions'][-1]['action'], 'answered')}; queued" if answered else f"{run['status']} · {run['condition']}"
+    words = [run["status"]] if run["condition"] in _SAME else [run["status"], run["condition"]]
+    text = f"{_ANSWERED.get(run['decisions'][-1]['action'], 'answered')}; queued" if answered else " · ".join(words)
     return o.paint(text, o.COLOURS.get(run["condition"]), bold=True)
 
 
 _ANSWERED = {ws.APPROVE: "approved", ws.DENY: "denied"}
+_SAME = frozenset({Condition.FAILED, Condition.CANCELLED})
+"""Conditions that say what the status says."""
 
 
 def finish(call: Call, run: Mapping[str, Any]) -> int:
@@ -70,12 +74,11 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
     click.echo(f"{o.inline(run['skill_id'])} {run['run_id']}  {heading(run)}")
     for wait in run["waits"]:
         asked(wait)
-        for line in answers(call, wait, alone=alone(run)):
-            click.echo(f"      {line}")
+        advise(answers(call, wait, alone=alone(run)), indent="      ")
     if run["cancel_requested_at"] and run["status"] not in TERMINAL:
-        click.echo(f"  {o.mark('bad')} a cancel was asked for at {o.clock(run['cancel_requested_at'])}: it stops at its next safe boundary")
+        click.echo(f"  {o.mark('bad')} cancel requested at {o.clock(run['cancel_requested_at'])}: it stops at its next safe boundary")
     if run["error"] is not None:
-        click.echo(f"  {o.mark('bad')} {o.inline(run['stop_reason'])}: {o.inline(run['error']['message'])}")
+        o.prose(f"{run['stop_reason']}: {run['error']['message']}", first=f"  {o.mark('bad')} ", indent="    ")
         _frames(run["error"])
     elif run["stop_reason"]:
         click.echo(f"  stopped: {o.inline(run['stop_reason'])}")
@@ -83,35 +86,57 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
         limit = max(20, o.width() - 24)
         result = run["result"]
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in (result.items() if isinstance(result, dict) else [("result", result)]))
-    for line in advice(call, run):
-        click.echo(f"  {o.mark('go')} {line}")
+    ended = [Advice("See why it ended, and what to do:", call.line("explain", run["run_id"]))] if run["condition"] == Condition.HALTED else []
+    advise([*ended, *advice(call, run)])
 
 
-def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -> list[str]:
-    """The commands that go on from here."""
+def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
+    """What can be done: an explanation before its command, and each command alone on its line, so that it can be pasted."""
+    for one in given:
+        if one.text:
+            o.prose(one.text, first=f"{indent}{o.mark('go')} ", indent=f"{indent}  ")
+        if one.command:
+            click.echo(f"{indent}    {one.command}" if one.text else f"{indent}{o.mark('go')} {one.command}")
+
+
+def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -> list[Advice]:
+    """The commands that continue from here."""
     target = call.code(run["target"])
     if run["condition"] in ("failed", "cancelled") and taken_back_before(effects, run["run_id"], run["current_step_id"]):
-        return [call.line("fork", run["run_id"], *target) + "    does again what was undone; a resume would leave it out"]
+        return [Advice("Do again what was undone (a resume would leave it out):", call.line("fork", run["run_id"], *target))]
     match run["condition"]:
         case "queued":
             if run["blocked_by"]:
-                return [f"waits its turn behind {run['blocked_by']}"]
+                return [Advice(f"It waits for its turn after {run['blocked_by']}.")]
+            if (other := run["no_worker_for"]) is not None and other["offered"]:
+                return _changed(call, run, target)
             later = run["status"] == Status.PENDING and run["not_before"]
-            who = f"at once; a worker begins it at {o.clock(run['not_before'])}" if later else "(or any worker that has the skill)"
-            return [call.line("resume", run["run_id"], *target) + f"    {who}"]
+            text = f"A worker starts it at {o.clock(run['not_before'])}. To start it now:" if later else "Execute it here, or leave it to a worker that has the skill:"
+            return [Advice(text, call.line("resume", run["run_id"], *target))]
         case "failed":
             if run["waits"]:
                 return []
-            return [call.line("resume", run["run_id"], *target, "--acknowledge", run["stop_reason"] or "") + "    once you have seen why"]
+            return [Advice("After you have read the error, resume it:", call.line("resume", run["run_id"], *target, "--acknowledge", run["stop_reason"] or ""))]
         case "cancelled" | "interrupted":
-            return [call.line("resume", run["run_id"], *target)]
+            return [Advice("", call.line("resume", run["run_id"], *target))]
     return []
+
+
+def _changed(call: Call, run: Mapping[str, Any], target: list[str]) -> list[Advice]:
+    """What can be done with a run that no worker takes, because the code of its skill, or its folder, is another one than when it began."""
+    lacking = run["no_worker_for"]
+    if lacking["workspace"] is not None and lacking["wanted"] in lacking["offered"]:
+        return [Advice("Its tools have worked in one folder. Start a worker there: Runtime(workspace=…).")]
+    return [
+        Advice("The skill's graph has changed. To continue this run with the code as it is now:", call.line("resume", run["run_id"], *target, "--upgrade")),
+        Advice("To let a worker continue all such runs:", call.line("worker", *target, "--upgrade")),
+    ]
 
 
 def asked(wait: Mapping[str, Any]) -> None:
     """One open wait: its kind and its question."""
     what = o.inline(wait["prompt"] or wait["name"] or wait["task"])
-    click.echo(f"  {o.mark('ask')} {wait['kind']}: {o.paint(what, bold=True)}")
+    o.prose(f"{wait['kind']}: {what}", first=f"  {o.mark('ask')} ", indent="    ", bold=len(wait["kind"]) + 2)
 
 
 def shown(wait: Mapping[str, Any], *, indent: str, lines: int) -> None:
@@ -141,8 +166,8 @@ def alone(run: Mapping[str, Any]) -> bool:
     return sum(bool(w["available_actions"]) for w in run["waits"]) == 1
 
 
-def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list[str]:
-    """What to type to answer a wait: one line for each action it offers."""
+def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list[Advice]:
+    """What to type to answer a wait: for each action it offers what follows from it, and its command."""
     run_id = wait["run_id"]
     which = [] if alone else ["--wait", wait["wait_id"]]
     lines: list[tuple[str, Offered | None]] = []
@@ -162,20 +187,13 @@ def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list
     if wait["kind"] == ws.WaitKind.SIGNAL:
         lines.append((call.line("signal", run_id, wait["name"], "--payload", "JSON"), None))
     plain = wait["kind"] in (ws.WaitKind.APPROVAL, ws.WaitKind.INPUT)  # their commands say it
-    longest = max((len(line) for line, _ in lines), default=0)
-    return [line if means is None or plain else f"{line.ljust(longest)}    {_means(means)}" for line, means in lines]
+    return [Advice("" if means is None or plain else meant(means), line) for line, means in lines]
 
 
 def _may_live(wait: Mapping[str, Any]) -> bool:
     """Whether the process that attempted the effect may still act (§6.5)."""
     shown = wait["show"]
     return isinstance(shown, Mapping) and shown.get("reason") == MAY_LIVE
-
-
-def _means(offer: Offered) -> str:
-    """An action in a person's words, red where it may repeat an act."""
-    label = f"{offer.label}, and gave JSON" if offer is offered(ws.WaitKind.EFFECT, ws.RECORD_RESULT) else offer.label
-    return o.paint(label, "red" if offer.risky and "twice" in offer.does else None, dim=not offer.risky)
 
 
 # -- the page ---------------------------------------------------------------------------------------
@@ -264,8 +282,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, why: str = "", *, f
     steps = advice(call, run, seen.effect_records)
     if steps:
         o.head("next")
-        for line in steps:
-            click.echo(f"  {line}")
+        advise(steps)
 
 
 def named(kind: str) -> str:
@@ -296,7 +313,7 @@ def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
             ("lane", "" if run["lane"] == "main" else o.inline(run["lane"])),
             ("queue", "" if run["queue"] == "default" else o.inline(run["queue"])),
             ("behind", o.inline(" ".join(x for x in (run["blocked_by"], run["blocked_why"]) if x))),
-            ("no worker for", "" if run["no_worker_for"] is None else o.inline(f"{run['no_worker_for']['wanted']}; offered: {', '.join(run['no_worker_for']['offered']) or 'none'}")),
+            ("no worker for", "" if run["no_worker_for"] is None else o.inline(f"graph {run['no_worker_for']['wanted'][:8]}; the workers have {', '.join(x[:8] for x in run['no_worker_for']['offered']) or 'none'}")),
             ("not before", o.clock(run["not_before"])),
             ("held by", holder + alive if holder else ""),
             ("target", o.inline(run["target"] or "")),
@@ -351,8 +368,7 @@ def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime, alone: bool) ->
     who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
     click.echo(o.paint(f"      asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
     shown(wait, indent="      │ ", lines=24)
-    for line in answers(call, wait, alone=alone):
-        click.echo(f"      {o.mark('go')} {line}")
+    advise(answers(call, wait, alone=alone), indent="      ")
 
 
 def deadline(wait: Mapping[str, Any], now: dt.datetime, ahead: str = "") -> str:

@@ -76,7 +76,11 @@ class Progress:
             case "wait.requested":
                 wait = p["wait"]
                 return f"{o.mark('ask')} {wait['task']:<24} {wait['kind']}: {o.inline(wait['prompt'] or wait['name'], 200)}"
-            case "wait.decided" | "wait.timed_out":
+            case "wait.timed_out":
+                return f"{o.mark('go')} {'timed out':<24} nobody answered by the deadline"
+            case "policy.evaluated" if p["verdict"] == "deny":
+                return f"{o.mark('bad')} {task or o.inline(p['subject'], 40):<24} denied by the policy" + (f": {o.inline(p['reason'], 200)}" if p["reason"] else "")
+            case "wait.decided":
                 d = p["decision"]
                 return f"{o.mark('go')} {'answered':<24} {o.inline(d['action'])} by {o.inline(d['actor'])}"
             case "run.cancel_requested":

@@ -20,12 +20,12 @@ from holdfast.handle import Schedule, when
 from holdfast.runtime import Runtime
 
 
-@click.group("schedule", short_help="Start a skill again and again.", invoke_without_command=True)
+@click.group("schedule", short_help="Run a skill on a schedule.", invoke_without_command=True)
 @click.pass_context
 def schedule(ctx: click.Context) -> None:
-    """Start a skill again and again: by a cron line or an interval.
+    """Run a skill on a schedule: by a cron line or an interval.
 
-    Workers that have the skill fire it, each slot once, however many they are.
+    Each slot (due time) is fired once, by one of the workers that have the skill.
     """
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
@@ -124,14 +124,14 @@ def _said(call: Call, s: Schedule, now: dt.datetime, word: str = "") -> int:
 @click.option("--cron", metavar="LINE", help="Five fields: minute hour day month weekday, such as '0 9 * * MON-FRI'; or @daily.")
 @click.option("--every", metavar="T", help="Or an interval: 30s, 15m, 12h, 7d.")
 @click.option("--zone", metavar="Z", help="The time zone of the cron line, such as Europe/Berlin. [default: UTC]")
-@click.option("--id", "schedule_id", metavar="NAME", help="Its name: the same name again changes it. [default: made of what it says]")
+@click.option("--id", "schedule_id", metavar="NAME", help="The schedule's name; a schedule of this name is changed. [default: made from the skill, the rule and the input]")
 @click.option("--input", "given", metavar="JSON|@FILE|-", help="The input of each run: a JSON object.")
-@click.option("--overlap", type=click.Choice(["skip", "allow"]), default="skip", show_default=True, help="A slot while the run before has not ended.")
-@click.option("--missed", type=click.Choice(["skip", "catch-up"]), default="skip", show_default=True, help="Slots that passed while no worker was up.")
-@click.option("--catch-up", type=click.IntRange(1, sch.MAX_CATCH_UP), default=1, show_default=True, metavar="N", help="How many missed ones are made up for.")
+@click.option("--overlap", type=click.Choice(["skip", "allow"]), default="skip", show_default=True, help="What to do with a slot when the previous run has not ended.")
+@click.option("--missed", type=click.Choice(["skip", "catch-up"]), default="skip", show_default=True, help="What to do with slots that passed while no worker was running.")
+@click.option("--catch-up", type=click.IntRange(1, sch.MAX_CATCH_UP), default=1, show_default=True, metavar="N", help="How many missed slots to run afterwards.")
 @click.option("--grace", default="60s", show_default=True, metavar="T", help="How late a slot may begin without being missed.")
 @click.option("--queue", metavar="Q", help="The queue of its runs.")
-@click.option("--thread", metavar="T", help="The conversation its runs belong to; they then take turns.")
+@click.option("--thread", metavar="T", help="The thread (conversation) of its runs, which then execute one after another.")
 @click.option("--tag", "tags", multiple=True, metavar="TAG", help="A tag of its runs; may be given more than once.")
 @actor_option
 @options()
@@ -141,7 +141,7 @@ def add(
 ) -> int:  # fmt: skip
     """Add a schedule, or change the one of that name.
 
-    Where the clocks change each slot still comes once: a time that is skipped right after the change, one that comes twice the first time.
+    When the clocks change, each slot still fires once: a skipped time fires right after the change, a repeated time fires the first time.
     """
     data, length, late = inputs(given), None if every is None else lasting(every), lasting(grace)
     chosen = targets.one(target, example=False)
@@ -156,7 +156,7 @@ def add(
     made, now = over(call, act, [chosen.skill], make=True)
     _said(call, made, now)
     if not call.as_json:
-        click.echo(f"  {o.mark('go')} {call.line('worker', chosen.text)}  fires it")
+        click.echo(f"  {o.mark('go')} {call.line('worker', chosen.text)}  # starts its runs")
     return 0
 
 
@@ -214,7 +214,7 @@ def next_(call: Call, line: str, zone: str, count: int, after: str | None) -> in
 @actor_option
 @options()
 def pause(call: Call, schedule_id: str, actor: str) -> int:
-    """Fire it no more, until it is unpaused."""
+    """Pause a schedule until it is unpaused."""
 
     async def act(rt: Runtime) -> tuple[Schedule, dt.datetime]:
         return await rt.pause_schedule(schedule_id, actor=actor), when(rt.store.now())
@@ -227,9 +227,9 @@ def pause(call: Call, schedule_id: str, actor: str) -> int:
 @actor_option
 @options()
 def unpause(call: Call, schedule_id: str, actor: str) -> int:
-    """Go on with its next slot.
+    """Unpause a schedule; it fires again from its next slot.
 
-    Those that passed while it was paused are not made up for.
+    Slots that passed while it was paused are not run.
     """
 
     async def act(rt: Runtime) -> tuple[Schedule, dt.datetime]:
@@ -241,10 +241,10 @@ def unpause(call: Call, schedule_id: str, actor: str) -> int:
 @schedule.command()
 @click.argument("schedule_id", metavar="ID")
 @click.argument("target", required=False)
-@click.option("--key", metavar="K", help="A request key: the same key gives the run already there.")
+@click.option("--key", metavar="K", help="A request key: with the same key, the existing run is returned.")
 @options()
 def trigger(call: Call, schedule_id: str, target: str | None, key: str | None) -> int:
-    """Submit a run of it now, besides its slots."""
+    """Submit a run of a schedule now, in addition to its slots."""
     chosen = targets.skills(targets.several([target] if target is not None else []))
 
     async def act(rt: Runtime) -> dict[str, Any]:

@@ -8,9 +8,11 @@ from typing import Any
 import click
 
 from holdfast.cli import output as o
+from holdfast.cli import pages
 from holdfast.cli.session import Call
 from holdfast.core import describe
 from holdfast.core import waits as ws
+from holdfast.core.explain import Advice
 from holdfast.core.intents import ABANDON as ABANDONED
 from holdfast.core.intents import MARK_SENT, REDRIVE
 from holdfast.handle import IntentView
@@ -26,7 +28,7 @@ async def intents_of(rt: Runtime, found: Iterable[IntentView]) -> list[dict[str,
 
 def intent_as_wait(intent: Mapping[str, Any]) -> dict[str, Any]:
     """An unknown intent in the shape of a wait, of the kind ``intent``: ``settle`` and ``redrive`` answer it."""
-    asked = ws.Wait(wait_id=intent["intent_id"], kind=ws.WaitKind.EFFECT, step=0, task="", prompt="It may have been sent, and nobody knows.")
+    asked = ws.Wait(wait_id=intent["intent_id"], kind=ws.WaitKind.EFFECT, step=0, task="", prompt="It may or may not have been sent.")
     told = {"kind": "intent", "name": intent["type"], "show": intent["payload"], "available_actions": [MARK_SENT, REDRIVE, ABANDONED]}
     return {**describe.plain(describe.wait(asked)), **told, "run_id": intent["run_id"], "requested_at": intent["created_at"]}
 
@@ -35,9 +37,8 @@ def doubtful(call: Call, intent: Mapping[str, Any]) -> None:
     """An intent that a person has to say something about, with the commands that do."""
     name = intent["intent_id"]
     why = f" ({o.inline(intent['detail'], 120)})" if intent["detail"] else ""
-    what = f"may have been sent{why}. Ask its receiver, then say:" if intent["state"] == "unknown" else f"could not be sent{why}"
+    what = f"may or may not have been sent{why}. Ask its receiver, then record what you found:" if intent["state"] == "unknown" else f"could not be sent{why}"
     click.echo(f"{name}  {o.paint(o.inline(intent['type'], 24), 'yellow')} {what}")
-    if intent["state"] == "unknown":
-        click.echo("    " + call.line("settle", name, "--as", "sent", "--reason", "WHY"))
-    click.echo("    " + call.line("redrive", name))
-    click.echo("    " + call.line("settle", name, "--as", "abandoned", "--reason", "WHY"))
+    sent = [Advice("It was sent:", call.line("settle", name, "--as", "sent", "--reason", "WHY"))] if intent["state"] == "unknown" else []
+    again = "It was not sent. Send it now:" if sent else "Send it again:"
+    pages.advise([*sent, Advice(again, call.line("redrive", name)), Advice("Do not send it:", call.line("settle", name, "--as", "abandoned", "--reason", "WHY"))], indent="    ")

@@ -36,8 +36,8 @@ HOSTS = frozenset({*LOOPBACK, "[::1]"})
 @click.option("--no-auth", is_flag=True, help="Ask for no token; on loopback only.")
 @click.option("--open-metrics", is_flag=True, help="Let /metrics be read without a token.")
 @click.option("--no-pages", is_flag=True, help="Serve the API alone.")
-@click.option("--public-url", metavar="URL", help="Where browsers reach it, behind a proxy; also for the links that are sent to people.")
-@click.option("--token-file", type=click.Path(dir_okay=False), metavar="F", help="A file of tokens, one a line, that hold beside those of the store.")
+@click.option("--public-url", metavar="URL", help="The URL that browsers use, if there is a proxy; also used in the links that are sent to people.")
+@click.option("--token-file", type=click.Path(dir_okay=False), metavar="F", help="A file of tokens, one a line, that are valid in addition to those of the store.")
 @click.option("--log", "log_format", type=click.Choice(sorted(logs.FORMATS)), help="Log requests and decisions to standard error, as text or as JSON lines.")
 @options(data=False, drives=True)
 def serve(
@@ -46,14 +46,14 @@ def serve(
 ) -> int:  # fmt: skip
     """Serve the API and the operator's pages.
 
-    With TARGETs it drives runs too; without, it records and decides, which needs no code.
+    With TARGETs it also executes runs. Without them it only records submissions and decisions, and needs none of your code.
     """
     if no_auth and host not in LOOPBACK:
-        raise UsageError(f"--no-auth is for loopback, and {host} is not", hint="--host 127.0.0.1, or a token: holdfast token create --scopes view")
+        raise UsageError(f"--no-auth is allowed only on loopback, and {host} is not a loopback address", hint="use --host 127.0.0.1, or leave out --no-auth and make a token: holdfast token create --scopes view")
     if no_auth and token_file is not None:
-        raise UsageError("--no-auth asks for no token, and --token-file names some", hint="give one of them")
+        raise UsageError("--no-auth and --token-file cannot be combined", hint="give one of them")
     if public_url is not None and (not public_url.startswith(("https://", "http://")) or not urlsplit(public_url).netloc):
-        raise InvalidInput(f"{public_url!r} is no URL of a web page", field="public_url", hint="https://runs.example.org/holdfast")
+        raise InvalidInput(f"{public_url!r} is not an http or https URL", field="public_url", hint="https://runs.example.org/holdfast")
     api, server = extra("holdfast.api"), extra("holdfast.api.server")
     chosen = targets.skills(targets.several(target)) if target else []
     rt = Runtime(call.store, skills=chosen, lease=call.lease, base_url=public_url)
@@ -71,7 +71,7 @@ def serve(
     )  # fmt: skip
 
     def began(url: str) -> None:
-        names = f", drives {', '.join(dict.fromkeys(s.id for s in chosen))}" if chosen else ""
+        names = f", executes {', '.join(dict.fromkeys(s.id for s in chosen))}" if chosen else ""
         click.echo(f"serving {call.store} at {url}{names}" + (", without tokens" if no_auth else ""), err=True)
 
     asyncio.run(server.run(made, host, port, began))
@@ -80,15 +80,15 @@ def serve(
 
 @click.command()
 @click.argument("target", nargs=-1)
-@click.option("--token-file", type=click.Path(dir_okay=False), metavar="F", help="A file with the access token that the client acts under.")
+@click.option("--token-file", type=click.Path(dir_okay=False), metavar="F", help="A file with the client's access token.")
 @click.option("--scopes", default="view", show_default=True, metavar="S,…", help="Without a token: what the client may do: view, submit, decide, cancel.")
 @click.option("--actor", default=login, metavar="NAME", help="Without a token: in whose name it acts. [default: you]")
 @options(data=False, drives=True)
 def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str, actor: str) -> int:
     """Serve runs, waits and decisions to an MCP client.
 
-    An MCP client starts this command and speaks with it on standard input and output. With TARGETs it drives runs too.
-    With --token-file the client may do what the token allows, to the runs of the token's tenant, for as long as the token holds.
+    An MCP client starts this command and speaks with it on standard input and output. With TARGETs it also executes runs.
+    With --token-file the client may do what the token allows, to the runs of the token's tenant, for as long as the token is valid.
     """
     made = extra("holdfast.integrations.mcp", "mcp")
     chosen = targets.skills(targets.several(target)) if target else []
@@ -179,8 +179,8 @@ def _shown(access: Access) -> dict[str, Any]:
 
 @token.command("create")
 @click.option("--scopes", required=True, metavar="S,…", help="What it allows: " + ", ".join(Scope) + ".")
-@click.option("--tenant", default="default", show_default=True, metavar="T", help="Whose runs it reaches; * is everybody's.")
-@click.option("--expires", default="90d", show_default=True, metavar="T", help="How long it holds: 12h, 90d; never.")
+@click.option("--tenant", default="default", show_default=True, metavar="T", help="The tenant whose runs it may access; * means all tenants.")
+@click.option("--expires", default="90d", show_default=True, metavar="T", help="How long it is valid: 12h, 90d, or never.")
 @click.option("--actor", default=login, metavar="NAME", help="In whose name it acts. [default: you]")
 @options()
 def create(call: Call, scopes: str, tenant: str, expires: str, actor: str) -> int:
@@ -199,14 +199,14 @@ def create(call: Call, scopes: str, tenant: str, expires: str, actor: str) -> in
         o.emit({"id": a.id, "token": made.token, "tenant_id": a.tenant_id, "scopes": [str(s) for s in a.scopes], "expires_at": iso(a.expires_at), "actor": a.actor})
         return 0
     click.echo(made.token)
-    click.echo(o.paint(f"{a.id}: {', '.join(a.scopes)} for tenant {o.inline(a.tenant_id)} as {o.inline(a.actor)}; it is shown this once", dim=True), err=True)
+    click.echo(o.paint(f"{a.id}: {', '.join(a.scopes)} for tenant {o.inline(a.tenant_id)} as {o.inline(a.actor)}. The token above is shown only once", dim=True), err=True)
     return 0
 
 
 @token.command("list")
 @options()
 def list_(call: Call) -> int:
-    """List the tokens; their texts are kept nowhere."""
+    """List the tokens (the secrets themselves are not stored)."""
 
     async def act(rt: Runtime) -> tuple[list[Access], int]:
         return await Tokens(rt.shelf(SHELF)).all(), rt.store.now()
@@ -238,7 +238,7 @@ def _until(access: Access, now: int) -> str:
 @click.argument("token_id", metavar="ID")
 @options()
 def revoke(call: Call, token_id: str) -> int:
-    """Revoke a token; the next request under it is refused."""
+    """Revoke a token; the next request with it is refused."""
 
     async def act(rt: Runtime) -> Access:
         return await Tokens(rt.shelf(SHELF)).revoke(token_id, now=rt.store.now())

@@ -169,7 +169,7 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
             above = context.find_root().params
             given = store or (f"workspace:{workspace}" if workspace else None) or above.get("store")
             if store and workspace:
-                raise UsageError("--store and --workspace both name a store", hint="give one of them")
+                raise UsageError("--store and --workspace cannot be combined: each names a store", hint="give one of them")
             named = given or os.environ.get("HOLDFAST_STORE") or default
             usual = chosen_store(None)
             url = named or usual
@@ -194,12 +194,12 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
 def _shared(data: bool, drives: bool) -> list[Callable[[Any], Any]]:
     found: list[Callable[[Any], Any]] = [
         click.option("--debug", is_flag=True, help="On an error, show the traceback too."),
-        click.option("--workspace", metavar="DIR", help="The store is a workspace: a directory per run."),
+        click.option("--workspace", metavar="DIR", help="Use the workspace DIR as the store: a directory for each run."),
         click.option("--store", metavar="URL", help="The store. [default: $HOLDFAST_STORE, else .holdfast/runs.db here]"),
     ]
     if drives:
         seconds = Within(min=0.1, max=86_400)
-        text = "How long a run stays with a silent owner. [default: $HOLDFAST_LEASE, else 30]"
+        text = "How long a run stays with a process that no longer responds. [default: $HOLDFAST_LEASE, else 30]"
         found.append(click.option("--lease", type=seconds, metavar="SECONDS", envvar="HOLDFAST_LEASE", help=text))
     if data:
         found.append(click.option("--json", "as_json", is_flag=True, help="Print one JSON object."))
@@ -267,7 +267,7 @@ def paged(most: str = "All of them, if not given.") -> Callable[[F], F]:
     """Gives a command that lists something ``--limit`` and ``--cursor``. ``most``: what holds without a limit."""
 
     def declare(function: F) -> F:
-        cursor = click.option("--cursor", metavar="C", help="Go on after this one: the next_cursor of the page before.")
+        cursor = click.option("--cursor", metavar="C", help="Continue after this one: the next_cursor of the previous page.")
         limit = click.option("--limit", type=click.IntRange(1, 500), metavar="N", help=f"How many at most. {most}")
         return limit(cursor(function))
 
@@ -290,7 +290,7 @@ def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor
 
 
 def actor_option(function: F) -> F:
-    return click.option("--actor", metavar="NAME", envvar="HOLDFAST_ACTOR", default=login, help="Who says so. [default: $HOLDFAST_ACTOR, else you]")(function)
+    return click.option("--actor", metavar="NAME", envvar="HOLDFAST_ACTOR", default=login, help="In whose name, as recorded with the run. [default: $HOLDFAST_ACTOR, else your user name]")(function)
 
 
 def login() -> str:

@@ -22,6 +22,7 @@ from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, login, options, over
 from holdfast.core import describe
 from holdfast.core.errors import HoldfastError, RunFailed, UsageError
+from holdfast.core.explain import Advice
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.waits import APPROVE, DENY, RETRY
 from holdfast.demo import repository
@@ -67,8 +68,8 @@ class Answer:
 
 
 @click.command()
-@click.option("--repo", type=click.Path(path_type=Path), metavar="PATH", help="The git repository. [default: the one you stand in, else a sample]")
-@click.option("--crash", is_flag=True, help="Kill the process with SIGKILL on the way, and show that the run resumes.")
+@click.option("--repo", type=click.Path(path_type=Path), metavar="PATH", help="The git repository. [default: the one of the current folder, else a sample]")
+@click.option("--crash", is_flag=True, help="Kill the process with SIGKILL in the middle, and show that the run resumes.")
 @click.option("--ask", is_flag=True, help="Leave the question open, to be answered from another process. Exit code 4.")
 @click.option("--yes", is_flag=True, help="Approve without asking.")
 @options(drives=True, default=STORE)
@@ -77,7 +78,7 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
 
     A run of six steps, with a question on the way.
 
-    The notes are sent to a receiver that the demo itself is, on 127.0.0.1.
+    The notes are sent to a receiver that the demo starts on 127.0.0.1.
 
     It writes below .holdfast/demo/ only. Without a terminal it answers its own question as the actor `demo`.
     A model drafts the notes if HOLDFAST_LLM_URL (and HOLDFAST_LLM_KEY, HOLDFAST_LLM_MODEL) name one.
@@ -85,7 +86,7 @@ def demo(call: Call, repo: Path | None, crash: bool, ask: bool, yes: bool) -> in
     if ask and yes:
         raise UsageError("--ask leaves the question open and --yes answers it", hint="give one of them")
     if crash and not call.store.startswith("sqlite:///"):
-        raise UsageError("--crash needs a store that outlives a process", hint="leave --store out")
+        raise UsageError("--crash needs a store on disk, not memory:", hint="leave --store out")
     place = _folder()
     source, sampled = _source(repo, place)
     story = Story(call, points=random.randint(2, BOUNDARIES))
@@ -123,7 +124,7 @@ def _folder() -> Path:
         if not ignore.exists():
             ignore.write_text("*\n", "utf-8")
     except OSError as e:
-        raise HoldfastError(f"{FOLDER} cannot be written: {e.strerror}", hint="stand in a folder that you may write to", code="not_written") from None
+        raise HoldfastError(f"{FOLDER} cannot be written: {e.strerror}", hint="change to a folder that you may write to", code="not_written") from None
     return FOLDER.resolve()
 
 
@@ -227,12 +228,11 @@ def _rested(story: Story, run: dict[str, Any]) -> int:
     call = story.call
     if call.as_json:
         return pages.finish(call, run)
-    click.echo(f"{o.mark('ask')} {pages.heading(run)}: the run rests, and no process has to be up. From any shell, today or next week:")
+    click.echo(f"{o.mark('ask')} {pages.heading(run)}: the run waits, and no process has to run. Answer from any shell, today or next week:")
     click.echo()
     for wait in run["waits"]:
-        for line in pages.answers(call, wait, alone=pages.alone(run)):
-            click.echo(f"  {line}")
-    click.echo(f"  {call.line('resume', story.run_id)}    then resumes it")
+        pages.advise(pages.answers(call, wait, alone=pages.alone(run)))
+    pages.advise([Advice("Then resume it:", call.line("resume", story.run_id))])
     return pages.EXITS[run["status"]]
 
 

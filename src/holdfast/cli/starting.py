@@ -68,7 +68,7 @@ def test_it_asks_before_it_greets_anybody_else() -> None:
 def new(call: Call, name: str) -> int:
     """Write a skill to start from, with its test.
 
-    They are NAME.py and test_NAME.py.
+    It writes NAME.py and test_NAME.py.
     """
     path = Path(name)
     word = path.name.removesuffix(".py").replace("-", "_")

@@ -57,7 +57,7 @@ def text(value: object, field: str, most: int = ID_BYTES, *, empty: bool = False
         raise wrong(field, "text", value)
     plain = str.__str__(value)
     if not plain and not empty:
-        raise InvalidInput(f"{field} is empty", field=field, hint="give it a text, or leave it out")
+        raise InvalidInput(f"the text given for {field} is empty", field=field, hint="give at least one character, or leave it out")
     if plain.isascii():
         size = len(plain)
     else:

@@ -367,8 +367,8 @@ class Diagnosis:
         return [
             self._say(
                 "lease_expired_running",
-                f"{lease.owner} no longer holds the run it was driving",
-                "a worker takes it over; holdfast explain RUN shows the command that does so here",
+                f"the process {lease.owner}, which executed the run, has died or lost its lease",
+                "a running worker takes it over; to resume it yourself, see: holdfast explain RUN",
             )
         ]
 

@@ -235,7 +235,7 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
         known = {run.checkpoint_head, run.stop_reason} - {None}
         if acknowledge not in known:
             what = "a stale acknowledgement" if acknowledge else "it failed, and nobody has looked yet"
-            raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"once you have seen why: holdfast resume {run.run_id} {target_of(run.target)} --acknowledge {run.stop_reason}")
+            raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"after you have read the error: holdfast resume {run.run_id} {target_of(run.target)} --acknowledge {run.stop_reason}")
     if run.status in RESUMABLE and run.checkpoint_head is None:
         raise InvalidInput(f"{run.run_id} has no checkpoint to go on from", hint="submit it again", code="no_checkpoint")
 

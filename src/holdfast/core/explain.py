@@ -17,8 +17,8 @@ from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, Condition, Status
-from holdfast.core.waits import Wait
-from holdfast.core.wording import offered, target_of
+from holdfast.core.waits import Wait, WaitKind
+from holdfast.core.wording import meant, offered, target_of
 
 MOST_LINES = 10
 
@@ -172,13 +172,15 @@ def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
         case ev.RunResumed(acknowledged=acknowledged) if actor != "system":
             return f"{actor or 'Somebody'} resumed it{f', and acknowledged {acknowledged}' if acknowledged else ''}."
         case ev.RunHandedBack(why=why):
-            return f"Its worker was stopped and handed the run back{f' ({why})' if why else ''}."
+            return f"Its worker was stopped and released the run{f' ({why})' if why else ''}."
         case ev.RunRecovered(previous_owner=owner) if owner:
             return "Its worker died or lost its lease, and another one took the run over."
         case ev.StepFailed(task=task, error=error, attempt=attempt):
             return f"The step {task} failed in attempt {attempt}: {_failed(error)}"
         case ev.StepRetryScheduled(task=task, attempt=attempt):
             return f"The step {task} is tried again after attempt {attempt}."
+        case ev.WaitRequested(wait=wait) if wait.kind is WaitKind.EFFECT:
+            return f"The step {wait.task} asked a person what happened."
         case ev.WaitRequested(wait=wait):
             return f"The step {wait.task} asked: {_asked(wait)}."
         case ev.WaitDecided(decision=decision):
@@ -215,7 +217,8 @@ def _failed(error: ErrorValue) -> str:
 
 
 def _asked(wait: Wait) -> str:
-    return f"{' '.join((wait.prompt or wait.name or wait.kind.value).split())[:120].rstrip('.')} ({wait.kind.value})"
+    text = " ".join((wait.prompt or wait.name or wait.kind.value).split())[:160].rstrip(".")
+    return text if wait.kind is WaitKind.EFFECT else f"{text} ({wait.kind.value})"
 
 
 def _resume(run: Run, *more: str) -> str:
@@ -224,23 +227,23 @@ def _resume(run: Run, *more: str) -> str:
 
 def _queued(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if blocked.lane:
-        return _Why(f"It waits for its turn: {blocked.lane}.", (Advice("See who holds the lane.", "holdfast lanes"),))
-    start = Advice("Start a worker that serves it.", f"holdfast worker {target_of(run.target)}")
+        return _Why(f"It waits for its turn: {blocked.lane}.", (Advice("See which run has the lane (runs of one lane execute one after another).", "holdfast lanes"),))
+    start = Advice("Start a worker that has the skill.", f"holdfast worker {target_of(run.target)}")
     if blocked.shape:
         changed = (
-            Advice(f'Declare in the code that runs of that shape may resume: migrates=("{blocked.shape}",).'),
-            Advice("Or start a worker that takes runs of every shape.", f"{start.command} --upgrade"),
+            Advice(f'To let the new code continue such runs, declare in the skill: migrates=("{blocked.shape}",).'),
+            Advice("Or start a worker that also takes runs of other versions of the graph.", f"{start.command} --upgrade"),
             Advice("Or resume it here with the code as it is.", _resume(run, "--upgrade")),
         )
         return _Why(f"The code has changed: {blocked.no_worker}.", changed)
     if blocked.no_worker:
         return _Why(f"It is due, but {blocked.no_worker}.", (start, Advice("Or resume it here.", _resume(run))))
     decided = "It is answered and due" if run.decisions else "It is due"
-    return _Why(f"{decided}. It waits for a worker that serves {run.skill_id}.", (start, Advice("Or drive it here.", _resume(run))))
+    return _Why(f"{decided}. It waits for a worker that has the skill {run.skill_id!r}.", (start, Advice("Or execute it here.", _resume(run))))
 
 
 def _running(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
-    return _Why("A worker is driving it.", (Advice("Watch it.", f"holdfast events {run.run_id} --follow"), Advice("Cancel it.", f"holdfast cancel {run.run_id}")))
+    return _Why("A worker is executing it.", (Advice("Watch it.", f"holdfast events {run.run_id} --follow"), Advice("Cancel it.", f"holdfast cancel {run.run_id}")))
 
 
 def _asking(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
@@ -249,7 +252,7 @@ def _asking(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
         return _Why("It is answered and due to resume.", (Advice("Resume it here, or start a worker.", _resume(run)),))
     which = "" if len(waits) == 1 else " --wait {}"
     advice = [
-        Advice(f"{offered(wait.kind, action).label}.", _command(run, which.format(shlex.quote(wait.wait_id)), action)) for wait in waits for action in wait.available_actions
+        Advice(meant(offered(wait.kind, action)), _command(run, which.format(shlex.quote(wait.wait_id)), action)) for wait in waits for action in wait.available_actions
     ]
     named = "; ".join(_asked(w) for w in waits)
     decided = {d.wait_id for d in run.decisions}
@@ -282,25 +285,25 @@ def _signalled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
 
 
 def _done(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
-    return _Why("It is done.", (Advice("Do it again with changes.", f"holdfast fork {run.run_id} {target_of(run.target)} --set CHANNEL=JSON"),))
+    return _Why("It is done.", (Advice("Start a new run from it, with changes.", f"holdfast fork {run.run_id} {target_of(run.target)} --set CHANNEL=JSON"),))
 
 
 def _halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     if not run.settled:
-        return _Why(f"It ended because nobody attended it ({run.stop_reason}).", (Advice("Resume it: the question is asked again.", _resume(run)),))
-    fork = Advice("Begin a new run from its state.", f"holdfast fork {run.run_id} {target_of(run.target)}")
+        return _Why(f"It ended because it ran unattended and needed a person ({run.stop_reason}).", (Advice("Resume it: the question is asked again.", _resume(run)),))
+    fork = Advice("Start a new run from its state.", f"holdfast fork {run.run_id} {target_of(run.target)}")
     match next((e for e in reversed(events) if isinstance(e.fact, _ENDINGS)), None):
         case ev.Event(fact=ev.WaitTimedOut()):
             asked = next((f": {_asked(e.fact.wait)}" for e in reversed(events) if isinstance(e.fact, ev.WaitRequested)), "")
-            later = Advice("Give the question more time by timeout=, or say by on_timeout= what else follows.")
-            return _Why(f"Nobody answered by the deadline ({run.stop_reason}){asked}. This run stays ended.", (fork, later))
+            later = Advice("For later runs: give the question more time with timeout=, or set on_timeout= to choose what happens instead.")
+            return _Why(f"Nobody answered by the deadline ({run.stop_reason}){asked}. This run cannot be resumed.", (fork, later))
         case ev.Event(fact=ev.PolicyEvaluated(subject=subject, reason=reason)):
-            change = Advice("Change the policy or what the step needs, then begin a new run from its state.", fork.command)
-            return _Why(f"The policy denied the step {subject} ({run.stop_reason}){f': {reason}' if reason else ''}. This run stays ended.", (change,))
+            change = Advice("Change the policy, or what the step needs; then start a new run from its state.", fork.command)
+            return _Why(f"The policy denied the step {subject} ({run.stop_reason}){f': {reason}' if reason else ''}. This run cannot be resumed.", (change,))
         case ev.Event(fact=ev.WaitDecided(decision=decision)):
             because = f": {decision.note or decision.feedback}" if decision.note or decision.feedback else ""
-            return _Why(f"{decision.actor or 'Somebody'} ended it by the answer {decision.action} ({run.stop_reason}){because}. This run stays ended.", (fork,))
-    return _Why(f"A person or a policy ended it ({run.stop_reason}). This run stays ended.", (fork,))
+            return _Why(f"{decision.actor or 'Somebody'} ended it by the answer {decision.action} ({run.stop_reason}){because}. This run cannot be resumed.", (fork,))
+    return _Why(f"A person or a policy ended it ({run.stop_reason}). This run cannot be resumed.", (fork,))
 
 
 _ENDINGS = (ev.WaitTimedOut, ev.PolicyEvaluated, ev.WaitDecided)
@@ -314,8 +317,9 @@ def _broken(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     error = run.error
     hint = f" {error.hint[:1].upper()}{error.hint[1:]}." if error is not None and error.hint else ""
     why = f"It failed ({run.stop_reason}).{f' {_failed(error)}' if error is not None else ''}{hint}"
-    again = Advice("When the cause is mended, resume it where it stopped.", _resume(run, "--acknowledge", run.stop_reason or ""))
-    return _Why(why, (again, Advice(f"Or begin a new run from this checkpoint, or from an earlier one (holdfast checkpoints {run.run_id}).", f"holdfast fork {run.run_id} {target_of(run.target)}{_from(run)}")))
+    again = Advice("After you have fixed the cause, resume it where it stopped.", _resume(run, "--acknowledge", run.stop_reason or ""))
+    fork = Advice("Or start a new run from its latest checkpoint.", f"holdfast fork {run.run_id} {target_of(run.target)}{_from(run)}")
+    return _Why(why, (again, fork, Advice("To start from an earlier checkpoint, list them.", f"holdfast checkpoints {run.run_id}")))
 
 
 def _from(run: Run) -> str:
@@ -323,20 +327,20 @@ def _from(run: Run) -> str:
 
 
 def _torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
-    take = Advice("Resume it here; a worker that serves it does so by itself.", _resume(run))
-    check = Advice("See what is wrong with it.", f"holdfast check {run.run_id}")
+    take = Advice("Resume it here, or leave it to a running worker that has the skill.", _resume(run))
+    check = Advice("Check its stored data for problems.", f"holdfast check {run.run_id}")
     if run.interrupted_at is not None:
         cause = next((f" ({e.fact.cause})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
-        return _Why(f"It was interrupted{cause}. No worker takes it up until somebody resumes it.", (Advice("Resume it.", _resume(run)), check))
-    ended = "is dead" if blocked.dead else "has not renewed its lease"
-    why = f"The process that drove it {ended}. Nothing that was recorded is lost; a step that was under way runs again."
+        return _Why(f"It was interrupted{cause}. No worker continues it until a person resumes it.", (Advice("Resume it.", _resume(run)), check))
+    ended = "has died without recording why: it was killed, or it could not write (for example, the disk was full)" if blocked.dead else "has not renewed its lease"
+    why = f"The process that executed the run {ended}. No recorded result is lost; a step that was running is run again."
     if _open_effects(events):
         why += " An effect whose outcome is not recorded is not repeated at once: its verify= is asked first, or without one a person."
     return _Why(why, (take, check))
 
 
 def _unknown(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
-    return _Why("Its record cannot be read as a run.", (Advice("See what is wrong with it.", f"holdfast check {run.run_id}"),))
+    return _Why("Its stored record is damaged.", (Advice("Check its stored data for problems.", f"holdfast check {run.run_id}"),))
 
 
 _REASONS: dict[Condition, Callable[[Run, Sequence[ev.Event], Blocked], _Why]] = {

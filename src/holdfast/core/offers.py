@@ -56,16 +56,16 @@ class NoWorker(msgspec.Struct, frozen=True):
     def said(self) -> str:
         where = "" if self.workspace is None else f" in the workspace {self.workspace}"
         if not self.offered:
-            return f"none of the workers that are up serves the skill {self.skill_id}{where}"
-        return f"the run began with {self.skill_id} v{self.version} in the shape {self.wanted}{where}, and the workers that are up serve {', '.join(self.offered)}"
+            return f"none of the running workers has the skill {self.skill_id!r}{where}"
+        return f"the run began with the graph {self.wanted} of {self.skill_id!r} (v{self.version}){where}, and the running workers have {', '.join(self.offered)}"
 
     def way_out(self, run_id: str) -> str:
         code = target_of(self.target)
         if self.workspace is not None and self.wanted in self.offered:
             return "its tools have worked in one folder: start a worker there (Runtime(workspace=…))"
         if not self.offered:
-            return f"start a worker that serves it: holdfast worker {code}, or: holdfast resume {run_id} {code}"
-        return f'declare migrates=("{self.wanted}",), start holdfast worker {code} --upgrade, or: holdfast resume {run_id} {code} --upgrade'
+            return f"start a worker that has it: holdfast worker {code}, or resume it here: holdfast resume {run_id} {code}"
+        return f'to let the new code continue such runs, declare migrates=("{self.wanted}",) in the skill; or start: holdfast worker {code} --upgrade, or: holdfast resume {run_id} {code} --upgrade'
 
 
 def lacking(run: Run, lease: Lease, living: Iterable[Offer], now: int) -> NoWorker | None:

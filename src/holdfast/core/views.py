@@ -193,7 +193,9 @@ def _detail(event: ev.Event) -> str:
             return f"again at {(iso(f.due) or '')[11:19]}Z: attempt {f.attempt} failed ({f.error.message})"
         case ev.WaitRequested() as f:
             return f"{f.wait.kind}: {f.wait.prompt or f.wait.name}"
-        case ev.WaitDecided() | ev.WaitTimedOut() as f:
+        case ev.WaitTimedOut():
+            return "nobody answered by the deadline"
+        case ev.WaitDecided() as f:
             return f"{f.decision.action} by {f.decision.actor}" + (", forced" if f.decision.forced else "") + (f": {f.decision.feedback}" if f.decision.feedback else "")
         case ev.WaitDenied() as f:
             return f"{f.action} by {f.actor} refused: {f.reason}"

@@ -23,25 +23,31 @@ _GENERAL: Mapping[str, Offered] = {
     ws.APPROVE: Offered("Approve", "The run resumes."),
     ws.DENY: Offered("Deny", "The run halts, unless its node handles a denial.", risky=True),
     ws.ANSWER: Offered("Answer", "Your answer goes to the node that asked."),
-    ws.CONTINUE: Offered("Continue", "The run resumes with what is there."),
-    ws.WAIVE: Offered("Continue with a waiver", "The run resumes, and what you waive is on record for every later gate."),
+    ws.CONTINUE: Offered("Continue", "The run resumes with the result as it is."),
+    ws.WAIVE: Offered("Continue with a waiver", "The run resumes. Your waiver is recorded, and every later gate can see it."),
     ws.RETRY: Offered("Do it again with feedback", "The step runs once more and sees your feedback."),
-    ws.HALT: Offered("Halt", "The run ends for good.", risky=True),
+    ws.HALT: Offered("End the run", "It ends for good and cannot be resumed.", risky=True),
     ws.REJECT: Offered("Reject", "The step counts as failed.", risky=True),
-    ws.RECORD_RESULT: Offered("It happened", "What you give becomes its result, and null where you give nothing."),
+    ws.RECORD_RESULT: Offered("It happened", "The JSON that you give becomes its result (null if you give none)."),
     ws.REEXECUTE: Offered("It did not happen: do it now", "It runs now. If the first attempt went through after all, it happens twice.", risky=True),
-    ws.ABANDON: Offered("Give it up", "It is not done, and the node gets a failure."),
+    ws.ABANDON: Offered("It did not happen, and should not", "It is not done, and the node gets a failure."),
 }
 _OWN: Mapping[tuple[str, str], Offered] = {
-    (WaitKind.RETRY, ws.APPROVE): Offered("Do it again although it may have happened", "The act may happen twice.", risky=True),
+    (WaitKind.RETRY, ws.APPROVE): Offered("Do it again although it may have happened", "The side effect may happen twice.", risky=True),
     (WaitKind.RETRY, ws.DENY): Offered("Do not do it again", "The run halts, unless its node handles a denial.", risky=True),
-    (WaitKind.GATE, ws.REEXECUTE): Offered("Do it again", "The act happens once more.", risky=True),
+    (WaitKind.GATE, ws.REEXECUTE): Offered("Do it again", "The side effect is carried out once more.", risky=True),
+    (WaitKind.EFFECT, ws.HALT): Offered("End the run", "It ends for good, and the outcome stays unknown.", risky=True),
     (WaitKind.BUDGET, ws.APPROVE): Offered("Let it spend more", "The run resumes beyond its budget."),
     (WaitKind.TAKEOVER, ws.APPROVE): Offered("Approve", "The run resumes; what was done is not done again."),
 }
 _UNKNOWN = Offered("", "One of the actions that this wait offers.")
-FORCED = Offered("Do it again although it may have happened", "The first attempt may still act: it may happen twice.", risky=True)
+FORCED = Offered("Do it again although it may have happened", "The first attempt may still be running: the side effect may happen twice.", risky=True)
 """An effect that is done again by force (§6.5)."""
+
+
+def meant(offer: Offered) -> str:
+    """An action and what follows from it, as two sentences."""
+    return f"{offer.label}. {offer.does}"
 
 
 def offered(kind: str, action: str) -> Offered:
@@ -59,4 +65,4 @@ def target_of(target: str | None) -> str:
     return shlex.quote(target) if target else YOUR_FILE
 
 
-__all__ = ["FORCED", "YOUR_FILE", "Offered", "offered", "target_of"]
+__all__ = ["FORCED", "YOUR_FILE", "Offered", "meant", "offered", "target_of"]

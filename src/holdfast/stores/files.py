@@ -21,12 +21,12 @@ def store_error(error: OSError, path: str) -> StoreError:
     """What an error of the operating system means to whoever must act."""
     said = error.strerror or str(error)
     if error.errno in _FULL:
-        return StoreFull(f"{path}: the disk is full: {said}", hint="free some space, then resume: what was committed before is whole")
+        return StoreFull(f"{path}: the disk is full: {said}", hint="free some space, then resume: everything committed before is intact")
     if error.errno in _REFUSED:
         return StoreReadOnly(f"{path} cannot be written: {said}", hint="check the permissions of the file and of its folder")
     if error.errno in _NO_MORE:
         return StoreError(f"{path}: no more files can be opened: {said}", hint="raise the limit (ulimit -n), or close some", code="store_io")
-    return StoreError(f"{path}: input or output failed: {said}", hint="look at the disk; the outcome is found by reading back", code="store_io")
+    return StoreError(f"{path}: input or output failed: {said}", hint="check the disk; Holdfast reads back whether the write succeeded", code="store_io")
 
 
 @contextlib.contextmanager

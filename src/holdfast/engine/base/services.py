@@ -99,8 +99,8 @@ class Skills:
                 return other
         code = target_of(run.target)
         raise FingerprintMismatch(
-            f"{run.skill_id} has another shape than when the run {run.run_id} started (v{run.skill_version} then, v{program.version} now)",
-            hint=f'declare migrates=("{run.fingerprint}",), or: holdfast resume {run.run_id} {code} --upgrade, holdfast worker {code} --upgrade',
+            f"the graph of {run.skill_id!r} (v{program.version}) differs from the one with which the run {run.run_id} began (v{run.skill_version})",
+            hint=f'to let the new code continue such runs, declare migrates=("{run.fingerprint}",) in the skill; for this run only: holdfast resume {run.run_id} {code} --upgrade, holdfast worker {code} --upgrade',
         )
 
 

@@ -57,8 +57,8 @@ LOOK_SECONDS = 0.05
 SUMMARY_CHARS = 2_000
 SHOWN_CHARS = 4_096
 QUESTIONS = {
-    fx.OUTCOME_UNKNOWN: "{name} was attempted and nobody knows its outcome. Look outside, then say what happened.",
-    fx.MAY_LIVE: "{name} does not seem to have happened, but the process that attempted it may still be alive. Look outside, then say.",
+    fx.OUTCOME_UNKNOWN: "{name} was attempted, and its outcome is unknown. Check with its receiver, then record what happened.",
+    fx.MAY_LIVE: "{name} does not seem to have happened, but the process that attempted it may still be alive. Check with its receiver, then record what happened.",
     fx.REPLAY: "{name} was done before. Approve to use its recorded result, or have it done again.",
 }
 

@@ -115,14 +115,14 @@ class Checker:
     async def _unsent(self, diagnosis: Diagnosis) -> list[Problem]:
         """Queued intents of a type that nobody who is up sends (§9.1), and those whose sender lacked something for them (§5.9)."""
         lacking = [
-            Problem("not_configured", "warning", f"{count} of type {type!r} queued that could not be sent: {what}", way, diagnosis.run_id)
+            Problem("not_configured", "warning", f"{count} queued messages of type {type!r} could not be sent: {what}", way, diagnosis.run_id)
             for (type, what, way), count in sorted(diagnosis.not_configured.items())
         ]
         if not diagnosis.queued or (types := await sent_types(self._store, self._transports)) is None:
             return lacking
-        way = "start holdfast worker, or dispatch, with a transport for it"
+        way = "start a worker or a dispatcher with a transport for it: --transports TARGET"
         return lacking + [
-            Problem("no_transport_for", "warning", f"nobody who is up sends {type!r}, of which {count} queued", way, diagnosis.run_id)
+            Problem("no_transport_for", "warning", f"no running process sends messages of type {type!r}; {count} queued", way, diagnosis.run_id)
             for type, count in sorted(diagnosis.queued.items())
             if type not in types
         ]

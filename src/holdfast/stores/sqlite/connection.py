@@ -49,7 +49,9 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     if isinstance(error, apsw.ConstraintError):
         return _violated(text)
     if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and no_room(error, path)):
-        return StoreFull(f"{path}: the disk is full; nothing of this commit was written", hint="free some space, then resume: what was committed before is whole")
+        return StoreFull(f"{path}: the disk is full; the last commit was not written", hint="free some space, then resume: everything committed before is intact")
+    if isinstance(error, apsw.CantOpenError) and not (folder := Path(path).absolute().parent).is_dir():
+        return StoreReadOnly(f"{path} cannot be written: the folder {folder} does not exist", hint="make the folder, or choose another place")
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):
         return StoreReadOnly(f"{path} cannot be written: {text}", hint="check the permissions of the file and of its folder")
     if isinstance(error, apsw.BusyError | apsw.LockedError):
@@ -59,7 +61,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return StoreCorrupt(f"{path} is damaged: {text}", hint="keep a copy of the files, then restore a backup")
     if isinstance(error, apsw.IOError):
-        return StoreError(f"{path}: input or output failed: {text}", hint="look at the disk; the outcome is found by reading back", code="store_io")
+        return StoreError(f"{path}: input or output failed: {text}", hint="check the disk; Holdfast reads back whether the write succeeded", code="store_io")
     if isinstance(error, apsw.TooBigError):
         return StoreError(f"{path}: a value is too big: {text}", code="too_large")
     return StoreError(f"{path}: {type(error).__name__}: {text}")
