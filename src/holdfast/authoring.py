@@ -858,8 +858,9 @@ Skill = Graph[Any] | Flow[..., Any]
 @constructor(timeout=TIMEOUT, limit=as_given)
 @dataclasses.dataclass(frozen=True)
 class Tool:
-    """A declared tool (§6.1). Its side effects and its idempotency are declared here, once for all calls: ``Tool("git",
-    side_effects="read")``.
+    """A declared tool (§6.1). Its side effects and its idempotency are declared here, once for all calls.
+
+    For example: ``Tool("git", side_effects="read")``.
 
     Args:
         name: the tool's name.

@@ -398,8 +398,10 @@ class CheckpointSaver(_Port):
 
 
 class KernelExecutor(_Port):
-    """Holdfast's own engine as an executor for ``Runtime(executor=…)`` (§4.16): ``invoke(thread_id, input)`` and ``resume(thread_id,
-    payload)``."""
+    """Holdfast's own engine as an executor for ``Runtime(executor=…)`` (§4.16).
+
+    It has ``invoke(thread_id, input)`` and ``resume(thread_id, payload)``.
+    """
 
     def __init__(self, rt: Runtime, skill: Skill | str | None) -> None:
         super().__init__(rt)

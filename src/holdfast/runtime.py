@@ -541,12 +541,13 @@ class Runtime:
                 stops at any other handoff or review.
             budgets: limits for this run: ``steps``, ``seconds``, ``cost``, ``tokens``, or names that ``ctx.spend`` uses. A person is asked
                 when one is exceeded.
-            on_busy: if the lane is busy: ``queue`` waits, ``reject`` raises ``LaneBusy``, ``ack`` records the run as canceled, ``replace``
+            on_busy: if the lane is busy: ``queue`` waits its turn, ``reject`` raises ``LaneBusy``, ``ack`` records the run as canceled, ``replace``
                 cancels the runs that are queued.
 
         Raises:
             RequestConflict: the key was already used with another input.
             UnknownOption, InvalidInput, TooLarge, Unserializable: an option or a field of the input is wrong; the error names it.
+            LaneBusy: with ``on_busy="reject"``, another run of the lane is in the way.
         """
         given = {
             "thread_id": thread_id, "key": key, "session_key": session_key, "lane": lane, "queue": queue, "priority": priority, "job_id": job_id, "trace_id": trace_id,
@@ -874,7 +875,8 @@ class Runtime:
         upgrade: bool = False,
         drive: bool = True,
     ) -> Run[Any]:
-        """Creates a new run that repeats this one with the results that are recorded for it (§7.6). The source run is not changed.
+        """Creates a new run that repeats this one with the results that are recorded for it, and for the runs that it was forked or replayed
+        from (§7.6). The source run is not changed.
 
         Recorded steps, tools and effects return their recorded results, node code runs again, and approvals are asked again.
 
@@ -1310,8 +1312,8 @@ class Runtime:
         """Repairs the damage that can be repaired safely (§12.3), and only that. Without ``apply`` it reports what it would do and writes
         nothing.
 
-        With ``rebuild`` the run's row is computed from its events again, even if the row holds facts that no event records (``doctor
-        --rebuild``).
+        With ``rebuild``, as with ``doctor --rebuild``, the run's row is computed from its events again, even if the row holds facts that no
+        event records.
         """
         return await Repairer(self._store).repair(run_id, apply=apply, actor=actor, rebuild=rebuild)
 

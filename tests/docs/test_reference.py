@@ -162,9 +162,27 @@ def test_every_option_of_a_new_run_is_explained() -> None:
         assert "`invoke`" in MAKER.prose(function.__doc__)
 
 
+def test_no_code_span_is_broken_over_two_lines() -> None:
+    for home, page in PAGES.items():
+        lines = re.sub(r"```.*?```", "", page, flags=re.S).splitlines()
+        assert [line for line in lines if line.count("`") % 2] == [], home
+
+
 def test_an_error_names_its_exit_code_once() -> None:
     page = PAGES["holdfast.core.errors"]
     assert re.findall(r"Exit code \d", page) == []
+
+
+HOUSE_WORDS = (
+    r"drives?|driven|drove|driving|rests?|at rest|anew|goes on|on record|beneath|whoever|heals?|midst|kin|lineages?|incarnation|dedupes?|vouch"
+    r"|the ones? there|none such|is none that|gets on|as may|stands? (?:at|as|in|where)"
+)
+
+
+def test_the_pages_use_the_words_of_the_field() -> None:
+    """Words that only the people who work on the package understand; names of the interface stand in code spans."""
+    found = {home: re.findall(rf"[^.\n]*\b(?:{HOUSE_WORDS})\b[^.\n]*", re.sub(r"```.*?```|`[^`]*`|^#.*$", "", page, flags=re.S | re.M)) for home, page in PAGES.items()}
+    assert {home: sentences for home, sentences in found.items() if sentences} == {}
 
 
 def test_every_page_begins_with_what_its_names_are_for() -> None:

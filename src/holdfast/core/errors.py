@@ -13,7 +13,7 @@ import msgspec
 
 
 class HoldfastError(Exception):
-    """The base class of all errors that Holdfast raises itself."""
+    """The base class of all errors that Holdfast raises."""
 
     code = "error"
     exit_code = 1
@@ -255,7 +255,8 @@ class ActionUnavailable(Rejected):
 
 
 class AcknowledgeRequired(Rejected):
-    """The run failed. To resume it, pass the reason that you have looked at: ``acknowledge=REASON``, or ``--acknowledge REASON``."""
+    """The run failed. To resume it, pass its stop reason or its latest checkpoint, to show that you have looked at the failure:
+    ``acknowledge=REASON``, or ``--acknowledge REASON``."""
 
     code = "acknowledge_required"
 

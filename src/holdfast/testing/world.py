@@ -269,7 +269,7 @@ class World:
         return [*self._broken, *await violations(self.store), *lane_violations(self.order), *twice]
 
     async def assert_whole(self) -> None:
-        """Raises AssertionError with all violations and their ``story``, if there is one."""
+        """Raises AssertionError with all violations and their ``story``, if there are any violations."""
         broken = await self.check()
         assert not broken, "\n" + await self.story(broken)
 
