@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -25,3 +28,11 @@ async def test_the_blocks_of_the_page_make_skills() -> None:
         assert run.result == {"text": "HI"}, run.error
         run = await rt.invoke(pydantic_ai["desk"], {"question": "Where is order 17?"})
         assert run.status == "waiting_for_human" and run.waits[0].prompt == "pay?", run.error
+
+
+async def test_the_table_of_the_same_kill_is_what_happens() -> None:
+    """``python -m tests.integrations.same_kill --write`` writes it."""
+    command = [sys.executable, "-m", "tests.integrations.same_kill"]
+    ended = await asyncio.to_thread(subprocess.run, command, cwd=PAGE.parents[1], capture_output=True, text=True, timeout=180, check=False)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout in PAGE.read_text("utf-8"), ended.stdout
