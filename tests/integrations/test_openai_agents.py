@@ -7,13 +7,13 @@ import json
 from typing import Any
 
 import pytest
-from agents import Agent, ModelResponse, RunConfig, Runner, ToolOutputText, Usage, function_tool, handoff
+from agents import Agent, ModelResponse, ModelSettings, RunConfig, RunHooks, Runner, ToolOutputText, Usage, function_tool, handoff
 from agents.models.interface import Model, ModelProvider
+from agents.run_config import SandboxRunConfig
 from openai.types.responses import ResponseFunctionToolCall, ResponseOutputMessage, ResponseOutputText
 from pydantic import BaseModel
 
 from holdfast import Context, Runtime, flow
-from holdfast.integrations import openai_agents
 from holdfast.integrations.openai_agents import run_agent
 
 done: list[str] = []
@@ -147,20 +147,94 @@ class Named(ModelProvider):
         return Asks() if model_name == "asks" else Stub()
 
 
-async def test_an_agent_that_is_a_tool_is_part_of_the_tools_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(openai_agents, "MultiProvider", Named)
+async def test_an_agent_that_is_a_tool_is_part_of_the_tools_call() -> None:
     inner = Agent(name="inner", tools=[look_up, dataclasses.replace(pay, needs_approval=False)])
     boss = Agent(name="boss", model="asks", tools=[inner.as_tool("ask", "asks")])
 
     @flow("openai-boss", version="1")
     async def bossy(ctx: Context, question: str) -> str:
-        return str((await run_agent(ctx, boss, question)).final_output)
+        return str((await run_agent(ctx, boss, question, run_config=RunConfig(model_provider=Named(), tracing_disabled=True))).final_output)
 
     async with Runtime("memory:", skills=[bossy]) as rt:
         run = await rt.invoke(bossy, {"question": "Pay me back."})
         assert (run.status, run.result) == ("completed", "done: paid 4200"), run.error
         assert sorted(done) == sorted(["model 0", "look_up 17", "look_up 18", "model 2", "pay 4200", "model 3"])
         assert [(e.capability, e.status.value) for e in await rt.effects(run.run_id)] == [("ask", "recorded")]
+
+
+class Provides(ModelProvider):
+    """Knows one model by one name."""
+
+    def get_model(self, model_name: str | None) -> Model:
+        assert model_name == "stub"
+        return Stub()
+
+
+class Hears(Stub):
+    """Tells with which settings it is asked."""
+
+    async def get_response(self, system_instructions: Any, input: Any, model_settings: Any, *args: Any, **options: Any) -> ModelResponse:
+        done.append(f"at {model_settings.temperature}")
+        return await super().get_response(system_instructions, input, *args, **options)
+
+
+CONFIGS: list[tuple[Any, Any]] = [
+    (None, RunConfig(model=Stub(), tracing_disabled=True)),
+    ("stub", RunConfig(model_provider=Provides(), tracing_disabled=True)),
+    (None, RunConfig(model="stub", model_provider=Provides(), tracing_disabled=True)),
+    (None, {"model": "stub", "model_provider": Provides(), "tracing_disabled": True}),
+]
+
+
+@pytest.mark.parametrize(("named", "config"), CONFIGS, ids=["a model", "a provider", "a name", "a dict"])
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # the world drops the framework's coroutines where a process dies
+def test_the_models_of_a_run_config_are_asked_on_record(named: Any, config: Any, holdfast_crashes: Any) -> None:
+    """Also over the approval, and wherever the process dies."""
+    clerk = Agent(name="desk", model=named, tools=[look_up, pay])
+
+    @flow("configured", version="1")
+    async def configured(ctx: Context, question: str) -> str:
+        return str((await run_agent(ctx, clerk, question, reads=["look_up"], idempotent=["pay"], run_config=config)).final_output)
+
+    counts: list[list[str]] = []
+    _, ends = holdfast_crashes(configured, {"question": "Pay me back."}, fresh=lambda world: (counts.append(list(done)), done.clear()))
+    assert {(str(end.run.result), str(end.run.error)) for end in ends} == {("done: paid 4200", "None")}
+    assert sorted(counts[1]) == sorted(["model 0", "look_up 17", "look_up 18", "model 2", "pay 4200", "model 3"]), "undisturbed"
+    assert all(c.count(one) <= 2 for c in counts for one in c)
+
+
+async def test_the_rest_of_a_run_config_and_the_hooks_reach_the_sdk() -> None:
+    """Settings, filters, limits and hooks are the SDK's own, and the user's config is left as it was."""
+
+    class Hooks(RunHooks[Any]):
+        async def on_tool_start(self, context: Any, agent: Any, tool: Any) -> None:
+            done.append(f"hook {tool.name}")
+
+    config = RunConfig(model=Hears(), model_settings=ModelSettings(temperature=0.25), tracing_disabled=True)
+    before = dict(vars(config))
+    handed = Agent(name="desk", tools=[look_up, dataclasses.replace(pay, needs_approval=False)])
+
+    @flow("hooked", version="1")
+    async def hooked(ctx: Context, question: str, turns: int) -> str:
+        return str((await run_agent(ctx, handed, question, run_config=config, hooks=Hooks(), max_turns=turns)).final_output)
+
+    async with Runtime("memory:", skills=[hooked]) as rt:
+        run = await rt.invoke(hooked, {"question": "Pay me back.", "turns": 5})
+        assert (run.status, run.result) == ("completed", "done: paid 4200"), run.error
+        assert done.count("at 0.25") == 3 and [d for d in done if d.startswith("hook")] == ["hook look_up", "hook look_up", "hook pay"]
+        assert dict(vars(config)) == before
+        run = await rt.invoke(hooked, {"question": "Pay me back.", "turns": 2})
+        assert run.error is not None and run.error.type.endswith("MaxTurnsExceeded")
+
+
+async def test_what_a_run_config_would_do_off_the_record_is_refused() -> None:
+    @flow("sandboxed", version="1")
+    async def sandboxed(ctx: Context, question: str) -> None:
+        await run_agent(ctx, agent, question, run_config=RunConfig(sandbox=SandboxRunConfig()))
+
+    async with Runtime("memory:", skills=[sandboxed]) as rt:
+        run = await rt.invoke(sandboxed, {"question": "Pay me back."})
+        assert run.error is not None and run.error.type.endswith("UsageError") and "sandbox" in run.error.message
 
 
 class Order(BaseModel):

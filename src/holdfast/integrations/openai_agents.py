@@ -21,8 +21,12 @@ from agents import (
     FunctionTool,
     Handoff,
     LocalShellTool,
+    ModelRetryAdvice,
+    ModelRetryAdviceRequest,
     RunConfig,
     RunContextWrapper,
+    RunErrorHandlers,
+    RunHooks,
     Runner,
     ShellTool,
     ToolOutputFileContent,
@@ -31,7 +35,6 @@ from agents import (
 )
 from agents.items import ModelResponse, TResponseStreamEvent
 from agents.models.interface import Model, ModelProvider
-from agents.models.multi_provider import MultiProvider
 from agents.result import RunResult, RunResultBase, RunResultStreaming
 from agents.tool_context import ToolContext
 from openai.types.responses import ResponseCompletedEvent, ResponseTextDeltaEvent
@@ -78,6 +81,12 @@ class RecordedModel(Model):
     def plain(self) -> Model:
         """The model that is asked."""
         return self._inner
+
+    async def close(self) -> None:
+        await self._inner.close()
+
+    def get_retry_advice(self, request: ModelRetryAdviceRequest) -> ModelRetryAdvice | None:
+        return self._inner.get_retry_advice(request)
 
     async def get_response(self, *args: Any, **options: Any) -> ModelResponse:
         async def request() -> Any:
@@ -242,6 +251,15 @@ class _Recorder:
         return dataclasses.replace(plain, on_invoke_handoff=RecordedHandoff(plain, self))
 
 
+def _configured(given: RunConfig | dict[str, Any] | None, requests: Requests) -> RunConfig:
+    """The config with its models on record."""
+    config = RunConfig(tracing_disabled=True) if given is None else RunConfig(**given) if isinstance(given, dict) else given
+    if config.sandbox is not None:
+        raise UsageError("the run_config has a sandbox, which acts here and is not on record", hint="use function tools")
+    model = RecordedModel(config.model, requests) if isinstance(config.model, Model) else config.model
+    return dataclasses.replace(config, model=model, model_provider=_Recorded(config.model_provider, requests))
+
+
 async def run_agent(
     ctx: Context,
     agent: Agent[Any],
@@ -249,9 +267,14 @@ async def run_agent(
     *,
     reads: Collection[str] = (),
     idempotent: Collection[str] = (),
-    max_turns: int = 10,
+    max_turns: int | None = 10,
     context: Any = None,
     emit: bool = False,
+    run_config: RunConfig | dict[str, Any] | None = None,
+    hooks: RunHooks[Any] | None = None,
+    error_handlers: RunErrorHandlers[Any] | None = None,
+    previous_response_id: str | None = None,
+    conversation_id: str | None = None,
 ) -> RunResultBase:
     """Runs an agent inside a node or a flow until it has its answer.
 
@@ -264,18 +287,29 @@ async def run_agent(
         max_turns: as in ``Runner.run``.
         context: as in ``Runner.run``.
         emit: ask the model for a stream, and give the pieces of its text out as messages (``ctx.emit``).
+        run_config: as in ``Runner.run``; what its models answer is on record. Without one, nothing is traced.
+        hooks: as in ``Runner.run``. They, guardrails and filters of a config are not on record: after a crash they are called again.
+        error_handlers: as in ``Runner.run``.
+        previous_response_id: as in ``Runner.run``.
+        conversation_id: as in ``Runner.run``.
 
     Raises:
-        UsageError: the agent has a tool that acts here and that no record could be made of.
+        UsageError: the agent has a tool, or the config a sandbox, that acts here and that no record could be made of.
     """
     requests = Requests(str(ctx.uuid()))
-    config = RunConfig(tracing_disabled=True, model_provider=_Recorded(MultiProvider(), requests))
+    config = _configured(run_config, requests)
     kept = recorded(agent, reads=reads, idempotent=idempotent, requests=requests)
 
     async def stretch(given: Any) -> RunResult | RunResultStreaming:
         if not emit:
-            return await Runner.run(kept, given, context=context, max_turns=max_turns, run_config=config)
-        streamed = Runner.run_streamed(kept, given, context=context, max_turns=max_turns, run_config=config)
+            return await Runner.run(
+                kept, given, context=context, max_turns=max_turns, hooks=hooks, run_config=config, error_handlers=error_handlers,
+                previous_response_id=previous_response_id, conversation_id=conversation_id,
+            )  # fmt: skip
+        streamed = Runner.run_streamed(
+            kept, given, context=context, max_turns=max_turns, hooks=hooks, run_config=config, error_handlers=error_handlers,
+            previous_response_id=previous_response_id, conversation_id=conversation_id,
+        )  # fmt: skip
         async for _ in streamed.stream_events():
             continue  # what is told is told where the model is asked
         return streamed
