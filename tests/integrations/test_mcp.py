@@ -17,24 +17,18 @@ paid: list[str] = []
 bank = MCPServer("bank")
 
 
-@bank.tool(annotations=ToolAnnotations(idempotent_hint=True))
 async def pay(to: str) -> str:
-    """Pays."""
     paid.append(to)
     return f"paid {to}"
 
 
-@bank.tool(annotations=ToolAnnotations(read_only_hint=True))
 async def balance() -> str:
-    """Reads."""
     return "17"
 
 
-@bank.tool()
-async def transfer(to: str) -> str:
-    """Pays too, and says nothing of what a second call would do."""
-    paid.append(to)
-    return f"sent {to}"
+bank.tool(name="pay", annotations=ToolAnnotations(idempotent_hint=True))(pay)
+bank.tool(name="transfer")(pay)  # says nothing of what a second call would do
+bank.tool(name="balance", annotations=ToolAnnotations(read_only_hint=True))(balance)
 
 
 @flow("mcp-transfer", version="1")
@@ -110,7 +104,7 @@ async def settle(host: Any, run: Any) -> None:
         unknown.append(wait.wait_id)
         assert wait.kind == "effect"
         if paid:
-            await host.rt.decide(run.run_id, "record_result", wait_id=wait.wait_id, actor="ada", payload=[{"type": "text", "text": "sent ada"}])
+            await host.rt.decide(run.run_id, "record_result", wait_id=wait.wait_id, actor="ada", payload=[{"type": "text", "text": "paid ada"}])
         else:
             await host.rt.decide(run.run_id, "reexecute", wait_id=wait.wait_id, actor="ada", force=True)
 
@@ -120,7 +114,7 @@ def test_a_tool_killed_in_mid_call_is_unknown_and_asked_about(holdfast_crashes: 
     """Without a hint of what a second call would do it is never called again by itself."""
     lives: list[int] = []
     _, ends = holdfast_crashes(transferring, {"to": "ada"}, script=settle, fresh=lambda world: (lives.append(len(paid)), paid.clear()))
-    assert {(str(end.run.result), str(end.run.error)) for end in ends} == {("sent ada", "None")}
+    assert {(str(end.run.result), str(end.run.error)) for end in ends} == {("paid ada", "None")}
     assert {*lives[1:], len(paid)} == {1}, "paid once, wherever it was killed"
     assert len(unknown) >= 2, "killed before the call, and after"
 
