@@ -20,7 +20,7 @@ from langgraph.graph import END, START, StateGraph
 from holdfast import Graph, Runtime, State, UsageError
 from holdfast.core.errors import StoreCorrupt, StoreError, TooLarge
 from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.rows import LONGEST_TAIL, Kept, Thread, Value, encode, grown, head, joined
+from holdfast.integrations.langgraph.rows import LONGEST_TAIL, Kept, Thread, Value, Write, encode, grown, head, joined
 from holdfast.shelf import Shelf
 
 
@@ -468,6 +468,36 @@ async def test_the_first_writes_of_a_task_stand_over_processes_too(url: str) -> 
     async with HoldfastSaver.from_url(url) as saver:
         found = await saver.aget_tuple(config)
         assert found is not None and [value for _, _, value in found.pending_writes or ()] == ["first"]
+
+
+async def test_writes_of_the_release_before_are_read_and_stand() -> None:
+    """Each was a row of its own. What a task puts again adds what is missing, and the rest stays as it was first put."""
+    config = at("t", checkpoint_id=made(1, {}, {})["id"])
+    async with HoldfastSaver.from_url("memory:") as saver:
+        await saver.aput(at("t"), made(1, {}, {}), {}, {})
+        thread = Thread.of("t")
+        for index, word in enumerate(["old 0", "old 1"]):
+            row = Write("", "task", index, "said", *saver.serde.dumps_typed(word))
+            await saver.shelf.put(thread.write("", config["configurable"]["checkpoint_id"], "task", index), encode(row))
+        found = await saver.aget_tuple(config)
+        assert found is not None and [value for _, _, value in found.pending_writes or ()] == ["old 0", "old 1"]
+        for _ in range(2):
+            await saver.aput_writes(config, [("said", f"new {n}") for n in range(3)], "task")
+        await saver.aput_writes(config, [("said", f"newer {n}") for n in range(4)], "task")
+        found = await saver.aget_tuple(config)
+        assert found is not None and [value for _, _, value in found.pending_writes or ()] == ["old 0", "old 1", "new 2", "newer 3"]
+
+
+@pytest.mark.parametrize("durability", ["strict", "joined"])
+async def test_the_writes_of_a_task_are_one_row(durability: str) -> None:
+    config = at("t", checkpoint_id=made(1, {}, {})["id"])
+    async with HoldfastSaver.from_url("memory:", durability=durability) as saver:
+        await saver.aput(at("t"), made(1, {}, {}), {}, {})
+        before = len(await saver.shelf.scan(limit=100))
+        await saver.aput_writes(config, [("said", n) for n in range(5)], "task")
+        found = await saver.aget_tuple(config)
+        assert found is not None and [value for _, _, value in found.pending_writes or ()] == [0, 1, 2, 3, 4]
+        assert len(await saver.shelf.scan(limit=100)) == before + 1
 
 
 async def test_prune_by_age_leaves_what_is_younger(url: str) -> None:

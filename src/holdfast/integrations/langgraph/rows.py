@@ -62,7 +62,7 @@ class Value(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Write(msgspec.Struct, frozen=True, array_like=True):
-    """One write of a task."""
+    """One write of a task. Those that a task puts together are one row."""
 
     path: str
     task: str
@@ -81,6 +81,7 @@ _ENCODER = msgspec.msgpack.Encoder()
 _CHECKPOINTS = msgspec.msgpack.Decoder(Checkpoint)
 _VALUES = msgspec.msgpack.Decoder(Value)
 _WRITES = msgspec.msgpack.Decoder(Write)
+_TASKS = msgspec.msgpack.Decoder(tuple[Write, ...])
 encode = _ENCODER.encode
 
 
@@ -94,9 +95,16 @@ def value_of(data: bytes) -> Value:
     return _decoded(_VALUES, data)
 
 
-def write_of(data: bytes) -> Write:
-    """Raises StoreCorrupt: these bytes are no write."""
-    return _decoded(_WRITES, data)
+def writes_of(data: bytes) -> tuple[Write, ...]:
+    """The writes of a row: those of a task, or a single one.
+
+    Raises:
+        StoreCorrupt: these bytes are no writes.
+    """
+    try:
+        return _TASKS.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return (_decoded(_WRITES, data),)
 
 
 def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
@@ -159,8 +167,15 @@ class Thread(NamedTuple):
     def writes(self, ns: str, id: str) -> str:
         return f"{self.prefix}w/{_part(ns)}/{_part(id)}/"
 
+    def task(self, ns: str, id: str, task: str) -> str:
+        return f"{self.writes(ns, id)}{_part(task)}/"
+
     def write(self, ns: str, id: str, task: str, index: int) -> str:
-        return f"{self.writes(ns, id)}{_part(task)}/{index}"
+        return f"{self.task(ns, id, task)}{index}"
+
+    def together(self, ns: str, id: str, task: str) -> str:
+        """Where the writes that a task puts first are; behind those that stand alone."""
+        return f"{self.task(ns, id, task)}_"
 
 
 def thread_of(key: str) -> Thread:

@@ -156,31 +156,34 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         thread, ns, id = _place(config)
         if id is None:
             raise InvalidInput("writes belong to a checkpoint, and the config names none", field="checkpoint_id", hint='config["configurable"]["checkpoint_id"]')
-        made: dict[str, bytes] = {}
-        once: list[str] = []
         if any(channel == ERROR for channel, _ in writes):
             # A task that failed has no result: what its node wrote before its router raised would count as all of it.
             writes = [(channel, value) for channel, value in writes if channel in WRITES_IDX_MAP or channel.startswith(ERROR[:-2])]
+        made: dict[str, bytes] = {}
+        once: list[Write] = []
         for place, (channel, value) in enumerate(writes):
-            index = WRITES_IDX_MAP.get(channel, place)
-            key = thread.write(ns, id, task_id, index)
-            kind, body = self.serde.dumps_typed(value)
-            made[key] = r.encode(Write(task_path, task_id, index, channel, kind, body))
-            if channel not in WRITES_IDX_MAP:
-                once.append(key)
-        if once and (task := once[0].rpartition("/")[0] + "/") not in self._known:
-            # Another process may have run this task: its first writes stand.
-            there = {key async for key, _ in self._rows(task)}
-            _remember(self._known, task, None)
-        else:
-            there = {key for key in once if await self.shelf.get(key) is not None}
-        made = {key: data for key, data in made.items() if key not in once or not (key in there or self._writer.holds(key))}
+            write = Write(task_path, task_id, WRITES_IDX_MAP.get(channel, place), channel, *self.serde.dumps_typed(value))
+            if channel in WRITES_IDX_MAP:
+                made[thread.write(ns, id, task_id, write.index)] = r.encode(write)
+            else:
+                once.append(write)
+        if once:
+            made |= await self._first(thread, ns, id, task_id, once)
         if not made:
             return
         if self.durability is Durability.JOINED:
             self._writer.ride(made)
         else:
             await self._writer.write(made)
+
+    async def _first(self, thread: Thread, ns: str, id: str, task: str, writes: Sequence[Write]) -> dict[str, bytes]:
+        """The rows of writes that count once: where the task has some, which another process may have put, those stand, and what is missing is added."""
+        key = thread.together(ns, id, task)
+        if await self.shelf.get(key) is None and not self._writer.holds(key):
+            return {key: r.encode(tuple(writes))}
+        await self._writer.settle()
+        there = {w.index async for _, data in self._rows(thread.task(ns, id, task)) for w in r.writes_of(data)}
+        return {thread.write(ns, id, task, w.index): r.encode(w) for w in writes if w.index not in there}
 
     # -- reading -------------------------------------------------------------------------------------
 
@@ -221,8 +224,11 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return self._value_of((chain[version].kind, body))
 
     async def _writes(self, thread: Thread, ns: str, id: str) -> list[PendingWrite]:
-        found = [r.write_of(data) async for _, data in self._rows(thread.writes(ns, id))]
-        return [(w.task, w.channel, self._value_of((w.kind, w.body))) for w in sorted(found, key=lambda w: w.order)]
+        found: dict[tuple[str, int], Write] = {}
+        async for _, data in self._rows(thread.writes(ns, id)):
+            for write in r.writes_of(data):
+                found.setdefault((write.task, write.index), write)
+        return [(w.task, w.channel, self._value_of((w.kind, w.body))) for w in sorted(found.values(), key=lambda w: w.order)]
 
     async def _tuple(self, thread: Thread, row: r.Checkpoint, wanted: set[str] | None = None) -> CheckpointTuple:
         body: Checkpoint = self._value_of((row.kind, row.body))
