@@ -68,34 +68,36 @@ async def turns(kind: str, folder: str, process: int, ready: Any) -> None:
             await works
 
 
+async def kept(kind: str, folder: str) -> list[str]:
+    """What the thread has of the four turns; makes the file if it is not there."""
+    async with saver(kind, folder) as found:
+        said = (await graph.compile(checkpointer=found).aget_state(AT)).values.get("said", [])
+        return [word for word in said if not word.startswith("to ") and f"to {word}" in said]
+
+
 def one_of_two(kind: str, folder: str, process: int, ready: Any) -> None:
     asyncio.run(turns(kind, folder, process, ready))
 
 
-async def kept(kind: str, folder: str) -> list[str]:
-    """What the thread has of the four turns."""
-    async with saver(kind, folder) as found:
-        said = (await graph.compile(checkpointer=found).aget_state(AT)).values["said"]
-        return [word for word in said if not word.startswith("to ") and f"to {word}" in said]
+def told(kind: str, folder: str, say: Any) -> None:
+    say.send(len(asyncio.run(kept(kind, folder))))
 
 
 def count(kind: str, folder: str) -> int:
-    """How many of four turns the thread has after two processes were done with them."""
-    asyncio.run(kept_or_none(kind, folder))
+    """How many of four turns the thread has after two processes were done with them. This process has no event loop and no thread of its own: it forks."""
+    hear, say = PROCESSES.Pipe(duplex=False)
     ready = PROCESSES.Barrier(2)
+    looks = [PROCESSES.Process(target=told, args=(kind, folder, say)) for _ in range(2)]
     both = [PROCESSES.Process(target=one_of_two, args=(kind, folder, number, ready)) for number in range(2)]
-    for each in both:
-        each.start()
-    for each in both:
-        each.join(PATIENCE_SECONDS)
-        assert each.exitcode == 0, f"{kind}: a process ended with {each.exitcode}"
-    return len(asyncio.run(kept(kind, folder)))
-
-
-async def kept_or_none(kind: str, folder: str) -> None:
-    """Makes the file, so that the two processes find it."""
-    async with saver(kind, folder) as found:
-        await graph.compile(checkpointer=found).aget_state(AT)
+    for together in ([looks[0]], both, [looks[1]]):
+        for each in together:
+            each.start()
+        for each in together:
+            each.join(2 * PATIENCE_SECONDS)
+            each.kill()
+            assert each.exitcode == 0, f"{kind}: a process ended with {each.exitcode}"
+    hear.recv()
+    return int(hear.recv())
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ before; ``base`` says so itself, and they are read the same way.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +26,8 @@ from holdfast.core.errors import StoreCorrupt, TooLarge
 
 T = TypeVar("T")
 PART_BYTES = 96
+REMEMBERED = 4096
+"""So many parts of keys are not made anew."""
 THREAD_BYTES = 200
 LONGEST_TAIL = 4 * 1024 * 1024
 """A tail is not made longer than that to shorten a chain."""
@@ -117,12 +120,14 @@ def _decoded(decoder: msgspec.msgpack.Decoder[T], data: bytes) -> T:
 # -- keys -------------------------------------------------------------------------------------------
 
 
+@functools.lru_cache(REMEMBERED)
 def _quoted(text: str) -> str:
     return text if _PLAIN.fullmatch(text) else quote(text, safe="") or "%"
 
 
+@functools.lru_cache(REMEMBERED)
 def _part(text: str) -> str:
-    """A part of a key; a long one by its digest."""
+    """A part of a key; a long one by its digest. Namespaces, channels and tasks come again with each row."""
     found = _quoted(text)
     if len(found) <= PART_BYTES:
         return found
