@@ -262,8 +262,8 @@ class Context:
         return scopes.gather(self._attempt, calls, concurrency, "map")
 
     def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
-        """Returns ``(index, value)`` of the call that finishes first; the others are cancelled. The choice is recorded, so it is the same
-        if the step runs again."""
+        """Returns ``(index, value)`` of the call that finishes first; the others are cancelled. If that call failed, its error is raised.
+        The choice is recorded, so it is the same if the step runs again."""
         steps.waits(self._attempt, "first_of")
         return scopes.first_of(self._attempt, calls)
 
