@@ -93,7 +93,15 @@ class Owners:
 
     def seen(self, db: apsw.Connection) -> list[Seen]:
         """Every worker; the proof of life of each is looked at once."""
-        return [Seen(w, alive := self.alive(w), apply.lost(self.left(w), alive)) for w in self.all(db)]
+        return [self._judged(w) for w in self.all(db)]
+
+    def holding(self, db: apsw.Connection) -> list[Seen]:
+        """The same of those who hold runs: however many are up, no more of them do than there is work for."""
+        return [self._judged(WorkerRow(*found)) for found in rows(db, Q.workers_holding)]
+
+    def _judged(self, row: WorkerRow) -> Seen:
+        alive = self.alive(row)
+        return Seen(row, alive, apply.lost(self.left(row), alive))
 
     def left(self, row: WorkerRow) -> int:
         """Microseconds until the lease runs out; below one it has."""

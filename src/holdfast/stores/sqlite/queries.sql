@@ -243,6 +243,8 @@ DELETE FROM worker WHERE owner = ?;
 DELETE FROM worker WHERE owner = ?1 AND NOT EXISTS (SELECT 1 FROM run WHERE owner = ?1);
 -- name: workers
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker ORDER BY started_at LIMIT 10000;
+-- name: workers_holding
+SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker w WHERE EXISTS (SELECT 1 FROM run r WHERE r.owner = w.owner) ORDER BY started_at LIMIT 10000;
 -- name: worker
 SELECT owner, started_at, expires_at, boot, ticks, host, pid FROM worker WHERE owner = ?;
 -- name: offer_put

@@ -15,6 +15,7 @@ import asyncio
 import contextlib
 import datetime as dt
 import json
+import math
 import os
 import secrets
 import shutil
@@ -91,6 +92,7 @@ from holdfast.stores.sqlite.owners import Owners, Seen
 from holdfast.stores.sqlite.writer import Writer
 
 MAX_LIST = 10_000
+TIDY_SECONDS = 1.0
 READ_SECONDS = 0.2  # a reader that is there for so long is told of
 LITTLE_ROOM = 256 * 1024 * 1024  # on a disk with less than this left, doctor warns
 MAX_PROBLEMS = 100
@@ -142,6 +144,7 @@ class SqliteStore:
         self._liveness = Liveness(self.path + "-live")
         self._moved = now is not None
         self._owners = Owners(self._liveness, self._now, given=self._moved)
+        self._tidied = -math.inf
         self._search = outbox.Search(self._owners)
         self._changes = Changes(self._data_version)
         self._noted = (0, 0)
@@ -436,8 +439,7 @@ class SqliteStore:
                         raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
                     return []
             else:
-                workers = self._owners.seen(db)
-                if not self._candidates(db, workers, owner, wanted, min(limit, 1))[0] and not self._litter(db, workers, owner):
+                if not self._candidates(db, self._owners.holding(db), owner, wanted, min(limit, 1))[0] and not self._litter(db, owner):
                     if self._owners.find(db, owner) is None:
                         raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
                     return []
@@ -454,14 +456,16 @@ class SqliteStore:
     def _claim(self, db: apsw.Connection, owner: str, wanted: _Wanted, limit: int, run_id: str | None) -> list[tuple[int, Claim]]:
         if self._owners.find(db, owner) is None:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-        now, workers = self._now(), self._owners.seen(db)
+        now, workers = self._now(), self._owners.holding(db)
         found, spent = self._candidates(db, workers, owner, wanted, limit) if run_id is None else self._candidate(db, owner, run_id, wanted.limits, now)
         limits.keep_buckets(db, spent)
         for holds, statement in ((0, Q.take_due), (1, Q.take_due_holder)):
             if due := [(owner, c.key, c.fence) for c in found if c.holds == holds]:
                 db.executemany(statement, due)
         out = [(c.key, Claim(c.run_id, c.fence + 1) if c.holds is not None else self._take(db, c, owner, now)) for c in found]
-        for gone in self._litter(db, workers, owner):
+        if any(c.previous is not None for c in found):
+            self._tidied = -math.inf  # somebody is gone
+        for gone in self._litter(db, owner):
             if self._owners.drop(db, Q.worker_delete_idle, gone):
                 self._liveness.forget(gone)
         return out
@@ -472,14 +476,18 @@ class SqliteStore:
         lost = None if c.previous is None else self._owners.lost(self._owners.find(db, c.previous))
         return apply.taken(c.run_id, c.fence, c.previous, owner, lost)
 
-    def _litter(self, db: apsw.Connection, workers: Sequence[Seen], owner: str) -> list[str]:
-        """Owners that are gone for good, hold nothing, and whom no attempt names that is not closed: their death must stay provable."""
-        gone = [w.owner for w in workers if w.owner != owner and self._owners.forgettable(w)]
-        gone = [o for o in gone if not row(db, Q.worker_runs, (o,))[0]]
-        if not gone:
+    def _litter(self, db: apsw.Connection, owner: str) -> list[str]:
+        """Owners that are gone for good, hold nothing, and whom no attempt names that is not closed: their death must stay provable. They are in
+        nobody's way: they are looked for once a second, and after a run was taken over."""
+        if not self._moved and time.monotonic() - self._tidied < TIDY_SECONDS:
             return []
-        named = {e.owner for e in besides.effects_open(db) if not e.closed}
-        return [o for o in gone if o not in named]
+        gone = [w.owner for w in self._owners.seen(db) if w.owner != owner and self._owners.forgettable(w)]
+        gone = [o for o in gone if not row(db, Q.worker_runs, (o,))[0]]
+        named = {e.owner for e in besides.effects_open(db) if not e.closed} if gone else set()
+        litter = [o for o in gone if o not in named]
+        if not litter:
+            self._tidied = time.monotonic()
+        return litter
 
     def _candidates(
         self, db: apsw.Connection, workers: Sequence[Seen], owner: str, wanted: _Wanted, limit: int
@@ -527,7 +535,7 @@ class SqliteStore:
         rules = in_force(declared, limits.rules(db))
         if owner == claimer or not rules.touches(queue, tenant):
             return one, {}
-        use = limits.use(db, self._owners.seen(db), rules, claimer, now)
+        use = limits.use(db, self._owners.holding(db), rules, claimer, now)
         if use.in_the_way(queue, tenant) is not None:
             return [], {}
         use.take(queue, tenant)
