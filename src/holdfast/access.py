@@ -78,7 +78,7 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
             Forbidden: names the scope.
         """
         if scope not in self.scopes and Scope.ADMIN not in self.scopes:
-            raise Forbidden(f"this token does not allow to {scope}", hint=f"a token with the scope {scope}: holdfast token create --scopes {scope}")
+            raise Forbidden(f"this token does not have the scope {scope}", hint=f"a token with the scope {scope}: holdfast token create --scopes {scope}")
 
 
 class Issued(msgspec.Struct, frozen=True):
@@ -104,7 +104,7 @@ def scopes(words: Iterable[str]) -> tuple[Scope, ...]:
     found: list[Scope] = []
     for word in words:
         if word not in set(Scope):
-            raise InvalidInput(f"{word!r} is no scope", hint="one of " + ", ".join(Scope))
+            raise InvalidInput(f"{word!r} is not a scope", hint="one of " + ", ".join(Scope))
         found.append(Scope(word))
     if not found:
         raise InvalidInput("a token without a scope allows nothing", hint="--scopes " + ",".join(Scope))
@@ -146,7 +146,7 @@ class Tokens:
         """
         data = await self._shelf.get(token_id)
         if data is None:
-            raise NotFound(f"no token {token_id}", hint="holdfast token list")
+            raise NotFound(f"there is no token {token_id!r}", hint="list the tokens: holdfast token list")
         found = _decode(data)
         gone = replace(found, revoked_at=found.revoked_at or now)
         await self._shelf.put(token_id, _encode(gone))
@@ -211,7 +211,7 @@ def _line(line: str) -> tuple[bytes, Access]:
         raise InvalidInput(f"a token of a token file has at least {SHORTEST} characters", field="token_file", hint="openssl rand -hex 24")
     said = dict(word.partition("=")[::2] for word in rest)
     if unknown := said.keys() - {"scopes", "tenant", "actor"}:
-        raise InvalidInput(f"{min(unknown)!r} is nothing that a token file says", field="token_file", hint="TOKEN scopes=view,decide tenant=acme actor=ada")
+        raise InvalidInput(f"{min(unknown)!r} is not a known field of a token file", field="token_file", hint="TOKEN scopes=view,decide tenant=acme actor=ada")
     digest = _digest(token)
     return digest, Access(
         id=f"file-{digest.hex()[:12]}", digest=digest, tenant_id=text(said.get("tenant", "default"), "tenant"), actor=text(said.get("actor", "operator"), "actor"),

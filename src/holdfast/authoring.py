@@ -70,7 +70,7 @@ class _Field:
 
 def _absent(state: State, name: str) -> Any:
     if state._only is not None and name not in state._only:
-        raise ContractViolation(f"{name!r} is outside this node's contract reads={sorted(state._only)}")
+        raise ContractViolation(f"{name!r} may not be read by this node, which declares reads={sorted(state._only)}")
     raise ChannelEmpty(f"the channel {name!r} has not been written yet", hint="give it a default, or read it after the node that writes it")
 
 
@@ -400,14 +400,14 @@ class Graph(Generic[S]):
             self._put(label, _calling(function, declared.tool, label, len(given)), "state_ctx", declared)
             return
         if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
-            raise InvalidGraph(f"the node {label!r} yields; a node returns its writes", hint="ctx.emit(chunk) streams; ctx.step records")
+            raise InvalidGraph(f"the node {label!r} uses yield; a node must return its writes", hint="ctx.emit(chunk) streams; ctx.step records")
         self._put(label, function, "state_ctx" if len(given) == 2 else "state", declared)
 
     def _put(self, label: str, function: Callable[..., Any], shape: Any, declared: _Declared, **more: Any) -> None:
         if label in self._nodes:
             raise InvalidGraph(f"the node {label!r} is declared twice in {self.id!r}", hint="give one of them another name: @graph.node('other')")
         if label in (START, END):
-            raise InvalidGraph(f"{label!r} is taken: START and END are places, not nodes")
+            raise InvalidGraph(f"{label!r} is a reserved name: START and END are the graph's start and end")
         triggers = []
         if declared.start:
             triggers.append(Trigger("any", (START,)))
@@ -515,7 +515,7 @@ class Graph(Generic[S]):
         faults: list[str] = []
         for source, target in self._edges:
             if source == END or target == START:
-                faults.append(f"the edge {source} → {target} leads {'out of END' if source == END else 'back to START'}; neither can be")
+                faults.append(f"the edge {source} → {target} leads {'out of END' if source == END else 'back to START'}; no edge may leave END or enter START")
             elif source != START and source not in nodes:
                 faults.append(f"an edge leads from {source!r}, which is not a node{meant(source, nodes)}")
             elif target in nodes:
@@ -527,9 +527,9 @@ class Graph(Generic[S]):
             if name in nodes:
                 nodes[name] = msgspec.structs.replace(nodes[name], routers=tuple(routers))
             elif name == START:
-                faults.append("a branch hangs on START; give the router a node to come after")
+                faults.append("a branch cannot start at START; attach the router to a node")
             else:
-                faults.append(f"a branch hangs on {name!r}, which is not a node{meant(name, nodes)}")
+                faults.append(f"a branch starts at {name!r}, which is not a node{meant(name, nodes)}")
         alone = [n for n, node in nodes.items() if not node.triggers]
         if alone and (routes or self._routers):
             for name, node in nodes.items():
@@ -554,7 +554,7 @@ class Graph(Generic[S]):
         if not isinstance(child, Graph):
             return node
         if child._holds(self):
-            raise InvalidGraph(f"the graph {self.id!r} contains itself, through {node.name!r}", hint="send the run round a cycle instead")
+            raise InvalidGraph(f"the graph {self.id!r} contains itself, through {node.name!r}", hint="use a cycle of edges instead")
         shared = tuple(c for c in self.state.__channels__ if c in child.state.__channels__)
         return msgspec.structs.replace(
             node,
@@ -631,7 +631,7 @@ def _calling(function: Callable[..., Any], tool: str | Tool, label: str, takes: 
     if not isinstance(tool, str | Tool):
         raise wrong("tool", "the name of a tool, or a Tool", tool)
     if not inspect.isgeneratorfunction(function):
-        raise InvalidGraph(f"the tool node {label!r} does not yield what it asks of its tool", hint='def look(state): outcome = yield ["log", "-1"]; return {"log": outcome.stdout}')
+        raise InvalidGraph(f"the tool node {label!r} must yield the arguments of its tool", hint='def look(state): outcome = yield ["log", "-1"]; return {"log": outcome.stdout}')
     asks: Callable[..., Any] = function
 
     @functools.wraps(function)
@@ -759,7 +759,7 @@ class Flow(Generic[P, R]):
         channels, hints = {}, _hints(function, frame)
         for p in parameters[1:]:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
-                raise InvalidGraph(f"the flow {id!r} names its inputs; *args and **kwargs cannot be recorded")
+                raise InvalidGraph(f"the flow {id!r} must name its inputs; *args and **kwargs cannot be recorded")
             default = MISSING if p.default is p.empty else canon.admit(p.default, p.name)
             hidden = secret in typing.get_args(hints.get(p.name))
             kind = hints.get(p.name, Any)

@@ -27,7 +27,7 @@ class Calendar:
             return zoneinfo.ZoneInfo(name)
         except (zoneinfo.ZoneInfoNotFoundError, ValueError, OSError) as e:
             hint = "Europe/Berlin, America/New_York, UTC; pip install 'holdfast[cron]' brings the zones where a machine has none"
-            raise InvalidInput(f"{name!r} is no IANA time zone that is known here", hint=hint, code="zone_unknown") from e
+            raise InvalidInput(f"{name!r} is not a known IANA time zone", hint=hint, code="zone_unknown") from e
 
     def cron(self, line: str, after: dt.datetime) -> Iterator[dt.datetime]:
         """The times that a line of five fields names, strictly after one: by elapsed time if that has a zone, else by the calendar.

@@ -46,7 +46,7 @@ class Keys:
             raise UsageError("encryption needs a key", hint="holdfast.encryption.new_key() makes one")
         for key_id, key in keys.items():
             if not isinstance(key_id, str) or _ID.fullmatch(key_id) is None:
-                raise UsageError(f"{key_id!r} is no id of a key", hint="letters, digits, dot, dash and underscore, at most 64")
+                raise UsageError(f"{key_id!r} is not a valid key id", hint="letters, digits, dot, dash and underscore, at most 64")
             if not isinstance(key, bytes) or len(key) != KEY_BYTES:
                 raise UsageError(f"the key {key_id!r} is not 32 bytes", hint="holdfast.encryption.new_key() makes one")
         self._keys = dict(keys)

@@ -283,7 +283,7 @@ class Runtime:
         if self._loop is None or not self._open:
             return part
         if machine.forks() != self._forks:
-            raise ProcessForked("this Runtime was entered by the process that this one was forked from", hint="make a Runtime of its own in the child")
+            raise ProcessForked("this Runtime was opened in the parent process, before the fork", hint="make a Runtime of its own in the child")
         try:
             running = asyncio.get_running_loop()
         except RuntimeError:
@@ -557,7 +557,7 @@ class Runtime:
         request = door.request(given, where="invoke")
         if self._executor is not None:
             if request != Request(thread_id=thread_id) or step_limit is not None or detach:
-                raise UsageError("another engine drives here, by a thread and an input: it takes no options", hint="configure the executor itself")
+                raise UsageError("this Runtime uses another executor, which takes only a thread and an input, no options", hint="configure the executor itself")
             return await self._stand_in(skill).invoke(thread_id or uuid.uuid4().hex, None if inputs is None and thread_id is not None else door.inputs(inputs))  # type: ignore[no-any-return]
         return await self.kernel_invoke(skill, inputs, request, step_limit=step_limit, detach=detach)
 
@@ -1547,7 +1547,7 @@ def _result(run: Run[Any] | Rested) -> Any:
         raise failed from None if run.error is None else traced(run.error)
     asked = "; ".join(w.prompt or w.name or w.kind for w in run.waits)
     asks = any(w.available_actions for w in run.waits)
-    raise RunWaiting(run, f"{run.run_id} rests: {run.condition} ({asked})", hint="rt.waits() and holdfast waits show how to answer it" if asks else "")
+    raise RunWaiting(run, f"{run.run_id} is waiting: {run.condition} ({asked})", hint="rt.waits() and holdfast waits show how to answer it" if asks else "")
 
 
 def _rested(run: Rested) -> Any:

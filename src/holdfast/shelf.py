@@ -198,7 +198,7 @@ class Shelf:
 
 def _shelves(store: Store) -> Shelves:
     if not offers_shelves(store):
-        raise UsageError(f"{store.url} keeps no shelves", hint="keep these rows in a store of another kind")
+        raise UsageError(f"{store.url} does not support shelves", hint="keep these rows in a store of another kind")
     return store
 
 

@@ -167,7 +167,7 @@ async def test_names_that_nobody_has(place: Place) -> None:
             lambda r: rt.decide(r, "approve"), lambda r: rt.signal(r, "go"), lambda r: rt.deny(r, reason="no"), lambda r: _all(rt, r),
         ]  # fmt: skip
         for act in acts:
-            await refused(InvalidInput, act(""), "empty run id")
+            await refused(InvalidInput, act(""), "the run id is empty")
             await refused(RunNotFound, act("nobody"), "nobody")
         await refused(CheckpointNotFound, rt.state(run_id, "nothing"), "nothing")
         await place.sound(rt)

@@ -41,7 +41,7 @@ def test_a_verify_that_answers_something_else_is_named(wrong: object) -> None:
     said = understood(wrong, "verify of pay")
     assert isinstance(said, Unknown)
     assert said.why.startswith("verify of pay returned ")
-    assert said.why.endswith("it is to return Happened(result), Absent() or Unknown()")
+    assert said.why.endswith("it must return Happened(result), Absent() or Unknown()")
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ async def test_a_question_says_what_verify_answered(house: House) -> None:
     world = World(crash_at=1)
     pays, run_id = await in_doubt(house, world, verify=lambda key, text: True)
     (wait,) = (await (await house.process(pays)).resume(run_id)).waits
-    assert wait.show["verify"] == "verify of upload returned a bool; it is to return Happened(result), Absent() or Unknown()"
+    assert wait.show["verify"] == "verify of upload returned a bool; it must return Happened(result), Absent() or Unknown()"
     assert world.done == ["x"]
 
 

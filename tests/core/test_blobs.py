@@ -94,7 +94,7 @@ def test_bytes_are_held_against_their_name() -> None:
     """X-01: a flipped bit, or nothing at all, is named."""
     blob = blob_of(BIG)
     assert read_back(blob.digest, BIG) == BIG
-    for data, said in ((None, "is missing"), (BIG[:-1] + b"y", "is not what was written")):
+    for data, said in ((None, "is missing"), (BIG[:-1] + b"y", "its checksum does not match")):
         with pytest.raises(StoreCorrupt, match=said) as e:
             read_back(blob.digest, data)
         assert e.value.code == blobs.UNREADABLE == "blob_unreadable"

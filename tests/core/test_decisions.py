@@ -393,7 +393,7 @@ def test_a_signal_is_received_by_whoever_has_not_ended() -> None:
     """§5.11."""
     command = cmd.Signal("go", "k1", raw(1), "ada")
     assert decisions.decide(folded(ev.RunStarted()), command, NOW) == (ev.SignalReceived("go", "k1", raw(1), "ada"),)
-    with pytest.raises(AlreadyTerminal, match="nobody will ask"):
+    with pytest.raises(AlreadyTerminal, match="can no longer receive the signal"):
         decisions.decide(folded(ev.RunStarted(), ev.RunCompleted()), command, NOW)
 
 

@@ -95,7 +95,7 @@ def test_absent_is_believed_only_of_a_closed_attempt(answer: object, closed: boo
 def test_what_a_verify_may_not_say_counts_as_not_knowing(answer: object, given: str) -> None:
     """X-05: whoever is asked then reads what it said."""
     said = fx.understood(answer, "verify of pay")
-    assert said == Unknown(f"verify of pay returned {given}; it is to return Happened(result), Absent() or Unknown()")
+    assert said == Unknown(f"verify of pay returned {given}; it must return Happened(result), Absent() or Unknown()")
     verdict = fx.verified(effect("unknown"), said, True)
     assert isinstance(verdict, fx.Ask) and verdict.why == said.why
 

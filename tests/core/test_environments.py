@@ -77,6 +77,6 @@ def test_inherited_approvals_are_an_option_where_the_place_inherits_them() -> No
 
 def test_force_is_refused_where_there_is_none() -> None:
     DEVELOPMENT.check_force("anything")
-    with pytest.raises(RestrictedOption, match="^production does not let anybody force an effect;") as e:
+    with pytest.raises(RestrictedOption, match="^the environment production does not allow forcing an effect;") as e:
         PRODUCTION.check_force("an effect")
     assert e.value.hint == "allow_force in the Environment"

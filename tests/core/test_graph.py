@@ -90,8 +90,8 @@ def plain(name: str, **options: Any) -> Node:
         ([plain("a", start=True), plain("b", after=["c"]), plain("c", after=["b"])], "c is never reached"),
         ([plain("a", start=True), plain("b"), plain("c", after=["a", "b"])], "c is never reached"),
         ([plain("a", start=True), node("b", after=["alpha", "a"])], "'alpha', which is not a node"),
-        ([plain("a", start=True), node("b", triggers=(Trigger("all", ()),))], "b comes after nothing"),
-        ([plain("a", start=True), node("b", after=["@end"])], "b comes after END, and nothing does"),
+        ([plain("a", start=True), node("b", triggers=(Trigger("all", ()),))], "b can never run"),
+        ([plain("a", start=True), node("b", after=["@end"])], "b comes after END, but no node can"),
         ([plain("collect", start=True), node("b", after=["colect"])], r"\(did you mean 'collect'\?\)"),
     ],
 )

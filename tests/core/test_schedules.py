@@ -156,10 +156,10 @@ def test_a_line_that_names_no_day_is_refused() -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str, str]] = [
-    ({"schedule_id": ""}, "is no id", "nightly"),
-    ({"schedule_id": "two words"}, "is no id", "no spaces"),
-    ({"schedule_id": "a\nb"}, "is no id", "nightly"),
-    ({"schedule_id": "x" * 201}, "is no id", "200"),
+    ({"schedule_id": ""}, "is not a valid id", "nightly"),
+    ({"schedule_id": "two words"}, "is not a valid id", "no spaces"),
+    ({"schedule_id": "a\nb"}, "is not a valid id", "nightly"),
+    ({"schedule_id": "x" * 201}, "is not a valid id", "200"),
     ({"cron": "0 * * * *"}, "either a cron line or an interval", "every="),
     ({"every_us": 0}, "either a cron line or an interval", "cron="),
     ({"every_us": SECOND - 1}, "at least a second", "minutes=15"),
@@ -167,8 +167,8 @@ WRONG: list[tuple[dict[str, Any], str, str]] = [
     ({"every_us": sch.LONGEST_US + 1}, "a hundred years", "minutes=15"),
     ({"catch_up": 0}, "catch_up is 1 to 100, not 0", "missed='skip'"),
     ({"catch_up": 101}, "catch_up is 1 to 100, not 101", "missed='skip'"),
-    ({"grace_us": -1}, "grace is a length of time", "minutes=5"),
-    ({"grace_us": sch.LONGEST_US + 1}, "grace is a length of time", "minutes=5"),
+    ({"grace_us": -1}, "grace must be a length of time that is not negative", "minutes=5"),
+    ({"grace_us": sch.LONGEST_US + 1}, "grace must be a length of time that is not negative", "minutes=5"),
 ]
 
 

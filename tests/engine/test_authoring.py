@@ -100,12 +100,12 @@ FAULTS: list[tuple[Callable[[Graph[S]], None], str]] = [
     (_unknown_after, "b comes after 'colect', which is not a node (did you mean 'collect'?)"),
     (_forgotten, "publish is never reached: nothing leads to it (give it after=…, on=… or start=True)"),
     (_no_start, "no node starts it (give one start=True, or on=[a channel of the input])"),
-    (_out_of_end, "the edge @end → a leads out of END; neither can be"),
-    (_to_start, "the edge a → @start leads back to START; neither can be"),
-    (_after_end, "b comes after END, and nothing does"),
+    (_out_of_end, "the edge @end → a leads out of END; no edge may leave END or enter START"),
+    (_to_start, "the edge a → @start leads back to START; no edge may leave END or enter START"),
+    (_after_end, "b comes after END, but no node can"),
     (_edge_to_nowhere, "an edge leads to 'publsh', which is not a node (did you mean 'publish'?)"),
-    (_branch_of_nothing, "a branch hangs on 'aa', which is not a node (did you mean 'a'?)"),
-    (_branch_of_start, "a branch hangs on START; give the router a node to come after"),
+    (_branch_of_nothing, "a branch starts at 'aa', which is not a node (did you mean 'a'?)"),
+    (_branch_of_start, "a branch cannot start at START; attach the router to a node"),
     (_listens, "a listens to 'itms', which is not a channel of the state (did you mean 'items'?)"),
     (_contract, "a declares the channel 'm', which the state does not have"),
     (_never_written, "a reads 'n', which nothing writes: no node's writes= names it, and the input need not have it"),
@@ -146,7 +146,7 @@ def test_a_graph_is_made_of_a_name_and_a_state(id: str, state: Any, words: str) 
 
 def test_a_node_does_not_yield() -> None:
     g = Graph("g", S)
-    with pytest.raises(InvalidGraph, match="yields; a node returns its writes"):
+    with pytest.raises(InvalidGraph, match="uses yield; a node must return its writes"):
 
         @g.node(start=True)
         def gen(state: S) -> Any:
@@ -495,7 +495,7 @@ async def test_a_contract_bounds_what_a_node_sees_and_writes() -> None:
     assert (await invoked(contracted({"n": 4}, look=False))).stop_reason == "contract_violation"
     run = await invoked(contracted({}, look=True))
     assert run.stop_reason == "contract_violation" and run.error is not None
-    assert run.error.message == "'limit' is outside this node's contract reads=['n']"
+    assert run.error.message == "'limit' may not be read by this node, which declares reads=['n']"
 
 
 async def test_a_channel_nobody_declared_is_named() -> None:

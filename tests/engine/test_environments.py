@@ -237,10 +237,10 @@ async def test_an_environment_without_force(house: House) -> None:
     _, drive, run_id = await frozen(house, skill, world)
     rt = await house.process(skill, environment="production")
     await rt.resume(run_id)
-    with pytest.raises(RestrictedOption, match="production does not let anybody force an effect that may happen twice"):
+    with pytest.raises(RestrictedOption, match="the environment production does not allow forcing an effect that may happen twice"):
         await rt.decide(run_id, "reexecute", force=True, actor="ada")
     await rt.decide(run_id, "abandon", actor="ada", resume=False)
-    with pytest.raises(RestrictedOption, match="force a run past its policy"):
+    with pytest.raises(RestrictedOption, match="forcing a run past its policy"):
         await rt.resume(run_id, force=True)
     run = await rt.resume(run_id)
     assert (run.status, run.stop_reason) == ("failed", "effect_abandoned")

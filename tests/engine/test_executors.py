@@ -128,7 +128,7 @@ async def test_another_engine_stands_in() -> None:
         await rt.invoke(graph, {"text": "elsewhere"})
         assert len(engine.threads) == 2 and await rt.runs() == []
         for options in ({"key": "k"}, {"detach": True}, {"step_limit": 3}, {"priority": 1}):
-            with pytest.raises(UsageError, match="takes no options"):
+            with pytest.raises(UsageError, match="takes only a thread and an input, no options"):
                 await rt.invoke(graph, {"text": "x"}, thread_id="t", **options)
 
 

@@ -517,7 +517,7 @@ async def test_a_flow_s_inputs_are_named() -> None:
     async with World().runtime(f) as rt:
         assert await rt.run(f, 1) == 3
         assert await rt.run(f, 1, b=5) == 6
-        with pytest.raises(InvalidInput, match="f needs a"):
+        with pytest.raises(InvalidInput, match="'f' needs 'a'"):
             await rt.invoke(f, {"b": 1})
 
 

@@ -336,13 +336,13 @@ async def test_a_replay_from_a_step(house: House) -> None:
     source = await published(rt, graph)
     run = await rt.replay(source.run_id, from_step="publish")
     assert run.status == "completed" and world.calls == 2 and run.state == source.state
-    with pytest.raises(CheckpointNotFound, match="never came"):
+    with pytest.raises(CheckpointNotFound, match="never reached"):
         await rt.replay(source.run_id, from_step="nowhere")
     with pytest.raises(CheckpointNotFound):
         await rt.replay(source.run_id, from_checkpoint=f"{source.run_id}.c999")
     with pytest.raises(RunNotFound):
         await rt.replay("nobody")
-    with pytest.raises(InvalidInput, match="empty run id"):
+    with pytest.raises(InvalidInput, match="the run id is empty"):
         await rt.replay("")
 
 

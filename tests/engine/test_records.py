@@ -187,7 +187,7 @@ async def test_reordered_steps_are_a_difference_not_swapped_results() -> None:
         return [await ctx.step(one), second, await ctx.step(work, "end")]
 
     told = await _differs(before, after)
-    assert told == "call 0 of f does not fit its record: recorded are 0 one, 1 two; the code now calls two"
+    assert told == "call 0 of f does not match its record: recorded are 0 one, 1 two, but the code now calls two"
     assert ran == {"one": 1, "two": 1}
 
 
@@ -200,7 +200,7 @@ async def test_a_renamed_step_is_a_difference() -> None:
     async def after(ctx: Context) -> Any:
         return [await ctx.step(one), await ctx.step(two)]
 
-    assert "recorded are 0 one, 1 one; the code now calls one, two" in await _differs(before, after)
+    assert "recorded are 0 one, 1 one, but the code now calls one, two" in await _differs(before, after)
 
 
 @pytest.mark.parametrize("path", ["0", "1"], ids=["one recorded", "both recorded"])

@@ -104,8 +104,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"every": HOUR, "overlap": "maybe"}, InvalidInput, "overlap is skip or allow"),
     ({"every": HOUR, "missed": "never"}, InvalidInput, "missed is skip or catch_up"),
     ({"every": HOUR, "missed": "catch_up", "catch_up": 0}, InvalidInput, "catch_up is a whole number from 1 to 100"),
-    ({"every": HOUR, "id": ""}, InvalidInput, "no id for a schedule"),
-    ({"every": HOUR, "id": "a b"}, InvalidInput, "no id for a schedule"),
+    ({"every": HOUR, "id": ""}, InvalidInput, "is not a valid id for a schedule"),
+    ({"every": HOUR, "id": "a b"}, InvalidInput, "is not a valid id for a schedule"),
     ({"every": HOUR, "inputs": {"nothing": 1}}, InvalidInput, "no input 'nothing'"),
     ({"every": HOUR, "key": "k"}, UnknownOption, "no option 'key'"),
     ({"every": HOUR, "parent_run_id": "r"}, UnknownOption, "no option 'parent_run_id'"),
@@ -415,7 +415,7 @@ def test_a_flow_is_scheduled_too(holdfast_world: World) -> None:
     async def story() -> None:
         host = await holdfast_world.host(greet)
         s = await host.do(host.rt.schedule(greet, {"name": "Ada"}, cron="30 2 * * *", zone="Europe/Berlin", grace=HOUR))
-        with pytest.raises(InvalidInput, match="needs name"):
+        with pytest.raises(InvalidInput, match="needs 'name'"):
             await host.do(host.rt.schedule(greet, cron="30 2 * * *"))
         assert s.next_at is not None
         holdfast_world.clock.advance((s.next_at - s.created_at).total_seconds())

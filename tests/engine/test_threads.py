@@ -313,7 +313,7 @@ async def test_a_run_that_begins_while_its_lender_is_pruned_is_refused(maker: Ma
     await store.open()
     async with Runtime(Late(store).as_store(), skills=[chat()]) as rt:
         run = await rt.submit(chat(), {"say": "two", "log": ["two"]}, thread_id="t")
-        with pytest.raises(VersionConflict, match="pruned meanwhile"):
+        with pytest.raises(VersionConflict, match="pruned in the meantime"):
             await rt.resume(run.run_id)
     async with Runtime(store, skills=[chat()]) as rt:
         await rt.recover()

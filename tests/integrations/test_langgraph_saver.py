@@ -547,7 +547,7 @@ async def test_wrong_input_is_refused_by_name() -> None:
             await saver.aput_writes(at("t"), [("said", 1)], "task")
     with pytest.raises(UsageError, match="durability"):
         HoldfastSaver.from_url("memory:", durability="stict")
-    with pytest.raises(UsageError, match="names no store"):
+    with pytest.raises(UsageError, match="is not the URL of a store"):
         HoldfastSaver.from_url("mongodb://here")
 
 

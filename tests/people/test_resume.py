@@ -92,7 +92,7 @@ async def test_what_a_payload_cannot_answer() -> None:
                 await rt.resume(target, payload=1)
         with pytest.raises(RunNotFound):
             await rt.resume("nowhere", payload=1)
-        with pytest.raises(InvalidInput, match="empty run id"):
+        with pytest.raises(InvalidInput, match="the run id is empty"):
             await rt.resume("", payload=1)
 
 

@@ -152,7 +152,7 @@ async def test_an_empty_run_id_is_refused_before_anything_is_read(tmp_path: Path
     async with Runtime(url(tmp_path)) as rt:
         await rt.invoke(gatekeeper)
         for call in (rt.decide("", "approve"), rt.cancel(""), rt.resume(""), rt.signal("", "x"), rt.get("")):
-            with pytest.raises(InvalidInput, match="empty run id"):
+            with pytest.raises(InvalidInput, match="the run id is empty"):
                 await call
 
 

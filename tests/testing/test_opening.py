@@ -48,5 +48,5 @@ async def test_it_takes_a_clock() -> None:
 
 
 def test_an_address_that_names_no_store_is_refused() -> None:
-    with pytest.raises(UsageError, match="names no store"):
+    with pytest.raises(UsageError, match="is not the URL of a store"):
         open_store("mongodb://here")

@@ -415,13 +415,13 @@ async def test_from_a_store(tmp_path: Path) -> None:
     assert (await replay_check(graph, url, second.run_id)).same
     with pytest.raises(InvalidInput, match="2 runs are there"):
         await replay_check(graph, url)
-    with pytest.raises(InvalidInput, match="names no run"):
+    with pytest.raises(InvalidInput, match="the run id is empty"):
         await replay_check(graph, url, "")
     with pytest.raises(RunNotFound):
         await replay_check(graph, url, "nobody")
     with pytest.raises(RunNotFound, match="no directory"):
         await replay_check(graph, tmp_path / "nowhere")
-    with pytest.raises(RunNotFound, match="no run"):
+    with pytest.raises(RunNotFound, match="no recorded run"):
         await replay_check(graph, tmp_path)
     with pytest.raises(InvalidInput, match="not of publish"):
         await replay_check(publish, url, first.run_id)

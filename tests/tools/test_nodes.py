@@ -107,7 +107,7 @@ async def test_what_it_rests_for_is_asked_once(tmp_path: Path) -> None:
 
 def test_what_is_no_tool_node() -> None:
     graph: Graph[Work] = Graph("wrong", Work, version="1")
-    with pytest.raises(InvalidGraph, match="does not yield"):
+    with pytest.raises(InvalidGraph, match="must yield the arguments of its tool"):
 
         @graph.node(tool="git")
         async def plain(state: Work) -> None:

@@ -114,7 +114,7 @@ class Api:
         kind, _, token = request.headers.get("authorization", "").partition(" ")
         found = await self.known(token.strip()) if kind.lower() == "bearer" else None
         if found is None:
-            raise Unauthorized("a token is needed, and this is none that is known here", hint="Authorization: Bearer TOKEN; holdfast token create")
+            raise Unauthorized("a valid token is needed; the one given is missing, unknown, expired or revoked", hint="Authorization: Bearer TOKEN; holdfast token create")
         return found
 
     # -- one request --------------------------------------------------------------------------------
@@ -162,7 +162,7 @@ class Api:
         place = hashlib.sha256("\x1f".join((access.tenant_id, request.method, request.url.path, key)).encode("utf-8", "surrogatepass")).hexdigest()
         digest, now = hashlib.sha256(data).digest(), self.rt.store.now()
         if place in self._doing:
-            raise Stopped(409, "in_progress", "a request under this key is under way", hint="wait for its answer, then ask again")
+            raise Stopped(409, "in_progress", "a request with this key is still being processed", hint="wait for its answer, then ask again")
         self._doing.add(place)
         try:
             there = await shelf.add(place, _keep(Kept(digest, now)))
@@ -239,7 +239,7 @@ def _query(request: Request) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, value in request.query_params.multi_items():
         if name in found:
-            raise InvalidInput(f"the parameter {name!r} stands twice", field=name)
+            raise InvalidInput(f"the parameter {name!r} is given twice", field=name)
         found[name] = text(value, name, 4096, empty=True)
     return {n: v for n, v in found.items() if v != ""}
 
@@ -255,7 +255,7 @@ async def _body(request: Request) -> bytes:
         if len(data) > bodies.MOST_BYTES:
             raise Stopped(413, "too_large", f"the body is larger than {bodies.MOST_BYTES} bytes", hint="keep large values outside and pass a reference")
     if data and kind != "application/json":
-        raise Stopped(415, "unsupported_media_type", f"a body is application/json, not {kind[:80] or 'nothing'}", hint="Content-Type: application/json")
+        raise Stopped(415, "unsupported_media_type", f"the body must be application/json, not {kind[:80] or 'nothing'}", hint="Content-Type: application/json")
     return bytes(data)
 
 
@@ -331,7 +331,7 @@ def app(
             row = rows.get("GET" if request.method == "HEAD" else request.method)
             if row is None:
                 allow = ", ".join(sorted({*rows, *(["HEAD"] if "GET" in rows else [])}))
-                response = failed(Stopped(405, "method_not_allowed", f"{request.method} is no method of this path", hint=allow))
+                response = failed(Stopped(405, "method_not_allowed", f"{request.method} is not a method of this path", hint=allow))
                 response.headers["Allow"] = allow
                 return response
             return await api.serve(row, request)

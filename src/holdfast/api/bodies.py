@@ -402,7 +402,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) != len(pairs):
         seen: set[str] = set()
         twice = next(k for k, _ in pairs if k in seen or seen.add(k))  # type: ignore[func-returns-value]
-        raise InvalidInput(f"the key {twice!r} stands twice", field=twice)
+        raise InvalidInput(f"the key {twice!r} occurs twice", field=twice)
     return found
 
 
@@ -432,7 +432,7 @@ def _bounded(given: Any) -> None:
             raise InvalidInput("the body is nested too deeply", hint=f"at most {DEEPEST} levels")
         if isinstance(value, str):
             if not value.isascii() and any(0xD800 <= ord(c) <= 0xDFFF for c in value):
-                raise InvalidInput("the body holds a lone surrogate, which no store could keep")
+                raise InvalidInput("the body contains an unpaired surrogate, which cannot be stored")
         elif isinstance(value, dict):
             stack += [(x, depth + 1) for pair in value.items() for x in pair]
         elif isinstance(value, list):

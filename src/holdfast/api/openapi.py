@@ -85,7 +85,7 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
         made["x-scope"] = str(route.scope)
     if route.body is not None:
         made["requestBody"] = {"required": False, "content": {"application/json": {"schema": refs[route.body]}}}
-        made["parameters"] += [_header("Idempotency-Key", "The same key and body gives the first answer again"), _header("If-Match", "The ETag of the run as you saw it")]
+        made["parameters"] += [_header("Idempotency-Key", "A request with the same key and body gets the first answer again"), _header("If-Match", "The ETag of the run as you saw it")]
     return made
 
 

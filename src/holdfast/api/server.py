@@ -74,7 +74,7 @@ def _listens(host: str, port: int) -> None:
     if taken is not None:
         raise UsageError(f"port {port} of {host} is taken by another process", hint="--port names another; 0 takes any that is free", code="port_taken") from taken
     if len(failed) == len(found):
-        raise UsageError(f"cannot listen on {host} port {port}: {failed[0].strerror or failed[0]}", hint="--host and --port name the place") from failed[0]
+        raise UsageError(f"cannot listen on {host} port {port}: {failed[0].strerror or failed[0]}", hint="choose another address with --host and --port") from failed[0]
 
 
 def _bound(family: int, kind: int, protocol: int, place: Any) -> OSError | None:

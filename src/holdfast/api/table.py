@@ -118,7 +118,7 @@ def _picked(shown: dict[str, Any], fields: str | None) -> dict[str, Any]:
     names = [n.strip() for n in fields.split(",") if n.strip()]
     for name in names:
         if name not in shown:
-            raise InvalidInput(f"{name!r} is no field of this", field="fields", hint=", ".join(shown))
+            raise InvalidInput(f"{name!r} is not a field of this object", field="fields", hint=", ".join(shown))
     return {n: shown[n] for n in names}
 
 
@@ -127,7 +127,7 @@ def _page(items: list[Any], name: Callable[[Any], str], query: b.PageQuery) -> t
     if query.cursor is not None:
         start = next((n for n, item in enumerate(items, 1) if name(item) == query.cursor), 0)
         if not start:
-            raise InvalidInput(f"{query.cursor!r} is none of these", field="cursor", hint="give the next_cursor of the page before")
+            raise InvalidInput(f"{query.cursor!r} is not a cursor of this list", field="cursor", hint="give the next_cursor of the page before")
     found = items[start : start + _limit(query.limit)]
     return found, name(found[-1]) if found and start + len(found) < len(items) else None
 
@@ -322,7 +322,7 @@ async def _mine(c: Call) -> describe.RunView:
     """
     run, lease = await c.rt.look.found(c.run_id, c.tenant)
     if c.match is not None and c.match != "*" and f'"{run.version}"' not in [m.strip().removeprefix("W/") for m in c.match.split(",")]:
-        raise Stopped(412, "stale", f"{run.run_id} has moved: it has {run.version} events now", hint="look at it again, then decide")
+        raise Stopped(412, "stale", f"{run.run_id} has changed since you read it: it has {run.version} events now", hint="look at it again, then decide")
     return describe.run(run, lease, c.rt.store.now())
 
 
@@ -540,7 +540,7 @@ def _post(path: str, scope: Scope | None, does: str, handler: Handler, body: typ
 ROUTES: tuple[Route, ...] = (
     _post("/v1/runs", S, "Create a run", submit_run, b.Submit),
     _get("/v1/runs", "List runs, newest first", list_runs, b.Runs, b.RunsQuery),
-    _get(RUN, "Show a run; with wait, once it rests", show_run, R, b.RunQuery),
+    _get(RUN, "Show a run; with wait=, answer when it waits or has ended", show_run, R, b.RunQuery),
     _get(RUN + "/events", "List what happened", list_events, b.Events, b.EventsQuery),
     _get(RUN + "/stream", "Follow what happens", None, None, b.StreamQuery, media="text/event-stream"),
     _get(RUN + "/checkpoints", "List checkpoints", list_checkpoints, b.Checkpoints, b.PageQuery),
@@ -570,14 +570,14 @@ ROUTES: tuple[Route, ...] = (
     _get("/v1/ledger", "List ledger rows of all runs", list_ledger, b.Ledger, b.LedgerQuery),
     _get("/v1/intents", "List what is to be sent, or was", list_intents, b.Intents, b.StateQuery),
     _post("/v1/intents/{intent_id}/redrive", D, "Have an intent sent again", redrive_intent, b.Redrive, describe.IntentView),
-    _post("/v1/intents/{intent_id}/settle", D, "Say how an intent stands that nobody knows about", settle_intent, b.Settle, describe.IntentView, 200),
+    _post("/v1/intents/{intent_id}/settle", D, "Record the outcome of a message whose outcome is unknown", settle_intent, b.Settle, describe.IntentView, 200),
     _get("/v1/skills", "List the skills registered here", list_skills, b.Skills),
     _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers),
     _get("/v1/lanes", "List the lanes that a run holds", list_lanes, b.Lanes, b.LanesQuery),
     _get("/v1/queues", "List the queues, and what stands in the way", list_queues, b.Queues),
     _get("/v1/limits", "List the limits in force", list_limits, b.Limits),
     _get("/v1/schedules", "List schedules", list_schedules, b.Schedules),
-    _post("/v1/schedules/{schedule_id}/pause", Scope.ADMIN, "Fire a schedule no more until it is unpaused", pause_schedule, b.Empty, describe.ScheduleView, 200),
+    _post("/v1/schedules/{schedule_id}/pause", Scope.ADMIN, "Pause a schedule until it is unpaused", pause_schedule, b.Empty, describe.ScheduleView, 200),
     _post("/v1/schedules/{schedule_id}/unpause", Scope.ADMIN, "Go on with a schedule", unpause_schedule, b.Empty, describe.ScheduleView, 200),
     _post("/v1/schedules/{schedule_id}/trigger", S, "Submit a run as a schedule would", trigger_schedule, b.Empty),
     _get("/v1/stream", "Follow many runs", None, None, b.FollowQuery, media="text/event-stream"),

@@ -437,7 +437,7 @@ def there(call: Call, error: type[UsageError] = NotFound) -> None:
         UsageError: nobody has made it yet.
     """
     if (path := call.missing) is not None:
-        raise error(f"there is no store at {path.absolute()}", hint="--store names another; mind the folder that you are in", code="no_store")
+        raise error(f"there is no store at {path.absolute()}", hint="check the current folder, or choose another store with --store", code="no_store")
 
 
 async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
@@ -459,7 +459,7 @@ async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
     with handling(loop, tell):
         await _either(task, news)
         if not task.done() and call.drives:
-            click.echo(f"stopping at the next safe boundary, within {GRACE_SECONDS:g} s (again: at once)", err=True)
+            click.echo(f"stopping at the next safe boundary, within {GRACE_SECONDS:g} s (Ctrl-C again: at once)", err=True)
             rt.drain()
             news.clear()
             await _either(task, news, GRACE_SECONDS)

@@ -48,7 +48,7 @@ def resolve(text: str, base: Path | None = None) -> list[Target]:
         return [Target(s, text) for s in _named(module, name, text)]
     found = {id(v): (n, v) for n, v in vars(module).items() if isinstance(v, Graph | Flow) and not n.startswith("_")}
     if not found:
-        raise SkillUnknown(f"{text} holds no graph and no flow", hint="a skill is a Graph or an @flow at the top of the module")
+        raise SkillUnknown(f"{text} contains no graph or flow", hint="a skill is a Graph or an @flow at the top of the module")
     return [Target(v, f"{place}:{n}") for n, v in found.values()]
 
 
@@ -61,12 +61,12 @@ def value(text: str, base: Path | None = None) -> Any:
     place, name = _split(text)
     found: Any = _loaded(place, base, text)
     if not name:
-        raise UsageError(f"{text!r} does not say which value", hint="package.module:name or path/to/file.py:name")
+        raise UsageError(f"{text!r} names a file or module, but no object in it", hint="package.module:name or path/to/file.py:name")
     for part in name.split("."):
         try:
             found = getattr(found, part)
         except AttributeError:
-            raise SkillUnknown(f"{text} names nothing: there is no {part!r}", hint=FORMS) from None
+            raise SkillUnknown(f"{text}: there is no {part!r}", hint=FORMS) from None
     return found
 
 
@@ -231,7 +231,7 @@ def one(text: str | None, *, example: bool = True) -> Target:
         found = resolve(text)
     if len(found) > 1:
         names = ", ".join(t.text for t in found)
-        raise UsageError(f"{len(found)} skills could be meant: {names}", hint="name one", code="ambiguous_target")
+        raise UsageError(f"{len(found)} skills match: {names}", hint="name one", code="ambiguous_target")
     return found[0]
 
 

@@ -24,7 +24,7 @@ def lasting(text: str) -> dt.timedelta:
     try:
         return dt.timedelta(seconds=float(found[1]) * _UNITS[found[2]])
     except OverflowError:
-        raise InvalidInput(f"{text} is longer than anything lasts", hint="30d") from None
+        raise InvalidInput(f"{text} is too long", hint="30d") from None
 
 
 def moment(text: str, zone: str | None = None) -> dt.datetime:
@@ -41,7 +41,7 @@ def moment(text: str, zone: str | None = None) -> dt.datetime:
     if at.tzinfo is None and zone is not None:
         return at.replace(tzinfo=CALENDAR.zone(zone))
     if at.tzinfo is None:
-        raise InvalidInput(f"{text!r} does not say in which time zone", hint=hint)
+        raise InvalidInput(f"{text!r} has no time zone", hint=hint)
     return at
 
 

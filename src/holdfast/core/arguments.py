@@ -145,7 +145,7 @@ def step(value: Any, field: str) -> int | str:
 def run(value: Any, field: str) -> str:
     """A run's id; an empty one never means the newest (§7.10)."""
     if value == "":
-        raise InvalidInput("an empty run id names no run", field=field, hint="holdfast runs lists them")
+        raise InvalidInput("the run id is empty", field=field, hint="list the runs: holdfast runs")
     return bounds.text(value, field)
 
 

@@ -68,7 +68,7 @@ def read_back(digest: str, data: bytes | None) -> bytes:
         raise missing(digest)
     if hashlib.sha256(data).hexdigest() == digest or _intact(digest, data):
         return data
-    raise StoreCorrupt(f"the large result {digest} is not what was written", hint="restore a backup", code=UNREADABLE)
+    raise StoreCorrupt(f"the large result {digest}: its checksum does not match, so it is damaged", hint="restore a backup", code=UNREADABLE)
 
 
 def _intact(digest: str, data: bytes) -> bool:

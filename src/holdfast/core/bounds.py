@@ -64,11 +64,11 @@ def text(value: object, field: str, most: int = ID_BYTES, *, empty: bool = False
         try:
             size = len(plain.encode())
         except UnicodeEncodeError:
-            raise InvalidInput(f"{field} holds a lone surrogate, which no store could keep", field=field, hint="decode it with errors='replace'") from None
+            raise InvalidInput(f"{field} contains an unpaired surrogate, which cannot be stored", field=field, hint="decode it with errors='replace'") from None
     if size > most:
         raise TooLarge(field, size, most)
     if "\0" in plain:
-        raise InvalidInput(f"{field} holds U+0000, which no store could keep", field=field, hint="strip it")
+        raise InvalidInput(f"{field} contains U+0000, which cannot be stored", field=field, hint="strip it")
     return plain
 
 

@@ -495,7 +495,7 @@ def looking() -> Iterator[None]:
 
 def _ext_hook(code: int, data: memoryview) -> Any:
     if code == REFERENCE:
-        raise EventUnreadable(f"a reference to {bytes(data[:32]).hex()} stands where its value was wanted")
+        raise EventUnreadable(f"a reference to {bytes(data[:32]).hex()} was found where its value was expected")
     if code == envelopes.CODE:
         raise envelopes.unavailable(envelopes.opened(bytes(data)).header)
     if code != _EXT:

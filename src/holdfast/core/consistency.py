@@ -183,15 +183,15 @@ class Diagnosis:
     def feed_whole(self, whole: Checkpoint) -> None:
         """A whole checkpoint that the store keeps beside the log; right after the row it was saved with."""
         if whole.seq != self._saved:
-            self._note("checkpoint_orphaned", f"no event vouches for the checkpoint {whole.checkpoint_id}", _LOOK)
+            self._note("checkpoint_orphaned", f"no event records the checkpoint {whole.checkpoint_id}", _LOOK)
         elif self._head is not None and whole.hash != self._head:
-            self._note("checkpoint_hash_mismatch", f"{whole.checkpoint_id} is not what its event vouches for", _LOOK)
+            self._note("checkpoint_hash_mismatch", f"{whole.checkpoint_id} does not match the hash in its event", _LOOK)
 
     def feed_lender(self, carry: Carry, hash: bytes | None) -> None:
         """Where the chain of a run that this one carries its thread on from stands at that event; None if the log is not there (§4.15)."""
         what = f"{', '.join(carry.channels)} came from {carry.run_id}"
         if hash is None:
-            self._note("checkpoint_head_missing", f"{what}, whose log up to event {carry.seq} is not there", _LOOK)
+            self._note("checkpoint_head_missing", f"{what}, whose log up to event {carry.seq} is missing", _LOOK)
         elif hash != carry.hash:
             self._note("checkpoint_hash_mismatch", f"{what}, whose log up to event {carry.seq} is not what it was", _LOOK)
 
@@ -203,7 +203,7 @@ class Diagnosis:
             self._note(
                 "effect_attempted_without_result",
                 f"{effect.capability or 'an effect'} of {effect.task} was attempted and its outcome is not on record ({effect.effect_id})",
-                "find out whether it happened, then resume: the run asks",
+                "find out whether it happened, then resume the run and answer its question",
             )
 
     def feed_intent(self, intent: Intent) -> None:
@@ -214,7 +214,7 @@ class Diagnosis:
             self.not_configured[intent.type, lacking.message, lacking.hint] += 1
         if intent.state == "sending" and (intent.lease_until is None or intent.lease_until <= self.now):
             self._note(
-                "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher went away", "a dispatcher takes it up again once that lease is over"
+                "intent_sending_stale", f"{intent.intent_id} was being sent when its dispatcher died", "a dispatcher takes it over when that lease has expired"
             )
 
     def _refers(self, found: Mapping[str, str]) -> None:
@@ -255,7 +255,7 @@ class Diagnosis:
         vouched = voucher(record.events)
         if vouched is None:
             if record.delta is not None:
-                self._note("checkpoint_orphaned", f"no event vouches for the checkpoint saved up to event {record.seq}", _LOOK)
+                self._note("checkpoint_orphaned", f"no event records the checkpoint saved up to event {record.seq}", _LOOK)
             return
         stated: bytes = vouched.fact.hash  # type: ignore[union-attr]
         self._saved = vouched.seq
@@ -269,7 +269,7 @@ class Diagnosis:
             self._met_head = self._met_head or vouched.seq == self._wanted
             if self._head is not None and not shut and canon.chain(self._head, record.delta_bytes) != stated:
                 name = ids.checkpoint_id(self.run_id, vouched.seq)
-                self._note("checkpoint_hash_mismatch", f"{name} does not hash to what event {vouched.seq} states", _LOOK)
+                self._note("checkpoint_hash_mismatch", f"{name} does not match the hash in event {vouched.seq}", _LOOK)
         self._head = stated
 
     def add(self, found: Problem) -> None:
@@ -326,7 +326,7 @@ class Diagnosis:
         if handoff is None:
             return found
         if row.status in (Status.COMPLETED, Status.CANCELED):
-            return [*found, self._say("terminal_with_stale_handoff", f"the run has ended and still carries the handoff {handoff}", _CLEAR)]
+            return [*found, self._say("terminal_with_stale_handoff", f"the run has ended, but still has the open handoff {handoff}", _CLEAR)]
         if not self.blind and (self.folded is None or handoff not in self.folded.seen_handoffs):
             return [*found, self._say("meta_handoff_without_event", f"no event ever requested the handoff {handoff}", _LOOK)]
         if condition(row, self.lease, self.now) is Condition.INTERRUPTED:

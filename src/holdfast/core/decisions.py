@@ -113,7 +113,7 @@ def _open(run: Run, wait_id: str) -> Wait | None:
 def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
     wait = _open(run, c.wait_id)
     if run.status in (Status.COMPLETED, Status.CANCELED):
-        raise AlreadyTerminal(f"the run is {run.status}; its waits are closed", hint="fork it, or start another")
+        raise AlreadyTerminal(f"the run is {run.status}; its waits are closed", hint="fork the run, or start a new one")
     if wait is None:
         raise WaitNotFound(f"no open wait {c.wait_id}", hint=f"holdfast waits {run.run_id} lists the open ones")
     if not ws.decidable(run.status, run.waits, c.wait_id):
@@ -230,7 +230,7 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
         raise UndecidedWait(f"{len(human)} question(s) are unanswered: {', '.join(w.wait_id for w in human)}", hint=f"holdfast waits {run.run_id} shows the commands that answer")
     if run.status in (Status.WAITING_FOR_SIGNAL, Status.WAITING_FOR_HUMAN) and run.waits and not run.decisions:
         what = ", ".join(f"{w.kind} {w.name or w.prompt}".strip() for w in run.waits)
-        raise NothingEligible(f"what the run waits for has not come: {what}", hint=f"holdfast waits {run.run_id} shows it")
+        raise NothingEligible(f"the run still waits for: {what}", hint=f"see holdfast waits {run.run_id}")
     if run.status is Status.FAILED:
         known = {run.checkpoint_head, run.stop_reason} - {None}
         if acknowledge not in known:
@@ -278,11 +278,11 @@ def _refused(run: Run, c: cmd.Refused, now: int) -> Facts:
 def _signal(run: Run, c: cmd.Signal, now: int) -> Facts:
     """It answers the oldest open wait for its name, else it is kept until somebody asks (§5.11)."""
     if run.status in (Status.COMPLETED, Status.CANCELED):
-        raise AlreadyTerminal(f"the run is already {run.status}; nobody will ask for the signal {c.name!r}", hint="start another run")
+        raise AlreadyTerminal(f"the run is already {run.status}; it can no longer receive the signal {c.name!r}", hint="start a new run")
     if run.unasked >= MAX_SIGNALS:
-        raise TooManySignals(f"{MAX_SIGNALS} signals wait for {run.run_id} already", hint="let the run take some first")
+        raise TooManySignals(f"{MAX_SIGNALS} signals wait for {run.run_id} already", hint="let the run handle some of them first")
     if len(run.signals) >= MAX_AT_HAND and run.at_hand(c.name):
-        raise TooManySignals(f"{MAX_AT_HAND} signals of so many names wait for {run.run_id} already", hint="let the run take some first, or use fewer names")
+        raise TooManySignals(f"signals with {MAX_AT_HAND} different names wait for {run.run_id} already", hint="let the run handle some of them first, or use fewer names")
     received = ev.SignalReceived(c.name, c.signal_key, c.payload, c.actor)
     wait = next((w for w in run.waits if w.kind is WaitKind.SIGNAL and w.name == c.name), None)
     if wait is None or run.status is Status.FAILED:

@@ -185,7 +185,7 @@ def understood(answer: object, hook: str) -> Happened | Absent | Unknown:
     if isinstance(answer, Happened | Absent):
         return answer
     given = f"the class {answer.__name__}" if isinstance(answer, type) else f"a {type(answer).__name__}"
-    return Unknown(f"{hook} returned {given}; it is to return Happened(result), Absent() or Unknown()")
+    return Unknown(f"{hook} returned {given}; it must return Happened(result), Absent() or Unknown()")
 
 
 # -- what to do about one call ------------------------------------------------------------------------

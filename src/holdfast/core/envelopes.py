@@ -77,7 +77,7 @@ def unwrap(value: bytes | str) -> Envelope:
     except (msgspec.MsgspecError, ValueError, RecursionError) as e:
         raise EventUnreadable(f"an encrypted payload is damaged: {e}") from e
     if not isinstance(found, msgspec.msgpack.Ext) or found.code != CODE or not bytes(found.data).startswith(MARK):
-        raise EventUnreadable("an encrypted payload is damaged: it is none")
+        raise EventUnreadable("an encrypted payload is damaged: it is not an envelope")
     return opened(bytes(found.data))
 
 

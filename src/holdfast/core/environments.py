@@ -68,7 +68,7 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared)
             RestrictedOption: the environment does not allow it.
         """
         if not self.allow_force:
-            raise RestrictedOption(f"{self.name} does not let anybody force {what}", hint="allow_force in the Environment")
+            raise RestrictedOption(f"the environment {self.name} does not allow forcing {what}", hint="allow_force in the Environment")
 
 
 DEVELOPMENT = Environment(name="development")

@@ -155,7 +155,7 @@ class RunPruned(RunNotFound):
     code = "pruned"
 
     def __init__(self, run_id: str, at: int, by: str, when: str) -> None:
-        super().__init__(f"{run_id} was pruned at {when} by {by}", hint="an export of it, or a backup, can be looked at in a store of its own")
+        super().__init__(f"{run_id} was pruned at {when} by {by}", hint="to look at it, import an export of it into another store, or restore a backup to another store")
         self.run_id = run_id
         self.at = at
         self.by = by
@@ -689,7 +689,7 @@ class KeyUnavailable(StoreCorrupt):
     def __init__(self, key_id: str, run_id: str = "", place: str = "") -> None:
         whose = f" of {run_id}" if run_id else ""
         way_out = "give that key too: Runtime(encryption=…), or a line of the file that $HOLDFAST_KEYS names; without it this cannot be read by anybody"
-        super().__init__(f"{place or 'a payload'}{whose} is encrypted under the key {key_id!r}, which is not at hand, or is another key of that name", hint=way_out)
+        super().__init__(f"{place or 'a payload'}{whose} is encrypted under the key {key_id!r}, which is missing here or differs from the key of that name", hint=way_out)
         self.key_id = key_id
         self.run_id = run_id
         self.place = place

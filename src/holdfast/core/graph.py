@@ -269,11 +269,11 @@ def _of_node(node: Node, channels: Mapping[str, Channel], nodes: Mapping[str, No
         faults.append(f"the node name {node.name!r} may hold letters, digits, _ and - only")
     for trigger in node.triggers:
         if not trigger.channels:
-            faults.append(f"{node.name} comes after nothing: its after= or on= is an empty list")
+            faults.append(f"{node.name} can never run: its after= or on= is an empty list")
         for channel in trigger.channels:
             kind, colon, name = channel.partition(":")
             if kind == "done" and name == END:
-                faults.append(f"{node.name} comes after END, and nothing does")
+                faults.append(f"{node.name} comes after END, but no node can")
             elif kind == "done" and name not in nodes:
                 faults.append(f"{node.name} comes after {name!r}, which is not a node{meant(name, nodes)}")
             elif not colon and channel != START and channel not in channels:

@@ -292,7 +292,7 @@ def next_move(intent: Intent, how: Sending) -> Send | LookUp | Ask:
             break
         losses += 1
     if losses >= how.max_losses:
-        return Ask(f"{losses} senders in a row were lost over it")
+        return Ask(f"{losses} senders in a row died while sending it")
     if how.dedupes:
         return Send()
     if how.verifies:
@@ -362,7 +362,7 @@ def redriven(intent: Intent, *, actor: str, reason: str, forced: bool, now: int)
         InvalidInput: its payload has been dropped.
     """
     if intent.state in (IntentState.SENT, IntentState.ABANDONED):
-        raise IntentSettled(f"{intent.intent_id} is {intent.state}", hint="send it anew from a run of its own")
+        raise IntentSettled(f"{intent.intent_id} is {intent.state}", hint="to send it again, start a new run")
     if intent.state is IntentState.SENDING:
         raise IntentInFlight(f"{intent.owner} is sending {intent.intent_id}", hint="wait for its end")
     if not intent.payload:
@@ -380,7 +380,7 @@ def ruled(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) ->
         InvalidInput: there is no such outcome.
     """
     if outcome not in RULINGS:
-        raise InvalidInput(f"{outcome!r} is nothing an intent can be settled as", hint="one of " + ", ".join(RULINGS))
+        raise InvalidInput(f"{outcome!r} is not an outcome that an intent can be settled as", hint="one of " + ", ".join(RULINGS))
     if intent.state == outcome:
         return intent
     if intent.state in (IntentState.SENT, IntentState.ABANDONED):

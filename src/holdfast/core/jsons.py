@@ -21,7 +21,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
         twice = next(name for name in found if names.count(name) > 1)
-        raise ValueError(f"the name {twice!r} stands there twice")
+        raise ValueError(f"the name {twice!r} occurs twice")
     return found
 
 

@@ -37,7 +37,7 @@ class Misfit(Exception):
     """A value that is not what its annotation says."""
 
     def __init__(self, path: str, wanted: str, given: str) -> None:
-        super().__init__(f"{path} is to be {wanted}, and it is {given}")
+        super().__init__(f"{path} must be {wanted}, and it is {given}")
         self.path = path
         self.wanted = wanted
         self.given = given
@@ -386,7 +386,7 @@ def _fields(cls: Any, named: list[tuple[str, bool]], make: Callable[[dict[str, A
         try:
             return make(canon.thaw(dict(value)))
         except (TypeError, ValueError, msgspec.ValidationError) as e:
-            raise Misfit(path, cls.__name__, f"a mapping that spells none: {e}") from None
+            raise Misfit(path, cls.__name__, f"a mapping that is not a valid one: {e}") from None
 
     return fit
 
@@ -414,7 +414,7 @@ def _model(cls: Any) -> Fit:
         try:
             return cls.model_validate(canon.thaw(dict(value)))
         except ValueError as e:
-            raise Misfit(path, cls.__name__, f"a mapping that spells none: {e}") from None
+            raise Misfit(path, cls.__name__, f"a mapping that is not a valid one: {e}") from None
 
     return fit
 

@@ -43,7 +43,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
         if self.burst is not None:
             bounds.number(self.burst, "burst", 1, MOST)
             if self.per_second is None:
-                raise InvalidInput("burst is the size of a rate's bucket, and there is no rate", field="burst", hint="give per_second as well")
+                raise InvalidInput("burst= needs per_second=: it is the burst of that rate", field="burst", hint="give per_second as well")
         if self.in_flight is None and self.per_second is None:
             raise InvalidInput("a limit says in_flight, per_second, or both", field="in_flight", hint="Limit(in_flight=5, per_second=50)")
 
@@ -168,7 +168,7 @@ def own_name(given: object, field: str = "limit") -> str:
     """
     plain = bounds.text(given, field)
     if plain == WORKER or ":" in plain:
-        raise InvalidInput(f"{plain!r} is no name for the limit of a call", field=field, hint="a plain name such as model; worker, queue:… and tenant:… hold for runs")
+        raise InvalidInput(f"{plain!r} cannot be the name of a call's limit", field=field, hint="a plain name such as model; worker, queue:… and tenant:… hold for runs")
     return plain
 
 

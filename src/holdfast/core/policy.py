@@ -160,7 +160,7 @@ def verdict(answer: Any, on_fail: str = OnFail.BLOCK) -> Verdict:
             return _failed("the gate refused", on_fail)
         case str():
             return _failed(answer, on_fail)
-    raise InvalidInput(f"a gate answers with a Verdict, a bool or a reason, not {type(answer).__name__}")
+    raise InvalidInput(f"a gate must return a Verdict, a bool or a reason, not {type(answer).__name__}")
 
 
 def _failed(reason: str, on_fail: str) -> Verdict:

@@ -223,13 +223,13 @@ class Progress:
             vouched = cps.vouched(self.checkpoint, record.events, record.delta_bytes)
             if vouched is None:
                 payloads.hold_open(record.delta)
-                raise ChainBroken(f"no event up to {record.seq} vouches for the checkpoint saved with it", hint="holdfast check names what is damaged")
+                raise ChainBroken(f"no event up to {record.seq} records the checkpoint saved with it", hint="find the damage: holdfast check")
             if record.delta.carries:
                 self.results[cps.CARRY_TASK] = TaskResult(cps.CARRY_TASK)
             lacking = [n for c in record.delta.carries for n in c.channels if n not in self.checkpoint.values]
             if lacking:
                 raise StoreCorrupt(
-                    f"{', '.join(lacking)} of {self.checkpoint.run_id} came from {record.delta.carries[0].run_id}, whose log is not at hand",
+                    f"{', '.join(lacking)} of {self.checkpoint.run_id} came from {record.delta.carries[0].run_id}, whose log is missing",
                     hint="restore a backup that has both runs", code="checkpoint_head_missing",
                 )  # fmt: skip
             before = self.checkpoint.step

@@ -16,9 +16,9 @@ class Tombstone(msgspec.Struct, frozen=True):
     by: str
 
 
-def missing(run_id: str, left: Tombstone | None, hint: str = "holdfast runs lists them") -> RunNotFound:
+def missing(run_id: str, left: Tombstone | None, hint: str = "list the runs: holdfast runs") -> RunNotFound:
     """What is said of a run that is not here. ``left``: what is left of it, if it was pruned."""
-    return RunNotFound(f"there is no run {run_id}", hint=hint) if left is None else RunPruned(run_id, left.at, left.by, views.iso(left.at) or "")
+    return RunNotFound(f"there is no run {run_id!r}", hint=hint) if left is None else RunPruned(run_id, left.at, left.by, views.iso(left.at) or "")
 
 
 __all__ = ["Tombstone", "missing"]

@@ -186,15 +186,15 @@ def check(s: Schedule, times: Times) -> None:
         InvalidInput: naming it.
     """
     if not s.schedule_id or len(s.schedule_id) > 200 or not s.schedule_id.isprintable() or " " in s.schedule_id:
-        raise InvalidInput(f"{s.schedule_id!r} is no id for a schedule", hint="up to 200 letters, digits and signs, no spaces: nightly-report")
+        raise InvalidInput(f"{s.schedule_id!r} is not a valid id for a schedule", hint="up to 200 letters, digits and signs, no spaces: nightly-report")
     if bool(s.cron) == bool(s.every_us):
         raise InvalidInput("a schedule has either a cron line or an interval", hint="cron='0 9 * * MON-FRI' or every=timedelta(hours=1)")
     if s.every_us and not SECOND_US <= s.every_us <= LONGEST_US:
         raise InvalidInput("an interval is at least a second, and at most a hundred years", hint="every=timedelta(minutes=15)")
     if not 1 <= s.catch_up <= MAX_CATCH_UP:
-        raise InvalidInput(f"catch_up is 1 to {MAX_CATCH_UP}, not {s.catch_up}", hint="missed='skip' makes up for none")
+        raise InvalidInput(f"catch_up is 1 to {MAX_CATCH_UP}, not {s.catch_up}", hint="to run no missed slots: missed='skip'")
     if not 0 <= s.grace_us <= LONGEST_US:
-        raise InvalidInput("grace is a length of time, not a negative one", hint="grace=timedelta(minutes=5)")
+        raise InvalidInput("grace must be a length of time that is not negative, and at most a hundred years", hint="grace=timedelta(minutes=5)")
     times.zone(s.zone)
     if next_slot(s, s.created_at, times) is None:
         raise InvalidInput(f"the cron line {s.cron!r} names no time in the next 50 years", hint="look at its day and month")

@@ -145,7 +145,7 @@ def fitted(program: Program, node: Node, writes: Mapping[str, Any]) -> Mapping[s
             try:
                 made = kind.fit(value, name)
             except Misfit as e:
-                raise InvalidWrite(f"{node.name} wrote what does not fit: {e}", field=e.path, hint=f"{name} is declared {_named(program.channels[name])}") from None
+                raise InvalidWrite(f"{node.name} wrote a value that does not fit: {e}", field=e.path, hint=f"{name} is declared {_named(program.channels[name])}") from None
             if made is not value:
                 found = {**found, name: made}
     return found
@@ -506,7 +506,7 @@ def check_input(program: Program, given: Mapping[str, Any]) -> canon.FrozenDict:
                 raise InvalidInput(f"{program.id} has no input {name!r}", hint="it takes " + ", ".join(allowed))
     missing = [c.name for c in program.channels.values() if c.required and c.name not in given]
     if missing:
-        raise InvalidInput(f"{program.id} needs {', '.join(missing)} in its input", hint="such as {" + ", ".join(f'"{m}": …' for m in missing) + "}")
+        raise InvalidInput(f"the skill {program.id!r} needs {', '.join(map(repr, missing))} in its input", hint="such as {" + ", ".join(f'"{m}": …' for m in missing) + "}")
     admitted = canon.admit(dict(given), "input")
     typed = check_values(program, admitted, "input", program.writes)
     for name, value in typed.items():

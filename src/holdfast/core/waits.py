@@ -114,7 +114,7 @@ def at_gate(actions: Iterable[str], gate: Mapping[str, Passage] = BEFORE_STEP) -
         known_action(action)
         if action not in gate:
             where = "at a gate" if action not in AFTER_STEP else "at a gate before its step: nothing has been made yet"
-            raise InvalidInput(f"{action!r} has no meaning {where}", hint="a gate may offer " + ", ".join(gate))
+            raise InvalidInput(f"{action!r} cannot be offered {where}", hint="a gate may offer " + ", ".join(gate))
     return offered
 
 
@@ -228,7 +228,7 @@ def allowed(wait: Wait, action: str, feedback: str | None) -> None:
         InvalidInput: the action needs feedback.
     """
     if not wait.available_actions:
-        raise ActionUnavailable(f"the wait {wait.wait_id} publishes no action", hint="check the run: holdfast check")
+        raise ActionUnavailable(f"the wait {wait.wait_id} offers no action", hint="check the run: holdfast check")
     if action not in wait.available_actions:
         offered = ", ".join(wait.available_actions)
         raise ActionUnavailable(f"{action!r} is not offered by {wait.wait_id}", hint=f"it offers {offered}")
@@ -251,7 +251,7 @@ def answering(wait: Wait, payload: Any) -> tuple[str, Any]:
         return DENY, ...
     if CONTINUE in offered and payload is not False:
         return CONTINUE, ... if payload is None or payload is True else payload
-    raise NotDecidable(f"{payload!r} does not say how to decide {wait.wait_id}", hint=f"decide it by an action: {', '.join(offered)}")
+    raise NotDecidable(f"{payload!r} is not an answer to {wait.wait_id}", hint=f"decide it by an action: {', '.join(offered)}")
 
 
 def resting(waits: tuple[Wait, ...]) -> Status:

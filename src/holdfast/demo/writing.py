@@ -129,7 +129,7 @@ def ask_model(name: str, groups: Groups, draft: str = "", feedback: str | None =
         headers["Authorization"] = f"Bearer {key}"
     url = os.environ["HOLDFAST_LLM_URL"].rstrip("/")
     if not url.startswith(("http://", "https://")):
-        raise PermanentError("HOLDFAST_LLM_URL is no http address")
+        raise PermanentError("HOLDFAST_LLM_URL is not an http address")
     request = urllib.request.Request(f"{url.removesuffix('/chat/completions')}/chat/completions", data=body, headers=headers)
     try:
         with urllib.request.urlopen(request, timeout=55) as answer:

@@ -58,7 +58,7 @@ def server(rt: Runtime, *, actor: str, scopes: tuple[str, ...] = SCOPES, tenant_
     async def seen(run_id: str) -> dict[str, Any]:
         record: dict[str, Any] = await rt.record(run_id)
         if tenant_id is not None and record["tenant_id"] != tenant_id:
-            raise RunNotFound(f"there is no run {run_id}", hint="holdfast runs lists them")
+            raise RunNotFound(f"there is no run {run_id!r}", hint="list the runs: holdfast runs")
         return record
 
     if "view" in scopes:

@@ -278,7 +278,7 @@ class Dispatcher:
         self.settled += sum(kept)
         for s, held in zip(done, kept, strict=True):
             if not held:
-                log.warning("%s was taken over while it was sent as attempt %d: its end is not on record", s.after.intent_id, s.before.attempts)
+                log.warning("%s was taken over while it was sent as attempt %d: its outcome is not recorded", s.after.intent_id, s.before.attempts)
         self._rest = self._pace.wrote(len(done), self._clock.monotonic() - began)
 
     async def _alone(self, s: Settlement) -> bool:
@@ -328,7 +328,7 @@ class Dispatcher:
         now = self._store.now()
         match answer:
             case fx.Happened(result):
-                return intent, intents.after(intent, Sent(_packed(result), "looked up: it had been sent"), route.how, now)
+                return intent, intents.after(intent, Sent(_packed(result), "verified: it had been sent"), route.how, now)
             case fx.Absent() if move.closed:
                 return intents.absent(intent), None
             case fx.Absent():
@@ -406,7 +406,7 @@ class Dispatcher:
         def gate() -> None:
             """Asked immediately before the act, in the thread that acts (§6.5)."""
             if self._clock.monotonic() - began > self._sender.ttl_us * SAFE_PART / 1_000_000:
-                raise NotBegun("its turn came too late for its lease")
+                raise NotBegun("its turn came when its lease was nearly over")
             if not self._sender.safe():
                 raise NotBegun("the lease may have been lost")
 

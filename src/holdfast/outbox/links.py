@@ -52,7 +52,7 @@ class Links:
         except UsageError as e:
             raise NotConfigured(e) from e
         except OSError as e:
-            raise NotConfigured(UsageError(f"the secret of links cannot be read or made: {e}", hint="let this process read and write beside the store")) from e
+            raise NotConfigured(UsageError(f"the secret of links cannot be read or made: {e}", hint="give this process read and write access to the folder of the store")) from e
         found = await self._store.get(intent.run_id)
         if found is None:
             raise Shut(f"there is no run {intent.run_id} to answer")
@@ -72,7 +72,7 @@ class Links:
         """The intent with its wait, kept before anything is sent: later attempts carry the same link."""
         waits = sorted((w for w in run.waits if w.human), key=lambda w: w.requested_at or 0)
         if not waits:
-            raise Shut("its run has ended and asks nothing") if run.terminal else Shut("its run asks nothing yet", SOON_US)
+            raise Shut("its run has ended, so there is nothing to answer") if run.terminal else Shut("its run asks nothing yet", SOON_US)
         bound = replace(intent, wait_id=waits[0].wait_id)
         if not (await self._store.settle_intents([Settlement(intent, bound)]))[0]:
             raise NotBegun("somebody else has it")
@@ -122,7 +122,7 @@ def _from_file(path: str) -> bytes:
     with open(path, "rb") as file:
         found = file.read(1024).strip()
     if len(found) < LEAST:
-        raise UsageError(f"{path} holds no secret", hint="delete it: a new one is made, and links given out before end")
+        raise UsageError(f"{path} holds no secret", hint="delete it: a new one is created, and links sent before stop working")
     return found
 
 

@@ -37,7 +37,7 @@ class Rulings:
         alive = {w.owner: Alive(w.alive) for w in await self._store.workers()} | dict.fromkeys(self._closed, Alive.NO)
         if not force and (attempt := may_live(before, alive)) is not None:
             raise AttemptMayLive(
-                f"attempt {attempt.number} of {intent_id} was begun by {attempt.owner}, which may still be alive: sent again, it could happen twice",
+                f"attempt {attempt.number} of {intent_id} was begun by {attempt.owner}, which may still be alive; sent again now, it could arrive twice",
                 hint="wait until that process is proven dead; --force accepts that it may happen twice",
             )
         return await self._kept(before, after)
@@ -60,7 +60,7 @@ class Rulings:
 
     async def _kept(self, before: Intent, after: Intent) -> IntentView:
         if not (await self._store.settle_intents([Settlement(before, after)]))[0]:
-            raise IntentInFlight(f"somebody else has {before.intent_id} by now", hint="look at it again: holdfast outbox")
+            raise IntentInFlight(f"another process handles {before.intent_id} now", hint="look at it again: holdfast outbox")
         return (await self.views([after]))[0]
 
 

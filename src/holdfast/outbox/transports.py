@@ -150,7 +150,7 @@ def _value(item: Any) -> Given:
                 try:
                     return kind(**item)
                 except TypeError as e:
-                    raise InvalidInput(f"on_response returned a mapping that is no {kind.__name__}: {e}") from None
+                    raise InvalidInput(f"on_response returned a mapping that is not a valid {kind.__name__}: {e}") from None
     raise InvalidInput(
         f"on_response returned {type(item).__name__}", hint="return Row, Signal or Further of holdfast.transports, a list of them, or None"
     )

@@ -108,7 +108,7 @@ class Webhook:
         try:
             answer = await _exchange(reader, writer, asked)
         except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as e:
-            raise MaybeSent(f"{asked.host} broke off: {e or type(e).__name__}") from e
+            raise MaybeSent(f"{asked.host} closed the connection: {e or type(e).__name__}") from e
         finally:
             writer.transport.abort()  # a receiver that still talks is not listened to
         return msgspec.structs.asdict(judged(asked.host, *answer))
@@ -178,10 +178,10 @@ def request(payload: Any, key: str, secret: bytes | None, now: int) -> Request:
     if not isinstance(payload, Mapping) or not isinstance(payload.get("url"), str):
         raise PermanentError("the payload of a webhook is {url, body, method, headers}", hint='ctx.send("webhook", {"url": "https://…", "body": …})')
     if unknown := set(payload) - {"url", "body", "method", "headers"}:
-        raise PermanentError(f"a webhook knows no {sorted(map(str, unknown))[0]!r}", hint="the payload is {url, body, method, headers}")
+        raise PermanentError(f"a webhook has no field {sorted(map(str, unknown))[0]!r}", hint="the payload is {url, body, method, headers}")
     method = payload.get("method", "POST")
     if not isinstance(method, str) or method.upper() not in METHODS:
-        raise PermanentError(f"{method!r} is no method of a webhook", hint="one of " + ", ".join(METHODS))
+        raise PermanentError(f"{method!r} is not a method of a webhook", hint="one of " + ", ".join(METHODS))
     secure, host, port, path, shown = _place(payload["url"])
     given = payload.get("body")
     plain = isinstance(given, str)
@@ -211,7 +211,7 @@ def _place(url: str) -> tuple[bool, str, int, str, str]:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
     except ValueError as e:
-        raise PermanentError(f"{url[:200]!r} is no URL: {e}") from None
+        raise PermanentError(f"{url[:200]!r} is not a valid URL: {e}") from None
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
         raise PermanentError(f"{url[:200]!r} is no address of a webhook", hint="http://host/path or https://host/path, without a name and a password")
     secure = parts.scheme == "https"
@@ -271,7 +271,7 @@ async def _chunks(reader: asyncio.StreamReader) -> tuple[bytes, bool]:
         if size == 0:
             return bytes(kept), False
         if size < 0:
-            raise ValueError("a chunk of less than nothing")
+            raise ValueError("a chunk with a negative length")
         kept += await reader.readexactly(min(size, ANSWER_CAP + 1 - len(kept)))
         if len(kept) > ANSWER_CAP:
             break

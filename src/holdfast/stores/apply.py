@@ -312,7 +312,7 @@ def step_refused(step: Step, found: Found) -> HoldfastError | None:
 
 
 def unread_at_the_end(run_id: str) -> InboxUnread:
-    return InboxUnread(f"{run_id} would end over a command that nobody has taken", hint="take it first; then decide again")
+    return InboxUnread(f"{run_id} cannot end: its inbox holds a command that was not processed", hint="take it first; then decide again")
 
 
 def first_fence(commit: Commit, incarnation: int) -> HoldfastError | None:
@@ -699,7 +699,7 @@ def lane_busy(run: Run, blocker: str) -> Conflict:
 
 
 def queue_full(run: Run, most: int) -> QueueFull:
-    return QueueFull(f"{most} runs of the tenant {run.tenant_id!r} wait in the queue {run.queue!r}, which is as many as may")
+    return QueueFull(f"{most} runs of the tenant {run.tenant_id!r} wait in the queue {run.queue!r}, which is the maximum")
 
 
 def still_taken(claim: DedupClaim, status: str | None, now: int) -> bool:
@@ -709,7 +709,7 @@ def still_taken(claim: DedupClaim, status: str | None, now: int) -> bool:
 
 
 def lender_gone(run_id: str, lender: str) -> VersionConflict:
-    return VersionConflict(f"{run_id} carries its thread on from {lender}, which was pruned meanwhile", hint="load it again")
+    return VersionConflict(f"{run_id} continues the thread of {lender}, which was pruned in the meantime", hint="load it again")
 
 
 def thread_moved(run: Run) -> Conflict:

@@ -212,7 +212,7 @@ def _finish(run_id: str, kept: Kept, fields: dict[str, Any], checkpoint: Callabl
         data, digest = base64.b64decode(record["data"]), bytes.fromhex(fields["chain"])
         if (name := record.get("checkpoint")) is not None:
             if not isinstance(name, str) or _HASH.fullmatch(name) is None:
-                raise ValueError("a checkpoint's name is no hash")
+                raise ValueError("a checkpoint's name is not a hash")
             kept.checkpoints.add(name)
             given = _delta_of(checkpoint(name))
             if given is None:

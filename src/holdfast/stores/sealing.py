@@ -161,7 +161,7 @@ class Payloads:
 
     def refused(self, place: str) -> PlaintextRefused:
         whose = f" of {self.run_id}" if self.run_id else ""
-        return PlaintextRefused(f"{place}{whose} is not encrypted, and the encryption is strict", hint="read it once without strict, or look where it came from")
+        return PlaintextRefused(f"{place}{whose} is not encrypted, and the encryption is strict", hint="read it once with strict=False, or find out which process wrote it")
 
     def whole(self, cp: Checkpoint) -> Checkpoint:
         """A whole checkpoint as it is kept, opened; one whose key is not at hand is refused, for it is nothing without its values."""

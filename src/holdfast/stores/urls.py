@@ -39,7 +39,7 @@ def open_url(url: str, *, now: Callable[[], int] | None = None) -> Store:
             raise UsageError("a postgresql:// store needs psycopg", hint="pip install 'holdfast[postgres]'")
         return stores.PostgresStore(url, now=now)
     meant = f"did you mean sqlite:///{url}? " if ":" not in url and url.endswith((".db", ".sqlite", ".sqlite3")) else ""
-    raise UsageError(f"{url!r} names no store", hint=f"{meant}supported: {SUPPORTED}")
+    raise UsageError(f"{url!r} is not the URL of a store", hint=f"{meant}supported: {SUPPORTED}")
 
 
 def sealed(store: Store, encryption: Encryption | None) -> Store:

@@ -58,7 +58,7 @@ class Vault:
         envelope = unwrap(value)
         header = envelope.header
         if (header.run_id, header.place) != (run_id, place) or tenant_id not in (None, header.tenant_id):
-            raise PayloadAltered(f"{place} of {run_id} holds what was encrypted for {header.place} of {header.run_id}", hint="restore a backup")
+            raise PayloadAltered(f"{place} of {run_id} contains a payload that was encrypted for {header.place} of {header.run_id}", hint="restore a backup")
         key = self._keys.key(header.key_id)
         if key is None or not hmac.compare_digest(_check(key), header.check):
             raise KeyUnavailable(header.key_id, run_id, place)

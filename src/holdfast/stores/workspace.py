@@ -182,7 +182,7 @@ class WorkspaceStore(MemoryStore):
         except FileExistsError as e:
             raise StoreReadOnly(f"{self.folder} cannot be made: {e.strerror}", hint="a file is in its way") from e
         if not self._take_lock():
-            raise StoreBusy(f"another process writes {self.folder}", hint="a workspace has one writer: let that one end")
+            raise StoreBusy(f"another process writes {self.folder}", hint="a workspace allows one writer: wait until the other process ends")
         self._place = Identity(self.folder)
         self._catch_up(None, held=False)
         if not os.path.exists(os.path.join(self.folder, HOUSE)):
@@ -344,7 +344,7 @@ class WorkspaceStore(MemoryStore):
         if text is None:
             if self._on_disk():  # each run's directory can be carried away by itself, so it may never have been here
                 about = f"{HOUSE} is missing: nothing vouches for the files beside the runs"
-                problems.append(Problem("record_unreadable", "warning", about, "restore it from a backup; else the next write makes it anew"))
+                problems.append(Problem("record_unreadable", "warning", about, "restore it from a backup; otherwise the next write creates a new one"))
             return
         house = _read_json(path) or {}
         form, incarnation = house.get("format"), house.get("incarnation")
@@ -476,7 +476,7 @@ class WorkspaceStore(MemoryStore):
         stated = _read_ends(data)
         kept = read_beside(_read(self._at(run_id, f"{name}.jsonl")) or b"", None if stated is None else stated.get(name, End()))
         if stated is None or (data is None and kept.end.number):  # lines of a past release have no number, and nothing that vouches for them
-            kept.altered.append(f"{RECORDS}, which vouches for it,")
+            kept.altered.append(f"{RECORDS}, which holds its checksum,")
         self._ends.setdefault(run_id, {})[name] = kept.end
         return kept
 

@@ -165,7 +165,7 @@ async def _only(store: Store, run_id: str | None) -> str:
         return run_id
     found = [r async for r in Checker(store).run_ids()]
     if not found:
-        raise RunNotFound("there is no run to hold the code against", hint="holdfast export RUN DIR writes one")
+        raise RunNotFound("there is no recorded run to compare the code with", hint="holdfast export RUN DIR writes one")
     if len(found) > 1:
         raise InvalidInput(f"{len(found)} runs are there: {', '.join(found[:5])}", hint="name one: run_id=…")
     return found[0]

@@ -88,7 +88,7 @@ class LocalRunner:
         cwd = confined(request.workspace, request.cwd)
         data = await asyncio.to_thread(Path(confined(request.workspace, str(Path(cwd, artifact.name)))).read_bytes)
         if hashlib.sha256(data).hexdigest() != artifact.sha256:
-            raise ToolFailed(f"{artifact.name} was changed while it was kept")
+            raise ToolFailed(f"{artifact.name} was changed while it was being saved")
         return data
 
     async def _read(self, stream: asyncio.StreamReader | None) -> tuple[bytes, bool]:

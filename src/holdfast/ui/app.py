@@ -250,7 +250,7 @@ class Pages:
         verb = form.get("verb", "")
         viewer.access.need(Scope.CANCEL if verb == "cancel" else Scope.DECIDE)
         if verb not in ("cancel", "resume"):
-            raise InvalidInput(f"{verb!r} is nothing that is done to several runs", hint="cancel or resume")
+            raise InvalidInput(f"{verb!r} cannot be applied to several runs", hint="cancel or resume")
         runs = [(await self._rt.look.snapshot(i, viewer.access.tenant, check=False)).record for i in ids]
         if not form.get("sure"):
             return self._page(request, "selection.html", viewer, section="/runs", runs=runs, verb=verb)
@@ -312,20 +312,20 @@ class Pages:
             case "sent" | "abandoned" as outcome:
                 await self._rt.settle(found.intent_id, outcome, actor=actor, reason=reason)
             case _:
-                raise InvalidInput("an intent is sent again, or settled as sent or abandoned")
+                raise InvalidInput("choose to send an intent again, or to settle it as sent or abandoned")
         return RedirectResponse("/effects#outbox", 303)
 
     async def queue(self, request: Request, viewer: Viewer) -> Response:
         form, actor, name = await _form(request), viewer.access.actor, request.path_params["queue"]
         if viewer.access.tenant is not None:
-            raise Forbidden("a queue is everybody's, and this token is for one tenant", hint="a token with --tenant '*'")
+            raise Forbidden("queues are shared by all tenants, and this token is for one tenant only", hint="a token with --tenant '*'")
         match form.get("verb"):
             case "pause":
                 await self._rt.pause_queue(name, actor=actor, reason=form.get("reason", ""))
             case "unpause":
                 await self._rt.unpause_queue(name, actor=actor, reason=form.get("reason", ""))
             case _:
-                raise InvalidInput("a queue is paused or unpaused")
+                raise InvalidInput("choose to pause or unpause the queue")
         return RedirectResponse("/workers#queues", 303)
 
     async def schedule(self, request: Request, viewer: Viewer) -> Response:
@@ -485,7 +485,7 @@ def _json(text: str, field: str) -> Any:
     try:
         return json_of(text)
     except (ValueError, RecursionError) as e:
-        raise InvalidInput(f"{field} is not JSON: {e}", field=field, hint='text stands in quotes: "like this"') from None
+        raise InvalidInput(f"{field} is not JSON: {e}", field=field, hint='put text in quotes: "like this"') from None
 
 
 def _payload(form: Mapping[str, str], wait: describe.WaitView | None) -> Any:

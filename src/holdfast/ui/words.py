@@ -41,7 +41,7 @@ def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
     asks = [w for w in run.waits if w.available_actions]
     unknown = next((e for e in effects if e.status == "unknown"), None)
     if unknown is not None and any(w.kind == "effect" for w in asks):
-        return Finding("unknown", "bad", f"Nobody knows whether {unknown.capability} happened.", "Look it up where it would have happened, then say what you saw.")
+        return Finding("unknown", "bad", f"Nobody knows whether {unknown.capability} happened.", "Check with its receiver whether it happened, then record what you found.")
     if asks:
         what = asks[0].prompt or asks[0].name or asks[0].task
         more = f" It is one of {len(asks)} open questions." if len(asks) > 1 else ""
@@ -51,19 +51,19 @@ def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
             why = run.error.message if run.error is not None else run.stop_reason or ""
             return Finding(sign, tone, f"It failed: {why}", "See why, then resume it with an acknowledgement, or fork it.")
         case "interrupted":
-            return Finding(sign, tone, "Its process is gone, and nobody has taken it over yet.", "A worker that has the skill takes it over; or resume it.")
+            return Finding(sign, tone, "Its process is gone, and nobody has taken it over yet.", "A running worker that has the skill takes it over; or resume it.")
         case "awaiting_signal":
             what = ", ".join(f"{w.kind} {w.name}".strip() for w in run.waits)
-            return Finding(sign, tone, f"It waits for {what}.", "It resumes by itself when that comes.")
+            return Finding(sign, tone, f"It waits for {what}.", "It resumes automatically when this arrives.")
         case "queued":
             behind = f"It waits its turn behind {run.blocked_by}." if run.blocked_by else "It is due, and no worker has taken it yet."
             return Finding(sign, tone, behind, "A worker that has the skill takes it.")
         case "running" | "replaying":
-            return Finding(sign, tone, f"It is under way, driven by {run.lease.owner or 'nobody'}.", "Nothing is to be done.")
+            return Finding(sign, tone, f"It is running, executed by {run.lease.owner}." if run.lease.owner else "It is running, but no process executes it now.", "Nothing is to be done.")
         case "done":
             return Finding(sign, tone, "It is done.", "Fork or replay it to try something else.")
         case "halted" | "cancelled":
-            return Finding(sign, tone, f"It was stopped: {run.stop_reason or run.condition}.", "Resume it if that was a mistake." if not run.settled else "It stays as it is; a fork goes another way.")
+            return Finding(sign, tone, f"It was stopped: {run.stop_reason or run.condition}.", "Resume it if that was a mistake." if not run.settled else "It stays as it is; a fork starts a new run from it.")
     return Finding(sign, tone, f"It is {run.status}.", "holdfast check names what is wrong.")
 
 

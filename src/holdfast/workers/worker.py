@@ -257,7 +257,7 @@ class Worker:
         """Stays away from the store for a while, and says so; what runs goes on meanwhile. A drain ends it."""
         error, seconds = trouble.error, trouble.seconds()
         assert error is not None
-        log.warning("the store is in trouble, backing off for %.1f s: %s", seconds, error.line())
+        log.warning("the store failed, trying again in %.1f s: %s", seconds, error.line())
         await self._tell(Report("", None, error))
         rest = asyncio.ensure_future(self._services.clock.sleep(seconds))
         drain = asyncio.ensure_future(self._draining.wait())

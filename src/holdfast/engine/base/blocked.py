@@ -309,7 +309,7 @@ class Watch:
                 pause = BRIEF_SECONDS
                 if held.users and self._strike(held, late) and first is None:
                     first, pause = now, TICK_SECONDS
-                    _say(logging.WARNING, f"{_named(held, late)} holds the event loop and is past its time: it is ended")
+                    _say(logging.WARNING, f"{_named(held, late)} has blocked the event loop beyond its timeout, and is being stopped")
                 elif held.frame is held.gate:
                     first = first or now  # it is in C, and was called from the engine
             if first is not None and now - first >= CLEANUP_SECONDS:
@@ -334,7 +334,7 @@ class Watch:
     def _lapse(self, held: Held, late: Region, now: float) -> float:
         self._renewing.lapse(_named(held, late))
         ends = f", and ends in {self._renewing.ttl:g} s" if self._ends() else ""
-        _say(logging.ERROR, f"{_named(held, late)} holds the event loop and cannot be ended: this process renews its leases no more{ends}")
+        _say(logging.ERROR, f"{_named(held, late)} blocks the event loop and cannot be stopped: this process no longer renews its leases{ends}")
         return now
 
     def _give_up(self, held: Held, late: Region) -> None:

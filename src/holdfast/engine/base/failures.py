@@ -211,7 +211,7 @@ def contained(error: BaseException, what: str) -> Exception:
             raise error
         while task is not None and task.cancelling():
             task.uncancel()
-        return StepFailure(f"{what} let a CancelledError out that it had raised or caused itself", code="cancelled_inside")
+        return StepFailure(f"{what} raised a CancelledError although nobody had canceled it", code="cancelled_inside")
     if isinstance(error, ControlFlow | KeyboardInterrupt):
         raise error
     if isinstance(error, Overdue):

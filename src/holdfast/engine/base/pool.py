@@ -93,8 +93,8 @@ class Pool:
                 raise StoreClosed("this runtime was closed")
             if len(self._given_up) >= self.size:
                 raise StepFailure(
-                    f"{len(self._given_up)} threads have timed out and run on: {', '.join(sorted({j.what for j in self._given_up})[:5])}",
-                    code="threads_exhausted", hint="give what they call a time limit of its own, then start this process anew",
+                    f"{len(self._given_up)} threads have timed out and are still running: {', '.join(sorted({j.what for j in self._given_up})[:5])}",
+                    code="threads_exhausted", hint="give the code they call its own timeout, then restart this process",
                 )  # fmt: skip
             if self._free:
                 job.begun = None  # it is taken up at once

@@ -53,7 +53,7 @@ class Reader:
 
     async def loaded(self, run_id: str) -> Loaded:
         if not run_id:
-            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+            raise InvalidInput("the run id is empty", hint="list the runs: holdfast runs")
         loaded = await self._services.threads.load(run_id)
         if loaded is None:
             raise await missing(self._store, run_id)

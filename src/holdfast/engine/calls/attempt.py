@@ -42,7 +42,7 @@ class Suspend(ControlFlow):
     """Leaves the node because it rests in waits; never raised in code that users are meant to see (§5.12)."""
 
     def __init__(self, waits: tuple[Wait, ...]) -> None:
-        super().__init__("the node rests in a wait; do not catch BaseException around ctx calls")
+        super().__init__("the node is being suspended; do not catch BaseException around ctx calls")
         self.waits = waits
 
     def joined(self, others: Sequence[ControlFlow]) -> ControlFlow:
@@ -244,7 +244,7 @@ class Places:
         recorded = [f"{r.path.removeprefix(self.root.prefix)} {label(r.kind, r.name)}" for r in self._mine()]
         called = ", ".join([*self._told[:-1], now])
         return RecordMismatch(
-            f"call {path} of {self._key} does not fit its record: recorded are {', '.join(recorded)}; the code now calls {called}",
+            f"call {path} of {self._key} does not match its record: recorded are {', '.join(recorded)}, but the code now calls {called}",
             hint="restore the order of the calls, give them keys, or fork the run from an earlier checkpoint",
         )
 
@@ -456,7 +456,7 @@ class Attempt:
         if busy := self.places.root.busy:
             raise ConcurrentScope(f"{self.node.name} returned while ctx.{', '.join(busy.values())} was in flight", hint="await it, or use ctx.gather")
         if self.waits or self.restarting:
-            raise SuspensionSwallowed(f"{self.node.name} caught the way out it was to take", hint="do not catch BaseException around ctx calls")
+            raise SuspensionSwallowed(f"{self.node.name} caught the internal exception that suspends it", hint="do not catch BaseException around ctx calls")
 
     # -- done again ---------------------------------------------------------------------------------
 

@@ -552,12 +552,12 @@ class Context:
             Unserializable, TooLarge: the parameters cannot be stored.
         """
         if (word := _FIRST_WORD.match(statement)) is None or word.group(1).upper() not in _CHANGES:
-            raise UsageError(f"{statement.strip()[:40]!r} is no statement that commits with a step", hint=f"one of {', '.join(_CHANGES)}; one statement a call")
+            raise UsageError(f"{statement.strip()[:40]!r} is not a statement that ctx.sql allows", hint=f"one of {', '.join(_CHANGES)}; one statement a call")
         if isinstance(params, str | bytes) or not isinstance(params, Sequence | Mapping):
             raise bounds.wrong("params", "a list of values, or a mapping", params)
         data = canon.pack(dict(params) if isinstance(params, Mapping) else list(params), "params")[1]
         if not takes_statements(self._attempt.services.store):
-            raise UsageError(f"{self._attempt.services.store.url} takes no SQL of the application", hint="ctx.sql is for PostgreSQL; ctx.record keeps rows in every store")
+            raise UsageError(f"{self._attempt.services.store.url} does not support ctx.sql", hint="ctx.sql is for PostgreSQL; ctx.record keeps rows in every store")
         self._attempt.ledger.append(LedgerWrite("", "", data, statement))
 
     @verb

@@ -183,7 +183,7 @@ class Performance:
                     )
                 case fx.InProgress(effect):
                     if self.services.clock.now() >= until:
-                        raise EffectInProgress(f"{self.name} is under way in the run {effect.run_id}", hint="resume this run once that one is done")
+                        raise EffectInProgress(f"{self.name} is under way in the run {effect.run_id}", hint="resume this run after that one has ended")
                     await self.journal.asking(self.store.wait_for_change(LOOK_SECONDS))
                     continue
                 case fx.Ask():
@@ -591,7 +591,7 @@ class Performance:
 
         def gate() -> None:
             if self.journal.dead is not None:
-                raise NotBegun(f"nothing can be recorded any more: {self.journal.dead}")
+                raise NotBegun(f"this process can no longer record anything for the run: {self.journal.dead}")
             if self.journal.run.cancel_requested_at is not None and self.options.undoes is None:
                 raise NotBegun("the run is being cancelled")
 
@@ -658,7 +658,7 @@ class Performance:
         if await self.journal.asking(self.store.settle_effect(settled, seen)):
             return
         there = next(e.status for e in await self.journal.asking(self.store.effects(key=self.key)) if e.effect_id == settled.effect_id)
-        raise EffectConflict(f"{self.name} was settled meanwhile, as {there}, by the run {settled.run_id} or another", hint="look at it again: holdfast resume")
+        raise EffectConflict(f"{self.name} was settled in the meantime as {there}, by the run {settled.run_id} or another run", hint="look at it again: holdfast resume")
 
     async def by_hand(self, decision: Decision) -> Any:
         """What a person did in place of a function that this process has not.
@@ -831,7 +831,7 @@ async def refuse_to_repeat(services: Services, effect_id: str) -> None:
     for effect in await services.store.effects(effect_id.partition(".")[0]):
         if effect.effect_id == effect_id and effect.open and not effect.closed and await alive_now(services, effect) is not Alive.NO:
             raise AttemptMayLive(
-                f"{effect.capability} was attempted by {effect.owner}, which may still be alive: done again, it could happen twice",
+                f"{effect.capability} was attempted by {effect.owner}, which may still be alive; if it is done again now, it could happen twice",
                 hint="wait until that process is proven dead; --force accepts that it may happen twice",
             )
 

@@ -348,7 +348,7 @@ class Begun(Generic[T]):
         self._gives_up = True
         self.left_behind = f", and went on for {CLEANUP_SECONDS:g} s after it was cancelled: it was abandoned"
         _abandoned.append(self._steps)
-        log.warning("%s swallowed its cancel and was abandoned there", self.what)
+        log.warning("%s did not stop when it was canceled, and was abandoned", self.what)
         self._task.cancel()
 
 

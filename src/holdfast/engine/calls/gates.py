@@ -83,7 +83,7 @@ async def before(attempt: Attempt, node: Node, state: Any) -> None:
         )
         _pass(attempt, await request(attempt, question), BEFORE_STEP)
     elif (open_now := open_at(attempt, f"{place}/0")) is not None:  # the policy in force does not ask what another one asked
-        journal.hold(Draft(facts=[ev.WaitClosed(open_now.wait_id, "the policy in force does not ask this")]))
+        journal.hold(Draft(facts=[ev.WaitClosed(open_now.wait_id, "the current policy does not ask this question")]))
 
 
 def _pass(attempt: Attempt, given: Decision, gate: Mapping[str, Passage]) -> None:
@@ -100,7 +100,7 @@ def _pass(attempt: Attempt, given: Decision, gate: Mapping[str, Passage]) -> Non
             raise Redo(None, given.feedback or "")
         case Passage.FAILS:
             raise reject(attempt, given)
-    raise StepFailure(f"{given.actor} answered {given.action!r}, which passes no gate", code="gate_not_passed", hint="approve it, or fork the run")
+    raise StepFailure(f"{given.actor} answered {given.action!r}, which does not let the run past a gate", code="gate_not_passed", hint="approve it, or fork the run")
 
 
 class Held(msgspec.Struct, frozen=True, array_like=True):

@@ -110,7 +110,7 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
         if known is not None:
             if known.asked != name:
                 raise RecordMismatch(
-                    f"wait {path} of {attempt.key}: open is {known.asked!r}, the code now asks {ask.asked!r}", hint="restore the order of the waits"
+                    f"wait {path} of {attempt.key}: the open question is {known.asked!r}, but the code now asks {ask.asked!r}", hint="restore the order of the waits"
                 )
             attempt.waits[known.wait_id] = known
             if ask.kind is WaitKind.SIGNAL and (came := await _arrived(attempt, known)) is not None:

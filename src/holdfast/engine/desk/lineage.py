@@ -277,7 +277,7 @@ def _chosen(run: Run, found: list[Checkpoint], wish: Wish) -> Checkpoint:
         for cp in found:
             if cp.step + 1 == wish.step or any(wish.step in (t.key, t.node) for t in cp.pending):
                 return cp
-        raise CheckpointNotFound(f"{run.run_id} never came to the step {wish.step}", hint=f"holdfast checkpoints {run.run_id} shows its steps")
+        raise CheckpointNotFound(f"{run.run_id} never reached the step {wish.step}", hint=f"holdfast checkpoints {run.run_id} shows its steps")
     if wish.kind == REPLAY or wish.inputs:
         return found[0]
     able = [cp for cp in found if cp.pending and (wish.missing is None or cp.step < wish.missing)]

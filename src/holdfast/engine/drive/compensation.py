@@ -73,7 +73,7 @@ def refuse_to_go_on(run: Run, effects: list[Effect]) -> None:
     gone = core.taken_back_before(effects, run.run_id, run.current_step_id)
     if gone:
         raise EffectsUndone(
-            f"what its earlier steps did was undone: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; a resume would continue as if that were still done",
+            f"effects of its earlier steps were undone: {', '.join(f'{e.capability} (step {e.step})' for e in gone)}; a resume would continue as if that were still done",
             hint=f"holdfast fork {run.run_id} {target_of(run.target)} does it again, from the step that did it",
         )
 

@@ -169,7 +169,7 @@ class Conductor:
         claim = born.claims[0]
         taken = await self._store.claimed(claim.kind, claim.scope, claim.key)
         if taken is None:
-            raise StoreError(f"the request key {claim.key!r} is taken, and by nothing")
+            raise StoreError(f"the request key {claim.key!r} is taken, but its run cannot be found")
         if taken.digest != claim.digest:
             raise RequestConflict(f"the key {claim.key!r} was used with another input, by the run {taken.run_id}", hint="use another key")
         run = await self._reader.get(taken.run_id)
@@ -378,7 +378,7 @@ class Conductor:
         if force:
             self._services.place.check_force("a run past its policy")
             if not (policy is None or policy.allow_force):
-                raise RestrictedOption("the policy in force does not let itself be waived", hint="resume without --force")
+                raise RestrictedOption("the current policy does not allow --force", hint="resume without --force")
             gated = [n for n in program.nodes.values() if policies.asks(policy, n)]
             return [ev.NoteAdded(f"{actor} waived the policy's re-evaluation"), *gates.waived(policy, gated, run, self._services.environment)]
         if run.status is Status.PENDING or not any(map(policies.gated, program.nodes.values())):
@@ -513,7 +513,7 @@ class Conductor:
             upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
             if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=AT_ONCE):
-                raise Conflict(f"somebody else went on with {run_id} meanwhile")
+                raise Conflict(f"another process has resumed {run_id} meanwhile")
         known = None if run.status in TERMINAL else (run, lease)
         left = await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force, known=known)
         if isinstance(left, Blocked):

@@ -347,7 +347,7 @@ class Desk:
             if await self.at_rest(loaded, draft, actor=actor, source=cps.Source.CANCEL):
                 await self._children(run)
                 return
-        raise Conflict(f"others keep writing {run_id}", hint="try again")
+        raise Conflict(f"other processes keep changing {run_id}", hint="try again")
 
     async def signal(self, target: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> str:
         """Gives a run, or a thread's newest live run, an outside input; the same key is delivered once (§5.11). Gives the run's id.

@@ -237,7 +237,7 @@ class Driver:
                 return
             except InboxUnread:
                 continue
-        raise Conflict(f"others keep putting commands into the inbox of {journal.run.run_id}", hint="resume it")
+        raise Conflict(f"other processes keep sending commands to {journal.run.run_id}", hint="resume it")
 
     async def ends(self, write: Callable[[], Awaitable[None]]) -> bool:
         """Ends the run, unless a command was put into its inbox meanwhile: then nothing is written and the command is taken (§10.12)."""
@@ -398,11 +398,11 @@ class Driver:
         progress, most = self._journal.progress, self._services.max_takeovers
         if self._late and progress.late >= most:
             said = f"{progress.late} owners in a row were late with their lease, without any progress in between"
-            return StepFailure(said, code="lease_too_short", hint="find out what keeps the interpreter so long, or give Runtime(lease=) more; then resume")
+            return StepFailure(said, code="lease_too_short", hint="find out what blocks the Python process for so long, or increase the lease (Runtime(lease=), --lease); then resume")
         if not self._late and progress.takeovers + progress.cuts >= most:
             cut = f", and were cancelled {progress.cuts} times as soon as they began with it" if progress.cuts else ""
             said = f"its owners died {progress.takeovers} times{cut} without any progress in between"
-            return StepFailure(said, code="takeover_limit", hint="find out what kills them, then resume")
+            return StepFailure(said, code="takeover_limit", hint="find out what kills the workers, then resume")
         return None
 
     async def begin(self, born: Draft | None = None, lent: Lent | None = None) -> None:
@@ -740,7 +740,7 @@ class Driver:
                 if row.statement:
                     if echo is None or echo.reached <= self._journal.progress.checkpoint.step or run.replay_effects == ReplayPolicy.REEXECUTE:  # else the source's did it
                         if not takes_statements(self._services.store):
-                            raise StatementFailed(f"{self._services.store.url} takes no SQL of the application", hint="ctx.sql is for PostgreSQL")
+                            raise StatementFailed(f"{self._services.store.url} does not support ctx.sql", hint="ctx.sql is for PostgreSQL")
                         draft.statements.append(Statement(row.statement, row.data))
                     continue
                 draft.ledger.append(LedgerRow(run.run_id, row.topic, row.key, row.data, now, ids.step_id(run.run_id, step, result.task)))

@@ -52,7 +52,7 @@ def keeper(store: Store) -> Upkeep:
     """
     if offers_upkeep(store):
         return store
-    raise UsageError(f"{store.url} cannot be looked at or mended from here", hint="export its runs, or use the database's own tools")
+    raise UsageError(f"{store.url} cannot be checked or repaired by this command", hint="export its runs, or use the database's own tools")
 
 
 class Checker:
@@ -89,7 +89,7 @@ class Checker:
                 yield run_id
                 await asyncio.sleep(0)  # others of this loop go on meanwhile
             if page[-1] <= after:
-                raise StoreCorrupt(f"{self._store.url}: the list of runs does not go on behind {after!r}", hint="holdfast check names the damage")
+                raise StoreCorrupt(f"{self._store.url}: the list of runs cannot be read after {after!r}", hint="holdfast check names the damage")
             after = page[-1]
 
     async def run(self, run_id: str) -> Findings:
@@ -99,7 +99,7 @@ class Checker:
             InvalidInput, RunNotFound: there is no such run.
         """
         if not run_id:
-            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+            raise InvalidInput("the run id is empty", hint="list the runs: holdfast runs")
         found = Findings()
         if not await self._one(run_id, found):
             raise await missing(self._store, run_id)
@@ -170,7 +170,7 @@ class Checker:
                     _feed_whole(diagnosis, whole[1])
                     whole = _further(whole[0], await self._keeper.whole(run_id, whole[0]))
             if page[-1].seq <= after:
-                diagnosis.add(problem("event_seq_duplicate", f"the log does not go on behind event {after}", "restore a backup", run_id))
+                diagnosis.add(problem("event_seq_duplicate", f"the log cannot be read after event {after}", "restore a backup", run_id))
                 break
             after = page[-1].seq
             await asyncio.sleep(0)
@@ -227,7 +227,7 @@ def needed(diagnosis: Diagnosis) -> Needs:
 def lacking(run_id: str, noted: Needs, needed: Needs) -> list[Problem]:
     """What a run needs and its store has not noted: a prune would take it away."""
     hint = "holdfast repair-state RUN --apply notes it again"
-    carries = [problem("carry_record_missing", f"it is not noted that the run carries on from {lender}", hint, run_id) for lender in sorted(needed.lenders - noted.lenders)]
+    carries = [problem("carry_record_missing", f"the note that the run continues {lender} is missing", hint, run_id) for lender in sorted(needed.lenders - noted.lenders)]
     uses = [problem("blob_use_record_missing", f"it is not noted that the run needs the blob {digest}", hint, run_id) for digest in sorted(needed.blobs - noted.blobs)]
     return carries + uses
 

@@ -103,7 +103,7 @@ class Repairer:
             StoreError: the write failed; nothing was changed.
         """
         if not run_id:
-            raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+            raise InvalidInput("the run id is empty", hint="list the runs: holdfast runs")
         evidence = await self._keeper.evidence(run_id)
         if evidence is None:
             raise await missing(self._store, run_id)
@@ -127,7 +127,7 @@ class Repairer:
         commits = _commits(told, evidence, sorted(wanted), actor, self._store.now())
         after = commits[-1].run
         if left := await self._left(evidence, told, codes):
-            return replace(report, refused="diagnosis_only", reason=f"it would not heal: {', '.join(left)} would be left")
+            return replace(report, refused="diagnosis_only", reason=f"the repair would not fix everything: {', '.join(left)} would be left")
         report = replace(report, actions=_actions(wanted, evidence, told, after), status_after=after.status.value)
         if not apply:
             return replace(report, reason="dry run: --apply does this")
@@ -257,14 +257,14 @@ def _actions(wanted: set[str], evidence: Evidence, told: _Folded, after: Run) ->
     found = []
     for code in sorted(wanted):
         if code == HALT and told.halt is not None:
-            found.append(Action(code, f"ends the run {after.status}, settled, as of the decision of {told.halt[1].actor}"))
+            found.append(Action(code, f"ends the run {after.status}, settled, because of the decision of {told.halt[1].actor}"))
         elif code == PARTIAL:
             found.append(Action(code, "cuts the log to its last whole commit; the bytes stay in the backup"))
         elif code in NOTES:
-            found.append(Action(code, "notes again what the run needs, so that no prune takes it away"))
+            found.append(Action(code, "records again what the run refers to, so that no prune deletes it"))
         elif isinstance(evidence.run, Run):
             names = ", ".join(_differing(evidence, evidence.run, told.run)) or "its copies"
-            found.append(Action(code, f"writes the fold of {told.tip.seq} events over the row: {names}"))
+            found.append(Action(code, f"rewrites the row from its {told.tip.seq} events: {names}"))
         else:
             found.append(Action(code, f"writes the row anew from {told.tip.seq} events"))
     return tuple(found)

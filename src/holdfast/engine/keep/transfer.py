@@ -28,7 +28,7 @@ async def dossier(source: Store, run_id: str, *, opened: bool = False) -> Dossie
         StoreCorrupt: its log does not hold together; what is damaged is not passed on as if it were whole.
     """
     if not run_id:
-        raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+        raise InvalidInput("the run id is empty", hint="list the runs: holdfast runs")
     store = source if opened else as_kept(source)
     evidence = await keeper(store).evidence(run_id)
     if evidence is None or evidence.tip is None:
@@ -105,7 +105,7 @@ async def take_in(source: Store, target: Store, run_id: str) -> bool:
     if found.run.run_id != run_id:
         raise InvalidInput(f"the directory {run_id!r} holds a run that names itself {found.run.run_id!r}", hint="export it again")
     if (why := foreign(found)) is not None:
-        raise InvalidInput(f"{run_id} cannot be taken in: {why}", hint="export it again, from the store where it ran")
+        raise InvalidInput(f"{run_id} cannot be imported: {why}", hint="export it again, from the store where it ran")
     await _unused(target, found)
     if not await keeper(target).adopt(found):
         return False
@@ -146,10 +146,10 @@ async def _unused(target: Store, d: Dossier) -> None:
     for effect in d.effects:
         for there in await as_kept(target).effects(key=effect.key):
             if there.effect_id == effect.effect_id and there != effect:
-                raise VersionConflict(f"the effect {effect.effect_id} is here already, with another content", hint="look at both; nothing was changed")
+                raise VersionConflict(f"the effect {effect.effect_id} is here already, with another content", hint="compare both; nothing was changed")
     for intent in d.intents:
         if await target.intent(intent.intent_id) is not None:
-            raise VersionConflict(f"the intent {intent.intent_id} is here already", hint="look at both; nothing was changed")
+            raise VersionConflict(f"the intent {intent.intent_id} is here already", hint="compare both; nothing was changed")
 
 
 async def _hold(target: Store, run_id: str) -> None:
@@ -157,7 +157,7 @@ async def _hold(target: Store, run_id: str) -> None:
     loaded = await target.load(run_id)
     assert loaded is not None, "it was taken in a moment ago"
     at, fence = target.now(), loaded.lease.fence + 1
-    event = ev.Event(loaded.tip.seq + 1, at, ev.RunInterrupted("it was imported unfinished, and may go on where it comes from"), "import", counter(fence))
+    event = ev.Event(loaded.tip.seq + 1, at, ev.RunInterrupted("it was imported unfinished, and the original may still continue in its own store"), "import", counter(fence))
     run = fold_all(loaded.run, (event,))
     await target.commit(Commit(run=run, events=(event,), after=loaded.tip, fence=fence, at=at, actor="import", lease=TOUCH))
 

@@ -58,7 +58,7 @@ async def figures(store: Store, tally: Tally, tenant_id: str | None, meter: Mete
         Figure("holdfast_queue_due", "Runs that are due and not taken, by queue.", Counter(run.queue for run, _ in due), "queue"),
         Figure("holdfast_queue_oldest_seconds", "For how long the oldest run of a queue has been due.", oldest, "queue"),
         Figure("holdfast_workers", "Processes that hold leases, by whether they live.", Counter(w.alive for w in holding), "alive"),
-        Figure("holdfast_unknown_effects", "Effects of which nobody knows whether they happened.", {"": tally.effects.get("unknown", 0)}),
+        Figure("holdfast_unknown_effects", "Effects with an unknown outcome.", {"": tally.effects.get("unknown", 0)}),
         Figure("holdfast_takeovers", "Takeovers of runs that have not ended.", {"": sum(run.takeovers for run, _ in runs)}),
         Figure("holdfast_oldest_lease_seconds", "Age of the oldest process that holds leases.", {"": max(((now - w.started_at) // 1_000_000 for w in holding), default=0)}),
         Figure("holdfast_oldest_queued_intent_seconds", "Age of the oldest intent that is queued.", {"": sum(max(0, now - i.created_at) // 1_000_000 for i in unsent)}),
@@ -66,7 +66,7 @@ async def figures(store: Store, tally: Tally, tenant_id: str | None, meter: Mete
     ]
     if meter is not None:
         told += [
-            Figure("holdfast_steps_total", "Steps that this process has ended since somebody looks, by outcome.", dict(meter.steps), "outcome", True),
+            Figure("holdfast_steps_total", "Steps that this process has ended since the metrics were first read, by outcome.", dict(meter.steps), "outcome", True),
             Figure("holdfast_attempts_total", "Tries at steps that this process has ended since somebody looks.", {"": meter.attempts}, "", True),
             Spread("holdfast_claim_seconds", "How long this process's claims took.", meter.claims),
             Spread("holdfast_commit_seconds", "How long it took to make a group of commits durable.", meter.commits),

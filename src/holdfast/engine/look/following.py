@@ -40,7 +40,7 @@ def modes_of(value: Any, field: str = "modes") -> frozenset[str]:
     """
     given = bounds.texts([value] if isinstance(value, str) else value, field, bounds.ID_BYTES)
     if not given:
-        raise InvalidInput(f"{field} names nothing, so that no part would ever come", hint=f"modes are {', '.join(MODES)}", field=field)
+        raise InvalidInput(f"{field} is empty, so the stream would never send anything", hint=f"modes are {', '.join(MODES)}", field=field)
     for mode in given:
         if mode not in MODES:
             raise InvalidInput(f"{field} has no {mode!r}", hint=f"modes are {', '.join(MODES)}", field=field)

@@ -245,12 +245,12 @@ async def found(store: Store, run_id: str, tenant_id: str | None = None) -> tupl
         InvalidInput, RunNotFound: there is no such run here.
     """
     if not run_id:
-        raise InvalidInput("an empty run id names no run", hint="holdfast runs lists them")
+        raise InvalidInput("the run id is empty", hint="list the runs: holdfast runs")
     row = await store.get(run_id)
     if row is None and tenant_id is None:
         raise await missing(store, run_id)
     if row is None or (tenant_id is not None and row[0].tenant_id != tenant_id):
-        raise RunNotFound(f"no run {run_id}", hint="holdfast runs lists them")
+        raise RunNotFound(f"there is no run {run_id!r}", hint="list the runs: holdfast runs")
     return row
 
 

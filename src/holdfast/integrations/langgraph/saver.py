@@ -217,7 +217,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             chain[at] = row = r.value_of(data)
             at = row.base
             if at is not None and at in chain:
-                raise StoreCorrupt(f"the value of {channel!r} stands behind itself in the thread {thread.id!r}", code="row_unreadable", hint="restore a backup")
+                raise StoreCorrupt(f"the value of {channel!r} refers to itself in the thread {thread.id!r}", code="row_unreadable", hint="restore a backup")
         body = r.joined(version, chain)
         if body is None:
             raise _lost(thread, channel, version)
@@ -233,7 +233,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     async def _tuple(self, thread: Thread, row: r.Checkpoint, wanted: set[str] | None = None) -> CheckpointTuple:
         body: Checkpoint = self._value_of((row.kind, row.body))
         if not isinstance(body, dict) or not {"channel_values", "channel_versions"} <= body.keys():
-            raise StoreCorrupt(f"the checkpoint {row.id!r} of the thread {thread.id!r} is none", code="row_unreadable", hint="delete the thread, or restore a backup")
+            raise StoreCorrupt(f"the checkpoint {row.id!r} of the thread {thread.id!r} is not a valid checkpoint", code="row_unreadable", hint="delete the thread, or restore a backup")
         for channel in row.apart:
             if wanted is None or channel in wanted:
                 body["channel_values"][channel] = await self._loaded(thread, row.ns, channel, str(body["channel_versions"][channel]))

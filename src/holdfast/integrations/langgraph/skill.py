@@ -74,7 +74,7 @@ def as_skill(
 async def _stretch(graph: Any, code: Code, thread_id: str, call: str, given: Any, asked: dict[str, Any]) -> dict[str, Any]:
     """Drives the graph to its next rest. After a crash it goes on where the graph's own checkpoints stand, and begins nothing anew."""
     if gone := next((node for node in asked.get("next", ()) if node not in graph.nodes), None):
-        raise StepFailure(f"the node {gone!r} waits for an answer, and the graph has it no more", code="pending_node_missing")
+        raise StepFailure(f"the node {gone!r} waits for an answer, but the graph no longer has it", code="pending_node_missing")
     at: RunnableConfig = {"configurable": {"thread_id": thread_id}}
     step = at | {"metadata": {_CALL: call}}
     state = await graph.aget_state(at)

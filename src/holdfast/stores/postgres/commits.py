@@ -498,7 +498,7 @@ async def _application(db: Connection, statements: Sequence[commit.Statement]) -
     except psycopg.Error as e:
         if passing(e):
             raise
-        raise StatementFailed(f"{type(e).__name__}: {str(e).strip()[:500]}", hint="nothing of the step was committed; mend the table or the code, then resume") from None
+        raise StatementFailed(f"{type(e).__name__}: {str(e).strip()[:500]}", hint="nothing of the step was committed; fix the table or the code, then resume") from None
 
 
 def _params(statement: commit.Statement) -> Any:

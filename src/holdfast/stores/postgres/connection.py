@@ -113,7 +113,7 @@ def place(url: str) -> Place:
     if pooler not in ("", "session", "transaction"):
         raise UsageError(f"pooler={pooler!r} in the URL of the store is not understood", hint="transaction, or session")
     if not partitions.isascii() or not partitions.isdigit() or int(partitions) > SPREAD:
-        raise UsageError(f"partitions={partitions!r} in the URL of the store is no number up to {SPREAD}", hint="leave it out")
+        raise UsageError(f"partitions={partitions!r} in the URL of the store is not a number up to {SPREAD}", hint="leave it out")
     conninfo = base + ("?" + urlencode(theirs) if theirs else "")
     try:
         psycopg.conninfo.conninfo_to_dict(conninfo)
@@ -203,7 +203,7 @@ def translate(error: BaseException, url: str) -> HoldfastError:
     if isinstance(error, sql.UniqueViolation):
         return _violated(error)
     if passing(error):
-        return StoreUnavailable(f"{url}: {text}", hint="it is tried again by itself where a worker runs; else look at the database")
+        return StoreUnavailable(f"{url}: {text}", hint="a worker retries automatically; otherwise check the database")
     if isinstance(error, sql.DiskFull):
         return StoreFull(f"{url}: the disk is full; nothing of this commit was written", hint="free some space, then resume: what was committed before is whole")
     if isinstance(error, sql.DataCorrupted | sql.IndexCorrupted):
@@ -366,7 +366,7 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
             wait = max(wait, FULL_WAIT) if too_many(e) else wait
             if time.monotonic() + wait > until:
                 if wrote and broken:
-                    raise OutcomeUnknown(f"{url}: {_text(e)}", hint="load it again: what is there decides") from e
+                    raise OutcomeUnknown(f"{url}: {_text(e)}", hint="load it again: the stored state counts") from e
                 raise translate(e, url) from e
             await asyncio.sleep(wait * (0.5 + random.random()))
             wait = min(wait * 2, LONGEST_WAIT)

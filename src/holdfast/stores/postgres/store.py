@@ -187,7 +187,7 @@ class PostgresStore:
         self.suspect = None
         if lost := sorted(_KNOWN - meta.keys()):
             way_out = "look at what is missing (holdfast check), restore a backup, or accept the loss: holdfast doctor --acknowledge"
-            self.suspect = IncarnationChanged(f"{self.url}: the table meta says nothing of {', '.join(lost)}: nothing tells which store this is", hint=way_out)
+            self.suspect = IncarnationChanged(f"{self.url}: the table meta lacks {', '.join(lost)}, so the store cannot be identified", hint=way_out)
             self.incarnation = meta.get("incarnation", 0)
             self._liveness = self._liveness or Liveness(_proofs(f"{meta.get('system')}.{meta.get('store')}"))
             return

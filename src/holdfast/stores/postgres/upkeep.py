@@ -88,7 +88,7 @@ def health(found: Sequence[Any], here: int) -> list[Problem]:
     if abs(here - there) > APART_US:
         warn("clock_apart", f"this machine's clock and the server's are {abs(here - there) / 1e6:.1f} s apart", "the server's counts; set both by NTP")
     if snapshot > OLD_SNAPSHOT_SECONDS:
-        warn("snapshot_old", f"{reader} has held a snapshot for {snapshot:.0f} s: dead rows cannot be taken away", "end it: pg_terminate_backend")
+        warn("snapshot_old", f"{reader} has held a snapshot for {snapshot:.0f} s: dead rows cannot be removed", "end it: pg_terminate_backend")
     if dead or autovacuum != "on":
         warn("vacuum_behind", "autovacuum is off" if autovacuum != "on" else f"{dead} dead rows wait for autovacuum", "let autovacuum run, or VACUUM")
     return out

@@ -57,7 +57,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     if isinstance(error, apsw.BusyError | apsw.LockedError):
         pid = holder(path)
         who = f"the process {pid}" if pid else "another process"
-        return StoreBusy(f"{path}: {who} has held the write lock for more than {PATIENCE:.0f} s", hint="it may be stopped in mid-commit: continue or end it")
+        return StoreBusy(f"{path}: {who} has held the write lock for more than {PATIENCE:.0f} s", hint="that process may be suspended in the middle of a commit: let it continue, or end it")
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return StoreCorrupt(f"{path} is damaged: {text}", hint="keep a copy of the files, then restore a backup")
     if isinstance(error, apsw.IOError):
@@ -170,7 +170,7 @@ def mapped(path: str) -> Iterator[None]:
     except apsw.Error as e:
         raise translate(e, path) from e
     except UnicodeDecodeError as e:  # a text that no reader writes out: what it belongs to is named by the checker
-        raise StoreCorrupt(f"{path} is damaged: a text in it is none: {e}", hint="holdfast check names the record") from e
+        raise StoreCorrupt(f"{path} is damaged: it contains invalid text: {e}", hint="holdfast check names the record") from e
 
 
 def connect(path: str, *, patience: float = PATIENCE, create: bool = False, readonly: bool = False) -> apsw.Connection:

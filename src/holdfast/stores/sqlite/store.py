@@ -229,7 +229,7 @@ class SqliteStore:
             if end.last == 0 and end.writes == 0:
                 self._anchor.begin(Mark(self.incarnation, 0, b""), first=True)
                 return None
-            return LogRolledBack(f"{self._anchor.path} is missing or damaged: nothing vouches for the end of the log", hint=way_out)
+            return LogRolledBack(f"{self._anchor.path} is missing or damaged, so the end of the log cannot be verified", hint=way_out)
         if mark.last > end.last:
             return LogRolledBack(f"{self.path} ends with log row {end.last}, but row {mark.last} was acknowledged", hint=way_out)
         if mark.incarnation != self.incarnation:
@@ -305,7 +305,7 @@ class SqliteStore:
         stays = sorted({pid for pid, _ in before & await asyncio.to_thread(self._old_readers)})
         size = os.stat(self.path + "-wal").st_size if stays else 0
         about = f"reads an old state of {self.path}: its write-ahead log, {size >> 10} KiB now, grows until that ends"
-        return told + [Problem("snapshot_old", "warning", f"{process_named(pid)} {about}", "end that reader; the log starts anew within a second") for pid in stays]
+        return told + [Problem("snapshot_old", "warning", f"{process_named(pid)} {about}", "end that reader; the write-ahead log is then emptied within a second") for pid in stays]
 
     def _room(self) -> list[Problem]:
         """How much the disk still takes, if that is little."""
@@ -1285,7 +1285,7 @@ def _integrity(path: str, word: str) -> Problem:
 def check_backup(db: apsw.Connection, path: str) -> None:
     """Refuses what is no store of ours, before anything is overwritten."""
     if not _sound(db) or not db.table_exists("main", "log"):
-        raise StoreCorrupt(f"{path} is no undamaged Holdfast store", hint="choose another backup")
+        raise StoreCorrupt(f"{path} is damaged, or is not a Holdfast store", hint="choose another backup")
     readable(db.pragma("user_version"), path)
 
 
@@ -1371,7 +1371,7 @@ def _chains(db: apsw.Connection) -> list[Problem]:
         before = key
         for key, run_id, tip, seq in tips:
             if ends.get(key, (0, b""))[0] != tip:
-                broken.setdefault(key, f"the log does not end at event {seq}, where the run's row says")
+                broken.setdefault(key, f"the run's row says that the log ends at event {seq}, but it does not")
             if key in broken and len(problems) < MAX_PROBLEMS:
                 problems.append(Problem("event_chain_broken", "error", broken[key], "restore a backup", run_id))
     return problems
