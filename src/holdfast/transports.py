@@ -1,7 +1,7 @@
 """Transports send outgoing messages (intents) to their receivers (§9.1): ``Runtime(transports={"mail": send_mail, "hook": Webhook(secret="…")})``.
 
 A transport is a function ``(payload, key)``, or an object with ``send(payload, key)``. This module has the built-in transports, and what a
-transport may raise and return. ``docs/outbox.md`` explains the rest.
+transport may raise and return. ``docs/outbox.md`` explains more.
 """
 
 from __future__ import annotations
