@@ -12,6 +12,7 @@ from langgraph.types import interrupt
 
 from holdfast import Runtime, UsageError
 from holdfast.integrations.langgraph import as_skill
+from holdfast.integrations.langgraph.asked import Code
 
 ran: list[str] = []
 
@@ -86,3 +87,18 @@ def test_a_crash_at_any_write_loses_no_turn(holdfast_crashes: Any) -> None:
 
     _, ends = holdfast_crashes(skill, {"input": {"log": []}}, script=script, fresh=fresh)
     assert {(str(end.run.result), str(end.run.error), end.run.condition) for end in ends} == {(str({"log": ["first", "yes", "last"]}), "None", "done")}
+
+
+def test_the_code_of_a_large_module_is_walked_however_deep_its_calls_go() -> None:
+    """Two thousand functions, each of which calls the next and the first: a text at the end is found, and another one there is another code."""
+
+    def module(text: str) -> Any:
+        names: dict[str, Any] = {"__name__": "large"}
+        lines = [f"def f{n}(state):\n    return f{n + 1}(state) or f0(state)\n" for n in range(2000)]
+        exec("".join(lines) + f"def f2000(state):\n    return {text!r}\n", names)
+        return names["f0"]
+
+    def code(text: str) -> Code:
+        return Code.of({"first": module(text)})
+
+    assert "Pay?" in code("Pay?").texts and code("Pay?") == code("Pay?") != code("Delete?")

@@ -28,10 +28,7 @@ class Code(NamedTuple):
     @classmethod
     def of(cls, nodes: Mapping[str, Any]) -> Code:
         """The code of these nodes."""
-        walk = _Walk()
-        for name in sorted(nodes):
-            walk.facts.append(name)
-            walk.see(nodes[name])
+        walk = _Walk(*(part for name in sorted(nodes) for part in (name, nodes[name])))
         return cls(hashlib.sha256("\n".join(walk.facts).encode("utf-8", "surrogatepass")).hexdigest(), frozenset(walk.texts))
 
     def others(self, before: Any, now: Any) -> bool:
@@ -47,48 +44,42 @@ class Code(NamedTuple):
 class _Walk:
     """One look through functions: the facts that make up a digest, and the texts among them."""
 
-    def __init__(self) -> None:
+    def __init__(self, *begin: Any) -> None:
         self.facts: list[str] = []
         self.texts: set[str] = set()
-        self._seen: set[int] = set()
+        seen: dict[int, Any] = {}
+        left = list(begin[::-1])
+        while left:  # not by recursion: a module's functions may call one another in a long line
+            value = left.pop()
+            if isinstance(value, (str, *_PLAIN)):
+                self.facts.append(repr(value))
+                self.texts.update([value] if isinstance(value, str) and value.strip() else [])
+            elif id(value) not in seen:
+                seen[id(value)] = value  # kept, so that no other object gets its id meanwhile
+                inside = list(self._inside(value))
+                self.facts.append(f"{type(value).__qualname__} of {len(inside)}")
+                left.extend(inside[::-1])
 
-    def see(self, value: Any) -> None:
-        if isinstance(value, str):
-            self.texts.update([value] if value.strip() else [])
-            self.facts.append(repr(value))
-        elif isinstance(value, _PLAIN):
-            self.facts.append(repr(value))
-        elif id(value) not in self._seen:
-            self._seen.add(id(value))
-            self._see_inside(value)
-
-    def _see_inside(self, value: Any) -> None:
+    def _inside(self, value: Any) -> Iterable[Any]:
         match value:
             case CodeType():
                 self.facts += [value.co_code.hex(), *value.co_names]
-                self._all(value.co_consts)
+                return value.co_consts
             case FunctionType():
-                self.see(value.__code__)
-                self._all(value.__defaults__ or ())
-                self.see(value.__kwdefaults__)
-                self._all(_held(value))
+                return (value.__code__, value.__defaults__, value.__kwdefaults__, *_held(value))
             case MethodType():
-                self.see(value.__func__)
+                return (value.__func__,)
             case functools.partial():
-                self._all((value.func, value.args, value.keywords))
+                return (value.func, value.args, value.keywords)
             case list() | tuple():
-                self._all(value)
+                return value
             case dict():
-                self._all(value.items())
+                return [part for item in value.items() for part in item]
             case set() | frozenset():
-                self._all(sorted(value, key=repr))
-            case _:
-                self.facts.append(type(value).__qualname__)
-                self._all(getattr(value, part, None) for part in _PARTS if not isinstance(value, type))
-
-    def _all(self, values: Iterable[Any]) -> None:
-        for value in values:
-            self.see(value)
+                return sorted(value, key=repr)
+            case type():
+                return (value.__qualname__,)
+        return [getattr(value, part, None) for part in _PARTS]
 
 
 def _held(function: FunctionType) -> Iterator[Any]:
