@@ -599,7 +599,7 @@ class Graph(Generic[S]):
 
 
 async def _never(*_: Any) -> None:
-    raise AssertionError("a sub-graph is driven by the engine, not called")
+    raise AssertionError("a sub-graph is executed by the engine, not called")
 
 
 def _reference(ref: Any, field: str) -> NodeRef:

@@ -308,7 +308,7 @@ class SideEffectLedger(_Port):
         digest = canon.fingerprint(said["request"])
         for known in records:
             if known.request_hash != digest:
-                raise EffectConflict(f"the key {short!r} is on record with another request", hint="use another key, or the same request")
+                raise EffectConflict(f"the key {short!r} is recorded with another request", hint="use another key, or the same request")
             if known.open:
                 raise EffectInProgress(f"an attempt under {short!r} is not settled: {known.effect_id}")
         effect = Effect(

@@ -359,7 +359,7 @@ class Runtime:
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(self._services.grace + CLOSE_SECONDS):
                 await asyncio.gather(*(w.close() for w in list(self._working)))
-                await self._services.drivers.close(StoreClosed("this runtime was closed while it drove the run"))
+                await self._services.drivers.close(StoreClosed("this runtime was closed while it executed the run"))
         for driving in self._following:
             driving.cancel()
         await asyncio.gather(*self._following, return_exceptions=True)

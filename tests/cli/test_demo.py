@@ -47,7 +47,7 @@ def test_outside_of_a_repository_it_makes_a_sample(process: Type, folder: Path) 
     assert "as the actor `demo`" in said.out and "approve by demo" in said.out
     assert "completed · done" in said.out
     assert "## Added" in notes(folder)
-    assert re.search(r"sent to http://127\.0\.0\.1:\d+/notes, once under its key", said.out)
+    assert re.search(r"sent to http://127\.0\.0\.1:\d+/notes exactly once, with its idempotency key", said.out)
     (intent,) = process("outbox", "--json", *STORE).json["intents"]
     assert (intent["type"], intent["state"], [t["outcome"] for t in intent["attempts"]]) == ("announce", "sent", ["sent"])
     assert {p for p in folder.rglob("*") if ".holdfast" not in p.parts} == before

@@ -153,7 +153,7 @@ def test_the_first_signal_stops_a_run_at_a_safe_boundary(start: object, process:
     assert child.returncode == 128 + signal.SIGINT
     shown = process("runs", "--json").json["runs"][0]
     last = err.splitlines()[-1]
-    assert last.startswith("stopped: by SIGINT; its runs are handed back, and a worker resumes them") and f"resume {shown['run_id']} held.py" in last
+    assert last.startswith("stopped: by SIGINT; its runs are released, and a worker resumes them") and f"resume {shown['run_id']} held.py" in last
     assert (shown["status"], shown["condition"], shown["lease"]["owner"]) == ("running", "queued", None)
     assert sorted(calls()) == ["first", "left", "right"]
     assert process("resume", shown["run_id"], "held.py").code == 0

@@ -722,7 +722,7 @@ async def test_a_workspace_keeps_schedules_in_a_file(tmp_path: pathlib.Path) -> 
     file.write_text("[{")
     async with Runtime(url) as rt:  # a damaged file closes nothing else (§3.6)
         (problem,) = await rt.check()
-        assert problem.code == "schedule_record_altered" and "schedules.json' is not what was written" in problem.message and "schedule anew" in problem.repair_hint
+        assert problem.code == "schedule_record_altered" and "schedules.json' is damaged: its checksum does not match" in problem.message and "schedule it again" in problem.repair_hint
 
 
 async def test_a_workspace_that_dies_between_the_run_and_the_file(tmp_path: pathlib.Path) -> None:

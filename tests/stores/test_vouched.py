@@ -258,7 +258,7 @@ async def test_an_altered_record_is_named(kept: InSqlite | InPostgres, kind: str
 
 @pytest.mark.parametrize("kind", ["effect", "inbox", "intent", "ledger", "schedule"])
 async def test_a_record_that_was_moved_in_its_order_is_named(kept: InSqlite | InPostgres, kind: str) -> None:
-    """§12.1: by the number that a database gives it a record comes before others: moved to the front or the end it is not what was written."""
+    """§12.1: by the number that a database gives it a record comes before others: moved to the front or the end it is damaged: its checksum does not match."""
     for id in (-1, 0, 10**9):
         async with kept.after(f"UPDATE {kind} SET id = {id} WHERE {FIRST[kind]}") as store:
             assert await codes(store) & {f"{kind}_record_altered", f"{kind}_record_missing"}, id
@@ -282,7 +282,7 @@ async def test_a_sender_s_lease_that_was_made_longer_is_named(kept: InSqlite | I
         (taken,) = await store.claim_intents("d1", ("mail",), limit=1, ttl_us=TTL, run_id="r1")
         assert "intent_record_altered" not in await codes(store)
         kept.hand(f"UPDATE intent SET {clocks} = {clocks} + 1000000000000000 WHERE intent_id = '{taken.intent_id}'")
-        assert {p.message for p in await Checker(store).all() if p.code == "intent_record_altered"} == {f"the intent record '{taken.intent_id}' of r1 is not what was written"}
+        assert {p.message for p in await Checker(store).all() if p.code == "intent_record_altered"} == {f"the intent record '{taken.intent_id}' of r1 is damaged: its checksum does not match"}
         await store.renew_intents("d1", TTL)
         assert "intent_record_altered" not in await codes(store), "a sender that lives writes it anew"
         kept.hand(f"UPDATE intent SET {clocks} = {clocks} + 1000000000000000 WHERE intent_id = '{taken.intent_id}'")
@@ -380,7 +380,7 @@ async def test_a_worker_s_row_is_vouched_for(kept: InSqlite | InPostgres, kind: 
             await store.offer("w", Offer(("q",), ()))
             kept.hand(f"UPDATE {kind} SET {name} = {other} WHERE owner = 'w'")
             assert f"{kind}_record_altered" in await codes(store), name
-            assert {p.message for p in await Checker(store).all() if p.run_id != "r2"} == {f"the {kind} record 'w' is not what was written"}, name
+            assert {p.message for p in await Checker(store).all() if p.run_id != "r2"} == {f"the {kind} record 'w' is damaged: its checksum does not match"}, name
             await store.renew("w", TTL)
             assert await codes(store) == ({"offer_record_altered"} if kind == "offer" else set()), "whoever renews writes its row anew"
 

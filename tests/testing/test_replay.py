@@ -175,7 +175,7 @@ async def test_a_changed_shape_alone_is_no_difference(tmp_path: Path) -> None:
     assert (replayed.same, replayed.same_shape) == (True, False)
     graph = notes(world, "new")
     graph.node("elsewhere")(elsewhere)
-    assert "its shape has changed since" in str(await replay_check(graph, folder))
+    assert "its graph has changed since" in str(await replay_check(graph, folder))
 
 
 async def test_a_recording_that_rests(tmp_path: Path) -> None:

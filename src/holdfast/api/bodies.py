@@ -407,7 +407,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(name: str) -> Any:
-    raise InvalidInput(f"{name} is no JSON number")
+    raise InvalidInput(f"{name} is not a JSON number")
 
 
 def _number(text: str) -> float:

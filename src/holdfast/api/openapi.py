@@ -14,8 +14,8 @@ from holdfast.api.table import ROUTES, Route
 REF = "#/components/schemas/{name}"
 _ERRORS = {
     "401": "No token, or one that is unknown, expired or revoked", "403": "The token, or a policy, does not allow it", "404": "There is no such thing here",
-    "405": "The method is none of this path's", "406": "No answer of the kind asked for", "409": "Somebody was first, or the state of the run says no",
-    "412": "It has moved since you looked", "413": "The body is too large", "415": "The body is no JSON", "422": "Something in the request is not right",
+    "405": "This path does not support the method", "406": "No answer of the kind asked for", "409": "Somebody was first, or the state of the run says no",
+    "412": "It has moved since you looked", "413": "The body is too large", "415": "The body is not JSON", "422": "Something in the request is not right",
     "429": "Too much is queued", "503": "The store cannot be reached, or the server is going down",
 }  # fmt: skip
 EXAMPLES: dict[str, Any] = {

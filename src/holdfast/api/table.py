@@ -148,7 +148,7 @@ async def show_run(c: Call) -> Answer:
     if not 0 <= q.wait <= LONGEST_WAIT:
         raise InvalidInput(f"wait is 0 to {LONGEST_WAIT:g} seconds", field="wait")
     if q.view not in (None, "legacy"):
-        raise InvalidInput(f"{q.view!r} is no view", field="view", hint="legacy")
+        raise InvalidInput(f"{q.view!r} is not a view", field="view", hint="legacy")
     until = time.monotonic() + q.wait
     seen = await c.rt.look.glance(c.run_id, c.tenant)
     while (left := until - time.monotonic()) > 0 and not resting(seen.record):
@@ -339,7 +339,7 @@ _OPTIONS = frozenset(
 def _options(given: Mapping[str, Any], known: frozenset[str]) -> dict[str, Any]:
     for name in given:
         if name not in known:
-            raise InvalidInput(f"{name!r} is no option here", field=f"options.{name}", hint=", ".join(sorted(known)))
+            raise InvalidInput(f"{name!r} is not an option here", field=f"options.{name}", hint=", ".join(sorted(known)))
     found = dict(given)
     if isinstance(found.get("at"), str):
         found["at"] = dt.datetime.fromtimestamp((_when(found["at"], "options.at") or 0) / 1_000_000, dt.UTC)
@@ -554,7 +554,7 @@ ROUTES: tuple[Route, ...] = (
     _get(RUN + "/attempts", "List every try at every step", list_attempts, b.Attempts, b.PageQuery),
     _get(RUN + "/ledger", "List the rows that a run's steps kept", list_run_ledger, b.Ledger, b.LedgerQuery),
     _get(RUN + "/check", "Name what is wrong with a run", check_run, b.Checked),
-    _post(RUN + "/resume", D, "Go on with a run", resume_run, b.Resume),
+    _post(RUN + "/resume", D, "Resume a run", resume_run, b.Resume),
     _post(RUN + "/approve", D, "Approve what it waits for", approve, b.Approve),
     _post(RUN + "/deny", D, "Deny what it waits for", deny, b.Deny),
     _post(RUN + "/decide", D, "Take one of the actions that a wait offers", decide, b.Decide),
@@ -562,7 +562,7 @@ ROUTES: tuple[Route, ...] = (
     _post(RUN + "/cancel", Scope.CANCEL, "Ask a run to stop", cancel_run, b.Cancel, dict[str, Any]),
     _post(RUN + "/replay", F, "Replay a run from its records", replay_run, b.Replay),
     _post(RUN + "/fork", F, "Fork a run from a checkpoint", fork_run, b.Fork),
-    _post(RUN + "/repair", Scope.REPAIR, "Heal the safe shapes", repair_run, b.Repair, b.Repaired, 200),
+    _post(RUN + "/repair", Scope.REPAIR, "Repair a run's row as far as that is safe", repair_run, b.Repair, b.Repaired, 200),
     _get("/v1/waits", "List open waits of all runs", list_waits, b.Waits, b.PageQuery),
     _post("/v1/waits/{token}", None, "Answer the wait that a link is for", answer_link, b.Answer, dict[str, Any]),
     _get("/v1/threads/{thread_id}/history", "List a thread's checkpoints", thread_history, b.History, b.HistoryQuery),
@@ -574,11 +574,11 @@ ROUTES: tuple[Route, ...] = (
     _get("/v1/skills", "List the skills registered here", list_skills, b.Skills),
     _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers),
     _get("/v1/lanes", "List the lanes that a run holds", list_lanes, b.Lanes, b.LanesQuery),
-    _get("/v1/queues", "List the queues, and what stands in the way", list_queues, b.Queues),
+    _get("/v1/queues", "List the queues, and what blocks their runs", list_queues, b.Queues),
     _get("/v1/limits", "List the limits in force", list_limits, b.Limits),
     _get("/v1/schedules", "List schedules", list_schedules, b.Schedules),
     _post("/v1/schedules/{schedule_id}/pause", Scope.ADMIN, "Pause a schedule until it is unpaused", pause_schedule, b.Empty, describe.ScheduleView, 200),
-    _post("/v1/schedules/{schedule_id}/unpause", Scope.ADMIN, "Go on with a schedule", unpause_schedule, b.Empty, describe.ScheduleView, 200),
+    _post("/v1/schedules/{schedule_id}/unpause", Scope.ADMIN, "Unpause a schedule", unpause_schedule, b.Empty, describe.ScheduleView, 200),
     _post("/v1/schedules/{schedule_id}/trigger", S, "Submit a run as a schedule would", trigger_schedule, b.Empty),
     _get("/v1/stream", "Follow many runs", None, None, b.FollowQuery, media="text/event-stream"),
     _get("/v1/ready", "Whether requests can be served", None, b.Health),

@@ -52,7 +52,7 @@ class Stopped(HoldfastError):
     code = "stopped"
 
     def __init__(self, number: int, go_on: Sequence[str] = ()) -> None:
-        text = "; its runs are handed back, and a worker resumes them" if go_on else ""
+        text = "; its runs are released, and a worker resumes them" if go_on else ""
         super().__init__(f"by {signal.Signals(number).name}{text}", hint="or: " + "; ".join(go_on) if go_on else "")
         self.exit_code = 128 + number
 

@@ -202,7 +202,7 @@ def _decide(story: Story, answer: Answer) -> None:
 def _answered(story: Story, run: dict[str, Any], ask: bool, yes: bool) -> Answer | None:
     """The answer to the question, and whose it is; None if it stays open."""
     story.say()
-    story.say(o.paint(f"The draft, by {o.inline(run['values']['author'])}:", dim=True))
+    story.say(o.paint(f"The draft (made by {o.inline(run['values']['author'])}):", dim=True))
     if not story.call.as_json:
         o.block(run["values"]["draft"], indent="  │ ", lines=DRAFT_LINES)
     story.say()
@@ -304,7 +304,7 @@ def _told(story: Story) -> int:
         published = run["values"]["published"]
         click.echo(f"{o.mark('ok')} {_near(Path(published['path']))}  {published['bytes']} bytes, {len(run['values']['commits'])} commits, draft by {o.inline(run['values']['author'])}")
         if story.receiver.got:
-            click.echo(f"{o.mark('ok')} sent to {story.receiver.url}, once under its key")
+            click.echo(f"{o.mark('ok')} sent to {story.receiver.url} exactly once, with its idempotency key")
         click.echo(f"{o.mark('go')} {call.line('show', run['run_id'])}")
     else:
         pages.brief(call, run)

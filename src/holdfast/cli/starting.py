@@ -41,7 +41,7 @@ async def greet(state: Greeting, ctx: Context) -> dict[str, str]:
 @graph.node(after="greet")
 async def ask(state: Greeting, ctx: Context) -> None:
     if state.name != "World":
-        await ctx.approve("Send this greeting?", show=state.text)  # the run rests until somebody has answered
+        await ctx.approve("Send this greeting?", show=state.text)  # the run waits until somebody has answered
 ''')
 
 TEST = Template('''"""The test of $name."""

@@ -79,7 +79,7 @@ def _split(text: str) -> tuple[str, str]:
     if not colon:
         place, name = name, ""
     if not place or (colon and not name) or "\0" in text:
-        raise UsageError(f"{text!r} is no TARGET", hint=FORMS)
+        raise UsageError(f"{text!r} is not a TARGET", hint=FORMS)
     return place, name
 
 
@@ -119,7 +119,7 @@ def _module(name: str, base: Path, text: str) -> ModuleType:
             raise SkillUnknown(f"there is no module {e.name!r}, which {text!r} names", hint=FORMS) from None
         raise _broken(e, text) from e
     except (ValueError, TypeError) as e:
-        raise UsageError(f"{text!r} is no TARGET: {e}", hint=FORMS) from e
+        raise UsageError(f"{text!r} is not a TARGET: {e}", hint=FORMS) from e
     except BaseException as e:
         raise _broken(e, text) from e
 

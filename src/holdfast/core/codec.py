@@ -422,7 +422,7 @@ def decode_whole(run_id: str, data: bytes) -> tuple[Checkpoint, bytes]:
     """
     data, digest = data[: -canon.HASH_BYTES], data[-canon.HASH_BYTES :]
     if canon.chain(b"", data) != digest:
-        raise StoreCorrupt(f"a whole checkpoint of {run_id} is not what was written", hint="restore a backup", code="checkpoint_hash_mismatch")
+        raise StoreCorrupt(f"a whole checkpoint of {run_id} is damaged: its checksum does not match", hint="restore a backup", code="checkpoint_hash_mismatch")
     w: _Whole = _strict(_whole, data, "a whole checkpoint")
     if w.format != WITH_WAITING:
         check_format(w.format)

@@ -202,7 +202,7 @@ class Diagnosis:
         if effect.status is EffectStatus.ATTEMPTED and not in_flight:
             self._note(
                 "effect_attempted_without_result",
-                f"{effect.capability or 'an effect'} of {effect.task} was attempted and its outcome is not on record ({effect.effect_id})",
+                f"{effect.capability or 'an effect'} of {effect.task} was attempted, and its outcome is not recorded ({effect.effect_id})",
                 "find out whether it happened, then resume the run and answer its question",
             )
 

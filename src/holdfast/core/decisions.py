@@ -219,7 +219,7 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
         AcknowledgeRequired: a failed run's head or stop reason was not named, or is stale (§7.3).
         NothingEligible: no answer has come, so there is nothing to go on with (§7.1).
         RunIsLive: it runs; what is no more than left behind is the shell's to tell, which sees the lease.
-        InvalidInput: it has no checkpoint to go on from (§7.9).
+        InvalidInput: it has no checkpoint to continue from (§7.9).
     """
     if run.status in LIVE and run.interrupted_at is None:
         raise RunIsLive(f"{run.run_id} is {run.status}", hint="wait for it, or cancel it")
@@ -237,7 +237,7 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
             what = "a stale acknowledgement" if acknowledge else "it failed, and nobody has looked yet"
             raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"after you have read the error: holdfast resume {run.run_id} {target_of(run.target)} --acknowledge {run.stop_reason}")
     if run.status in RESUMABLE and run.checkpoint_head is None:
-        raise InvalidInput(f"{run.run_id} has no checkpoint to go on from", hint="submit it again", code="no_checkpoint")
+        raise InvalidInput(f"{run.run_id} has no checkpoint to continue from", hint="submit it again", code="no_checkpoint")
 
 
 def answers(run: Run) -> tuple[StepRecord, ...]:
@@ -380,7 +380,7 @@ def applied(run: Run, outcome: Terminal, *, result: bytes | None = None, review:
             return mark_run_done(run, result)
         case Terminal.HALTED:
             return mark_run_halted(run, why)
-    assert review is not None, "whoever asks for a review says what is reviewed"
+    assert review is not None, "to ask for a review, say what is reviewed"
     return mark_run_unattended(run, (review,)) if run.unattended else mark_run_awaiting_review(run, review)
 
 

@@ -725,7 +725,7 @@ class IncarnationChanged(StoreCorrupt):
     code = "store_incarnation_changed"
 
 
-_MADE_ANEW = {"schedule": "; then schedule anew", "limit": "; then set the limit anew", "token": "; then issue another link"}
+_MADE_ANEW = {"schedule": "; then schedule it again", "limit": "; then set the limit again", "token": "; then issue another link"}
 
 
 class RecordDamaged(StoreCorrupt):
@@ -739,7 +739,7 @@ class RecordDamaged(StoreCorrupt):
     def __init__(self, kind: str, run_id: str, record: str, *, missing: bool = False) -> None:
         shown = str(record).replace("\x1f", " ")
         whose = f"the {kind} record {shown!r}" + (f" of {run_id}" if run_id else "")
-        said = "is missing, though it was written" if missing else "is not what was written"
+        said = "is missing, though it was written" if missing else "is damaged: its checksum does not match"
         way_out = "do not act on it again before you have looked; restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
         way_out += _MADE_ANEW.get(kind, "")
         super().__init__(f"{whose} {said}", hint=way_out, code=f"{kind}_record_{'missing' if missing else 'altered'}")

@@ -141,7 +141,7 @@ def ask_model(name: str, groups: Groups, draft: str = "", feedback: str | None =
             raise OSError(f"the model's endpoint answers {e.code}") from None
         raise PermanentError(f"the model's endpoint refuses: {e.code}") from None
     except (ValueError, LookupError, TypeError) as e:
-        raise PermanentError(f"the model's answer is no chat completion: {e}") from None
+        raise PermanentError(f"the model's answer is not a chat completion: {e}") from None
     if not isinstance(text, str) or not text.strip():
         raise PermanentError("the model's answer is empty")
     return text.strip() + "\n"

@@ -234,9 +234,9 @@ class _Recorder:
         if known := next((made for plain, made in self._made if agent is plain or agent is made), None):
             return known
         if agent.mcp_servers:
-            raise UsageError(f"the agent {agent.name!r} calls MCP servers by itself, which is not on record", hint="call their tools in function tools, by holdfast.integrations.mcp.mcp_tool")
+            raise UsageError(f"the agent {agent.name!r} calls MCP servers itself, which is not recorded", hint="call their tools in function tools, by holdfast.integrations.mcp.mcp_tool")
         if odd := next((t for t in agent.tools if isinstance(t, _RUNS_HERE)), None):
-            raise UsageError(f"the agent {agent.name!r} has the tool {odd.name!r}, which acts here and is not on record", hint="use a function tool")
+            raise UsageError(f"the agent {agent.name!r} has the tool {odd.name!r}, which has side effects here that are not recorded", hint="use a function tool")
         model = RecordedModel(agent.model, self._requests) if isinstance(agent.model, Model) else agent.model
         made = dataclasses.replace(agent, model=model, tools=[self._tool(t) if isinstance(t, FunctionTool) else t for t in agent.tools])
         self._made.append((agent, made))
@@ -255,7 +255,7 @@ def _configured(given: RunConfig | dict[str, Any] | None, requests: Requests) ->
     """The config with its models on record."""
     config = RunConfig(tracing_disabled=True) if given is None else RunConfig(**given) if isinstance(given, dict) else given
     if config.sandbox is not None:
-        raise UsageError("the run_config has a sandbox, which acts here and is not on record", hint="use function tools")
+        raise UsageError("the run_config has a sandbox, which has side effects here that are not recorded", hint="use function tools")
     model = RecordedModel(config.model, requests) if isinstance(config.model, Model) else config.model
     return dataclasses.replace(config, model=model, model_provider=_Recorded(config.model_provider, requests))
 

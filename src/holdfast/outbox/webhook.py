@@ -123,7 +123,7 @@ class Webhook:
         try:
             found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
         except UnicodeError:
-            raise PermanentError(f"{host!r} is no host name") from None
+            raise PermanentError(f"{host!r} is not a host name") from None
         named = (*self._allow, *(w.strip() for w in os.environ.get(ALLOW, "").split(",") if w.strip()))
         usable: list[tuple[int, str]] = [(family, str(place[0])) for family, _, _, _, place in found if permitted(host, port, str(place[0]), named)]
         if not usable:
@@ -213,7 +213,7 @@ def _place(url: str) -> tuple[bool, str, int, str, str]:
     except ValueError as e:
         raise PermanentError(f"{url[:200]!r} is not a valid URL: {e}") from None
     if parts.scheme not in ("http", "https") or not host or parts.username is not None:
-        raise PermanentError(f"{url[:200]!r} is no address of a webhook", hint="http://host/path or https://host/path, without a name and a password")
+        raise PermanentError(f"{url[:200]!r} is not an address for a webhook", hint="http://host/path or https://host/path, without a name and a password")
     secure = parts.scheme == "https"
     number = port or (443 if secure else 80)
     path = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._") + (f"?{quote(parts.query, safe='/%:@!$&()*+,;=~-._?')}" if parts.query else "")
@@ -283,7 +283,7 @@ def _parsed(head: bytes) -> tuple[int, dict[str, str]]:
     first, *lines = head.decode("latin-1").split("\r\n")
     version, _, rest = first.partition(" ")
     if not version.startswith("HTTP/1.") or not rest[:3].isdigit():
-        raise ValueError("the answer is no HTTP")
+        raise ValueError("the answer is not HTTP")
     return int(rest[:3]), {name.strip().lower(): value.strip() for name, _, value in (line.partition(":") for line in lines if line)}
 
 

@@ -94,7 +94,7 @@ def scheduled(text: bytes) -> dict[str, Schedule]:
     try:
         return {s.schedule_id: s for s in _schedules.decode(text)}
     except (msgspec.MsgspecError, UnicodeError) as e:
-        raise EventUnreadable(f"schedules.json cannot be read: {e}", hint="restore it from a backup, or remove it and schedule anew") from e
+        raise EventUnreadable(f"schedules.json cannot be read: {e}", hint="restore it from a backup, or remove it and schedule it again") from e
 
 
 __all__ = ["agenda", "document", "revived", "scheduled"]

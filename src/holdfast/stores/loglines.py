@@ -173,7 +173,7 @@ def read_log(run_id: str, data: bytes, checkpoint: Callable[[str], bytes | None]
         at += len(text) + 1
         fields = _well_formed(text)
         if fields is None:
-            kept.problems.append(problem("event_unreadable", f"line {number} of {EVENTS} is not what was written", _LOOK, run_id))
+            kept.problems.append(problem("event_unreadable", f"line {number} of {EVENTS} is damaged: its checksum does not match", _LOOK, run_id))
             pending = []
             continue
         follows = fields["k"] == len(pending) + 1 and (not pending or pending[0]["chain"] == fields["chain"])

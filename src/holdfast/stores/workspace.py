@@ -278,7 +278,7 @@ class WorkspaceStore(MemoryStore):
                 if not commits.missed:  # else what is there begins to count without a change of these files
                     self._stamps[run_id] = stamps[run_id]
             tombstones = read_beside(_read(os.path.join(self.folder, TOMBSTONES)) or b"", None)
-            house += [problem("effect_record_altered", f"{where} of {TOMBSTONES} is not what was written", _LOOK) for where in tombstones.altered]
+            house += [problem("effect_record_altered", f"{where} of {TOMBSTONES} is damaged: its checksum does not match", _LOOK) for where in tombstones.altered]
             for fields in tombstones.lines:
                 try:
                     effect = codec.decode_effect(base64.b64decode(fields["data"]))
@@ -288,7 +288,7 @@ class WorkspaceStore(MemoryStore):
                 self._effects.setdefault(effect.effect_id, (effect, codec.encode_effect(effect)))
                 self._named(TOP, blobs.named((), [effect]))
             left = read_beside(_read(os.path.join(self.folder, PRUNED)) or b"", None)
-            house += [problem("pruned_record_altered", f"{where} of {PRUNED} is not what was written", _LOOK) for where in left.altered]
+            house += [problem("pruned_record_altered", f"{where} of {PRUNED} is damaged: its checksum does not match", _LOOK) for where in left.altered]
             self._pruned = {f["run_id"]: Tombstone(f["run_id"], f["at"], f["by"]) for f in left.lines if _is_tombstone(f)}
         damaged = {name: error for name in _OF_HOUSE if (error := self._differs(name)) is not None}
         house += [record_problem(error) for error in damaged.values()]
@@ -343,7 +343,7 @@ class WorkspaceStore(MemoryStore):
         text = _read(path)
         if text is None:
             if self._on_disk():  # each run's directory can be carried away by itself, so it may never have been here
-                about = f"{HOUSE} is missing: nothing vouches for the files beside the runs"
+                about = f"{HOUSE} is missing, so the files beside the runs cannot be verified"
                 problems.append(Problem("record_unreadable", "warning", about, "restore it from a backup; otherwise the next write creates a new one"))
             return
         house = _read_json(path) or {}
@@ -351,7 +351,7 @@ class WorkspaceStore(MemoryStore):
         stated = house.pop("sum", None)
         whole = stated is None or stated == _digest(json.dumps(house, sort_keys=True).encode())
         if not whole or not isinstance(form, int) or not isinstance(incarnation, int) or not 0 <= incarnation < 2**31:
-            problems.append(problem("record_unreadable", f"{HOUSE} cannot be read", "restore it from a backup, or remove it: it is made anew"))
+            problems.append(problem("record_unreadable", f"{HOUSE} cannot be read", "restore it from a backup, or remove it: it is then created again"))
             return
         codec.check_format(form * 100)
         self.incarnation, self._files = incarnation, house.get("files", {})
@@ -741,7 +741,7 @@ class WorkspaceStore(MemoryStore):
     def _readable(self) -> None:
         self._look()
         if self._unshelved is not None:
-            raise self._unshelved  # what is there is not what was written
+            raise self._unshelved  # what is there is damaged: its checksum does not match
 
     async def unshelve(self, shelf: str, prefix: str) -> int:
         self._writable()
@@ -988,7 +988,7 @@ class WorkspaceStore(MemoryStore):
     def _files_problems(self, run_id: str, kept: Kept) -> list[Problem]:
         names = [n.removesuffix(".json") for n in _listed(self._at(run_id, "checkpoints")) if n.endswith(".json")]
         loose = sorted(set(names) - kept.checkpoints)
-        found = [problem("checkpoint_orphaned", f"no event vouches for checkpoints/{n}.json", "it can be deleted", run_id) for n in loose[:20]]
+        found = [problem("checkpoint_orphaned", f"no event records checkpoints/{n}.json", "it can be deleted", run_id) for n in loose[:20]]
         if run_id in self._runs:
             wanted, there = {d for d, users in self._users.items() if run_id in users}, set(_listed(self._at(run_id, BLOBS)))
             found += [problem("blob_unreadable", f"{BLOBS}/{n} is missing", "restore a backup", run_id) for n in sorted(wanted - there)[:20]]
@@ -1177,14 +1177,14 @@ def _text(fields: Mapping[str, Any], name: str) -> str:
     """A field of a line that somebody else may have written."""
     value = fields[name]
     if not isinstance(value, str):
-        raise TypeError(f"{name} is no text")
+        raise TypeError(f"{name} is not a text")
     return value
 
 
 def _number(fields: Mapping[str, Any], name: str) -> int:
     value = fields[name]
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is no number")
+        raise TypeError(f"{name} is not a number")
     return value
 
 
@@ -1316,7 +1316,7 @@ def _meta_run(text: bytes | None) -> tuple[Run | HoldfastError | None, dict[str,
         store = fields.get("store") if isinstance(fields, dict) else None
         return revived(Run, fields), store if isinstance(store, dict) else {}
     except (ValueError, RecursionError) as e:
-        return EventUnreadable(f"{META} is no JSON: {e}"), {}
+        return EventUnreadable(f"{META} is not JSON: {e}"), {}
     except HoldfastError as e:
         return e, {}
 

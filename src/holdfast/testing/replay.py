@@ -2,7 +2,7 @@
 
 Theory of operation. The run is taken over into a store in memory, cut right after its first checkpoint, and the present
 code goes on from there under the same id. Every call through ``ctx`` is answered from the recording, people's answers
-included, so nothing outside is touched: a call that is not on record stops the run instead of being done. What the code
+included, so nothing outside is touched: a call that is not recorded stops the run instead of being done. What the code
 does otherwise than the recording is a ``Difference``: in its calls, in what ran when, in how it ended, in its values.
 """
 
@@ -62,14 +62,14 @@ class Difference(msgspec.Struct, frozen=True):
 
 
 _WORDS = {
-    "new_call": "a call that is not on record",
+    "new_call": "a call that is not recorded",
     "missing_call": "a recorded call is not made any more",
-    "other_call": "another call than on record",
+    "other_call": "another call than the recorded one",
     "arguments": "the same call with other arguments",
     "routing": "other nodes run",
     "outcome": "it ends with another outcome",
     "end": "the run ends otherwise",
-    "waits": "it rests in other waits",
+    "waits": "it is in other waits",
     "value": "another value",
 }
 
@@ -95,7 +95,7 @@ class Replayed(msgspec.Struct, frozen=True):
         if self.same:
             return f"{self.skill_id} does what run {self.run_id} recorded: {calls}, {self.status}"
         head = f"{self.skill_id} does not do what run {self.run_id} recorded ({calls}):"
-        shape = [] if self.same_shape else ["its shape has changed since: a run that rests is resumed only with --upgrade, or by a declared migration"]
+        shape = [] if self.same_shape else ["its graph has changed since: a run that waits is resumed only with --upgrade, or by a declared migration"]
         return "\n".join([head, *(f"  {line}" for d in self.differences for line in str(d).splitlines()), *(f"  {s}" for s in shape)])
 
 

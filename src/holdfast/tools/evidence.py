@@ -76,7 +76,7 @@ def _status(url: str) -> int:
     """The status of one GET; redirects are not followed."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"{url!r} is no address")
+        raise ValueError(f"{url!r} is not an address")
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname, parts.port, timeout=LOOK_SECONDS)
     try:

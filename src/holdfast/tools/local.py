@@ -54,7 +54,7 @@ class LocalRunner:
         except OSError as e:
             if e.errno not in (errno.ENOENT, errno.ENOTDIR, errno.ENAMETOOLONG, errno.EACCES):
                 raise
-            where = "" if os.path.isdir(cwd) else f": {cwd} is no folder"
+            where = "" if os.path.isdir(cwd) else f": {cwd} is not a folder"
             raise ToolMissing(f"{request.command[0]} cannot be run{where}", hint="install it, or declare Tool(…, command=…)") from None
         try:
             async with asyncio.timeout(request.timeout_us / 1_000_000):

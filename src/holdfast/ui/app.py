@@ -391,7 +391,7 @@ class Pages:
         if words.known_zone(name):
             response.set_cookie(ZONE, name, max_age=365 * 24 * 3600, samesite="strict", secure=self._secure(request), path=_base(request) or "/")
         else:
-            response = self._said(request, viewer, InvalidInput(f"{name!r} is no time zone that is known here", field="zone", hint="Europe/Berlin, UTC"))
+            response = self._said(request, viewer, InvalidInput(f"{name!r} is not a known time zone", field="zone", hint="Europe/Berlin, UTC"))
         return _secured(response)
 
     async def static(self, request: Request) -> Response:
@@ -478,7 +478,7 @@ def _time(text: str | None, field: str, zone: dt.tzinfo) -> int | None:
         at = dt.datetime.fromisoformat(text)
         return bounds.moment(at if at.tzinfo is not None else at.replace(tzinfo=zone), field)
     except ValueError:
-        raise InvalidInput(f"{text!r} is no time", field=field, hint="2026-11-21T08:00") from None
+        raise InvalidInput(f"{text!r} is not a time", field=field, hint="2026-11-21T08:00") from None
 
 
 def _json(text: str, field: str) -> Any:

@@ -116,10 +116,10 @@ def said(what: May, run: Run, lease: Lease) -> Blocked:
     """Why a head is not driven, in words."""
     match what:
         case May.LIVE | May.AWAIT | May.DRIVE:
-            detail = f"{lease.owner} drives it until {views.iso(lease.expires_at)}" if lease.owner is not None else f"it is {run.status}, and goes first"
+            detail = f"{lease.owner} executes it until {views.iso(lease.expires_at)}" if lease.owner is not None else f"it is {run.status}, and goes first"
             return Blocked(run.run_id, f"{May.LIVE}: {detail}" if lease.owner is not None else detail)
         case May.LIMIT:
-            return Blocked(run.run_id, f"{what}: it rests until {views.iso(lease.due)}, or until there is room")
+            return Blocked(run.run_id, f"{what}: it pauses until {views.iso(lease.due)}, or until there is room")
         case May.HOLD:
             return Blocked(run.run_id, f"{what}: it is interrupted until somebody resumes it (holdfast resume {run.run_id} {target_of(run.target)})")
         case May.WAIT:

@@ -178,7 +178,7 @@ class Performance:
                     return await self._reuse(effect)
                 case fx.Mismatch():
                     raise EffectConflict(
-                        f"the key of {self.name} ({self.options.key or self.path}) is on record with other arguments",
+                        f"the key of {self.name} ({self.options.key or self.path}) is recorded with other arguments",
                         hint="use another key, or the same arguments",
                     )
                 case fx.InProgress(effect):

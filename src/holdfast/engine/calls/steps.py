@@ -38,7 +38,7 @@ class Crowded(ControlFlow):
     """Leaves the node because a limit that it uses is full, and will be for a while."""
 
     def __init__(self, later: Later) -> None:
-        super().__init__("the run rests until a limit has room; do not catch BaseException around ctx calls")
+        super().__init__("the run pauses until a limit has room; do not catch BaseException around ctx calls")
         self.later = later
 
     def joined(self, others: Sequence[ControlFlow]) -> ControlFlow:

@@ -102,7 +102,7 @@ async def accepted(attempt: Attempt, tool: Tool, call: Awaitable[ToolOutcome]) -
     if unseen:
         said = "; ".join(f"{r.kind}: {r.detail}" for r in unseen)
         shown = {"tool": tool.name, "exit_code": outcome.exit_code, "missing": [msgspec.structs.asdict(r) for r in unseen]}
-        prompt = f"{tool.name} was run, and there is no evidence of what it did ({said}). Does it count as done?"
+        prompt = f"{tool.name} was called, and there is no evidence of what it did ({said}). Does it count as done?"
         await waiting.request(attempt, waiting.Ask(kind=WaitKind.TAKEOVER, prompt=prompt, name=tool.name, show=canon.admit(shown)))
     return outcome
 

@@ -160,8 +160,8 @@ class _Undoing:
     async def _asked(self) -> Decision:
         """What a person did, where this process cannot tell which function it is."""
         prompt = (
-            f"{self._effect.capability} is to be undone by {self._name}, which the process that drives the run cannot find. "
-            "Take it back by hand and record that, or abandon it."
+            f"{self._effect.capability} is to be undone by {self._name}, which the process that executes the run cannot find. "
+            "Undo it by hand and record that, or abandon it."
         )
         show = {"effect": self._effect.capability, "key": self._effect.key, "undo": self._effect.undo, "step": self._effect.step}
         place = f"{self._path}?code"

@@ -396,7 +396,7 @@ def _outcome(node: Node, task: Task, at: Attempt | None) -> str:
     outcome = of_delivery(at.outcome) if node.delivers else at.outcome
     if outcome is OK or completes(outcome):
         return outcome
-    cause = StepFailure(f"{task.key} ended {outcome!r}, which is no completion")
+    cause = StepFailure(f"{task.key} ended {outcome!r}, which is not a completion")
     raise StepError(task.key, cause, recorded(cause, where=task.key), at.number, outcome)
 
 

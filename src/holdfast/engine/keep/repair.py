@@ -138,7 +138,7 @@ class Repairer:
         """What stands against any repair of this run (§12.3)."""
         lease = evidence.lease
         if lease is not None and lease.live(self._store.now()):
-            return "run_is_live", f"{lease.owner} holds the run; repair waits until it rests"
+            return "run_is_live", f"{lease.owner} executes the run; repair it when it waits or has ended"
         if damage := sorted(codes & LOG_DAMAGE):
             return "diagnosis_only", f"the log itself is damaged ({', '.join(damage)}), so nothing says what is right: restore a backup"
         # A row that is ahead of a torn tail tells of the very commit that the tail is the beginning of.
@@ -266,7 +266,7 @@ def _actions(wanted: set[str], evidence: Evidence, told: _Folded, after: Run) ->
             names = ", ".join(_differing(evidence, evidence.run, told.run)) or "its copies"
             found.append(Action(code, f"rewrites the row from its {told.tip.seq} events: {names}"))
         else:
-            found.append(Action(code, f"writes the row anew from {told.tip.seq} events"))
+            found.append(Action(code, f"writes the row again from {told.tip.seq} events"))
     return tuple(found)
 
 

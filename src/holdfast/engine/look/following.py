@@ -65,12 +65,12 @@ class Cursor(msgspec.Struct, frozen=True):
         """A cursor as it was given out, or the number of an event.
 
         Raises:
-            InvalidInput: it is no cursor of a stream.
+            InvalidInput: it is not a cursor of a stream.
         """
         text = given if isinstance(given, str) else str(given) if type(given) is int else ""
         numbers = text.split(".")
         if len(text) > 200 or not all(n.isascii() and n.isdigit() for n in numbers) or len(numbers) not in (1, 5):
-            raise InvalidInput(f"{field} is no cursor of a stream: {text[:80]!r}", hint="give the cursor of a part that you had", field=field)
+            raise InvalidInput(f"{field} is not a cursor of a stream: {text[:80]!r}", hint="give the cursor of a part that you had", field=field)
         places = [bounds.number(int(n), field) for n in numbers]
         return cls(*places) if len(places) > 1 else cls(places[0], serial=-1)
 

@@ -1278,7 +1278,7 @@ def _poured(copying: apsw.Backup) -> None:
 def _integrity(path: str, word: str) -> Problem:
     """What SQLite's own check says. An index that differs from its table hides rows, and can be made anew from it."""
     if " index " in word or "entry" in word:
-        return problem("index_damaged", f"{path}: {word}", "holdfast doctor --rebuild makes the indexes anew")
+        return problem("index_damaged", f"{path}: {word}", "rebuild the indexes: holdfast doctor --rebuild")
     return Problem(StoreCorrupt.code, "error", f"{path}: {word}", "restore a backup")
 
 
