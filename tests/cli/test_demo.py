@@ -218,7 +218,7 @@ def test_a_subject_finds_its_section(subject: str, section: str) -> None:
     assert writing.section(subject)[0] == section
 
 
-@pytest.mark.parametrize(("answer", "code", "word"), [("y", 0, "completed · done"), ("n", 5, "canceled · halted"), ("l", 4, "From any shell")])
+@pytest.mark.parametrize(("answer", "code", "word"), [("y", 0, "completed · done"), ("n", 5, "canceled · halted"), ("l", 4, "Answer from any shell")])
 def test_on_a_terminal_it_asks(folder: Path, answer: str, code: int, word: str) -> None:
     """A person says yes, no, or later; later rests with exit code 4, no ends the run halted (§5.5)."""
     near, far = pty.openpty()

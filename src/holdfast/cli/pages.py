@@ -96,7 +96,7 @@ def advise(given: Iterable[Advice], *, indent: str = "  ") -> None:
         if one.text:
             o.prose(one.text, first=f"{indent}{o.mark('go')} ", indent=f"{indent}  ")
         if one.command:
-            click.echo(f"{indent}    {one.command}" if one.text else f"{indent}{o.mark('go')} {one.command}")
+            click.echo(f"{indent}    {one.command}" if one.text else f"{indent}{one.command}")
 
 
 def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -> list[Advice]:
