@@ -308,6 +308,7 @@ SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
 -- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
 -- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over.
 -- OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join, or a hash, that reads the queue.
+-- ORDER BY does the same for the search of another tenant: where the statistics know of the queue, it would read all of it and find none.
 WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner = %(owner)s FOR KEY SHARE), gone AS MATERIALIZED (
   SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
@@ -323,9 +324,10 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
     LIMIT 1) n
 ), simple AS MATERIALIZED (
   SELECT owner FROM me WHERE %(simple)s::boolean AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND NOT EXISTS (
-    SELECT 1 FROM level l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND EXISTS (
-      SELECT 1 FROM holdfast.run r
-      WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id OFFSET 0))
+    SELECT 1 FROM level l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND (
+      SELECT r.tenant_id FROM holdfast.run r
+      WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id
+      ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1) IS NOT NULL)
 ), orphans AS MATERIALIZED (
   SELECT r.bucket, r.id, r.owner, gone.cause FROM gone JOIN holdfast.run r ON r.owner = gone.owner
   WHERE EXISTS (SELECT 1 FROM simple) AND (%(queues)s::text[] IS NULL OR r.queue = ANY(%(queues)s::text[]))
