@@ -388,6 +388,12 @@ async def test_early_signals_are_kept_until_asked_for(tmp_path: Path) -> None:
         assert run.signals == ()
         with pytest.raises(AlreadyTerminal):
             await rt.signal(run.run_id, "news", "late")
+        with pytest.raises(AlreadyTerminal):
+            await rt.signal(run.run_id, "news", "late", key="3")
+        seen = (await rt.signal(run.run_id, "news", "b", key="2")).record.version
+        assert seen == run.record.version, "whoever was not told that it was taken says it again, and is told so"
+        with pytest.raises(SignalConflict, match="the key '1' was used with another payload"):
+            await rt.signal(run.run_id, "news", "again", key="1")
 
 
 async def test_a_signal_wakes_what_waits_for_it(tmp_path: Path) -> None:

@@ -21,12 +21,14 @@ from holdfast.core import run as records
 from holdfast.core.codec import open_row
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import (
+    AlreadyTerminal,
     AmbiguousWait,
     Conflict,
     DecisionConflict,
     Denied,
     HoldfastError,
     NotDecidable,
+    Rejected,
     SignalConflict,
     StoreError,
     TokenRefused,
@@ -46,9 +48,11 @@ from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
 from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
 from holdfast.engine.look.snapshot import whole
+from holdfast.handle import Decided
 from holdfast.ports import Loaded, RunFilter
 
 PATIENCE = 100
+PAGE = 500
 
 
 class Desk:
@@ -140,6 +144,20 @@ class Desk:
             return
         said = f"{there.actor} decided {there.action}" if isinstance(there, cmd.Decide) else "it timed out"
         raise DecisionConflict(f"the wait {command.wait_id} is decided already: {said}")
+
+    async def decide_each(
+        self, chosen: Iterable[tuple[str, str]], action: str, *, actor: str, feedback: str | None, note: str | None, payload: Any
+    ) -> list[Decided]:
+        """One decision about many waits, each in its own commit; what is refused says why, and stops no other."""
+        out = []
+        for run_id, wait_id in chosen:
+            code = None
+            try:
+                await self.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=payload)
+            except (Conflict, Rejected, UsageError) as e:
+                code = e.code
+            out.append(Decided(run_id, wait_id, code is None, code))
+        return out
 
     async def _may(self, run: records.Run, wait: Any, command: cmd.Decide) -> None:
         """Refuses a decision before anything is written: by who asks, by what the wait offers, by what may still be acting (§5.5, §5.7, §6.5)."""
@@ -353,17 +371,33 @@ class Desk:
         """Gives a run, or a thread's newest live run, an outside input; the same key is delivered once (§5.11). Gives the run's id.
 
         Raises:
-            AlreadyTerminal: nobody will ask for it any more.
+            AlreadyTerminal: nobody will ask for it any more. What was delivered under this key before the run ended is no other signal.
         """
         run = await self._target(target)
         now = self._store.now()
         payload = self._fitting(run, name, payload)
         command = door.signal(name, payload, key=key, actor=actor, fresh=f"{now}-{self._services.entropy() % 10**9}")
-        decisions.decide(run, command, now)  # refuses before anything is written
-        there = (await self._put(run.run_id, command)).command
-        if isinstance(there, cmd.Signal) and bytes(there.payload) != bytes(command.payload):
-            raise SignalConflict(f"the key {there.signal_key!r} was used with another payload for {name!r} of {run.run_id}", hint="use another key")
+        try:
+            decisions.decide(run, command, now)  # refuses before anything is written
+        except AlreadyTerminal:
+            if key is None or (received := await self._received(run.run_id, command)) is None:
+                raise
+            there: cmd.AnyCommand | ev.SignalReceived = received
+        else:
+            there = (await self._put(run.run_id, command)).command
+        if isinstance(there, cmd.Signal | ev.SignalReceived) and bytes(there.payload) != bytes(command.payload):
+            raise SignalConflict(f"the key {command.signal_key!r} was used with another payload for {name!r} of {run.run_id}", hint="use another key")
         return run.run_id
+
+    async def _received(self, run_id: str, command: cmd.Signal) -> ev.SignalReceived | None:
+        """What a run's log has under a signal's key: whoever was not told that it was taken says it again, also after the run's end."""
+        seq = 0
+        while rows := await self._store.rows(run_id, seq, PAGE):
+            for fact in (e.fact for row in rows for e in open_row(row).events):
+                if isinstance(fact, ev.SignalReceived) and (fact.name, fact.key) == (command.name, command.signal_key):
+                    return fact
+            seq = rows[-1].seq
+        return None
 
     def _fitting(self, run: records.Run, name: str, payload: Any) -> Any:
         """A signal into a channel of that name, as its annotation has it, if this process has the skill (§3.7).
