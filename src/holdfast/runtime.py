@@ -9,7 +9,7 @@ import os
 import pathlib
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, ParamSpec, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, NamedTuple, ParamSpec, Self, TypeVar, Unpack, overload
 from urllib.parse import unquote
 
 from holdfast import logs, machine, stores
@@ -31,9 +31,6 @@ from holdfast.core.errors import (
     ForeignLoop,
     NotFound,
     ProcessForked,
-    Rejected,
-    RunFailed,
-    RunWaiting,
     StoreClosed,
     StoreError,
     StoreReadOnly,
@@ -46,21 +43,21 @@ from holdfast.core.limits import Limit
 from holdfast.core.masks import Mask
 from holdfast.core.offers import Offer
 from holdfast.core.selection import where as selected
-from holdfast.core.status import AT_REST, TERMINAL, Status, parse
+from holdfast.core.status import AT_REST, TERMINAL
 from holdfast.core.waits import known_action
 from holdfast.encryption import Encryption, KeyProvider
 from holdfast.encryption import coerced as encrypted
 from holdfast.engine.base import histories
 from holdfast.engine.base.blocked import Watch
 from holdfast.engine.base.explanation import explained
-from holdfast.engine.base.failures import traced
+from holdfast.engine.base.failures import result_of
 from holdfast.engine.base.heartbeat import Heartbeat
 from holdfast.engine.base.reader import POLL_SECONDS, Reader
 from holdfast.engine.base.services import Services, Skills, StoreClock
 from holdfast.engine.calls.context import whose
 from holdfast.engine.calls.effects import close_attempts, closed_owners
 from holdfast.engine.desk import door
-from holdfast.engine.desk.door import FORK, REPLAY, Request, Wish
+from holdfast.engine.desk.door import FORK, REPLAY, Request, RunOptions, Wish
 from holdfast.engine.desk.intake import birth, owner_id
 from holdfast.engine.desk.schedules import Rule, Scheduler, birth_of
 from holdfast.engine.drive.conductor import Conductor
@@ -69,7 +66,7 @@ from holdfast.engine.keep import transfer
 from holdfast.engine.keep.check import Checker, Findings, keeper
 from holdfast.engine.keep.repair import Repair, Repairer
 from holdfast.engine.look import threads
-from holdfast.engine.look.following import MODES, Cursor, Follower, modes_of
+from holdfast.engine.look.following import MODES, Cursor, Follower, modes_of, next_or_failed
 from holdfast.engine.look.living import unsendable
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.engine.look.sources import DirectSource, Source
@@ -81,11 +78,11 @@ from holdfast.outbox.links import Links
 from holdfast.outbox.rulings import Rulings
 from holdfast.outbox.transports import routes
 from holdfast.outbox.webhook import Webhook
-from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Rested, Store, offers_copies
+from holdfast.ports import Clock, Copies, Executor, Pruned, Resolver, Store, offers_copies
 from holdfast.shelf import Shelf
 from holdfast.stores import open_url, sealed
 from holdfast.tools import LocalRunner
-from holdfast.workers.worker import Report, Worker
+from holdfast.workers.worker import Report, Worker, worked
 
 S = TypeVar("S", bound=State)
 R = TypeVar("R")
@@ -112,27 +109,6 @@ class Parts(NamedTuple):
 def chosen_store(url: str | None) -> str:
     """The store to use: the one named, else ``$HOLDFAST_STORE``, else ``.holdfast/runs.db`` here."""
     return url or os.environ.get("HOLDFAST_STORE") or DEFAULT_STORE
-
-
-class RunOptions(TypedDict, total=False):
-    """What every verb that creates a run may be told of it; the verbs themselves list it with what goes without saying."""
-
-    thread_id: str | None
-    key: str | None
-    session_key: str | None
-    lane: str
-    queue: str
-    priority: int
-    job_id: str | None
-    trace_id: str | None
-    tags: Iterable[str]
-    tenant_id: str
-    target: str | None
-    paused_lane: str
-    recovery: str
-    unattended: bool
-    budgets: Mapping[str, float] | None
-    on_busy: str
 
 
 class Runtime:
@@ -466,24 +442,12 @@ class Runtime:
 
     @overload
     async def invoke(
-        self,
-        skill: Graph[S],
-        inputs: Mapping[str, Any] | S | None = None,
-        *,
-        step_limit: int | None = None,
-        detach: bool = False,
-        **options: Unpack[RunOptions],
+        self, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, *, step_limit: int | None = None, detach: bool = False, **options: Unpack[RunOptions]
     ) -> Run[S]: ...
 
     @overload
     async def invoke(
-        self,
-        skill: Flow[P, R] | str,
-        inputs: Mapping[str, Any] | None = None,
-        *,
-        step_limit: int | None = None,
-        detach: bool = False,
-        **options: Unpack[RunOptions],
+        self, skill: Flow[P, R] | str, inputs: Mapping[str, Any] | None = None, *, step_limit: int | None = None, detach: bool = False, **options: Unpack[RunOptions]
     ) -> Run[Any]: ...
 
     @verb
@@ -581,14 +545,7 @@ class Runtime:
     async def run(self, skill: Flow[P, R], *args: P.args, **kwargs: P.kwargs) -> R: ...
 
     @overload
-    async def run(
-        self,
-        skill: Graph[S],
-        inputs: Mapping[str, Any] | S | None = None,
-        *,
-        step_limit: int | None = None,
-        **options: Unpack[RunOptions],
-    ) -> S: ...
+    async def run(self, skill: Graph[S], inputs: Mapping[str, Any] | S | None = None, *, step_limit: int | None = None, **options: Unpack[RunOptions]) -> S: ...
 
     async def run(self, skill: Any, *args: Any, **kwargs: Any) -> Any:
         """Like ``invoke``, but returns the result: a flow's value or a graph's state.
@@ -598,8 +555,8 @@ class Runtime:
             RunWaiting: the run waits and has no result yet; ``run`` is the run.
         """
         if isinstance(skill, Flow):
-            return _result(await self.invoke(skill, skill.bind(*args, **kwargs)))
-        return _result(await self.invoke(skill, *args, **kwargs))
+            return result_of(await self.invoke(skill, skill.bind(*args, **kwargs)))
+        return result_of(await self.invoke(skill, *args, **kwargs))
 
     def drain(self) -> None:
         """Stops at the next safe point: the runs that this process executes are released there, so that another worker can continue them,
@@ -656,40 +613,11 @@ class Runtime:
                 runs of the current version and of those that the skill lists in ``migrates=`` (§10.11).
         """
         await self._own()
-        worker = Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle, upgrade=upgrade)
-        stopping = asyncio.Event()
-        dispatcher = await self._dispatcher() if dispatch else None
-        sending = asyncio.ensure_future(worker.beside(lambda: dispatcher.run(stop=stopping))) if dispatcher is not None and not until_idle else None
 
-        async def drain() -> None:
-            waits = [asyncio.ensure_future(stop.wait())] if stop is not None else []
-            try:
-                await asyncio.wait([*waits, *([sending] if sending is not None else [])], return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for wait in waits:
-                    wait.cancel()
-            worker.drain()  # told to stop; or the dispatcher has met an error that does not pass, and nothing goes on half-dead (X-14)
+        def made() -> Worker:
+            return Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=until_idle, upgrade=upgrade)
 
-        watcher = asyncio.ensure_future(drain()) if stop is not None or sending is not None else None
-        self._working.add(worker)
-        try:
-            async with self._sends(sending is not None):
-                await worker.run()
-            while until_idle and dispatcher is not None and await dispatcher.run(stop=stop, until_idle=True) and not (stop is not None and stop.is_set()):
-                await Worker(self._services, queues=queues, concurrency=concurrency, on_report=on_report, until_idle=True, upgrade=upgrade).run()
-        except BaseException:
-            if sending is not None:
-                sending.cancel()
-            raise
-        finally:
-            self._working.discard(worker)
-            if watcher is not None:
-                watcher.cancel()
-            stopping.set()
-            if sending is not None:
-                await asyncio.wait([sending])
-        if sending is not None:
-            sending.result()
+        await worked(made, await self._dispatcher() if dispatch else None, self._sends, self._working, stop=stop, until_idle=until_idle)
 
     # -- the outbox ---------------------------------------------------------------------------------
 
@@ -1013,16 +941,8 @@ class Runtime:
             InvalidInput: ``where`` is empty.
         """
         known_action(action)
-        chosen = await self.look.waiting(selected(where), limit)
-        out = []
-        for run, wait in chosen:
-            code = None
-            try:
-                await self._desk.decide(run.run_id, action, wait_id=wait.wait_id, actor=actor, feedback=feedback, note=note, payload=payload)
-            except (Conflict, Rejected, UsageError) as e:
-                code = e.code
-            out.append(Decided(run.run_id, wait.wait_id, code is None, code))
-        return out
+        chosen = [(run.run_id, wait.wait_id) for run, wait in await self.look.waiting(selected(where), limit)]
+        return await self._desk.decide_each(chosen, action, actor=actor, feedback=feedback, note=note, payload=payload)
 
     @verb
     async def approve(
@@ -1409,7 +1329,7 @@ class Runtime:
                 now = self._store.now()
                 moving = run.lease.live(now) or (run.lease.due is not None and run.lease.due <= now)
                 if run.status in TERMINAL or (asks and not moving):
-                    return _result(run)
+                    return result_of(run)
                 await self._store.wait_for_change(POLL_SECONDS)
 
     @checked(after=arguments.as_given, modes=arguments.as_given)
@@ -1478,7 +1398,7 @@ class Runtime:
         feed = self.follower(run.run_id, modes=modes, after=str(Cursor())).parts()
         try:
             yield StreamPart("run", run, "0", run.run_id)
-            while (part := await _next_or_failed(feed, driving)) is not None:
+            while (part := await next_or_failed(feed, driving)) is not None:
                 yield part
         finally:
             await feed.aclose()  # type: ignore[attr-defined]
@@ -1520,46 +1440,6 @@ def _home() -> None:
         raise StoreReadOnly(f".holdfast cannot be made here: {e.strerror}", hint="name a store elsewhere: sqlite:////path/to/runs.db") from e
 
 
-async def _next_or_failed(feed: AsyncIterator[StreamPart], driving: asyncio.Future[None]) -> StreamPart | None:
-    """The next part, None at the end; what ended the driving with an error ends the stream."""
-    coming: asyncio.Future[StreamPart | None] = asyncio.ensure_future(anext(feed, None))
-    both: set[asyncio.Future[Any]] = {coming, driving}
-    try:
-        if not driving.done():
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        if driving.done() and (error := driving.exception()) is not None:
-            raise error
-        return await coming
-    finally:
-        if not coming.done():
-            coming.cancel()
-            await asyncio.gather(coming, return_exceptions=True)
-
-
-def _result(run: Run[Any] | Rested) -> Any:
-    if not isinstance(run, Run):
-        return _rested(run)
-    if run.status is Status.COMPLETED:
-        return run.result
-    if run.status in TERMINAL:
-        why = run.error.message if run.error is not None else run.stop_reason
-        failed = RunFailed(run, f"{run.run_id} ended {run.status}: {why}", hint="" if run.error is None else run.error.hint)
-        raise failed from None if run.error is None else traced(run.error)
-    asked = "; ".join(w.prompt or w.name or w.kind for w in run.waits)
-    asks = any(w.available_actions for w in run.waits)
-    raise RunWaiting(run, f"{run.run_id} is waiting: {run.condition} ({asked})", hint="rt.waits() and holdfast waits show how to answer it" if asks else "")
-
-
-def _rested(run: Rested) -> Any:
-    """The result of a run that another engine drove: its values, once it has completed (§4.16)."""
-    status = parse(str(run.status))
-    if status is Status.COMPLETED:
-        return run.values
-    if status in TERMINAL:
-        raise RunFailed(run, f"the run ended {status}")
-    raise RunWaiting(run, f"the run rests: {status}")
-
-
 @checked(inputs=arguments.mapping, store=arguments.path)
 def run(
     skill: Skill,
@@ -1595,7 +1475,7 @@ def run(
 
 async def _run(skill: Skill, inputs: Mapping[str, Any] | State | None, store: str | None, options: Mapping[str, Any]) -> Any:
     async with Runtime(store, skills=[skill]) as rt:
-        return _result(await rt.invoke(skill, inputs, **options))
+        return result_of(await rt.invoke(skill, inputs, **options))
 
 
 __all__ = ["Runtime", "chosen_store", "run"]

@@ -20,6 +20,7 @@ from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.drive.conductor import driven, let_go
 from holdfast.engine.drive.driver import loaded_driver
 from holdfast.engine.drive.tails import surface
+from holdfast.outbox.dispatcher import Dispatcher
 from holdfast.ports import Claim, RunFilter
 from holdfast.workers.sweeper import Sweeper
 
@@ -379,6 +380,48 @@ class Worker:
             return Report(claim.run_id, None, e)
         finally:
             services.driving.discard(claim.run_id)
+
+
+async def worked(
+    made: Callable[[], Worker], sender: Dispatcher | None, sends: Callable[[bool], contextlib.AbstractAsyncContextManager[None]], working: set[Worker],
+    *, stop: asyncio.Event | None, until_idle: bool,
+) -> None:  # fmt: skip
+    """Has a worker do its work, with what sends beside it, until ``stop`` is set or with ``until_idle`` nothing is due for either.
+
+    ``sends`` says for so long that this process sends; ``working`` holds the worker for so long.
+    """
+    worker, stopping = made(), asyncio.Event()
+    sending = asyncio.ensure_future(worker.beside(lambda: sender.run(stop=stopping))) if sender is not None and not until_idle else None
+
+    async def drain() -> None:
+        waits = [asyncio.ensure_future(stop.wait())] if stop is not None else []
+        try:
+            await asyncio.wait([*waits, *([sending] if sending is not None else [])], return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for wait in waits:
+                wait.cancel()
+        worker.drain()  # told to stop; or the dispatcher has met an error that does not pass, and nothing goes on half-dead (X-14)
+
+    watcher = asyncio.ensure_future(drain()) if stop is not None or sending is not None else None
+    working.add(worker)
+    try:
+        async with sends(sending is not None):
+            await worker.run()
+        while until_idle and sender is not None and await sender.run(stop=stop, until_idle=True) and not (stop is not None and stop.is_set()):
+            await made().run()
+    except BaseException:
+        if sending is not None:
+            sending.cancel()
+        raise
+    finally:
+        working.discard(worker)
+        if watcher is not None:
+            watcher.cancel()
+        stopping.set()
+        if sending is not None:
+            await asyncio.wait([sending])
+    if sending is not None:
+        sending.result()
 
 
 __all__ = ["Report", "Trouble", "Worker"]

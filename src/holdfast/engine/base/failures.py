@@ -28,9 +28,12 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import holdfast
-from holdfast.core.errors import ErrorValue, Frame, HoldfastError, StepFailure, storable
+from holdfast.core.errors import ErrorValue, Frame, HoldfastError, RunFailed, RunWaiting, StepFailure, storable
+from holdfast.core.status import TERMINAL, Status, parse
 from holdfast.engine.base import failures
 from holdfast.engine.base.blocked import Overdue
+from holdfast.handle import Run
+from holdfast.ports import Rested
 
 MOST_FRAMES = 20
 LONGEST_SOURCE = 200
@@ -237,6 +240,36 @@ def _shown(value: object) -> str:
         raise
     except BaseException as e:
         return f"(its text cannot be made: {type(e).__name__})"
+
+
+def result_of(run: Run[Any] | Rested) -> Any:
+    """What a run gave.
+
+    Raises:
+        RunFailed: it has ended otherwise.
+        RunWaiting: it has not ended.
+    """
+    if not isinstance(run, Run):
+        return _rested(run)
+    if run.status is Status.COMPLETED:
+        return run.result
+    if run.status in TERMINAL:
+        why = run.error.message if run.error is not None else run.stop_reason
+        failed = RunFailed(run, f"{run.run_id} ended {run.status}: {why}", hint="" if run.error is None else run.error.hint)
+        raise failed from None if run.error is None else traced(run.error)
+    asked = "; ".join(w.prompt or w.name or w.kind for w in run.waits)
+    asks = any(w.available_actions for w in run.waits)
+    raise RunWaiting(run, f"{run.run_id} is waiting: {run.condition} ({asked})", hint="rt.waits() and holdfast waits show how to answer it" if asks else "")
+
+
+def _rested(run: Rested) -> Any:
+    """The result of a run that another engine drove: its values, once it has completed (§4.16)."""
+    status = parse(str(run.status))
+    if status is Status.COMPLETED:
+        return run.values
+    if status in TERMINAL:
+        raise RunFailed(run, f"the run ended {status}")
+    raise RunWaiting(run, f"the run rests: {status}")
 
 
 __all__ = ["ControlFlow", "asked", "cancel", "cancelled_by_us", "contained", "frames_of", "recorded", "revived", "serve", "traced", "uncancel"]

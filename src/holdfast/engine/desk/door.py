@@ -12,7 +12,7 @@ import datetime as dt
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar
+from typing import Any, TypedDict, TypeVar
 
 import msgspec
 
@@ -33,6 +33,27 @@ class OnBusy(StrEnum):
     REJECT = "reject"
     ACK = "ack"
     REPLACE = "replace"
+
+
+class RunOptions(TypedDict, total=False):
+    """The options of every verb that creates a run; the verbs list them with their defaults."""
+
+    thread_id: str | None
+    key: str | None
+    session_key: str | None
+    lane: str
+    queue: str
+    priority: int
+    job_id: str | None
+    trace_id: str | None
+    tags: Iterable[str]
+    tenant_id: str
+    target: str | None
+    paused_lane: str
+    recovery: str
+    unattended: bool
+    budgets: Mapping[str, float] | None
+    on_busy: str
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):

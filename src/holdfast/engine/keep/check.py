@@ -115,7 +115,7 @@ class Checker:
     async def _unsent(self, diagnosis: Diagnosis) -> list[Problem]:
         """Queued intents of a type that nobody who is up sends (§9.1), and those whose sender lacked something for them (§5.9)."""
         lacking = [
-            Problem("not_configured", "warning", f"{count} queued messages of type {type!r} could not be sent: {what}", way, diagnosis.run_id)
+            Problem("not_configured", "warning", f"{count} queued {'message' if count == 1 else 'messages'} of type {type!r} could not be sent: {what}", way, diagnosis.run_id)
             for (type, what, way), count in sorted(diagnosis.not_configured.items())
         ]
         if not diagnosis.queued or (types := await sent_types(self._store, self._transports)) is None:

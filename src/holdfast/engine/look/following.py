@@ -8,6 +8,7 @@ without one is told of the chunks that nothing durable has replaced yet, and fro
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -336,6 +337,22 @@ def _place(fact: ev.Fact | ev.Unknown) -> Place | None:
 
 def _within(path: str, above: str) -> bool:
     return not above or path == above or path.startswith(f"{above}/")
+
+
+async def next_or_failed(feed: AsyncIterator[StreamPart], driving: asyncio.Future[None]) -> StreamPart | None:
+    """The next part, None at the end; what ended the driving with an error ends the stream."""
+    coming: asyncio.Future[StreamPart | None] = asyncio.ensure_future(anext(feed, None))
+    both: set[asyncio.Future[Any]] = {coming, driving}
+    try:
+        if not driving.done():
+            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        if driving.done() and (error := driving.exception()) is not None:
+            raise error
+        return await coming
+    finally:
+        if not coming.done():
+            coming.cancel()
+            await asyncio.gather(coming, return_exceptions=True)
 
 
 __all__ = ["MODES", "Cursor", "Follower", "is_message", "modes_of"]
