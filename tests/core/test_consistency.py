@@ -76,7 +76,7 @@ def test_a_run_is_held_against_the_log_it_carries_on_from() -> None:
     (gone,), (other,) = fed(None), fed(b"g")
     assert (gone.code, other.code) == ("checkpoint_head_missing", "checkpoint_hash_mismatch")
     for found in (gone, other):
-        assert "out, log came from before, whose log up to event 7 is not" in found.message
+        assert "out, log came from before, whose log up to event 7 is " in found.message
         assert found.repair_hint.startswith("diagnosis only")
     plain = Diagnosis(RUN, running().run, FREE, NOW)
     for each in running().rows:

@@ -149,7 +149,7 @@ def test_a_story() -> None:
         (ev.RunReplayed("a"), "from a"),
         (ev.StepRetryScheduled(1, "a", 1, 0, BOOM), "again at 00:00:00Z: attempt 1 failed (boom)"),
         (ev.WaitRequested(wait(WaitKind.SIGNAL, name="go")), "signal: go"),
-        (ev.WaitTimedOut(decided("timeout")), "timeout by ada"),
+        (ev.WaitTimedOut(decided("timeout")), "nobody answered by the deadline"),
         (ev.WaitDecided(decided("reexecute", forced=True)), "reexecute by ada, forced"),
         (ev.WaitDenied("w", "approve", "eve", "not hers"), "approve by eve refused: not hers"),
         (ev.SideEffectAttempted("e", "k"), "e"),

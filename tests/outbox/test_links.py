@@ -91,7 +91,7 @@ async def test_a_link_without_a_question_is_refused(open_rt: Open) -> None:
         run = await rt.invoke(lonely, {})
         (intent,) = await rt.intents(run.run_id)
         assert (intent.state, mail.bodies) == ("dead", [])
-        assert "asks nothing" in intent.detail
+        assert "nothing to answer" in intent.detail
 
 
 def taken(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,7 +132,7 @@ async def test_what_cannot_be_sent_without_the_secret_waits_for_it(open_rt: Open
             assert [a.outcome for a in intent.attempts] == ["late"]
             (problem,) = await rt.check(run.run_id)
             assert (problem.code, problem.severity) == ("not_configured", "warning")
-            assert "1 of type 'mail'" in problem.message and "secret" in problem.message and problem.repair_hint in intent.detail
+            assert "1 queued message of type 'mail'" in problem.message and "secret" in problem.message and problem.repair_hint in intent.detail
             await rt.redrive(intent.intent_id, actor="ada")
             await rt.dispatch(until_idle=True)
         given(rt.store.url, monkeypatch)
