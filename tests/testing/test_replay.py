@@ -446,3 +446,24 @@ async def test_several_at_once(tmp_path: Path) -> None:
     done = await asyncio.gather(*[replay_check(notes(world, c), folder) for c in ("", "new", "")])
     assert [r.same for r in done] == [True, False, True]
     assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+
+
+async def test_calls_within_an_item_of_a_map_are_no_missing_calls() -> None:
+    """An item whose result is served makes none of its own calls; one that is not on record does."""
+    world, items = Outside(), ["a", "b"]
+
+    @flow("mapped")
+    async def mapped(ctx: Context) -> list[str]:
+        async def one(about: str) -> str:
+            return await ctx.step(world.polish, await ctx.step(world.think, about))
+
+        return await ctx.map(one, items)
+
+    store = MemoryStore()
+    async with Runtime(store, skills=[mapped]) as rt:
+        await rt.invoke(mapped, {})
+    made = len(world.calls)
+    assert (await assert_replays(mapped, store)).served == len(items) and len(world.calls) == made == 4
+    items.append("c")
+    with pytest.raises(ReplayDiffers):
+        await assert_replays(mapped, store)

@@ -400,9 +400,9 @@ class _Replay:
         ]
 
     def _missing(self, at: int | None) -> list[Difference]:
-        """Recorded calls that tasks which have ended did not make; those inside a scope whose result was served do not count."""
+        """Recorded calls that tasks which have ended did not make; those inside a call whose result was served do not count: a scope, an item of a map."""
         made = self._answers.made
-        served = [p for p, call in made.items() if call.kind in _OPENERS and p in self._past.records]
+        served = [p for p in made if p in self._past.records]
         out = []
         for (step, task, path), record in self._past.records.items():
             if (step, task, path) in made or record.kind not in CALLS or "?" in path or "@redo" in path:
