@@ -159,6 +159,7 @@ def test_every_kind_of_turn_has_a_sentence() -> None:
         ev.RunRecovered("", "a person resumed it"), ev.WaitTimedOut(Decision("w", "timeout", "", T0)), ev.WaitDenied("w", "approve", "eve", "not hers"),
         ev.SideEffectUnknown("e", "k", 1, "pay"), ev.PolicyEvaluated("pay", "deny", "too much"), ev.RunCancelRequested("late"),
         ev.RunInterrupted("held"), ev.RunFailed("boom", BOOM), ev.RunCanceled("cancelled"), ev.SignalReceived("paid", "k", b"\xc0"),
+        ev.WaitRequested(msgspec.structs.replace(ASK, kind=WaitKind.EFFECT)),
     ]  # fmt: skip
     lines = [told([fact])[1:] for fact in facts]
     assert lines[0] == () and all(len(line) == 1 and line[0].endswith(".") for line in lines[1:])
