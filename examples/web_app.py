@@ -7,7 +7,8 @@ Start the application and, in another terminal, a worker over the same store:
 
     curl -X POST localhost:8000/orders -H 'Idempotency-Key: a1' -d '{"item": "lamp", "cents": 4200}'
     curl localhost:8000/orders/RUN
-    curl -X POST localhost:8000/orders/RUN/approve
+    curl -X POST localhost:8000/orders/RUN/approve -d '{"wait_id": "WAIT"}'
+    curl -N localhost:8000/orders/RUN/events
 
 The application only records: it answers at once, and an order that it has confirmed is done even if every process dies right after.
 """
@@ -15,16 +16,18 @@ The application only records: it answers at once, and an order that it has confi
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, StreamingResponse
 from starlette.routing import Route
 
-from holdfast import Absent, Context, Happened, HoldfastError, Runtime, UsageError, flow
+from holdfast import Absent, Conflict, Context, Happened, HoldfastError, Rejected, Runtime, StoreError, UsageError, flow
+from holdfast.core.errors import NotFound, QueueFull, RequestConflict
 
 URL = os.environ.get("HOLDFAST_STORE", "sqlite:///orders.db")
 CHARGES = Path("charges.txt")
@@ -49,6 +52,7 @@ def was_charged(key: str, item: str, cents: int) -> Happened | Absent:
 async def orders(ctx: Context, item: str, cents: int) -> str:
     if cents >= ASK_FROM:
         await ctx.approve(f"Sell {item}?", show={"item": item, "cents": cents})
+    ctx.emit(f"The card is charged for {item}.")
     paid = await ctx.effect(charge, item, cents, verify=was_charged)
     return f"{item}: {paid}"
 
@@ -64,19 +68,41 @@ async def create(request: Request) -> JSONResponse:
 async def show(request: Request) -> JSONResponse:
     rt: Runtime = request.app.state.runtime
     run = await rt.get(request.path_params["run_id"])
-    return JSONResponse({"order": run.run_id, "status": run.condition, "questions": [w.prompt for w in run.waits], "result": run.result})
+    questions = [{"wait_id": w.wait_id, "prompt": w.prompt, "show": w.show} for w in run.waits]
+    return JSONResponse({"order": run.run_id, "status": run.condition, "questions": questions, "result": run.result})
 
 
 async def approve(request: Request) -> JSONResponse:
+    """Records the answer to one question. The worker continues the run; the same request again changes nothing."""
     rt: Runtime = request.app.state.runtime
-    run = await rt.approve(request.path_params["run_id"], actor="shop", drive=False)
+    wait_id = str((await request.json()).get("wait_id"))
+    run = await rt.approve(request.path_params["run_id"], wait_id=wait_id, actor="shop", drive=False)
     return JSONResponse({"order": run.run_id, "status": run.condition})
 
 
+async def follow(request: Request) -> StreamingResponse:
+    """A run's stream for an ``EventSource``: when it reconnects, it sends the last id, and gets each later part once."""
+    rt: Runtime = request.app.state.runtime
+    run = await rt.get(request.path_params["run_id"])
+    parts = rt.stream(run.run_id, after=request.headers.get("last-event-id"), modes=["events", "custom"])
+
+    async def frames() -> AsyncIterator[str]:
+        async for part in parts:
+            kind = "superseded" if part.superseded else part.mode
+            data = part.data.type if part.mode == "events" else part.data
+            yield f"id: {part.cursor}\nevent: {kind}\ndata: {json.dumps({'step': part.step_id, 'data': data})}\n\n"
+        yield "event: end\ndata: {}\n\n"
+
+    return StreamingResponse(frames(), media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+STATUSES = {NotFound: 404, QueueFull: 429, UsageError: 422, RequestConflict: 422, Rejected: 409, Conflict: 409, StoreError: 503}
+
+
 async def refused(request: Request, error: Exception) -> JSONResponse:
-    """Every error of Holdfast has a code and says what to do."""
-    status = 422 if isinstance(error, UsageError) else 409
-    return JSONResponse({"code": getattr(error, "code", "error"), "detail": str(error)}, status_code=status)
+    """The class of an error says who must act. Its ``hint`` is left out: it names commands of a shell."""
+    status = next((status for kind, status in STATUSES.items() if isinstance(error, kind)), 500)
+    return JSONResponse({"code": getattr(error, "code", "error"), "detail": getattr(error, "message", "")}, status_code=status)
 
 
 @contextlib.asynccontextmanager
@@ -91,6 +117,7 @@ app = Starlette(
         Route("/orders", create, methods=["POST"]),
         Route("/orders/{run_id}", show),
         Route("/orders/{run_id}/approve", approve, methods=["POST"]),
+        Route("/orders/{run_id}/events", follow),
     ],
     lifespan=lifespan,
     exception_handlers={HoldfastError: refused},
