@@ -33,6 +33,7 @@ def shop(charges: Path) -> Iterator[TestClient]:
 
 def work() -> None:
     """What a worker process beside the application does until nothing is left."""
+
     async def drive() -> None:
         async with Runtime(web_app.URL, skills=[orders]) as rt:
             await rt.worker(until_idle=True)
