@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from holdfast.core import events as ev
-from holdfast.core.effects import Effect, EffectClass, EffectStatus
+from holdfast.core.effects import BY_DECISION, ELSEWHERE, Effect, EffectClass, EffectStatus
 from holdfast.core.errors import ErrorValue, Frame
 from holdfast.core.explain import MOST_LINES, Blocked, explain
 from holdfast.core.run import Run
@@ -163,6 +163,38 @@ def test_every_kind_of_turn_has_a_sentence() -> None:
     ]  # fmt: skip
     lines = [told([fact])[1:] for fact in facts]
     assert lines[0] == () and all(len(line) == 1 and line[0].endswith(".") for line in lines[1:])
+
+
+PAID = Effect(effect_id="e1", run_id="r", lineage_root="r", step=1, task="pay", path="0", attempt=1, capability="send", effect_class=EffectClass.EXTERNAL, key="k")
+UNSURE = ev.SideEffectUnknown("e1", "k", 1, "pay", "0", "owner_dead")
+WHICH = Wait("r.1.pay.0", WaitKind.EFFECT, step=1, task="pay", available_actions=("record_result",), requested_at=T0, effect_id="e1")
+DONE = ev.SideEffectRecorded("e1", "k", 1, "pay", "0")
+OVER = ev.SideEffectAbandoned("e1", "k", 1, "pay", "0", "done again")
+TRIED = ev.SideEffectAttempted("e1", "k", 1, "pay", "0")
+
+
+@pytest.mark.parametrize(
+    ("facts", "said"),
+    [
+        ([UNSURE, DONE], "It was found that the side effect of the step pay had happened; its result is recorded."),
+        ([UNSURE, OVER, ev.SideEffectAttempted("e2", "k", 1, "pay", "0"), ev.SideEffectRecorded("e2", "k", 1, "pay", "0")],
+         "It was found that the side effect of the step pay had not happened, so it was done again."),
+        ([UNSURE, TRIED, DONE], "The side effect of the step pay was sent again under the same key; its result is recorded."),
+        ([UNSURE, ev.WaitRequested(WHICH), DONE], "By that answer the side effect of the step pay had happened; its result is recorded."),
+        ([UNSURE, ev.WaitRequested(WHICH), OVER], "By that answer the side effect of the step pay was done again."),
+        ([UNSURE, ev.WaitRequested(WHICH), ev.SideEffectAbandoned("e1", "k", 1, "pay", "0", BY_DECISION)], "By a decision the side effect of the step pay is not done."),
+        ([UNSURE, TRIED, OVER], "The process died during a side effect of the step pay; its outcome is unknown."),
+        ([TRIED, OVER, TRIED, DONE], "A run of pay (version 1) was submitted."),
+    ],
+)  # fmt: skip
+def test_a_doubt_that_was_settled_is_told_with_how(facts: list[ev.Fact], said: str) -> None:
+    assert told(facts)[-1] == said
+
+
+@pytest.mark.parametrize(("fields", "who"), [({"verifiable": True}, "Its verify= found that"), ({"verifiable": True, "detail": f"{ELSEWHERE}r2"}, "It was found that")])
+def test_the_hook_is_named_that_settled_a_doubt(fields: dict[str, object], who: str) -> None:
+    events = [ev.Event(n, T0, fact) for n, fact in enumerate([UNSURE, DONE], 1)]
+    assert explain(run(), Condition.DONE, events, Blocked(effects=(msgspec.structs.replace(PAID, **fields),))).happened[-1].startswith(who)
 
 
 def test_a_long_story_is_cut_in_the_middle() -> None:

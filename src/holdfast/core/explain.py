@@ -13,7 +13,7 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.core import events as ev
-from holdfast.core.effects import Effect, EffectStatus
+from holdfast.core.effects import BY_DECISION, ELSEWHERE, Effect, EffectStatus
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, Condition, Status
@@ -81,6 +81,7 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
     said: list[str] = [_begun(run)]
     under_way, failed = "", False
     calls: list[str] = []
+    doubts: dict[str, str] = {}
     for event in events:
         match event.fact:
             case ev.StepEnded(task=task, path=""):
@@ -99,7 +100,8 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
             case ev.RunFailed() if failed:
                 line = "The run failed with that error."
             case fact:
-                line = _sentence(fact, event.actor)
+                _doubted(fact, doubts)
+                line = _sentence(fact, event.actor) or _cleared(fact, doubts, blocked.effects)
                 failed = isinstance(fact, ev.StepFailed)
         if line:
             said += _steps(steps)
@@ -117,6 +119,46 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
         left = len(said) - MOST_LINES + 1
         said = [*said[:3], f"… {left} more things happened.", *said[3 + left :]]
     return tuple(said)
+
+
+def _doubted(fact: ev.Fact | ev.Unknown, doubts: dict[str, str]) -> None:
+    """Keeps the effects of which nobody knew the outcome, and what was done to find it: its hook was asked, a person, or the receiver by its key."""
+    match fact:
+        case ev.SideEffectUnknown(effect_id=effect_id):
+            doubts[effect_id] = "found"
+        case ev.WaitRequested(wait=wait) if wait.effect_id in doubts:
+            doubts[wait.effect_id] = "person"
+        case ev.SideEffectAttempted(effect_id=effect_id) if effect_id in doubts:
+            doubts[effect_id] = "key"
+
+
+_CLEARED = {
+    "found": "{0} that the side effect of the step {1} had happened; its result is recorded.",
+    "person": "By that answer the side effect of the step {1} had happened; its result is recorded.",
+    "key": "The side effect of the step {1} was sent again under the same key; its result is recorded.",
+}
+_AGAIN = {
+    "found": "{0} that the side effect of the step {1} had not happened, so it was done again.",
+    "person": "By that answer the side effect of the step {1} was done again.",
+}
+
+
+def _cleared(fact: ev.Fact | ev.Unknown, doubts: dict[str, str], records: Sequence[Effect]) -> str:
+    """How an effect came out of which nobody knew the outcome; nothing of any other."""
+    match fact:
+        case ev.SideEffectRecorded(effect_id=effect_id, task=task) if effect_id in doubts:
+            return _CLEARED[doubts.pop(effect_id)].format(_finder(effect_id, records), task)
+        case ev.SideEffectAbandoned(effect_id=effect_id, task=task, detail=detail) if effect_id in doubts:
+            how = doubts.pop(effect_id)
+            return f"By a decision the side effect of the step {task} is not done." if detail == BY_DECISION else _AGAIN.get(how, "").format(_finder(effect_id, records), task)
+        case _:
+            return ""
+
+
+def _finder(effect_id: str, records: Sequence[Effect]) -> str:
+    """Who found out how an effect came out: its hook, where it has one and no other run told it."""
+    hooked = any(e.effect_id == effect_id and e.verifiable and not e.detail.startswith(ELSEWHERE) for e in records)
+    return "Its verify= found" if hooked else "It was found"
 
 
 def _leaves(calls: Sequence[str]) -> int:
