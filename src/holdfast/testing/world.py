@@ -319,6 +319,22 @@ async def approve_all(host: Host, run: Run[Any]) -> None:
             await host.rt.decide(run.run_id, "reexecute", wait_id=wait.wait_id, actor="tester", force=True)
 
 
+async def approve_known(host: Host, run: Run[Any]) -> None:
+    """The default script of the fixture ``holdfast_crashes``: it approves as ``approve_all`` does, and makes nothing up about an effect. A test's
+    function may reach anything, so that only the test can look whether it happened.
+
+    Raises:
+        AssertionError: a person is asked what came of an effect.
+    """
+    for wait in run.waits:
+        if wait.kind == "effect":
+            raise AssertionError(
+                f"after a crash a person is asked whether the effect {wait.show['effect']!r} happened: it has no verify= and is not idempotent=True; give it one of them, or "
+                "pass script= to holdfast_crashes: a function that looks at the receiver and answers record_result or reexecute (docs/testing.md)"
+            )
+    await approve_all(host, run)
+
+
 async def _over(host: Host, shown: Mapping[str, Any]) -> bool:
     """Whether the attempt can no longer act, as only the world that made its process can know: that has ended, or is at nothing."""
     return shown["closed"] or all(h.dead or not h.rt._services.acting for h in host.world.hosts if h.name == shown["owner"])
@@ -420,4 +436,4 @@ async def _begin_again(host: Host, skill: Skill, inputs: Mapping[str, Any] | Non
     return str(run.run_id)
 
 
-__all__ = ["Disturbed", "Host", "Outside", "World", "approve_all", "crash_everywhere", "to_the_end"]
+__all__ = ["Disturbed", "Host", "Outside", "World", "approve_all", "approve_known", "crash_everywhere", "to_the_end"]
