@@ -20,14 +20,18 @@ import msgspec
 
 HOMES = {
     "holdfast": "Graphs, flows, the runtime and their results",
+    "holdfast.handle": "What streams, events and lists are made of",
     "holdfast.policy": "Policies",
     "holdfast.transports": "Transports",
     "holdfast.tools": "Tools and their postconditions",
     "holdfast.shelf": "Shelves: rows of your application in the same store",
     "holdfast.named": "Stores and executors under fixed names",
+    "holdfast.api": "The HTTP API in an application of yours",
     "holdfast.testing": "Testing",
     "holdfast.core.errors": "Errors",
 }
+GIVEN = ("CheckpointView", "DeliveryView", "EventView", "IntentView", "LedgerView", "RulingView", "ScheduleChange", "StreamPart")
+"""What the runtime's verbs return and nobody makes: it is imported by nobody either, and so is not among the public names of ``holdfast``."""
 HERE = Path(__file__).parent
 CLAUSE = r"(?:§[\d.]*\d|\b[A-Z]-\d\d\b)"
 """The number of a clause, or of a case, of the specification: for those who work on the package, not for readers of the pages."""
@@ -36,6 +40,8 @@ CLAUSE = r"(?:§[\d.]*\d|\b[A-Z]-\d\d\b)"
 def names(home: str) -> list[str]:
     """The public names of a module, in the order of the alphabet."""
     module = importlib.import_module(home)
+    if home == "holdfast.handle":
+        return sorted(GIVEN)
     if home == "holdfast.core.errors":
         return sorted(n for n, v in vars(module).items() if inspect.isclass(v) and issubclass(v, module.HoldfastError) and v.__module__ == home)
     return sorted(module.__all__)
@@ -147,15 +153,27 @@ def page(home: str) -> str:
     return re.sub(r"\n{3,}", "\n\n", "\n".join(out)).strip() + "\n"
 
 
+def installed(home: str) -> bool:
+    """Whether a module can be imported here: some need an extra of the package."""
+    try:
+        importlib.import_module(home)
+    except ModuleNotFoundError as e:
+        if (e.name or "").startswith("holdfast"):
+            raise
+        return False
+    return True
+
+
 def write(folder: Path) -> list[Path]:
-    """Writes all pages and their index."""
+    """Writes all pages and their index; the page of a module whose extra is not installed is left out."""
     folder.mkdir(parents=True, exist_ok=True)
     made = []
-    for home in HOMES:
+    homes = {home: title for home, title in HOMES.items() if installed(home)}
+    for home in homes:
         made.append(folder / f"{home.removeprefix('holdfast.').replace('.', '-')}.md")
         made[-1].write_text(page(home), "utf-8")
     index = folder / "index.md"
-    lines = [f"- [{title}]({file.name}): `{home}`" for (home, title), file in zip(HOMES.items(), made, strict=True)]
+    lines = [f"- [{title}]({file.name}): `{home}`" for (home, title), file in zip(homes.items(), made, strict=True)]
     index.write_text("# API reference\n\n" + "\n".join(lines) + "\n", "utf-8")
     return [index, *made]
 

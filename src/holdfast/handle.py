@@ -316,7 +316,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class EventView(msgspec.Struct, frozen=True):
-    """An event in its envelope (§13.1); reads like a mapping too."""
+    """One event of a run's log (§13.1). Its fields can also be read by name, as in ``event["seq"]``.
+
+    ``seq`` is its number in the log, ``event_type`` what happened, and ``payload`` the fields of what happened. ``fence`` is the fencing number of the
+    process that wrote it, and ``actor`` the person or the process that caused it.
+    """
 
     event_id: str
     event_version: int
@@ -355,9 +359,12 @@ def _shown(value: Any) -> Any:
 
 
 class StreamPart(msgspec.Struct, frozen=True):
-    """A part of a run's stream. ``mode`` is one of those asked for, ``run`` for the first part of ``run_stream``, or ``missed``: ``data`` so many
-    chunks of this attempt were gone from its ring before they could be given. ``cursor`` goes on after this part. A part that is
-    ``superseded`` holds no data: what this attempt had emitted counts no more, another one takes its place.
+    """A part of a run's stream.
+
+    ``mode`` is one of the requested modes; ``run`` in the first part of ``run_stream``; or ``missed``: then ``data`` is the number of chunks of this
+    attempt that were dropped before they could be read. ``cursor`` is the place of the part: a reader that comes back with it gets the later
+    parts. ``step_id``, ``attempt`` and ``attempt_id`` say who emitted a chunk. A part with ``superseded`` has the mode ``custom`` and no data: the
+    chunks of this attempt that were read before it are no longer valid.
     """
 
     mode: str
@@ -371,7 +378,7 @@ class StreamPart(msgspec.Struct, frozen=True):
 
 
 class DeliveryView(msgspec.Struct, frozen=True):
-    """One attempt at sending an intent (§9.3). ``answer`` is the digest of what the receiver said."""
+    """One attempt to send an outgoing message (intent) (§9.3). ``answer`` is the digest of the receiver's answer."""
 
     number: int
     owner: str
@@ -389,7 +396,7 @@ class DeliveryView(msgspec.Struct, frozen=True):
 
 
 class RulingView(msgspec.Struct, frozen=True):
-    """What a person said about an intent: ``redrive``, ``sent`` or ``abandoned``."""
+    """What a person decided about an outgoing message (intent): ``redrive``, ``sent`` or ``abandoned``."""
 
     at: dt.datetime
     actor: str
@@ -399,8 +406,8 @@ class RulingView(msgspec.Struct, frozen=True):
 
 
 class IntentView(msgspec.Struct, frozen=True, kw_only=True):
-    """An intent at one moment (§9.3). ``payload`` and ``answer`` are None once they are dropped; ``no_transport_for``: its type, where
-    nobody who is known here can send it."""
+    """An outgoing message (intent) at one moment (§9.3). ``payload`` and ``answer`` are None after they have been deleted. ``no_transport_for`` is
+    its type if no known process can send messages of this type."""
 
     intent_id: str
     run_id: str
@@ -482,7 +489,7 @@ class LedgerView(msgspec.Struct, frozen=True):
 
 
 class CheckpointView(msgspec.Struct, frozen=True):
-    """A whole checkpoint as loaded (§4.5)."""
+    """A checkpoint with its values (§4.5)."""
 
     checkpoint_id: str
     run_id: str

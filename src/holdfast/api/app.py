@@ -310,9 +310,12 @@ def app(
     rt: Runtime, *, tokens: Known | Mapping[str, Access] | bool | None = None, pages: bool = True, open_metrics: bool = False,
     drives: Callable[[asyncio.Event], Awaitable[None]] | None = None, hosts: Sequence[str] | None = None, public_url: str | None = None,
 ) -> Starlette:  # fmt: skip
-    """The API of a runtime as an ASGI application, on its own or mounted in another.
+    """The API of a runtime as an ASGI application, on its own or mounted in another, as in ``Mount("/ops", holdfast.api.app(rt))``.
+
+    New runs and decisions are only recorded, and workers execute the runs, also if this runtime has the skill. A resume executes its run here.
 
     Args:
+        rt: an open runtime. The application does not close it.
         tokens: by default those of the store; False asks for none and is for loopback only; a mapping gives each token its ``Access``.
         pages: the operator's pages too.
         open_metrics: ``/metrics`` asks for no token.
