@@ -949,7 +949,12 @@ class Runtime:
         self, run_id: str, *, wait_id: str | None = None, actor: str = "operator", note: str | None = None, payload: Any = ..., drive: bool = True,
         via: str | None = None,
     ) -> Run[Any]:  # fmt: skip
-        """Approves the open wait, and continues the run here if this process has the skill. ``payload`` holds edited arguments."""
+        """Approves the open wait, and continues the run here if this process has the skill. ``payload`` holds edited arguments.
+
+        Args:
+            wait_id: the question that is meant. With it the same call can be repeated at any time and changes nothing.
+            drive: False only records the approval and leaves the run to a worker, as a web application needs it.
+        """
         await self._desk.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload, via=via)
         return await (self._conductor.if_able(run_id) if drive else self._reader.get(run_id))
 

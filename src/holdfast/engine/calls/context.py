@@ -256,7 +256,8 @@ class Context:
     @checked(fn=function)
     def map(self, fn: Callable[[I], Any], items: Iterable[I], *, concurrency: int = 16) -> Coroutine[Any, Any, list[Any]]:
         """Calls ``step(fn, item)`` for every item, at most ``concurrency`` at the same time; the results are in the order of the items. An
-        async ``fn`` may make ctx calls itself. They are recorded under its item, and a recorded item does not run again."""
+        async ``fn`` may make ctx calls itself. They are recorded under its item, and a recorded item does not run again. If an item raises
+        an error, those that have begun finish, no further one begins, and the error is raised."""
         steps.waits(self._attempt, "map")
         calls = [steps.item(self._attempt, fn, item) for item in items]
         return scopes.gather(self._attempt, calls, concurrency, "map")
