@@ -53,7 +53,7 @@ COMMANDS: dict[str, cmd.AnyCommand] = {
     "decide: approve": cmd.Decide(W, "approve", "ada"),
     "decide: deny": cmd.Decide(W, "deny", "ada"),
     "decide: not offered": cmd.Decide(W, "abandon", "ada"),
-    "a refused decision": cmd.Refused(W, "approve", "bob", "not you"),
+    "decide: by somebody who may not": cmd.Refused(W, "approve", "bob", "not you"),
     "timeout": cmd.FireTimeout(W, NOW),
     "signal": cmd.Signal("go", "k", raw(1), "ada"),
     "child ended": cmd.ChildEnded("kid", "completed", raw(1)),
@@ -160,11 +160,11 @@ def head_cell(what: lanes.May, verb: str) -> str:
     """What ``invoke`` and ``resume`` do behind a head of which this may be done."""
     match what:
         case lanes.May.DRIVE:
-            return "executes it, then its own"
+            return "executes the head, then its own run"
         case lanes.May.AWAIT:
-            return "waits for it, then executes its own"
+            return "waits for the head, then executes its own run"
         case _:
-            return f"releases its run, pending: {what}" if verb == "invoke" else f"✗ lane_blocked: {what}"
+            return f"leaves its own run pending: {what}" if verb == "invoke" else f"✗ lane_blocked: {what}"
 
 
 def heads_table() -> str:

@@ -209,7 +209,7 @@ async def test_invoke_behind_a_head(name: str) -> None:
         head, what = await MADE[name](here), lanes.may(HEADS[name])
         run = await asyncio.wait_for(here.one.invoke(here.talk, {"text": "mine"}, thread_id="t"), 10)
         if what in DRIVEN:
-            assert "executes its own" in head_cell(what, "invoke") or "then its own" in head_cell(what, "invoke")
+            assert "executes its own run" in head_cell(what, "invoke") or "then its own run" in head_cell(what, "invoke")
             assert (run.status, run.result, run.blocked_by, run.blocked_why) == ("completed", "mine", None, None)
             assert (await here.one.get(head)).status == "completed"
         else:
