@@ -131,7 +131,7 @@ def rows_of_growth(grown: Record) -> list[tuple[str, list[tuple[int, float]], fl
 
 
 def growth_table() -> str:
-    out = ["| µs of CPU | ×1 | ×10 | ×100 | a tenfold | |", "|---|---|---|---|---|---|"]
+    out = ["| µs of CPU | ×1 | ×10 | ×100 | cost factor for ten times the size | |", "|---|---|---|---|---|---|"]
     for name, sizes, factor in rows_of_growth(record("growth")):
         cells = " | ".join(f"{value:,.0f} ({size:,})" for size, value in sizes)
         out.append(f"| {name} | {cells} | {factor:.2f} | {'met' if factor <= 1.3 else 'NOT MET'} |")

@@ -199,7 +199,7 @@ ROWS = (
     Row("a step that writes a key of a dict of", lambda n: channel("merge", n), 330),
     Row("a step that pushes into a window; pushed before", lambda n: channel("window", n), 1100),
     Row("a step of a run; steps before it", steps, 100),
-    Row("a step, births and ends included; runs at once", at_once, 10),
+    Row("a step, with the start and the end of its run included; runs at once", at_once, 10),
     Row("a task of a fan-out of", fan, 10),
     Row("a turn of a conversation; turns before it", turn, 30),
     Row("a checkpoint of a thread's history; turns", history, 30),
@@ -217,7 +217,7 @@ def main() -> None:
     options = parser.parse_args()
     recorder = Recorder.of(options)
     measured = []
-    print("| µs of CPU | ×1 | ×10 | ×100 | a tenfold | |\n|---|---|---|---|---|---|")
+    print("| µs of CPU | ×1 | ×10 | ×100 | cost factor for ten times the size | |\n|---|---|---|---|---|---|")
     for row in ROWS:
         if options.only and not re.search(options.only, row.name):
             continue
