@@ -362,8 +362,8 @@ class Graph(Generic[S]):
             gate: asked before the step; it gets a ``Request`` and answers True, False, a reason (a string) or a ``Verdict`` (§8.2).
             check: asked after the step, like ``gate``; its ``Request`` also holds the step's writes.
             on_fail: what follows if ``gate`` or ``check`` does not answer True: ``block``, ``warn``, ``degrade`` or ``require_human``.
-            limit: the name of a limit: no more nodes with this name run at the same time, or start per second, than ``Runtime(limits=…)``
-                or ``holdfast limits`` allow (§10.11).
+            limit: the name of a limit. Of all nodes and calls that name this limit, no more run at the same time, or start per second, than
+                ``Runtime(limits=…)`` or ``holdfast limits`` allow (§10.11).
             tool: makes this a tool node: a plain ``def`` that yields the arguments of a tool call, gets the outcome, and returns the node's
                 writes (§11.1).
 

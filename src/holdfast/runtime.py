@@ -487,8 +487,8 @@ class Runtime:
             skill: a graph, a flow, or the id of a registered one.
             inputs: the values of its channels or parameters, by name.
             step_limit: the number of super-steps in this call after which the run fails with ``StepLimit``; it can be resumed (§4.9).
-            detach: return at the first wait. By default the call waits for timers and children. A worker or a later call then continues the
-                run.
+            detach: return at the first wait; a worker or a later call then continues the run. By default the call waits for timers and
+                children.
             thread_id: the conversation that the run belongs to; by default the run's own id.
             key: a request key: the same key with the same input returns the existing run instead of a new one.
             session_key, lane: runs with the same two values execute one after another; by default the thread, and ``main``.
@@ -606,8 +606,8 @@ class Runtime:
             queues: the queues to take runs from.
             concurrency: how many runs it executes at the same time.
             until_idle: return when nothing is due.
-            on_report: called with a report after each claim, plain or async.
-            stop: when this event is set, the worker stops at the next safe point of each run.
+            on_report: a plain or async function; it is called with a report after each claim.
+            stop: when this event is set, the worker takes no new runs, and returns when those that it executes wait or have ended.
             dispatch: whether it also sends outgoing messages.
             upgrade: whether it also takes runs of its skills that began with another version of the skill's graph. By default it takes only
                 runs of the current version and of those that the skill lists in ``migrates=`` (§10.11).
@@ -854,8 +854,8 @@ class Runtime:
     ) -> Run[Any]:
         """Creates a new run from a checkpoint of this one, with other values or options (§7.7). The source run is not changed.
 
-        Without a checkpoint it begins where the edited channels were last written, so that everything that depends on them is done again,
-        approvals included.
+        Without a checkpoint it begins where the source run last wrote the edited channels, so that everything that depends on them is done
+        again, approvals included. Without edits it begins at the last checkpoint that has work left.
 
         Args:
             set: channels and their new values, recorded as a patch with ``actor`` and ``reason``.

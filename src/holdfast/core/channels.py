@@ -61,7 +61,7 @@ class _Secret:
 
 
 last = Reducer(LAST)
-"""Keeps ``new`` in the place of ``old``. Two writes in one super-step are an error (``TwoWriters``). The reducer of a channel without one."""
+"""Keeps ``new`` in the place of ``old``. Two writes in one super-step are an error (``TwoWriters``). This is the reducer of a channel that names none."""
 override = Reducer("override")
 """Keeps ``new`` in the place of ``old``. If several nodes write in one super-step, the last in the order of the tasks counts."""
 append = Reducer("append")

@@ -28,8 +28,8 @@ LONGEST_WAIT_US = 30 * SECOND
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
-    """At most ``in_flight`` at the same time, and ``per_second`` starts per second, by a token bucket of size ``burst`` (by default the
-    number of one second)."""
+    """At most ``in_flight`` run at the same time. They start at an average rate of at most ``per_second``, by a token bucket that holds
+    ``burst`` tokens (by default as many as ``per_second``, rounded down, and at least one)."""
 
     in_flight: int | None = None
     per_second: float | None = None
@@ -168,7 +168,7 @@ def own_name(given: object, field: str = "limit") -> str:
     """
     plain = bounds.text(given, field)
     if plain == WORKER or ":" in plain:
-        raise InvalidInput(f"{plain!r} cannot be the name of a call's limit", field=field, hint="a plain name such as model; worker, queue:… and tenant:… hold for runs")
+        raise InvalidInput(f"{plain!r} cannot be the name of a call's limit", field=field, hint="use a plain name such as model (the names worker, queue:… and tenant:… limit runs, not calls)")
     return plain
 
 

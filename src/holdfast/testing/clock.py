@@ -45,7 +45,7 @@ class VirtualClock:
         return self.start_us + int(self.elapsed * 1_000_000) + self.skew_us
 
     def monotonic(self) -> float:
-        """Seconds that jumps of the wall clock do not change."""
+        """A number of seconds; a jump of the wall clock does not change it."""
         return self.elapsed
 
     async def sleep(self, seconds: float) -> None:

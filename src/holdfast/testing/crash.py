@@ -29,7 +29,7 @@ class SimulatedCrash(ControlFlow):
 
 class Fault(StrEnum):
     """What goes wrong at a write. The process dies ``before`` or ``after`` it; or the process lives and the store reports a failure,
-    although the write was ``lost`` or ``applied`` (X-09)."""
+    and the write was in fact ``lost`` (not made) or ``applied`` (X-09)."""
 
     BEFORE = "before"
     AFTER = "after"

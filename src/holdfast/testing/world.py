@@ -247,7 +247,7 @@ class World:
                 self._done.add((run.run_id, fact.step, fact.task, names.get((fact.task, fact.path), fact.path)))
 
     def begin(self, ctx: Context, name: str = "") -> None:
-        """Call this from a node, or from one of its steps with the name of the step's function, to report that it is running now.
+        """A node calls this to report that it is running now; a function that it runs as a step calls it with its own name as ``name``.
 
         It is a violation if a completed step runs again, unless in a process that has not yet noticed that it lost its lease (§4.6, §7.1).
         """

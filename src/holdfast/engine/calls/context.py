@@ -147,8 +147,8 @@ class Context:
 
     @property
     def deadline(self) -> dt.datetime | None:
-        """The time at which this attempt times out if it begins now, by the worker's clock; None without a timeout. Read it at the
-        beginning of the step."""
+        """The time at which this attempt times out, counted from the moment at which you read this property, by the worker's clock; None
+        without a timeout. So read it at the beginning of the step."""
         return when(self._attempt.services.clock.now() + self._attempt.node.timeout_us) if self._attempt.node.timeout_us else None
 
     @property
@@ -201,7 +201,7 @@ class Context:
         self, fn: Any, /, *args: Any, key: str | None = None, retry: Retry | int | None = None, timeout: Duration = None, name: str | None = None
     ) -> Coroutine[Any, Any, Any]:
         """Runs ``fn(*args)`` and records what it returns (§4.12). A recorded step is not run again in this run; a step that a crash
-        interrupted is.
+        interrupted is run again.
 
         Args:
             key: identifies the call by this key instead of by its position among the calls of its scope (the node, an item of ``map``, or a
@@ -444,8 +444,8 @@ class Context:
         returned.
 
         Args:
-            key: with a key the effect is made only once across runs; by default the key is made from this position in this run and its
-                forks and replays.
+            key: with a key the effect is made only once across runs; by default the key is made from this run and the position of the call
+                in it. A replay uses the keys of the run that it replays; a fork has keys of its own.
             side_effects: ``write`` or ``external_action``; ``none`` and ``read`` are plain steps.
             idempotent: the receiver ignores a repeated key, so after a crash the effect is carried out again with the same key.
             replay: what a replay, or another run with the same key, does with the recorded result: ``use_recorded_result``, ``reexecute``
@@ -576,8 +576,8 @@ class Context:
 
     @verb
     def report(self, outcome: str) -> None:
-        """Sets the outcome of this step, which is otherwise ``ok``: ``degraded`` or ``skipped: why``. Any other value means that the step
-        did not complete (§4.11).
+        """Sets the outcome of this step to ``degraded`` or ``skipped: why``; without this call it is ``ok``. Any other value means that the
+        step did not complete (§4.11).
 
         A node with ``delivers=True`` reports the outcome of its delivery: ``delivered``, ``no_change`` or ``rejected`` (§5.16).
         """

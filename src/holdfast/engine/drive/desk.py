@@ -368,7 +368,7 @@ class Desk:
         raise Conflict(f"other processes keep changing {run_id}", hint="try again")
 
     async def signal(self, target: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> str:
-        """Gives a run, or a thread's newest live run, an outside input; the same key is delivered once (§5.11). Gives the run's id.
+        """Sends a signal to a run, or to a thread's newest live run; the same key is delivered once (§5.11). Gives the run's id.
 
         Raises:
             AlreadyTerminal: nobody will ask for it any more. What was delivered under this key before the run ended is no other signal.

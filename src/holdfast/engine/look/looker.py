@@ -412,7 +412,7 @@ class Looker:
         return Tally(runs, Counter(str(e.status) for e in await self._store.effects() if tenant_id in (None, e.tenant_id)))
 
     async def intents(self, tenant_id: str | None = None, *, state: str | None = None, after: str | None = None, limit: int = 100) -> list[describe.IntentView]:
-        """What is to be sent, or was."""
+        """Outgoing messages (intents), sent or not."""
         masks, lacking = _Masks(self), await unsendable(self._store, self._transports)
         out: list[describe.IntentView] = []
         for i in await self._store.intents(state=state, tenant_id=tenant_id, after=after, limit=limit):
