@@ -303,7 +303,7 @@ class Envelope:
         except Exception as e:  # a fault of ours: it is logged in full, and the caller is told no more than that
             log.exception("%s failed: %s", mark.decode(), type(e).__name__)
             if not began:
-                await failed(Stopped(500, "internal", "something went wrong here", hint=f"the log has it under {mark.decode()}"))(scope, receive, sending)
+                await failed(Stopped(500, "internal", "something went wrong here", hint=f"the server's log shows the error under {mark.decode()}"))(scope, receive, sending)
 
 
 def app(

@@ -55,7 +55,8 @@ class Deny(Body, frozen=True, kw_only=True):
 
 
 class Decide(Body, frozen=True, kw_only=True):
-    """Takes one of the actions that a wait offers; ``payload`` is the answer, or what the act gave: ``record_result`` without it records null."""
+    """Takes one of the actions that a wait offers; ``payload`` is the answer, the edited arguments, or the result of
+    the effect; ``record_result`` without it records null."""
 
     action: str
     wait_id: str | None = None
@@ -94,7 +95,7 @@ class Cancel(Body, frozen=True, kw_only=True):
 
 
 class Signal(Body, frozen=True, kw_only=True):
-    """Gives a run an outside input; the same ``key`` is delivered once."""
+    """Sends a signal to a run; the same ``key`` is delivered once."""
 
     name: str
     payload: JSON = None
@@ -133,7 +134,7 @@ class Repair(Body, frozen=True, kw_only=True):
 
 
 class Redrive(Body, frozen=True, kw_only=True):
-    """Has an intent sent again. ``force``: also while its last sender may still be alive; it may then happen twice."""
+    """Sends an outgoing message (intent) again. ``force``: also while its last sender may still be alive; it may then happen twice."""
 
     force: bool = False
     reason: str = ""

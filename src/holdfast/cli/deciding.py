@@ -143,7 +143,7 @@ def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) 
 @click.option("--limit", type=click.IntRange(1, MOST_DECISIONS), metavar="N", help="With --all: how many at most. [default: 1000]")
 @click.option("--feedback", metavar="F", help="What should change; some actions need it.")
 @click.option("--note", metavar="N", help="Why; kept with the decision.")
-@click.option("--payload", metavar="JSON|@FILE|-", help="The answer, or what the act gave: record_result without it records null.")
+@click.option("--payload", metavar="JSON|@FILE|-", help="The answer, the edited arguments, or the result of the effect; record_result without it records null.")
 @click.option("--no-resume", is_flag=True, help="Record the decision and leave the run where it is.")
 @click.option("--force", is_flag=True, help="With reexecute: do it again even though the first attempt may still be running. It may then happen twice.")
 @actor_option

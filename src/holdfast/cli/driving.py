@@ -251,7 +251,7 @@ def replay(
 @click.command()
 @run_argument()
 @click.argument("target", required=False)
-@click.option("--from", "checkpoint", metavar="CP", help="The checkpoint to begin at. [default: where the edited channels were written]")
+@click.option("--from", "checkpoint", metavar="CP", help="The checkpoint to begin at. [default: with --set, where the run last wrote those channels; else its last checkpoint with work left]")
 @click.option("--from-step", "step", metavar="S", help="Begin before this step: its number, or its node's name.")
 @click.option("--input", "given", metavar="JSON|@FILE|-", help="Another input; the fork then begins at the start.")
 @click.option("--set", "edits", multiple=True, metavar="CH=JSON", help="A channel's new value; may be given more than once.")

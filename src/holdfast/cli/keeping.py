@@ -94,7 +94,7 @@ def export(call: Call, run_id: str, folder: str) -> int:
 def import_(call: Call, folder: str) -> int:
     """Import the runs that `export` wrote.
 
-    Their events stay the same byte for byte. Runs that are here already stay as they are.
+    Their events stay the same byte for byte. Runs that the store already holds are not changed.
     """
     taken, there = over(call, lambda rt: rt.import_runs(folder), make=True, long="importing")
     if call.as_json:

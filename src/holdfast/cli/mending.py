@@ -55,8 +55,8 @@ def repair_state(call: Call, run_id: str, apply: bool, actor: str) -> int:
 
     It never resumes a run and never invents a decision.
 
-    Exit code 1 if a write failed, else 0: also after a dry run, if there was nothing to do, and if the repair was refused (the report
-    says why).
+    Exit code 1 only if a write failed. It is 0 also after a dry run, when there was nothing to do, and when the repair was refused (the
+    report says why).
     """
 
     async def act(rt: Runtime) -> Repair:
@@ -115,7 +115,7 @@ async def mended(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = Fals
 
 @click.command()
 @click.option("--acknowledge", is_flag=True, help="Accept the log as it is. Processes that opened the store before are refused from then on.")
-@click.option("--rebuild", is_flag=True, help="Rebuild the rows that differ from their events, and damaged indexes from their tables.")
+@click.option("--rebuild", is_flag=True, help="Rebuild rows that differ from their events, and rebuild damaged indexes from their tables.")
 @actor_option
 @options()
 def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:

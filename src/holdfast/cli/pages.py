@@ -103,7 +103,7 @@ def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -
     """The commands that continue from here."""
     target = call.code(run["target"])
     if run["condition"] in ("failed", "cancelled") and taken_back_before(effects, run["run_id"], run["current_step_id"]):
-        return [Advice("Do again what was undone (a resume would leave it out):", call.line("fork", run["run_id"], *target))]
+        return [Advice("Start a fork that carries out again what was undone (a resume is refused):", call.line("fork", run["run_id"], *target))]
     match run["condition"]:
         case "queued":
             if run["blocked_by"]:
@@ -308,7 +308,7 @@ def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
             ("created", f"{o.clock(run['created_at'])}  ({o.ago(run['created_at'], now)})"),
             ("finished", f"{o.clock(run['finished_at'])}  ({ran} after its start)" if run["finished_at"] else ""),
             ("cancel", f"asked for at {o.clock(run['cancel_requested_at'])}" if run["cancel_requested_at"] and run["status"] not in TERMINAL else ""),
-            ("stopped", o.inline(run["stop_reason"] or "") + (", settled" if run["settled"] else "")),
+            ("stopped", o.inline(run["stop_reason"] or "") + (", for good" if run["settled"] else "")),
             ("thread", o.inline(run["thread_id"]) if run["thread_id"] != run["run_id"] else ""),
             ("lane", "" if run["lane"] == "main" else o.inline(run["lane"])),
             ("queue", "" if run["queue"] == "default" else o.inline(run["queue"])),
@@ -320,7 +320,7 @@ def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
             ("from", o.inline(run["source_checkpoint_id"] or run["source_run_id"] or "")),
             ("parent", o.inline(run["parent_run_id"] or "")),
             ("tags", ", ".join(o.inline(t) for t in run["tags"])),
-            ("head", f"{o.inline(run['checkpoint_head'] or 'none')}  after {run['version']} events"),
+            ("head", f"{o.inline(run['checkpoint_head'] or 'no checkpoint yet,')}  after {run['version']} events"),
         ]
     )
 
@@ -359,12 +359,12 @@ def _standing(effect: EffectView, tried: bool) -> str:
     return f"{effect.status}, not undone" if tried else str(effect.status)
 
 
-_IF_LATE = {"halt": "halts", "deliver": "resumes without an answer", "default": "takes the default", "fail": "fails"}
+_IF_LATE = {"halt": "the run halts", "deliver": "the run resumes without an answer", "default": "the run takes the default", "fail": "the run fails"}
 
 
 def _wait(call: Call, wait: Mapping[str, Any], now: dt.datetime, alone: bool) -> None:
     asked(wait)
-    until = deadline(wait, now, f", {_IF_LATE.get(wait['on_timeout'], '')} {o.ago(wait['deadline'], now)}" if wait["deadline"] else "")
+    until = deadline(wait, now, f"; {_IF_LATE.get(wait['on_timeout'], 'it ends')} {o.ago(wait['deadline'], now)} if nobody answers" if wait["deadline"] else "")
     who = f", for {', '.join(map(o.inline, wait['who']))}" if wait["who"] else ""
     click.echo(o.paint(f"      asked {o.ago(wait['requested_at'], now)} by {o.inline(wait['task'])}{who}{until}", dim=True))
     shown(wait, indent="      │ ", lines=24)

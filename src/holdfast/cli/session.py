@@ -290,7 +290,7 @@ def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor
 
 
 def actor_option(function: F) -> F:
-    return click.option("--actor", metavar="NAME", envvar="HOLDFAST_ACTOR", default=login, help="In whose name, as recorded with the run. [default: $HOLDFAST_ACTOR, else your user name]")(function)
+    return click.option("--actor", metavar="NAME", envvar="HOLDFAST_ACTOR", default=login, help="The name under which this is recorded. [default: $HOLDFAST_ACTOR, else your user name]")(function)
 
 
 def login() -> str:

@@ -272,9 +272,9 @@ def _not_again(events: list[EventView], killed_at: int) -> list[str]:
     if steps:
         lines.append(f"done before the kill and not run again: {', '.join(steps)}")
     if calls:
-        lines.append(f"answered from its record after the restart: the call inside {', '.join(dict.fromkeys(calls))}")
+        lines.append(f"recorded before the kill and not made again: the call inside {', '.join(dict.fromkeys(calls))}")
     if not steps and not calls:
-        lines.append("nothing was recorded yet, so everything ran after it")
+        lines.append("nothing had been recorded before the kill, so every step ran after the restart")
     lines.append("every step is on record exactly once" if not twice else f"ON RECORD TWICE: {twice}")
     return lines
 
