@@ -529,7 +529,7 @@ async def test_a_replay_tells_what_was_taken_back_and_does_not_act_on_from_there
     rt.add(acts)
     again = await rt.replay(run.run_id)
     assert (again.status, again.stop_reason, shop.log) == ("failed", "effects_undone", [])
-    assert "a fork does it again" in again.error.message
+    assert "cannot continue from there; a fork carries out" in again.error.message
     again = await rt.replay(run.run_id, effects="reexecute")
     assert again.status == "completed" and sorted(shop.log) == ["book car", "book flight", "book guide", "book hotel", "book payment"]
 

@@ -30,9 +30,9 @@ from holdfast.core.vouch import KINDS
 from holdfast.core.waits import HALT, HALTING, Decision
 
 PER_CODE = 20
-_REBUILD = "holdfast repair-state RUN --apply writes the fold of the events"
+_REBUILD = "holdfast repair-state RUN --apply rewrites it from the events"
 _CLEAR = "holdfast repair-state RUN --apply clears it"
-_HALT = "holdfast repair-state RUN --apply writes the halted shape"
+_HALT = "holdfast repair-state RUN --apply ends the run as the decision says"
 _LOOK = "diagnosis only, because nothing repairs this safely: holdfast show RUN shows what can be read; restore a backup if it matters"
 
 
@@ -183,7 +183,7 @@ class Diagnosis:
     def feed_whole(self, whole: Checkpoint) -> None:
         """A whole checkpoint that the store keeps beside the log; right after the row it was saved with."""
         if whole.seq != self._saved:
-            self._note("checkpoint_orphaned", f"no event records the checkpoint {whole.checkpoint_id}", _LOOK)
+            self._note("checkpoint_orphaned", f"the checkpoint {whole.checkpoint_id} is not recorded by any event", _LOOK)
         elif self._head is not None and whole.hash != self._head:
             self._note("checkpoint_hash_mismatch", f"{whole.checkpoint_id} does not match the hash in its event", _LOOK)
 
@@ -226,7 +226,7 @@ class Diagnosis:
         if isinstance(fact, ev.StepEnded) and not completes(fact.outcome):
             self._note(
                 "completed_step_without_success_outcome",
-                f"event {event.seq} completes {fact.task} with the outcome {fact.outcome!r}",
+                f"event {event.seq} completes {fact.task}, but with the outcome {fact.outcome!r}, which does not complete a step",
                 _LOOK,
             )
         self._watch_halt(fact)
@@ -255,7 +255,7 @@ class Diagnosis:
         vouched = voucher(record.events)
         if vouched is None:
             if record.delta is not None:
-                self._note("checkpoint_orphaned", f"no event records the checkpoint saved up to event {record.seq}", _LOOK)
+                self._note("checkpoint_orphaned", f"the checkpoint saved with event {record.seq} is not recorded by any event", _LOOK)
             return
         stated: bytes = vouched.fact.hash  # type: ignore[union-attr]
         self._saved = vouched.seq

@@ -583,7 +583,7 @@ class MaybeSent(StepFailure):
 
 
 class RunFailed(HoldfastError):
-    """Raised by ``result``, ``run`` and ``holdfast.run`` if the run did not complete; ``run`` is the run as it ended."""
+    """Raised by ``result``, ``run`` and ``holdfast.run`` if the run did not complete. The error's attribute ``run`` holds the run as it ended."""
 
     code = "run_failed"
 
@@ -593,7 +593,8 @@ class RunFailed(HoldfastError):
 
 
 class RunWaiting(HoldfastError):
-    """Raised by ``result``, ``run`` and ``holdfast.run`` if the run waits and has no result yet; ``run`` is the run."""
+    """Raised by ``result``, ``run`` and ``holdfast.run`` if the run waits and has no result yet. The error's attribute ``run`` holds the
+    run."""
 
     code = "run_waiting"
     exit_code = 4
@@ -681,7 +682,7 @@ class EventUnreadable(StoreCorrupt):
 
 
 class KeyUnavailable(StoreCorrupt):
-    """A payload is encrypted with a key that this process does not have, or for which it has another key with the same id (§14.5).
+    """A payload is encrypted with a key that this process does not have: it has no key with this id, or a different one (§14.5).
     ``key_id``, ``run_id`` and ``place`` say which payload. ``run_id`` is empty if the payload does not belong to a run."""
 
     code = "key_unavailable"
@@ -689,7 +690,7 @@ class KeyUnavailable(StoreCorrupt):
     def __init__(self, key_id: str, run_id: str = "", place: str = "") -> None:
         whose = f" of {run_id}" if run_id else ""
         way_out = "give that key too: Runtime(encryption=…), or a line of the file that $HOLDFAST_KEYS names; without it this cannot be read by anybody"
-        super().__init__(f"{place or 'a payload'}{whose} is encrypted under the key {key_id!r}, which is missing here or differs from the key of that name", hint=way_out)
+        super().__init__(f"{place or 'a payload'}{whose} is encrypted with the key {key_id!r}; this process has no key with this id, or a different one", hint=way_out)
         self.key_id = key_id
         self.run_id = run_id
         self.place = place

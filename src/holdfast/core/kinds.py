@@ -36,11 +36,15 @@ FAST = (str, int, bool, bytes, float)
 class Misfit(Exception):
     """A value that is not what its annotation says."""
 
-    def __init__(self, path: str, wanted: str, given: str) -> None:
-        super().__init__(f"{path} must be {wanted}, and it is {given}")
+    def __init__(self, path: str, wanted: str, given: str, said: str = "") -> None:
+        super().__init__(said or f"{path} must be {wanted}, and it is {given}")
         self.path = path
         self.wanted = wanted
         self.given = given
+
+
+def _unknown(cls: Any, what: str, path: str, given: str) -> Misfit:
+    return Misfit(path, "absent", given, f"{path} is not a {what} of {cls.__name__} (given: {given})")
 
 
 class Kind(msgspec.Struct, frozen=True):
@@ -292,7 +296,7 @@ def _set(make: Any, inner: tuple[Any, ...]) -> Fit:
         try:
             return make(found if made is None else made)
         except TypeError:
-            raise Misfit(path, "a set", "a list of what cannot be in one") from None
+            raise Misfit(path, "a set", "a list with an item that a set cannot hold") from None
 
     return fit
 
@@ -339,10 +343,10 @@ def _typed_dict(cls: Any) -> Fit:
             raise Misfit(path, cls.__name__, shown(value))
         for name in value:
             if name not in kinds:
-                raise Misfit(f"{path}.{name}", f"nothing: {cls.__name__} has no such key", shown(value[name]))
+                raise _unknown(cls, "key", f"{path}.{name}", shown(value[name]))
         for name in sorted(required):
             if name not in value:
-                raise Misfit(f"{path}.{name}", f"there: {cls.__name__} requires it", "missing")
+                raise Misfit(f"{path}.{name}", "there", "missing", f"{path}.{name} is missing: {cls.__name__} requires it")
         return {n: v if (f := kinds[n]) is None else f(v, f"{path}.{n}") for n, v in value.items()}
 
     return fit
@@ -381,7 +385,7 @@ def _fields(cls: Any, named: list[tuple[str, bool]], make: Callable[[dict[str, A
         if not issubclass(cls, msgspec.Struct):
             for name in value:
                 if (name, True) not in named:
-                    raise Misfit(f"{path}.{name}", f"nothing: {cls.__name__} has no such field", shown(value[name]))
+                    raise _unknown(cls, "field", f"{path}.{name}", shown(value[name]))
             value = {n: v if (f := kinds()[n]) is None else f(v, f"{path}.{n}") for n, v in value.items()}
         try:
             return make(canon.thaw(dict(value)))

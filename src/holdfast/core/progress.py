@@ -223,7 +223,7 @@ class Progress:
             vouched = cps.vouched(self.checkpoint, record.events, record.delta_bytes)
             if vouched is None:
                 payloads.hold_open(record.delta)
-                raise ChainBroken(f"no event up to {record.seq} records the checkpoint saved with it", hint="find the damage: holdfast check")
+                raise ChainBroken(f"the checkpoint saved with event {record.seq} is not recorded by any event", hint="find the damage: holdfast check")
             if record.delta.carries:
                 self.results[cps.CARRY_TASK] = TaskResult(cps.CARRY_TASK)
             lacking = [n for c in record.delta.carries for n in c.channels if n not in self.checkpoint.values]

@@ -122,7 +122,7 @@ def _from_file(path: str) -> bytes:
     with open(path, "rb") as file:
         found = file.read(1024).strip()
     if len(found) < LEAST:
-        raise UsageError(f"{path} holds no secret", hint="delete it: a new one is created, and links sent before stop working")
+        raise UsageError(f"{path} holds no secret", hint="delete it: a new one is created, and the links that were sent until then stop working")
     return found
 
 

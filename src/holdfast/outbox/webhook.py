@@ -225,7 +225,7 @@ def _headers(given: Any) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise PermanentError("the headers of a webhook are names with texts")
+        raise PermanentError("the headers of a webhook must be a mapping of names to texts")
     out = {}
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str) or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):

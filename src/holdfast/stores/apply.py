@@ -717,7 +717,7 @@ def thread_moved(run: Run) -> Conflict:
 
 
 def schedule_moved(schedule_id: str) -> Conflict:
-    return Conflict(f"somebody else has moved the schedule {schedule_id} on, or changed it", hint="read it again", code="schedule_moved")
+    return Conflict(f"the schedule {schedule_id} was advanced or changed in the meantime", hint="read it again", code="schedule_moved")
 
 
 def claim_taken(kind: str, key: str, run_id: str) -> Conflict:

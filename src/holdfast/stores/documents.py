@@ -56,7 +56,7 @@ def revived(kind: type[msgspec.Struct], fields: Any) -> Any:
     """
     try:
         if kind is Run and fields["status"] not in set(Status):
-            raise UnknownStatus(f"{fields['run_id']} is stored with the status {fields['status']!r}")
+            raise UnknownStatus(f"{fields['run_id']} is stored with the status {fields['status']!r}, which this release does not know")
         return msgspec.convert(_positions(kind, fields), kind)
     except (msgspec.ValidationError, KeyError, TypeError, ValueError, OverflowError) as e:
         raise EventUnreadable(f"meta.json cannot be read: {e}") from e

@@ -45,7 +45,7 @@ def as_loaded(raw: Mapping[str, Any]) -> Run | HoldfastError:
     try:
         status = Status(raw["status"])
     except ValueError:
-        return UnknownStatus(f"{raw['run_id']} is stored with the status {raw['status']!r}")
+        return UnknownStatus(f"{raw['run_id']} is stored with the status {raw['status']!r}, which this release does not know")
     try:
         run = codec.decode_run(doc_of(raw))
     except HoldfastError as e:
@@ -60,10 +60,10 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
     if isinstance(run, Run):
         differ = [n for n in COPIED if raw[n] != copied(run, n)] + (["run_id"] if run.run_id != run_id else [])
         if differ:
-            hint = "holdfast repair-state RUN --apply writes the fold of the events"
+            hint = "holdfast repair-state RUN --apply rewrites it from the events"
             found.append(problem("snapshot_field_drift", f"the columns {', '.join(differ)} differ from the row they index", hint, run_id))
         if codec.decode_run(doc_of(raw)).status != raw["status"]:
-            hint = "holdfast repair-state RUN --apply writes the fold of the events"
+            hint = "holdfast repair-state RUN --apply rewrites it from the events"
             found.append(problem("snapshot_status_drift", f"the column says {raw['status']} and the row's own record does not", hint, run_id))
     if not stands(raw):
         about = f"what the row says beside the log ({', '.join(STANDING)}) is damaged: its checksum does not match"

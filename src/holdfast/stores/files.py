@@ -26,7 +26,7 @@ def store_error(error: OSError, path: str) -> StoreError:
         return StoreReadOnly(f"{path} cannot be written: {said}", hint="check the permissions of the file and of its folder")
     if error.errno in _NO_MORE:
         return StoreError(f"{path}: no more files can be opened: {said}", hint="raise the limit (ulimit -n), or close some", code="store_io")
-    return StoreError(f"{path}: input or output failed: {said}", hint="check the disk; Holdfast reads back whether the write succeeded", code="store_io")
+    return StoreError(f"{path}: input or output failed: {said}", hint="check the disk; Holdfast reads the data back to see whether the write succeeded", code="store_io")
 
 
 @contextlib.contextmanager

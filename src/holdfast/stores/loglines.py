@@ -178,7 +178,7 @@ def read_log(run_id: str, data: bytes, checkpoint: Callable[[str], bytes | None]
             continue
         follows = fields["k"] == len(pending) + 1 and (not pending or pending[0]["chain"] == fields["chain"])
         if not follows:
-            kept.problems.append(problem("event_seq_gap", f"line {number} of {EVENTS} belongs to a commit that is not there whole", _LOOK, run_id))
+            kept.problems.append(problem("event_seq_gap", f"line {number} of {EVENTS} belongs to an incomplete commit", _LOOK, run_id))
             pending = []
             if fields["k"] != 1:
                 continue

@@ -988,7 +988,7 @@ class WorkspaceStore(MemoryStore):
     def _files_problems(self, run_id: str, kept: Kept) -> list[Problem]:
         names = [n.removesuffix(".json") for n in _listed(self._at(run_id, "checkpoints")) if n.endswith(".json")]
         loose = sorted(set(names) - kept.checkpoints)
-        found = [problem("checkpoint_orphaned", f"no event records checkpoints/{n}.json", "it can be deleted", run_id) for n in loose[:20]]
+        found = [problem("checkpoint_orphaned", f"checkpoints/{n}.json is not recorded by any event", "it can be deleted", run_id) for n in loose[:20]]
         if run_id in self._runs:
             wanted, there = {d for d, users in self._users.items() if run_id in users}, set(_listed(self._at(run_id, BLOBS)))
             found += [problem("blob_unreadable", f"{BLOBS}/{n} is missing", "restore a backup", run_id) for n in sorted(wanted - there)[:20]]

@@ -375,7 +375,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.chaos", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--runs", type=int, default=100, help="short runs to submit (2000 in the heavy round)")
     parser.add_argument("--faults", type=int, default=50, help="faults and commands to throw in (1000 in the heavy round)")
-    parser.add_argument("--seed", type=int, default=int(dt.datetime.now(dt.UTC).timestamp()), help="the draw of faults; printed")
+    parser.add_argument("--seed", type=int, default=int(dt.datetime.now(dt.UTC).timestamp()), help="the seed that chooses the faults; it is printed")
     parser.add_argument("--budget", type=float, default=0.5, metavar="MINUTES", help="after which no more trouble is made (30 for the heavy round)")
     parser.add_argument("--nursery", nargs=2, metavar=("URL", "FOLDER"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)

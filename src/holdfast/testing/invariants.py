@@ -81,7 +81,7 @@ async def _values(store: Store, run: Run, rows: Sequence[Row], records: Sequence
     if not found and loaded is not None:
         short = Progress(run.run_id, loaded.whole).walk(loaded.rows).checkpoint
         if short.values != Progress(run.run_id, origin).walk(rows).checkpoint.values:
-            found.append(Violation("values_differ", run.run_id, f"{short.checkpoint_id} loads with other values than the log folds to"))
+            found.append(Violation("values_differ", run.run_id, f"{short.checkpoint_id} loads with other values than those computed from the log"))
     return found
 
 

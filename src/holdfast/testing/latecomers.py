@@ -209,7 +209,7 @@ async def _judge(rt: Runtime, said: Sequence[Said], report: Report) -> None:
             if one.refused not in CODES:
                 report.wrong.append(f"{one.run_id}: a {one.kind} was refused as {one.refused}")
             if _followed(one, events):
-                report.wrong.append(f"{one.run_id}: a {one.kind} was refused, and followed")
+                report.wrong.append(f"{one.run_id}: a {one.kind} was refused, but was carried out all the same")
             continue
         accepted[one.kind] += 1
         if _noted(events):
@@ -219,7 +219,7 @@ async def _judge(rt: Runtime, said: Sequence[Said], report: Report) -> None:
         elif one.kind == "cancel" and run.status != "canceled":
             report.wrong.append(f"{one.run_id}: a cancel was accepted, and the run ended {run.status}")
         if left := await rt.store.inbox(one.run_id):
-            report.wrong.append(f"{one.run_id} has ended over {len(left)} commands that nobody took")
+            report.wrong.append(f"{one.run_id} has ended although {len(left)} commands were still waiting to be taken")
     report.accepted, report.refused, report.noted, report.ended = dict(accepted), dict(refused), dict(noted), dict(ended)
 
 
@@ -242,8 +242,8 @@ def _noted(events: Sequence[EventView]) -> bool:
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.latecomers", description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--commands", type=int, default=200, help="cancels, signals and decisions to give (2000 take about 3 minutes on two free cores)")
-    parser.add_argument("--processes", type=int, default=3, help="that give them, beside two that drive the runs")
-    parser.add_argument("--seed", type=int, default=int(dt.datetime.now(dt.UTC).timestamp()) % 1_000_000, help="the draw of commands and instants; printed")
+    parser.add_argument("--processes", type=int, default=3, help="the number of processes that give them; two more execute the runs")
+    parser.add_argument("--seed", type=int, default=int(dt.datetime.now(dt.UTC).timestamp()) % 1_000_000, help="the seed that chooses the commands and their times; it is printed")
     parser.add_argument("--budget", type=float, default=5.0, metavar="MINUTES", help="after which no more commands are given; the rest is counted as skipped")
     parser.add_argument("--drive", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--give", nargs=5, metavar=("URL", "FILE", "COUNT", "SEED", "UNTIL"), help=argparse.SUPPRESS)

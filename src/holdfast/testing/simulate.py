@@ -361,7 +361,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.simulate", description=__doc__.split("\n\n")[0] if __doc__ else "")
     parser.add_argument("--seeds", type=int, default=1000, help="how many to play")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
-    parser.add_argument("--seed", type=int, help="play this one alone and tell its story, whole or not")
+    parser.add_argument("--seed", type=int, help="run only this seed and print what happened, even if no invariant is broken")
     parser.add_argument("--keep-going", action="store_true", help="go on after a broken seed")
     options = parser.parse_args(arguments)
     if options.seed is not None:

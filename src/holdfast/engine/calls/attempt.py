@@ -371,7 +371,7 @@ class Attempt:
     async def save(self, draft: Draft) -> None:
         """Makes something durable for this attempt; what outlives the attempt has no say any more."""
         if self.places.closed:
-            raise ConcurrentScope(f"a ctx call of {self.node.name} ended after the node had", hint="await every ctx call, or use ctx.gather")
+            raise ConcurrentScope(f"a ctx call of {self.node.name} ended later than the node itself", hint="await every ctx call, or use ctx.gather")
         await self.journal.save(draft)
 
     async def pause(self, due: int, failed: int, base_us: int) -> None:

@@ -480,7 +480,7 @@ class Performance:
         gone = [e.capability for r in echo.forebears for e in compensation.missing(echo.effects, r)]
         if gone:
             raise StepFailure(
-                f"{', '.join(gone)} of the run {run.source_run_id} was undone: its replay cannot continue from there; a fork does it again",
+                f"{', '.join(gone)} of the run {run.source_run_id} was undone, so this replay of the run cannot continue from there; a fork carries out {', '.join(gone)} again",
                 code="effects_undone",
             )
 
@@ -658,7 +658,7 @@ class Performance:
         if await self.journal.asking(self.store.settle_effect(settled, seen)):
             return
         there = next(e.status for e in await self.journal.asking(self.store.effects(key=self.key)) if e.effect_id == settled.effect_id)
-        raise EffectConflict(f"{self.name} was settled in the meantime as {there}, by the run {settled.run_id} or another run", hint="look at it again: holdfast resume")
+        raise EffectConflict(f"{self.name} was settled in the meantime as {there}, possibly by the run {settled.run_id}", hint="look at it again: holdfast resume")
 
     async def by_hand(self, decision: Decision) -> Any:
         """What a person did in place of a function that this process has not.

@@ -162,7 +162,7 @@ async def _failed(attempt: Attempt, path: str, name: str, error: BaseException) 
         return
     kind = "first_of" if name == "first_of" else "scope"
     value = recorded(error, where=path)
-    facts = [*_closed(attempt, path, "another of its scope failed"), ev.StepFailed(attempt.step, attempt.key, value, path=path)]
+    facts = [*_closed(attempt, path, "another call of the same scope failed"), ev.StepFailed(attempt.step, attempt.key, value, path=path)]
     await attempt.save(Draft(facts=facts, results=[StepRecord(attempt.key, path, name, error=value, kind=kind)]))
 
 

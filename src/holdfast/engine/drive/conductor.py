@@ -524,7 +524,7 @@ class Conductor:
         """A live owner keeps its run; an owner nobody can see is waited for until its lease expires (§7.1)."""
         until = views.iso(lease.expires_at)
         if lease.owner_alive is Alive.YES or not wait:
-            raise RunIsLive(f"{run.run_id} is executed by {lease.owner} until {until}", hint="wait for it, or cancel it")
+            raise RunIsLive(f"{run.run_id} is being executed by {lease.owner}, whose lease lasts until {until}", hint="wait for it, or cancel it")
         while lease.live(self._store.now()):
             await self._store.wait_for_change(POLL_SECONDS)
             run, lease = await self._reader.found(run.run_id)

@@ -100,7 +100,7 @@ def _moves(run: Run, wanted: Status, actor: str, reason: str) -> Iterable[ev.Fac
     if wanted is Status.RUNNING and any(w.human for w in run.waits):
         raise UndecidedWait(f"{run.run_id} waits for a person", hint=f"holdfast waits {run.run_id} shows the commands that answer it")
     if wanted in WAITING and not any(w.human is (wanted is Status.WAITING_FOR_HUMAN) for w in run.waits):
-        raise NotDecidable(f"{run.run_id} has no open question to rest in as {wanted}", hint="a node opens one: ctx.approve, ctx.wait")
+        raise NotDecidable(f"the status of {run.run_id} cannot become {wanted}: it has no open wait of that kind", hint="a node opens one: ctx.approve, ctx.wait")
     match wanted:
         case Status.RUNNING:
             return [ev.RunStarted() if run.status is Status.PENDING else ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head)]

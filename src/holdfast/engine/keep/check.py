@@ -227,8 +227,8 @@ def needed(diagnosis: Diagnosis) -> Needs:
 def lacking(run_id: str, noted: Needs, needed: Needs) -> list[Problem]:
     """What a run needs and its store has not noted: a prune would take it away."""
     hint = "holdfast repair-state RUN --apply notes it again"
-    carries = [problem("carry_record_missing", f"the note that the run continues {lender} is missing", hint, run_id) for lender in sorted(needed.lenders - noted.lenders)]
-    uses = [problem("blob_use_record_missing", f"it is not noted that the run needs the blob {digest}", hint, run_id) for digest in sorted(needed.blobs - noted.blobs)]
+    carries = [problem("carry_record_missing", f"the record that this run continues values of {lender} is missing", hint, run_id) for lender in sorted(needed.lenders - noted.lenders)]
+    uses = [problem("blob_use_record_missing", f"the record that this run needs the blob {digest} is missing", hint, run_id) for digest in sorted(needed.blobs - noted.blobs)]
     return carries + uses
 
 

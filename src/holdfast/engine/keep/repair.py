@@ -257,7 +257,7 @@ def _actions(wanted: set[str], evidence: Evidence, told: _Folded, after: Run) ->
     found = []
     for code in sorted(wanted):
         if code == HALT and told.halt is not None:
-            found.append(Action(code, f"ends the run {after.status}, settled, because of the decision of {told.halt[1].actor}"))
+            found.append(Action(code, f"ends the run for good, with the status {after.status}, because of the decision of {told.halt[1].actor}"))
         elif code == PARTIAL:
             found.append(Action(code, "cuts the log to its last whole commit; the bytes stay in the backup"))
         elif code in NOTES:

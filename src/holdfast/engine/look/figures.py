@@ -36,7 +36,7 @@ class Spread(msgspec.Struct, frozen=True):
 
 
 async def figures(store: Store, tally: Tally, tenant_id: str | None, meter: Meter | None = None) -> list[Figure | Spread]:
-    """Everything that is told: of what stands in the store now, and with ``meter`` of what this process has done since somebody looks."""
+    """Everything that is told: of what stands in the store now, and with ``meter`` of what this process has done since the metrics were first read."""
     now = store.now()
     runs = await store.runs(RunFilter(tenant_id=tenant_id, statuses=OPEN, limit=MOST))
     stands = Counter(condition(run, lease, now).value for run, lease in runs)
@@ -67,7 +67,7 @@ async def figures(store: Store, tally: Tally, tenant_id: str | None, meter: Mete
     if meter is not None:
         told += [
             Figure("holdfast_steps_total", "Steps that this process has ended since the metrics were first read, by outcome.", dict(meter.steps), "outcome", True),
-            Figure("holdfast_attempts_total", "Tries at steps that this process has ended since somebody looks.", {"": meter.attempts}, "", True),
+            Figure("holdfast_attempts_total", "Attempts at steps that this process has ended since the metrics were first read.", {"": meter.attempts}, "", True),
             Spread("holdfast_claim_seconds", "How long this process's claims took.", meter.claims),
             Spread("holdfast_commit_seconds", "How long it took to make a group of commits durable.", meter.commits),
             Spread("holdfast_commit_group_size", "How many commits were made durable at once.", meter.groups),

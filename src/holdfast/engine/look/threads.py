@@ -283,7 +283,7 @@ def _place(carry: Carry) -> tuple[str, int, bytes]:
 
 def _origin(run_id: str, carries: tuple[Carry, ...], values: Mapping[tuple[str, int, bytes], Mapping[str, Any]]) -> Origin:
     if lost := [f"{n} of {c.run_id}" for c in carries for n in c.channels if n not in values[_place(c)]]:
-        raise StoreCorrupt(f"{run_id} carries on what is not there: {', '.join(lost)}", hint="restore a backup", code="checkpoint_head_missing")
+        raise StoreCorrupt(f"{run_id} continues values of earlier runs that are missing: {', '.join(lost)}", hint="restore a backup", code="checkpoint_head_missing")
     return empty(run_id, {n: values[_place(c)][n] for c in carries for n in c.channels}), b""
 
 

@@ -366,7 +366,7 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
             wait = max(wait, FULL_WAIT) if too_many(e) else wait
             if time.monotonic() + wait > until:
                 if wrote and broken:
-                    raise OutcomeUnknown(f"{url}: {_text(e)}", hint="load it again: the stored state counts") from e
+                    raise OutcomeUnknown(f"{url}: {_text(e)}", hint="load it again; only the stored state is valid") from e
                 raise translate(e, url) from e
             await asyncio.sleep(wait * (0.5 + random.random()))
             wait = min(wait * 2, LONGEST_WAIT)

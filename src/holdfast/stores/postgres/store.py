@@ -758,7 +758,7 @@ class PostgresStore:
         try:
             known = Status(status)
         except ValueError:
-            raise UnknownStatus(f"{run_id} is stored with the status {status!r}", hint="holdfast check names the damage") from None
+            raise UnknownStatus(f"{run_id} is stored with the status {status!r}, which this release does not know", hint="holdfast check names the damage") from None
         run = codec.decode_run(doc)
         return run if version is None else codec.overlay(run, status=known.value, version=version, step=step, head=head)
 

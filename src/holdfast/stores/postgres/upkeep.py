@@ -60,7 +60,7 @@ def evidence_of(run_id: str, key: Key, row: Sequence[Any] | None, end: Sequence[
     run = as_loaded(shown)
     found = row_problems(shown, run, None if end is None else end[0])
     if isinstance(run, Run) and shown["ended"] != (run.finished_at if run.terminal else None):
-        found.append(problem("snapshot_field_drift", "the column ended differs from the row it indexes", "holdfast repair-state RUN --apply writes the fold of the events", run_id))
+        found.append(problem("snapshot_field_drift", "the column 'ended' differs from the row that it indexes", "holdfast repair-state RUN --apply rewrites it from the events", run_id))
     return Evidence(run_id=run_id, run=run, lease=lease, tip=tip, raw=shown, problems=tuple(found))
 
 
@@ -86,7 +86,7 @@ def health(found: Sequence[Any], here: int) -> list[Problem]:
     if asynchronous:
         warn("standby_asynchronous", f"{asynchronous} standby(s) follow asynchronously: a failover may lose the last commits", "synchronous_standby_names")
     if abs(here - there) > APART_US:
-        warn("clock_apart", f"this machine's clock and the server's are {abs(here - there) / 1e6:.1f} s apart", "the server's counts; set both by NTP")
+        warn("clock_apart", f"this machine's clock and the server's are {abs(here - there) / 1e6:.1f} s apart", "the server's clock is the one that counts; set both clocks by NTP")
     if snapshot > OLD_SNAPSHOT_SECONDS:
         warn("snapshot_old", f"{reader} has held a snapshot for {snapshot:.0f} s: dead rows cannot be removed", "end it: pg_terminate_backend")
     if dead or autovacuum != "on":

@@ -61,7 +61,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     if isinstance(error, apsw.CorruptError | apsw.NotADBError | apsw.FormatError):
         return StoreCorrupt(f"{path} is damaged: {text}", hint="keep a copy of the files, then restore a backup")
     if isinstance(error, apsw.IOError):
-        return StoreError(f"{path}: input or output failed: {text}", hint="check the disk; Holdfast reads back whether the write succeeded", code="store_io")
+        return StoreError(f"{path}: input or output failed: {text}", hint="check the disk; Holdfast reads the data back to see whether the write succeeded", code="store_io")
     if isinstance(error, apsw.TooBigError):
         return StoreError(f"{path}: a value is too big: {text}", code="too_large")
     return StoreError(f"{path}: {type(error).__name__}: {text}")
@@ -275,7 +275,7 @@ def schema(db: apsw.Connection, path: str, incarnation: int) -> None:
             db.execute(Q.begin)
         except apsw.ReadOnlyError as e:
             about = f"{path} has schema {before}, this release needs {len(MIGRATIONS)}, and the file cannot be written"
-            raise StoreReadOnly(about, hint="let somebody who may write it run holdfast migrate") from e
+            raise StoreReadOnly(about, hint="somebody who may write the store must run: holdfast migrate") from e
         try:
             number = int(db.pragma("user_version"))
             readable(number, path)

@@ -51,7 +51,7 @@ def decode_intent(kept: Sequence[Any]) -> Intent:
     """
     data, tenant_id, state, due, owner, lease_until, settled_at = kept[:7]
     if state not in _STATES:
-        raise EventUnreadable(f"an intent has the state {state!r}, which there is not")
+        raise EventUnreadable(f"an intent has the state {state!r}, which is unknown")
     return replace(
         codec.decode_intent(data), tenant_id=tenant_id, state=IntentState(state), due=due, owner=owner, lease_until=lease_until, settled_at=settled_at
     )

@@ -672,7 +672,7 @@ class SqliteStore:
         try:
             known = Status(status)
         except ValueError:
-            raise UnknownStatus(f"{run_id} is stored with the status {status!r}", hint="holdfast check names the damage") from None
+            raise UnknownStatus(f"{run_id} is stored with the status {status!r}, which this release does not know", hint="holdfast check names the damage") from None
         return codec.overlay(codec.decode_run(doc), status=known.value, version=version, step=step, head=head)
 
     def _lease(self, db: apsw.Connection, fence: int, owner: str | None, due: int | None) -> Lease:
