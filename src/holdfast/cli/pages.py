@@ -320,7 +320,7 @@ def _facts(run: Mapping[str, Any], now: dt.datetime) -> None:
             ("from", o.inline(run["source_checkpoint_id"] or run["source_run_id"] or "")),
             ("parent", o.inline(run["parent_run_id"] or "")),
             ("tags", ", ".join(o.inline(t) for t in run["tags"])),
-            ("head", f"{o.inline(run['checkpoint_head'] or 'no checkpoint yet,')}  after {run['version']} events"),
+            ("head", f"{o.inline(run['checkpoint_head']) + ' ' if run['checkpoint_head'] else 'no checkpoint yet,'} after {run['version']} events"),
         ]
     )
 

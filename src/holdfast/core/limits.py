@@ -28,8 +28,8 @@ LONGEST_WAIT_US = 30 * SECOND
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
-    """At most ``in_flight`` run at the same time. They start at an average rate of at most ``per_second``, by a token bucket that holds
-    ``burst`` tokens (by default as many as ``per_second``, rounded down, and at least one)."""
+    """At most ``in_flight`` runs or calls are under way at the same time. They begin at an average rate of at most ``per_second``, by a token
+    bucket that holds ``burst`` tokens (by default as many as ``per_second``, rounded down, and at least one)."""
 
     in_flight: int | None = None
     per_second: float | None = None
