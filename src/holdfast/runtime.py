@@ -494,8 +494,7 @@ class Runtime:
             session_key, lane: runs with the same two values execute one after another; by default the thread, and ``main``.
             queue: the queue whose workers may execute the run.
             priority: runs with a higher number are executed first.
-            job_id: groups the runs of one request.
-            trace_id: an id of your tracing system; it is recorded with the run.
+            job_id, trace_id: the ids of a request and of a trace in your own systems; they are recorded with the run.
             tags: labels by which runs can be listed.
             tenant_id: the tenant that the run belongs to.
             target: where the skill's code is (such as ``app.py:skill``), for the commands that are shown to people.
@@ -531,9 +530,7 @@ class Runtime:
         return made if hasattr(made, "invoke") and not isinstance(made, type) else made(self, skill)
 
     @checked(request=door.made)
-    async def kernel_invoke(
-        self, skill: Any, inputs: Any, request: Request, *, step_limit: int | None = None, detach: bool = False
-    ) -> Run[Any]:
+    async def kernel_invoke(self, skill: Any, inputs: Any, request: Request, *, step_limit: int | None = None, detach: bool = False) -> Run[Any]:
         """Like ``invoke``, but always with Holdfast's own engine. A custom ``executor`` that wraps this engine calls it."""
         program = self._program(skill)
         if request.thread_id is not None and inputs is None:
@@ -653,9 +650,7 @@ class Runtime:
                     await self._store.offer(self._services.owner, next((w.offer for w in self._working), Offer((), (), works=False, sends=())))
 
     @checked(state=arguments.word(*IntentState))
-    async def intents(
-        self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, limit: int = 100
-    ) -> list[IntentView]:
+    async def intents(self, run_id: str | None = None, *, state: str | None = None, type: str | None = None, limit: int = 100) -> list[IntentView]:
         """Outgoing messages (intents), oldest first, each with all attempts at sending it (§9.3)."""
         if run_id is not None:
             await self._reader.found(run_id)
