@@ -203,6 +203,28 @@ async def test_a_renamed_step_is_a_difference() -> None:
     assert "recorded are 0 one, 1 one, but the code now calls one, two" in await _differs(before, after)
 
 
+async def test_what_lies_within_other_calls_does_not_hide_the_difference() -> None:
+    """A fan-out is one call at its level, however many items it has; of many calls those beside the place are named."""
+
+    async def fan_out(ctx: Context) -> Any:
+        async def item(n: int) -> Any:
+            return await ctx.step(work, str(n))
+
+        return await ctx.map(item, list(range(10)))
+
+    @flow("f")
+    async def before(ctx: Context) -> Any:
+        return [[await ctx.step(one) for _ in range(9)], await fan_out(ctx), await ctx.step(two), await ctx.step(work, "end")]
+
+    @flow("f")
+    async def after(ctx: Context) -> Any:
+        return [[await ctx.step(one) for _ in range(9)], await ctx.step(two), await fan_out(ctx), await ctx.step(work, "end")]
+
+    assert await _differs(before, after, path="10") == (
+        "call 9 of f does not match its record: recorded are 6 one, 7 one, 8 one, 9 with calls of its own, 10 two, but the code now calls one, one, one, two"
+    )
+
+
 @pytest.mark.parametrize("path", ["0", "1"], ids=["one recorded", "both recorded"])
 async def test_calls_of_one_function_are_told_apart_by_their_arguments(path: str) -> None:
     """L-12: the same function twice, its calls swapped."""

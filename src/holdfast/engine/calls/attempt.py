@@ -36,6 +36,7 @@ from holdfast.engine.base.streams import Track
 from holdfast.engine.calls.functions import Patience
 
 MOST_KEY_CHARS = 200
+SHOWN = 3  # calls before and after the one that differs, so that what the code calls now stays in sight
 
 
 class Suspend(ControlFlow):
@@ -240,13 +241,29 @@ class Places:
         return self._scopes
 
     def mismatch(self, path: str, now: str) -> RecordMismatch:
-        """The difference between what is on record and what the code calls, in one sentence."""
-        recorded = [f"{r.path.removeprefix(self.root.prefix)} {label(r.kind, r.name)}" for r in self._mine()]
-        called = ", ".join([*self._told[:-1], now])
+        """The difference between what is on record at this place and beside it, and what the code calls, in one sentence."""
+        recorded = self._beside(path)
+        at = next((n for n, (place, _) in enumerate(recorded) if place == path), len(recorded))
+        shown = [said for _, said in recorded[max(0, at - SHOWN) : at + SHOWN + 1]]
+        called = [*self._told[:-1], now][-SHOWN - 1 :]
         return RecordMismatch(
-            f"call {path} of {self._key} does not match its record: recorded are {', '.join(recorded)}, but the code now calls {called}",
+            f"call {path} of {self._key} does not match its record: recorded are {', '.join(shown)}, but the code now calls {', '.join(called)}",
             hint="restore the order of the calls, give them keys, or fork the run from an earlier checkpoint",
         )
+
+    def _beside(self, path: str) -> list[tuple[str, str]]:
+        """The calls on record at the level of a place, each with its name; one that only holds others is said to hold them."""
+        above, depth = path.rpartition("/")[0], path.count("/") + 1
+        found: dict[str, str] = {}
+        for record in self._mine():
+            at = record.path.removeprefix(self.root.prefix)
+            if not above or at.startswith(f"{above}/"):
+                place = "/".join(at.split("/")[:depth])
+                if place == at:
+                    found[place] = f"{place} {label(record.kind, record.name)}"
+                else:
+                    found.setdefault(place, f"{place} with calls of its own")
+        return list(found.items())
 
 
 _ENDS_REPLAY = frozenset({"step", "value", "child"})
