@@ -7,10 +7,11 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State, flow
+from holdfast import Context, Runtime, flow
 from holdfast.core.errors import InvalidInput, RequestConflict
 from holdfast.testing import VirtualClock, World
 from holdfast.testing.crash import Fault, at_write
+from tests.outbox.test_recomputed import KEYS, letters
 
 WEEK = dt.timedelta(days=7).total_seconds()
 
@@ -71,25 +72,11 @@ async def test_a_key_is_kept_for_as_long_as_its_run_is_open(rests: str) -> None:
         assert (await rt.submit("hears", {"n": 1}, key="k")).run_id != run.run_id
 
 
-class Letter(State):
-    text: str = ""
-
-
 @pytest.mark.parametrize("crash", range(1, 8))
 @pytest.mark.parametrize("fault", [Fault.BEFORE, Fault.AFTER])
 def test_the_key_of_what_is_sent_survives_a_crash(holdfast_world: World, fault: Fault, crash: int) -> None:
     """§9.2, T-68: crashed at any write and recovered, a step sends under the same keys: lineage, super-step, task and index."""
-    graph: Graph[Letter] = Graph("letters", Letter)
-
-    @graph.node(start=True)
-    async def first(state: Letter, ctx: Context) -> dict[str, str]:
-        ctx.send("mail", {"n": 1})
-        ctx.send("mail", {"n": 2})
-        return {"text": "x"}
-
-    @graph.node(after="first")
-    async def second(state: Letter, ctx: Context) -> None:
-        ctx.send("mail", {"n": 3})
+    graph = letters([])
 
     async def story() -> list[str]:
         one = await holdfast_world.host(graph, plan=at_write(crash, fault))
@@ -103,7 +90,7 @@ def test_the_key_of_what_is_sent_survives_a_crash(holdfast_world: World, fault: 
         return [i.key.removeprefix(run.run_id) for i in await two.do(two.rt.intents(run.run_id))]
 
     keys = holdfast_world.run(story())
-    assert keys == [".1.first!0", ".1.first!1", ".2.second!0"], keys
+    assert keys == KEYS, keys
 
 
 @pytest.mark.parametrize("name", ["a:b", ":", "order:", ":paid"])

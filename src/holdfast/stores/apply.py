@@ -546,7 +546,7 @@ def mendable(evidence: Evidence, there: Evidence | None, now: int) -> HoldfastEr
     if there is None or there.raw != evidence.raw:
         return VersionConflict(f"{evidence.run_id} has changed since it was looked at", hint="look again")
     if there.lease is not None and there.lease.live(now):
-        return LeaseLost(f"{evidence.run_id} is held by {there.lease.owner}", hint="wait until it waits or has ended")
+        return LeaseLost(f"{evidence.run_id} is held by {there.lease.owner}", hint="wait until nobody executes the run")
     return None
 
 

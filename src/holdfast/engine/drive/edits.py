@@ -45,7 +45,7 @@ class StateEditor:
         if run.status is Status.COMPLETED or run.settled:
             raise SettledTerminal(f"the run is {run.status} for good", hint=f"holdfast fork {run_id} {target_of(run.target)} --set CHANNEL=JSON")
         if loaded.lease.live(now):
-            raise RunIsLive(f"{run_id} is executed by {loaded.lease.owner}", hint="wait until it waits or has ended")
+            raise RunIsLive(f"{run_id} is executed by {loaded.lease.owner}", hint="wait until nobody executes the run")
         journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
         parent = journal.progress.checkpoint
         program = self._skills.find(run.skill_id, run.skill_version) if run.skill_id in self._skills.ids else None
@@ -84,7 +84,7 @@ class StateEditor:
             loaded = await self._reader.loaded(run_id)
             draft = become(loaded.run)
             if loaded.lease.live(self._store.now()):
-                raise RunIsLive(f"{run_id} is executed by {loaded.lease.owner}", hint="wait until it waits or has ended")
+                raise RunIsLive(f"{run_id} is executed by {loaded.lease.owner}", hint="wait until nobody executes the run")
             if await self._desk.at_rest(loaded, draft, actor=actor, source=source, due=loaded.lease.due):
                 return
         raise Conflict(f"others keep writing {run_id}", hint="try again")

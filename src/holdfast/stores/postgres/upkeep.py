@@ -119,7 +119,7 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
     if there != shown or not ends or ends[0][1] != tip.hash:
         raise VersionConflict(f"{run.run_id} has changed since it was looked at", hint="look again")
     if seen["owner"] is not None and evidence.lease is not None and evidence.lease.live(now):
-        raise LeaseLost(f"{run.run_id} is held by {seen['owner']}", hint="wait until it waits or has ended")
+        raise LeaseLost(f"{run.run_id} is held by {seen['owner']}", hint="wait until nobody executes the run")
     writes: list[Statement] = []
     n, since = tip.row, tip.since
     for commit in commits:

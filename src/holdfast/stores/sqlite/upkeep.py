@@ -124,7 +124,7 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
     if raw != there:
         raise VersionConflict(f"{run.run_id} has changed since it was looked at", hint="look again")
     if raw is not None and raw["owner"] is not None and not lost(raw["owner"]):
-        raise LeaseLost(f"{run.run_id} is held by {raw['owner']}", hint="wait until it waits or has ended")
+        raise LeaseLost(f"{run.run_id} is held by {raw['owner']}", hint="wait until nobody executes the run")
     assert evidence.tip is not None
     key, number, since, whole, digest = evidence.raw["id"], evidence.tip.row, evidence.tip.since, evidence.tip.whole, evidence.tip.hash
     for commit in commits:
