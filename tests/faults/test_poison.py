@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -171,6 +172,24 @@ async def test_plain_code_runs_in_threads_of_our_own() -> None:
             assert (await rt.invoke(lone(plain), {})).state.n == 1
     assert {(w, d) for _, w, d in seen} == {("kept", True)}
     assert {name for name, _, _ in seen} == {"holdfast-call-1"}, "one after the other, one thread will do"
+
+
+def test_a_thread_is_free_before_its_result_is_told() -> None:
+    """Who makes the next call the moment the last one is done needs no second thread."""
+    pool, done = Pool(4), list[int]()
+    last = threading.Event()
+
+    def again(future: Future[int]) -> None:
+        done.append(future.result())
+        if len(done) < 5:
+            pool.submit(Job(lambda: len(done), (), "next", None)).add_done_callback(again)
+        else:
+            last.set()
+
+    pool.submit(Job(lambda: 0, (), "first", None)).add_done_callback(again)
+    assert last.wait(10)
+    assert (done, pool.threads) == ([0, 1, 2, 3, 4], 1)
+    assert pool.close(5) == []
 
 
 def test_a_pool_is_bounded_and_gives_places_of_lost_threads_away() -> None:

@@ -12,6 +12,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 from holdfast import machine
@@ -20,10 +21,14 @@ from holdfast.core.errors import StepFailure, StoreClosed
 SIZE = 64
 
 
-class Job:
-    """One call. ``begun`` is told when a thread takes it up, if it had to wait for one."""
+def _nothing() -> None:
+    """Nobody is to be told: the call was cancelled before it began."""
 
-    __slots__ = ("args", "begun", "context", "function", "future", "running", "what")
+
+class Job:
+    """One call. ``begun`` is told when a thread takes it up, if it had to wait for one. ``tell`` hands on what ``run`` brought."""
+
+    __slots__ = ("args", "begun", "context", "function", "future", "running", "tell", "what")
 
     def __init__(self, function: Callable[..., Any], args: tuple[Any, ...], what: str, begun: Callable[[], None] | None) -> None:
         self.function = function
@@ -33,6 +38,7 @@ class Job:
         self.context = contextvars.copy_context()
         self.future: Future[Any] = Future()
         self.running = False
+        self.tell: Callable[[], None] = _nothing
 
     def run(self) -> None:
         if not self.future.set_running_or_notify_cancel():
@@ -50,10 +56,10 @@ class Job:
                 sys.setprofile(profiled)
         except BaseException as e:
             machine.end_child(forks, self.what)
-            self.future.set_exception(e)
+            self.tell = partial(self.future.set_exception, e)
         else:
             machine.end_child(forks, self.what)
-            self.future.set_result(value)
+            self.tell = partial(self.future.set_result, value)
 
 
 class Pool:
@@ -69,7 +75,7 @@ class Pool:
         self._ended = threading.Condition(self._guard)
         self._running: dict[Job, None] = {}
         self._given_up: set[Job] = set()
-        self._threads = 0
+        self.threads = 0
         self._free = 0  # threads that wait for a job and have not been given one
         self._queued = 0  # jobs that wait for a thread
         self._count = 0
@@ -99,9 +105,9 @@ class Pool:
             if self._free:
                 job.begun = None  # it is taken up at once
                 self._free -= 1
-            elif self._threads < self.size + len(self._given_up):
+            elif self.threads < self.size + len(self._given_up):
                 job.begun = None
-                self._threads += 1
+                self.threads += 1
                 self._count += 1
                 threading.Thread(target=self._work, name=f"holdfast-call-{self._count}", daemon=True).start()
             else:
@@ -119,7 +125,7 @@ class Pool:
         """Takes no more calls, waits so long for those that run, and gives what still runs."""
         with self._guard:
             self._closed = True
-            for _ in range(self._threads):
+            for _ in range(self.threads):
                 self._jobs.put(None)
             self._ended.wait_for(lambda: not self._running, seconds)
             return [job.what for job in self._running]
@@ -130,21 +136,26 @@ class Pool:
             job = self._jobs.get()
             with self._guard:
                 if job is None:
-                    self._threads -= 1
+                    self.threads -= 1
                     return
                 self._running[job] = None
             job.run()
+            with self._guard:  # free before anybody hears of it: who makes the next call at once is given this thread, and no new one
+                self._given_up.discard(job)
+                leaves = not self._closed and self.threads > self.size + len(self._given_up)
+                if leaves:
+                    self.threads -= 1
+                elif self._queued:
+                    self._queued -= 1
+                else:
+                    self._free += 1
+            job.tell()
             with self._guard:
                 del self._running[job]
                 self._given_up.discard(job)
                 self._ended.notify_all()
-                if not self._closed and self._threads > self.size + len(self._given_up):
-                    self._threads -= 1
-                    return
-                if self._queued:
-                    self._queued -= 1
-                else:
-                    self._free += 1
+            if leaves:
+                return
             del job
 
 
