@@ -106,3 +106,31 @@ def test_how_a_bare_answer_decides(offered: tuple[str, ...], payload: object, de
 def test_what_a_bare_answer_does_not_say(offered: tuple[str, ...], payload: object) -> None:
     with pytest.raises(NotDecidable, match="is not an answer to"):
         w.answering(wait(available_actions=offered), payload)
+
+
+@pytest.mark.parametrize("kind", [k for k in WaitKind if k in w.HUMAN])
+def test_an_edit_is_offered_where_a_schema_says_what_it_is(kind: WaitKind) -> None:
+    offered = w.ACTIONS[kind]
+    assert not wait(kind, available_actions=offered).editable
+    assert wait(kind, available_actions=offered, schema=b"x").editable == (kind in (WaitKind.APPROVAL, WaitKind.BUDGET))
+    assert not wait(kind, available_actions=("halt",), schema=b"x").editable
+
+
+@pytest.mark.parametrize("kind", [k for k in WaitKind if k in w.HUMAN])
+def test_a_payload_that_nothing_reads_is_refused(kind: WaitKind) -> None:
+    """§5.4: what is consented to is what was shown; an edit that would be dropped is none."""
+    for action in w.ACTIONS[kind]:
+        if kind not in w.UNEDITED or action not in w.CONSENTS:
+            w.carried(wait(kind), action)
+            continue
+        with pytest.raises(InvalidInput, match="payload") as caught:
+            w.carried(wait(kind), action)
+        assert caught.value.hint
+
+
+@pytest.mark.parametrize("kind", sorted(w.UNEDITED))
+def test_a_word_of_consent_is_no_edit(kind: WaitKind) -> None:
+    """§5.11: whoever answers «yes» to what cannot be edited approves it; whoever gives it other values is refused."""
+    asked = wait(kind, available_actions=w.ACTIONS[kind])
+    assert w.answering(asked, "yes") == ("approve", ...)
+    assert w.answering(asked, {"to": "b"}) == ("approve", {"to": "b"})

@@ -19,6 +19,7 @@ from holdfast.core.errors import (
     Denied,
     InvalidAnswer,
     InvalidInput,
+    NotDecidable,
     RunFailed,
     SignalConflict,
     TokenRefused,
@@ -145,6 +146,17 @@ async def test_two_resolvers(tmp_path: Path) -> None:
             )
             assert sum(isinstance(b, DecisionConflict | AlreadyTerminal) for b in both) == 1
             assert (await kinds(rt, run.run_id)).count("wait.decided") == 1
+
+
+async def test_who_comes_after_another_decision_is_told_so() -> None:
+    """§5.6: also if no wait is named, which is open no more; over HTTP two that are sent at once come one after the other."""
+    async with Runtime("memory:", skills=[gatekeeper]) as rt:
+        run = await rt.invoke(gatekeeper)
+        await rt.decide(run.run_id, "approve", actor="a", resume=False)
+        for action, refused in (("deny", DecisionConflict), ("approve", NotDecidable)):
+            with pytest.raises(refused, match="was answered already .approve by a. and is queued"):
+                await rt.decide(run.run_id, action, actor="b")
+        assert (await kinds(rt, run.run_id)).count("wait.decided") == 1
 
 
 async def test_an_empty_run_id_is_refused_before_anything_is_read(tmp_path: Path) -> None:

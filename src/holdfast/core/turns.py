@@ -17,11 +17,7 @@ from holdfast.core.describe import AttemptView, StepView, error
 from holdfast.core.errors import ErrorValue
 from holdfast.core.lease import Lease
 from holdfast.core.run import Run
-from holdfast.core.views import iso
-
-Place = tuple[int, str, str]
-"""A step's number, its task, and the path of a recorded call inside it, empty for the task itself."""
-
+from holdfast.core.views import NO_NAMES, Place, called, iso
 
 LOST = "lost"
 """Of a try whose owner's lease ran out before it had said how it ended."""
@@ -45,6 +41,7 @@ class Turns:
         self._lease = lease
         self._owner: str | None = None
         self._turns: dict[Place, list[_Try]] = {}
+        self._calls: dict[Place, str] = {}
 
     def feed(self, events: Iterable[ev.Event]) -> Turns:
         for event in events:
@@ -52,8 +49,11 @@ class Turns:
         return self
 
     def _note(self, event: ev.Event) -> None:
-        at = event.at
-        match event.fact:
+        at, fact = event.at, event.fact
+        match fact:
+            case ev.StepEnded() | ev.StepFailed() | ev.StepRetryScheduled() | ev.AttemptStarted() if told := called(fact):
+                self._calls[fact.step, fact.task, fact.path] = told
+        match fact:
             case ev.RunClaimed(owner=owner):
                 self._owner = owner
             case ev.StepStarted(step=step, task=task):
@@ -98,8 +98,12 @@ class Turns:
             return (INCOMPLETE, self._run.finished_at) if self._run.terminal else (None, None)
         return last.outcome, last.ended
 
+    def _call(self, place: Place, names: Mapping[Place, str]) -> str:
+        """What tells this step from others: of a call that, with its item; of a task that was sent, with what it was sent (``names``)."""
+        return self._calls.get(place) or names.get(place) or place[2].rpartition("/")[2] or place[1]
+
     def steps(self, names: Mapping[Place, str]) -> list[StepView]:
-        """All steps in the order in which they were first told of. ``names``: what recorded calls are called."""
+        """All steps in the order in which they were first told of. ``names``: what recorded calls and sent tasks are called."""
         out = []
         for place, tries in self._turns.items():
             step, task, path = place
@@ -108,6 +112,7 @@ class Turns:
                 StepView(
                     step_id=ids.step_id(self._run.run_id, step, task, path),
                     name=names.get(place, path.rpartition("/")[2]) if path else task,
+                    call=self._call(place, names),
                     path=path,
                     outcome=outcome,
                     attempts=len(tries),
@@ -118,21 +123,22 @@ class Turns:
             )
         return out
 
-    def attempts(self) -> list[AttemptView]:
+    def attempts(self, names: Mapping[Place, str] = NO_NAMES) -> list[AttemptView]:
         """All tries, step by step. Of one under way the lease is that of its owner."""
         return [
-            self._attempt(ids.step_id(self._run.run_id, *place), number, tried)
+            self._attempt(ids.step_id(self._run.run_id, *place), self._call(place, names), number, tried)
             for place, tries in self._turns.items()
             for number, tried in enumerate(tries, 1)
         ]
 
-    def _attempt(self, step_id: str, number: int, tried: _Try) -> AttemptView:
+    def _attempt(self, step_id: str, call: str, number: int, tried: _Try) -> AttemptView:
         open_here = tried.outcome is None
         outcome, ended = self._told(tried) if open_here else (tried.outcome, tried.ended)
         held = self._lease if outcome is None and self._lease is not None and self._lease.owner == tried.owner else None
         return AttemptView(
             attempt_id=ids.attempt_id(step_id, number),
             step_id=step_id,
+            call=call,
             number=number,
             owner=tried.owner,
             lease_expires_at=None if held is None else iso(held.expires_at),

@@ -75,6 +75,8 @@ KNOWN = (APPROVE, DENY, ANSWER, CONTINUE, WAIVE, RETRY, REJECT, HALT, RECORD_RES
 CONSENTS = frozenset({APPROVE, CONTINUE, WAIVE})
 NEEDS_FEEDBACK = frozenset({WAIVE, RETRY})
 HALTING = frozenset({HALT, DENY})
+UNEDITED = frozenset({WaitKind.GATE, WaitKind.REVIEW, WaitKind.RETRY, WaitKind.TAKEOVER})
+"""Kinds of which nothing reads what a consent carries: what is consented to stands as it is."""
 DEFAULT_DEADLINE_US = 7 * 24 * 3600 * 1_000_000
 
 
@@ -177,6 +179,11 @@ class Wait(msgspec.Struct, frozen=True, array_like=True):
         return self.kind in HUMAN
 
     @property
+    def editable(self) -> bool:
+        """Whether an approval is offered to carry a value: the question says by a schema what it may be, so it is read."""
+        return self.kind in (WaitKind.APPROVAL, WaitKind.BUDGET) and self.schema is not None and APPROVE in self.available_actions
+
+    @property
     def asked(self) -> str:
         """What the question was, in a word: an answer fits no other (§5.8)."""
         what = self.prompt if self.kind is WaitKind.CHILD else self.name or self.prompt
@@ -236,6 +243,16 @@ def allowed(wait: Wait, action: str, feedback: str | None) -> None:
         raise InvalidInput(f"{action} needs feedback", hint="say what should change: --feedback TEXT")
 
 
+def carried(wait: Wait, action: str) -> None:
+    """Refuses a payload that nothing would read.
+
+    Raises:
+        InvalidInput: the consent would stand for something else than the person meant.
+    """
+    if wait.kind in UNEDITED and action in CONSENTS:
+        raise InvalidInput(f"{wait.wait_id} asks about a {wait.kind}, which cannot be edited: nothing reads a payload", field="payload", hint=f"{action} it without a payload")
+
+
 def answering(wait: Wait, payload: Any) -> tuple[str, Any]:
     """The action and the payload (``...`` for none) by which a bare answer decides this wait (§5.11). False never approves.
 
@@ -246,7 +263,7 @@ def answering(wait: Wait, payload: Any) -> tuple[str, Any]:
     if ANSWER in offered:
         return ANSWER, payload
     if APPROVE in offered and payload is not False:
-        return APPROVE, ... if payload is None or payload is True else payload
+        return APPROVE, ... if payload is None or payload is True or (isinstance(payload, str) and wait.kind in UNEDITED) else payload
     if DENY in offered and payload is False:
         return DENY, ...
     if CONTINUE in offered and payload is not False:
@@ -315,14 +332,14 @@ def changed(before: Wait, prompt: str, now: Subject, secret: Collection[str] = (
     elif before.covers == now.covers:
         if now.reads is None or particulars(before.prompt) == particulars(prompt):
             return None
-        return f"{before.prompt!r} was asked, and it is {prompt!r} now"
+        return f"the question was {before.prompt!r} and is now {prompt!r}"
     names = mask(secret, ())
     if before.show is not None or now.show is not None:
         return f"{_text(names.value(_plain(_value(before.show))))} was shown, and it is {_text(names.value(_plain(now.show)))} now"
     was, reads = _reads(before), now.reads or {}
     differing = [n for n in dict.fromkeys((*was, *reads)) if n not in was or n not in reads or _plain(was[n]) != _plain(reads[n])]
     told = ", ".join(f"{n} was {_text(_plain(was.get(n)))} and is {_text(_plain(reads.get(n)))}" for n in differing)
-    return told or "what the step reads is not what it was"
+    return told or "the values that the step reads have changed"
 
 
 def particulars(prompt: str) -> list[str]:

@@ -22,14 +22,14 @@ from holdfast.core import events as ev
 from holdfast.core import waits as ws
 from holdfast.core.bounds import wrong
 from holdfast.core.checkpoint import StepRecord
-from holdfast.core.errors import ChildFailed, InvalidInput, RecordMismatch, StepRejected
+from holdfast.core.errors import ChildFailed, EffectInProgress, InvalidInput, RecordMismatch, StepRejected
 from holdfast.core.graph import Program
 from holdfast.core.lease import TOUCH
 from holdfast.core.status import Status
 from holdfast.core.waits import Decision as RawDecision
 from holdfast.core.waits import OnTimeout, Wait, WaitKind
 from holdfast.engine.base.failures import ControlFlow
-from holdfast.engine.base.journal import Draft
+from holdfast.engine.base.journal import Draft, Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.attempt import Attempt, Call, Suspend
 from holdfast.engine.desk import door, lanes
@@ -125,10 +125,16 @@ async def request(attempt: Attempt, ask: Ask) -> RawDecision:
         if ask.creates is not None:
             draft = ask.creates(wait)
             draft.facts.append(ev.WaitRequested(wait))
-            await attempt.save(draft)
+            try:
+                await (attempt.journal.attempt(draft) if draft.effects else attempt.save(draft))
+            except EffectInProgress:
+                del attempt.waits[wait.wait_id]
+                raise
         elif attempt.concurrent:
             # Its siblings may go on for long; the question is asked when the task reaches it (§5.2).
             await attempt.save(Draft(facts=[ev.WaitRequested(wait)]))
+            if ask.kind is WaitKind.SIGNAL and (came := await _arrived(attempt, wait)) is not None:
+                return came
         raise Suspend((wait,))
 
 
@@ -207,16 +213,21 @@ def _wait(attempt: Attempt, ask: Ask, path: str, verdict: str) -> Wait:
 
 
 async def _arrived(attempt: Attempt, wait: Wait) -> RawDecision | None:
+    given = await arrived(attempt.journal, wait, attempt.services.clock.now())
+    if given is not None:
+        attempt.waits.pop(wait.wait_id, None)
+    return given
+
+
+async def arrived(journal: Journal, wait: Wait, now: int) -> RawDecision | None:
     """The oldest signal of that name that came before anybody asked, taken in the commit that records it (T-37)."""
-    journal = attempt.journal
     at_hand = next((s for s in journal.run.signals if s.name == wait.name and (s.name, s.key) not in journal.taking), None)
     found = (at_hand, 0) if at_hand is not None else await journal.later(wait.name)
     if found is None:
         return None
     signal, came = found
     journal.taking.add((signal.name, signal.key))
-    attempt.waits.pop(wait.wait_id, None)
-    given = decisions.signalled(wait, signal.key, signal.payload, signal.actor, attempt.services.clock.now(), came)
+    given = decisions.signalled(wait, signal.key, signal.payload, signal.actor, now, came)
     opened = [] if any(w.wait_id == wait.wait_id for w in journal.run.waits) else [ev.WaitRequested(wait)]
     await journal.save(Draft(facts=[*opened, ev.WaitDecided(given)], results=[decisions.answer(given)]))
     return given
@@ -424,4 +435,4 @@ async def child(attempt: Attempt, skill: Any, inputs: Mapping[str, Any] | None, 
     if result.action == ws.TIMEOUT:
         return _value(result)
     told = _value(result) or {}
-    raise ChildFailed(f"the child {told.get('run_id')} ended {result.action}: {told.get('error') or 'no reason given'}", hint="holdfast show the child")
+    raise ChildFailed(f"the child {told.get('run_id')} ended {result.action}: {told.get('error') or 'no reason given'}", hint=f"holdfast show {told.get('run_id')}")

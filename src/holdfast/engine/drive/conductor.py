@@ -513,7 +513,7 @@ class Conductor:
             upgraded = program.fingerprint if upgrade and program.fingerprint != run.fingerprint else None
             facts = tuple(msgspec.structs.replace(f, upgraded=upgraded) if isinstance(f, ev.RunResumed) else f for f in facts)
             if not await self._desk.at_rest(loaded, Draft(facts=list(facts), results=list(decisions.answers(loaded.run))), actor=actor, due=AT_ONCE):
-                raise Conflict(f"another process has resumed {run_id} meanwhile")
+                raise Conflict(f"another process has resumed {run_id} in the meantime")
         known = None if run.status in TERMINAL else (run, lease)
         left = await self._drive_on(run_id, upgrade=upgrade, step_limit=step_limit, judged=judged, forced=force, known=known)
         if isinstance(left, Blocked):
@@ -536,7 +536,7 @@ def _lane_blocked(run_id: str, blocked: Blocked) -> Rejected:
     if not blocked.run_id:
         return LimitReached(f"{run_id} may not begin now: {blocked.why}", hint="a worker takes it when there is room; holdfast queues shows what is in the way")
     return LaneBlocked(
-        f"{run_id} waits behind {blocked.run_id}: {blocked.why}", blocked_by=blocked.run_id, blocked_why=blocked.why, hint=f"holdfast show {blocked.run_id}"
+        f"{run_id} waits for its turn after {blocked.run_id}: {blocked.why}", blocked_by=blocked.run_id, blocked_why=blocked.why, hint=f"holdfast show {blocked.run_id}"
     )
 
 

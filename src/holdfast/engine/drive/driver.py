@@ -40,7 +40,7 @@ from holdfast.core.limits import Later
 from holdfast.core.outcomes import NO_CHANGE, REJECTED, Terminal
 from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, LIVE, Status
-from holdfast.core.waits import Wait, resting
+from holdfast.core.waits import Wait, WaitKind, resting
 from holdfast.engine.base import failures
 from holdfast.engine.base.driven import ALONE_SECONDS, SafePoints
 from holdfast.engine.base.failures import contained, recorded
@@ -50,7 +50,7 @@ from holdfast.engine.calls.attempt import Restart, Suspend
 from holdfast.engine.calls.effects import LOOK_SECONDS, surfaced
 from holdfast.engine.calls.gates import Halted
 from holdfast.engine.calls.steps import Crowded
-from holdfast.engine.calls.waits import Unattended
+from holdfast.engine.calls.waits import Unattended, arrived
 from holdfast.engine.desk import door, lineage
 from holdfast.engine.drive import compensation
 from holdfast.engine.drive.executor import Ahead, StepError, execute
@@ -397,10 +397,10 @@ class Driver:
         """Why a run that has used up one of its two budgets of owners does not go on: those that died, or those that lived and were late."""
         progress, most = self._journal.progress, self._services.max_takeovers
         if self._late and progress.late >= most:
-            said = f"{progress.late} owners in a row were late with their lease, without any progress in between"
+            said = f"{progress.late} owners in a row renewed their lease too late, without any progress in between"
             return StepFailure(said, code="lease_too_short", hint="find out what blocks the Python process for so long, or increase the lease (Runtime(lease=), --lease); then resume")
         if not self._late and progress.takeovers + progress.cuts >= most:
-            cut = f", and were cancelled {progress.cuts} times as soon as they began with it" if progress.cuts else ""
+            cut = f", and were canceled {progress.cuts} times right after they had begun to execute it," if progress.cuts else ""
             said = f"its owners died {progress.takeovers} times{cut} without any progress in between"
             return StepFailure(said, code="takeover_limit", hint="find out what kills the workers, then resume")
         return None
@@ -782,6 +782,8 @@ class Driver:
         async with self._lock:
             if self._end is not None or any(answered(journal, w) for w in waits):
                 return False
+            if any([await arrived(journal, w, self._services.clock.now()) for w in waits if w.kind is WaitKind.SIGNAL]):
+                return False  # one came after its step had asked, and before this
             known = {w.wait_id for w in journal.run.waits}
             new = [w for w in waits if w.wait_id not in known]
             if not self._woken():

@@ -92,7 +92,7 @@ class Fused:
     async def _go(self, line: Line, hand: _Hand, write: Any, room: int) -> Ahead | None:
         journal, driving, alive, now = self._journal, self._driving, self._services.alive, self._services.store.now
         nodes, view, me, clock, forks = self._program.nodes, self._program.state._view, asyncio.current_task(), asyncio.get_running_loop().time, machine.forks()
-        assert me is not None, "a run is driven in a task"
+        assert me is not None, "a run must be executed inside an asyncio task"
         journal.safe_points.clear()
         while self.ran < room and (task := line.task) is not None:
             node = nodes[task.node]

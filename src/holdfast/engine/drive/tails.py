@@ -52,7 +52,7 @@ def _draft(tail: LostTail, *, plain: bool) -> Draft:
     effects = [e if _known(e) and plain else replace(e, status=EffectStatus.ATTEMPTED, result=None, blob="", error=None, settled_at=None) for e in tail.effects]
     results = {e.effect_id for e in effects if e.status is not EffectStatus.ATTEMPTED}
     facts: list[ev.Fact] = [f for f in tail.facts if isinstance(f, ev.SideEffectAttempted) or f.effect_id in results]
-    acts = f"; {len(effects)} acts of its lost commits are on record again: {', '.join(e.effect_id for e in effects)[:500]}" if effects else ""
+    acts = f"; {len(effects)} side effects of its lost commits are recorded again: {', '.join(e.effect_id for e in effects)[:500]}" if effects else ""
     facts.append(ev.RunInterrupted(f"log_rolled_back: {tail.about}{acts}"))
     return Draft(facts=facts, effects=effects)
 
