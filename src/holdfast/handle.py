@@ -1,4 +1,4 @@
-"""``Run`` and ``Decision`` as users hold them: frozen views with datetimes and decoded values."""
+"""What the methods of a Runtime return: frozen views of stored records, with datetimes and decoded values."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class Decision(msgspec.Struct, frozen=True):
 
 class Wait(msgspec.Struct, frozen=True):
     """An open question, as it is shown to people. ``decidable`` is True if it can be decided now (§5.4); the waits of an old checkpoint
-    cannot. ``verdict`` is the verdict of a handoff, or the reason why the question is asked again. ``effect_id`` is the effect that the
+    cannot. ``verdict`` is the program's own judgement at a handoff, or the reason why the question is asked again. ``effect_id`` is the effect that the
     question is about."""
 
     wait_id: str
@@ -145,8 +145,8 @@ class Run(Generic[S]):
 
     @property
     def blocked_by(self) -> str | None:
-        """The id of the run of the same lane (runs that execute one after another) that this queued run waits for now. If that was not
-        looked up: the one that it waited for when it was queued."""
+        """The id of the run of the same lane (runs that execute one after another) that this queued run waits for now. If this view
+        was made without looking that up, it is the run that it waited for when it was queued."""
         return (self._blocked.run_id or None) if self._blocked is not None else self._record.blocked_by
 
     @property
@@ -428,7 +428,7 @@ class IntentView(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, raw: intents.Intent, *, no_transport: bool = False) -> IntentView:
-        """The view of a stored intent; ``no_transport``: nobody who is known sends its type."""
+        """The view of a stored intent; ``no_transport``: whether no known process can send messages of its type."""
         queued = raw.state is intents.IntentState.QUEUED
         with canon.looking():
             payload, answer = (canon.thaw(canon.decode(data)) if data else None for data in (raw.payload, raw.answer))

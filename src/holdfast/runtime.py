@@ -64,8 +64,8 @@ from holdfast.engine.drive.conductor import Conductor
 from holdfast.engine.drive.desk import Desk
 from holdfast.engine.keep import transfer
 from holdfast.engine.keep.check import Checker, Findings, keeper
+from holdfast.engine.keep.pruning import prune
 from holdfast.engine.keep.repair import Repair, Repairer
-from holdfast.engine.look import threads
 from holdfast.engine.look.following import MODES, Cursor, Follower, modes_of, next_or_failed
 from holdfast.engine.look.living import unsendable
 from holdfast.engine.look.looker import Looker, Wanted
@@ -202,7 +202,7 @@ class Runtime:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._forks = machine.forks()
         self._entered = 0
-        self._routes = {**_OWN_ROUTES, **routes(door.transports(transports))}
+        self._routes = routes(door.transports(transports), _OWN_ROUTES)
         self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.obstacles)
         self._links = Links(self._store, lambda: base_url)
         self._rulings = Rulings(self._store, lambda: unsendable(self._store, self._routes), closed_owners)
@@ -215,7 +215,7 @@ class Runtime:
         self._sending = 0
         self._open = False
 
-    # -- life ---------------------------------------------------------------------------------------
+    # -- opening and closing ------------------------------------------------------------------------
 
     async def __aenter__(self) -> Self:
         if self._open:
@@ -390,7 +390,7 @@ class Runtime:
             raise wrong("skill", "a graph, a flow, or the id of one", skill)
         return self._skills.add(skill if isinstance(skill, Program) else skill.program)
 
-    # -- creating and driving -----------------------------------------------------------------------
+    # -- creating and executing runs ----------------------------------------------------------------
 
     @verb
     async def submit(
@@ -475,7 +475,7 @@ class Runtime:
         budgets: Mapping[str, float] | None = None,
         on_busy: str = "queue",
     ) -> Run[Any]:
-        """Creates a run and executes it here until it waits or ends (§4.16). Returns the run in either case, also if it failed.
+        """Creates a run and executes it here until it waits or ends (§4.16). Returns the run in every case, even if it failed.
 
         Earlier runs of its lane (runs that execute one after another, such as those of one thread) are executed first if no living process
         is executing them. If one of them cannot be executed here (another process holds its lease, it is on hold or waits, its skill is not
@@ -556,7 +556,7 @@ class Runtime:
         return result_of(await self.invoke(skill, *args, **kwargs))
 
     def drain(self) -> None:
-        """Stops at the next safe point: the runs that this process executes are released there, so that another worker can continue them,
+        """Stops between two steps or recorded calls: the runs that this process executes are released, so that a worker can continue them,
         and no new run is started (§10.13).
 
         A running node or recorded call finishes first; then ``invoke``, ``resume`` and similar calls return.
@@ -875,7 +875,7 @@ class Runtime:
         wish = door.fork(said, place, self._store.now(), checkpoint_id=from_checkpoint, step=from_step, actor=actor)
         return await self._conductor.reborn(run_id, wish, drive)
 
-    # -- decisions ----------------------------------------------------------------------------------
+    # -- answers, signals, cancel -------------------------------------------------------------------
 
     @verb
     async def decide(
@@ -892,10 +892,10 @@ class Runtime:
         force: bool = False,
         via: str | None = None,
     ) -> Run[Any]:
-        """Records a decision about a wait (§5.4). This process does not need the skill's code: a worker or ``resume`` continues the run.
+        """Records a decision about a wait (§5.4). It needs no code and does not continue the run here: a worker or ``resume`` does.
 
         ``payload`` is the answer, the edited arguments, or the result of the effect; ``record_result`` without it records None as the result.
-        ``via`` is the id of the access token with which the decision was made.
+        With ``resume=False`` no worker continues the run either, until ``resume`` is called. ``via`` is the id of the access token used.
 
         Raises:
             AmbiguousWait: several waits are open and ``wait_id`` is not given.
@@ -948,7 +948,7 @@ class Runtime:
 
         Args:
             wait_id: the question that is meant. With it the same call can be repeated at any time and changes nothing.
-            drive: False only records the approval and leaves the run to a worker, as a web application needs it.
+            drive: False only records the approval and leaves the run to a worker, which is what a web application needs.
         """
         await self._desk.decide(run_id, "approve", wait_id=wait_id, actor=actor, note=note, payload=payload, via=via)
         return await (self._conductor.if_able(run_id) if drive else self._reader.get(run_id))
@@ -963,7 +963,7 @@ class Runtime:
 
     @verb
     async def cancel(self, run_id: str, *, actor: str = "operator", reason: str = "") -> Run[Any]:
-        """Asks a run to end (§10.12). A run that waits ends at once; a run that is being executed ends at its next safe point.
+        """Asks a run to end (§10.12). A run that waits ends at once; a step under way is cut off, unless an effect of it has begun.
 
         Its effects that have an ``undo=`` are undone first, in this process if it has the skill (§6.11).
 
@@ -974,15 +974,15 @@ class Runtime:
         return await self._conductor.end_if_asked(run_id)
 
     @verb
-    async def signal(self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> Run[Any]:
-        """Sends a signal to a run. Signals with the same key are delivered once (§5.11)."""
-        found = await self._desk.signal(run_id, name, payload, key=key, actor=actor)
-        return await self._reader.get(found)
+    async def signal(
+        self, run_id: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator", tenant_id: str | None = None
+    ) -> Run[Any]:
+        """Sends a signal to a run, or to the newest run of a thread that has begun. Signals with the same key are delivered once (§5.11)."""
+        return await self._reader.get(await self._desk.signal(run_id, name, payload, key=key, actor=actor, tenant_id=tenant_id))
 
     @verb
     async def issue_token(self, wait_id: str, actor: str, ttl: dt.timedelta | float = dt.timedelta(days=7)) -> str:
-        """Creates a secret token that answers one wait once, as ``actor`` (§5.9). It is returned here and not stored. ``redeem`` takes it.
-        """
+        """Creates a secret token that answers one wait once, as ``actor`` (§5.9). It is returned here and not stored. ``redeem`` takes it."""
         return await self._desk.issue(wait_id, actor=actor, ttl_us=duration(ttl, "ttl"))
 
     @verb
@@ -1050,7 +1050,7 @@ class Runtime:
             run_id, payload=payload, actor=actor, acknowledge=acknowledge, force=force, wait=wait, upgrade=upgrade, step_limit=step_limit
         )
 
-    # -- reading ------------------------------------------------------------------------------------
+    # -- reading, queues and limits -----------------------------------------------------------------
 
     @verb
     async def get(self, run_id: str) -> Run[Any]:
@@ -1133,7 +1133,7 @@ class Runtime:
             ``{"run_id", "happened": [sentence], "why": sentence, "next": [{"text", "command"}]}``.
         """
         run, lease = await self._reader.found(run_id)
-        return await explained(self._store, run, lease, await self._reader.masked(run_id))
+        return await explained(self._services, run, lease, await self._reader.masked(run_id))
 
     @verb
     async def effects(self, run_id: str) -> list[Effect]:
@@ -1219,7 +1219,7 @@ class Runtime:
                 return await self._looker.limit(name, self._services.limits)
         raise Conflict(f"others keep changing {name}", hint="try again")
 
-    # -- upkeep -------------------------------------------------------------------------------------
+    # -- upkeep, results, streams -------------------------------------------------------------------
 
     @verb
     async def check(self, run_id: str | None = None) -> Findings:
@@ -1286,10 +1286,10 @@ class Runtime:
 
     @verb
     async def prune(self, older_than: dt.timedelta, *, dry: bool = False, actor: str = "operator") -> Pruned:
-        """Deletes runs together with their forks and replays, if all of them ended longer ago than ``older_than`` (§6.10). A later request
-        for a deleted run raises ``RunPruned``, with the time and the actor."""
+        """Deletes runs with their forks, replays and children, if all of them ended longer ago than ``older_than`` and none has an unsettled
+        effect or intent (§6.10). A later request for a deleted run raises ``RunPruned``, with the time and the actor."""
         before = self._store.now() - duration(older_than, "older_than")
-        return await threads.prune(self._store, keeper(self._store), before, dry=dry, actor=text_of(actor, "actor"))
+        return await prune(self._store, keeper(self._store), before, dry=dry, actor=text_of(actor, "actor"))
 
     @verb
     async def backup(self, path: str | os.PathLike[str]) -> None:
@@ -1454,8 +1454,7 @@ def run(
     budgets: Mapping[str, float] | None = None,
     unattended: bool = False,
 ) -> Any:
-    """Runs a skill to its end in one line, without an event loop of your own, and returns its result. The options are those of
-    ``Runtime.invoke``.
+    """Runs a skill to its end with one call and returns its result. You need no event loop. The options are those of ``Runtime.invoke``.
 
     Args:
         store: the URL of the store, as for ``Runtime``.

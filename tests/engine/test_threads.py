@@ -17,6 +17,7 @@ from holdfast.core.errors import ChainBroken, Conflict, StoreCorrupt, VersionCon
 from holdfast.core.progress import Progress
 from holdfast.core.status import Status
 from holdfast.engine.keep.check import keeper
+from holdfast.engine.keep.pruning import prune
 from holdfast.engine.keep.transfer import copy
 from holdfast.engine.look import threads
 from holdfast.engine.look.threads import Threads
@@ -252,9 +253,9 @@ async def test_pruning_keeps_what_later_turns_carry(maker: Maker) -> None:
         assert (await rt.get(ids[3])).status is Status.WAITING_FOR_HUMAN
         loans = set(await keeper(rt.store).loans())
         assert loans == {(ids[1], ids[0]), (ids[2], ids[1]), (ids[3], ids[2])}
-        planned = await threads.prune(rt.store, keeper(rt.store), rt.store.now() + SOUND, dry=True)
+        planned = await prune(rt.store, keeper(rt.store), rt.store.now() + SOUND, dry=True)
         assert set(await keeper(rt.store).loans()) == loans, "a dry run keeps nothing"
-        done = await threads.prune(rt.store, keeper(rt.store), rt.store.now() + SOUND)
+        done = await prune(rt.store, keeper(rt.store), rt.store.now() + SOUND)
         assert (set(done.run_ids), done) == (set(ids[:3]), planned)
         assert await keeper(rt.store).loans() == []
     async with Runtime(maker(), skills=[chat()]) as rt:
@@ -276,12 +277,12 @@ async def test_a_crash_in_pruning_loses_nothing(fault: Fault, maker: Maker) -> N
     for number in (1, 2, 3) if fault is Fault.BEFORE else (1, 2, 2):  # a look, the loan's values, the lenders
         crashing = CrashingStore(store, at_write(number, fault)).as_store()
         with pytest.raises(SimulatedCrash):
-            await threads.prune(crashing, keeper(crashing), store.now() + SOUND)
+            await prune(crashing, keeper(crashing), store.now() + SOUND)
         async with Runtime(store, skills=[chat()]) as rt:
             assert await heard(rt, ids[2]) == said("one", "two", "ask")
             assert await violations(rt.store) == []
         await store.open()
-    assert (await threads.prune(store, keeper(store), store.now() + SOUND)).run_ids == (tuple(sorted(ids[:2])) if fault is Fault.BEFORE else ())
+    assert (await prune(store, keeper(store), store.now() + SOUND)).run_ids == (tuple(sorted(ids[:2])) if fault is Fault.BEFORE else ())
     async with Runtime(store, skills=[chat()]) as rt:
         assert (await rt.approve(ids[2])).state.log == said("one", "two", "ask")
 
@@ -292,7 +293,7 @@ async def test_a_lender_stays_for_a_loan_that_nobody_settled(maker: Maker) -> No
         ids = await talk(rt, "one", "two", "ask")
         done = await keeper(rt.store).prune(rt.store.now() + SOUND)
         assert done.run_ids == ()
-        assert set(done.kept.values()) >= {"a later run of its thread carries on from it"}
+        assert set(done.kept.values()) >= {"a later run of its thread continues from it"}
         assert await heard(rt, ids[2]) == said("one", "two", "ask")
 
 
@@ -435,7 +436,7 @@ async def test_an_origin_that_was_changed_is_named(tmp_path: pathlib.Path) -> No
     path = tmp_path / "s.db"
     async with Runtime(SqliteStore(path), skills=[chat()]) as rt:
         ids = await talk(rt, "one", "ask")
-        await threads.prune(rt.store, keeper(rt.store), rt.store.now() + SOUND)
+        await prune(rt.store, keeper(rt.store), rt.store.now() + SOUND)
         origin = await Threads(rt.store).origin(ids[1], await rt.store.rows(ids[1]))
         assert origin is not None
         assert Progress(ids[1], origin).walk(await rt.store.rows(ids[1])).checkpoint.values["log"] == said("one", "ask")

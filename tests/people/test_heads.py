@@ -181,7 +181,7 @@ async def lane() -> AsyncIterator[Lane]:
 
 MADE: dict[str, Callable[[Lane], Awaitable[str]]] = {
     "pending": Lane.pending,
-    "queued: released": Lane.handed_back,
+    "queued again, because its process released it": Lane.handed_back,
     "left by a dead owner": Lane.dead,
     "left by an owner whose lease has expired": Lane.expired,
     "waiting, and answered": Lane.answered,
@@ -192,7 +192,7 @@ MADE: dict[str, Callable[[Lane], Awaitable[str]]] = {
     "interrupted": Lane.interrupted,
     "waiting for a person": lambda here: here.waiting("person"),
     "waiting for a signal": lambda here: here.waiting("signal"),
-    "waiting, decided and not resumed": Lane.undecided,
+    "waiting, and answered with `--no-resume`": Lane.undecided,
     "waiting for a timer that is due": Lane.timed,
     "waiting for a timer that is not due": lambda here: here.detached("timer"),
     "waiting for a child": Lane.parent,

@@ -41,7 +41,7 @@ async def test_a_child_goes_with_its_parent(tmp_path: Path) -> None:
     child = await Script(store, "c1", parent_run_id="p1").begin("w")
     await child.complete()
     store.clock_forward()
-    assert (await store.prune(store.now())).kept == {"c1": "a parent or a child of it stays"}
+    assert (await store.prune(store.now())).kept == {"c1": "a parent or a child of it is kept"}
     await parent.complete()
     store.clock_forward()
     assert (await store.prune(store.now())).run_ids == ("c1", "p1")

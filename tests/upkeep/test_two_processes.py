@@ -163,7 +163,7 @@ async def test_a_commit_prepared_on_old_ground_is_refused(two: Two) -> None:
     await two.writer.close()
     stale = Script.of(two.reader, loaded, loaded.lease.fence)
     error = await refused(LeaseLost, two.reader.commit(stale.commit(ev.NoteAdded("late"))))
-    assert "given back" in error.message
+    assert "was released" in error.message
 
 
 async def test_a_run_that_is_pruned_or_damaged_meanwhile(two: Two) -> None:

@@ -36,23 +36,22 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import Program
 from holdfast.core.lease import AT_ONCE, TOUCH, Alive
-from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
+from holdfast.core.status import LIVE, TERMINAL, WAITING
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, WaitKind, answering, decidable
 from holdfast.core.wording import target_of
 from holdfast.engine.base.journal import Draft, Journal
-from holdfast.engine.base.obstacles import MANY, NOT_ENDED
 from holdfast.engine.base.reader import Reader
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls.effects import refuse_to_repeat, surfaced
 from holdfast.engine.desk import door
 from holdfast.engine.drive import compensation
+from holdfast.engine.look import recipients
 from holdfast.engine.look.snapshot import whole
 from holdfast.handle import Decided
 from holdfast.ports import Loaded, RunFilter
 
 PATIENCE = 100
-PAGE = 500
 
 
 class Desk:
@@ -367,20 +366,20 @@ class Desk:
                 return
         raise Conflict(f"other processes keep changing {run_id}", hint="try again")
 
-    async def signal(self, target: str, name: str, payload: Any = None, *, key: str | None = None, actor: str = "operator") -> str:
+    async def signal(self, target: str, name: str, payload: Any = None, *, key: str | None, actor: str, tenant_id: str | None = None) -> str:
         """Sends a signal to a run, or to a thread's newest live run; the same key is delivered once (§5.11). Gives the run's id.
 
         Raises:
             AlreadyTerminal: nobody will ask for it any more. What was delivered under this key before the run ended is no other signal.
         """
-        run = await self._target(target)
         now = self._store.now()
-        payload = self._fitting(run, name, payload)
-        command = door.signal(name, payload, key=key, actor=actor, fresh=f"{now}-{self._services.entropy() % 10**9}")
+        said = door.signal(name, payload, key=key, actor=actor, fresh=f"{now}-{self._services.entropy() % 10**9}")
+        run = await recipients.recipient(self._store, target, said, keyed=key is not None, tenant_id=tenant_id)
+        command = replace(said, payload=door.payload(self._fitting(run, name, payload)))
         try:
             decisions.decide(run, command, now)  # refuses before anything is written
         except AlreadyTerminal:
-            if key is None or (received := await self._received(run.run_id, command)) is None:
+            if key is None or (received := await recipients.received(self._store, run.run_id, command)) is None:
                 raise
             there: cmd.AnyCommand | ev.SignalReceived = received
         else:
@@ -388,16 +387,6 @@ class Desk:
         if isinstance(there, cmd.Signal | ev.SignalReceived) and bytes(there.payload) != bytes(command.payload):
             raise SignalConflict(f"the key {command.signal_key!r} was used with another payload for {name!r} of {run.run_id}", hint="use another key")
         return run.run_id
-
-    async def _received(self, run_id: str, command: cmd.Signal) -> ev.SignalReceived | None:
-        """What a run's log has under a signal's key: whoever was not told that it was taken says it again, also after the run's end."""
-        seq = 0
-        while rows := await self._store.rows(run_id, seq, PAGE):
-            for fact in (e.fact for row in rows for e in open_row(row).events):
-                if isinstance(fact, ev.SignalReceived) and (fact.name, fact.key) == (command.name, command.signal_key):
-                    return fact
-            seq = rows[-1].seq
-        return None
 
     def _fitting(self, run: records.Run, name: str, payload: Any) -> Any:
         """A signal into a channel of that name, as its annotation has it, if this process has the skill (§3.7).
@@ -427,7 +416,7 @@ class Desk:
         if not waits:
             raise NotDecidable(f"nothing waits for an answer; {run.run_id} is {run.status}", hint=f"holdfast show {run.run_id}")
         if waits[0].kind is WaitKind.SIGNAL:
-            return await self.signal(run.run_id, waits[0].name, payload, actor=actor)
+            return await self.signal(run.run_id, waits[0].name, payload, actor=actor, key=None)
         action, given = answering(waits[0], payload)
         await self.decide(run.run_id, action, wait_id=waits[0].wait_id, actor=actor, payload=given)
         return run.run_id
@@ -438,23 +427,12 @@ class Desk:
         Raises:
             NotDecidable: the runs of that thread have ended.
         """
-        if (live := await self._live(target)) is not None:
+        thread = None if await self._store.get(target) is not None else target
+        if thread is not None and (live := await recipients.newest_live(self._store, thread)) is not None:
             return live
-        if target and await self._store.get(target) is None and await self._store.runs(RunFilter(thread_id=target, limit=1)):
+        if thread and await self._store.runs(RunFilter(thread_id=target, limit=1)):
             raise NotDecidable(f"nothing waits for an answer in the thread {target!r}: its runs have ended", hint=f"holdfast runs --thread {target}")
         return (await self._reader.found(target))[0]
-
-    async def _target(self, target: str) -> records.Run:
-        return await self._live(target) or (await self._reader.found(target))[0]
-
-    async def _live(self, thread_id: str) -> records.Run | None:
-        """A thread's newest live run; what is queued behind one that has begun has nothing to ask yet, and hears nothing. None if all have ended,
-        or it is no thread."""
-        if not thread_id or await self._store.get(thread_id) is not None:
-            return None
-        found = await self._store.runs(RunFilter(thread_id=thread_id, statuses=NOT_ENDED, limit=MANY, by_turn=True))
-        begun = (run for run, _ in found if run.status is not Status.PENDING)
-        return next(begun, found[0][0] if found else None)
 
     async def issue(self, wait_id: str, *, actor: str, ttl_us: int) -> str:
         """A link that answers one wait once (§5.9). The secret is given here and kept nowhere.
@@ -501,6 +479,8 @@ def _only_wait(run: records.Run, action: str) -> str:
 
     Raises:
         AmbiguousWait: several are open; lists them (§5.11).
+        NotDecidable: none is open.
+        DecisionConflict: none is open any more, and the last one was decided otherwise a moment ago (§5.6).
     """
     human = [w for w in run.waits if w.human]
     if len(human) == 1:
@@ -512,7 +492,8 @@ def _only_wait(run: records.Run, action: str) -> str:
     if run.decisions:
         last = run.decisions[-1]
         hint = f"a worker resumes it, or: holdfast resume {run.run_id} {target_of(run.target)}"
-        raise NotDecidable(f"{run.run_id} was answered already ({last.action} by {last.actor or 'somebody'}) and is queued", hint=hint)
+        refused = NotDecidable if last.action == action else DecisionConflict
+        raise refused(f"{run.run_id} was answered already ({last.action} by {last.actor or 'somebody'}) and is queued", hint=hint)
     raise NotDecidable(f"{run.run_id} asks nothing now; it is {run.status}", hint=f"holdfast show {run.run_id}")
 
 

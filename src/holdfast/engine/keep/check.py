@@ -13,6 +13,7 @@ from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.consistency import Diagnosis, Problem, ok, problem, record_problem
 from holdfast.core.errors import HoldfastError, InvalidInput, RecordDamaged, StoreCorrupt, UsageError
 from holdfast.core.run import Run
+from holdfast.core.status import NOT_ENDED
 from holdfast.engine.base import obstacles
 from holdfast.engine.look.living import living, sent_types
 from holdfast.engine.look.snapshot import missing
@@ -132,7 +133,7 @@ class Checker:
         if any(o.works for o in await living(self._store)):
             return []
         now = self._store.now()
-        found = await self._store.runs(RunFilter(statuses=obstacles.NOT_ENDED, limit=MOST))
+        found = await self._store.runs(RunFilter(statuses=NOT_ENDED, limit=MOST))
         return [run for run, lease in found if lease.due is not None and lease.due <= now and not lease.live(now)]
 
     async def _one(self, run_id: str, found: Findings) -> bool:
@@ -226,9 +227,9 @@ def needed(diagnosis: Diagnosis) -> Needs:
 
 def lacking(run_id: str, noted: Needs, needed: Needs) -> list[Problem]:
     """What a run needs and its store has not noted: a prune would take it away."""
-    hint = "holdfast repair-state RUN --apply notes it again"
-    carries = [problem("carry_record_missing", f"the record that this run continues values of {lender} is missing", hint, run_id) for lender in sorted(needed.lenders - noted.lenders)]
-    uses = [problem("blob_use_record_missing", f"the record that this run needs the blob {digest} is missing", hint, run_id) for digest in sorted(needed.blobs - noted.blobs)]
+    hint = "holdfast repair-state RUN --apply records it again"
+    carries = [problem("carry_record_missing", f"this run continues values of {lender}, but the record that says so is missing", hint, run_id) for lender in sorted(needed.lenders - noted.lenders)]
+    uses = [problem("blob_use_record_missing", f"this run needs the blob {digest}, but the record that says so is missing", hint, run_id) for digest in sorted(needed.blobs - noted.blobs)]
     return carries + uses
 
 

@@ -144,7 +144,7 @@ class Repairer:
         # A row that is ahead of a torn tail tells of the very commit that the tail is the beginning of.
         doubtful = DOUBTFUL - {"terminal_snapshot_without_event"} if PARTIAL in codes else DOUBTFUL
         if not rebuild and (doubt := sorted(codes & doubtful)):
-            return "diagnosis_only", f"the row claims what no event tells ({', '.join(doubt)}): look, then holdfast doctor --rebuild takes the events' side"
+            return "diagnosis_only", f"the row contains facts that no event records ({', '.join(doubt)}): look at the run first; holdfast doctor --rebuild then rewrites the row from the events"
         return None
 
     def _undecided(self, evidence: Evidence, diagnosis: Diagnosis, codes: set[str]) -> bool:
@@ -177,7 +177,7 @@ class Repairer:
                     run = fold(run, event)
             after = page[-1].seq
         if run is None:
-            raise RepairRefused(f"{evidence.run_id} has no events to fold")
+            raise RepairRefused(f"{evidence.run_id} has no events from which its row could be rebuilt")
         tip = replace(evidence.tip, seq=progress.seq, hash=progress.hash)
         return _Folded(run, tip, progress.checkpoint, fence if evidence.lease is None else _above(evidence.lease.fence, fence), halt)
 

@@ -121,7 +121,7 @@ def foreign(d: Dossier) -> str | None:
     named += [("parent or source run", n) for n in (d.run.parent_run_id, d.run.source_run_id) if n is not None]
     for what, name in named:
         if not ids.wellformed(name):
-            return f"{name!r} is no id of a {what}"
+            return f"{name!r} is not a valid id of a {what}"
     for effect in d.effects:
         if effect.run_id != run_id or effect.lineage_root != d.run.lineage_root or not effect.effect_id.startswith(f"{run_id}."):
             return f"the effect {effect.effect_id!r} belongs to another run"
@@ -132,9 +132,9 @@ def foreign(d: Dossier) -> str | None:
         for name in record.__struct_fields__:
             value = getattr(record, name)
             if isinstance(value, int) and not -(2**63) <= value < 2**63:
-                return f"{name} of a {type(record).__name__} is a number that no store keeps"
+                return f"{name} of a {type(record).__name__} is a number that a store cannot hold"
             if isinstance(value, str) and ("\0" in value or (not value.isascii() and value != value.encode("utf-8", "replace").decode())):
-                return f"{name} of a {type(record).__name__} holds text that no store keeps"
+                return f"{name} of a {type(record).__name__} is a text that a store cannot hold"
     others = [*((c.run_id, "claim") for c in d.claims), *((i.run_id, "inbox item") for i in d.inbox), *((r.run_id, "ledger row") for r in d.ledger)]
     return next((f"a {what} belongs to the run {owner!r}" for owner, what in others if owner != run_id), None)
 
@@ -146,7 +146,7 @@ async def _unused(target: Store, d: Dossier) -> None:
     for effect in d.effects:
         for there in await as_kept(target).effects(key=effect.key):
             if there.effect_id == effect.effect_id and there != effect:
-                raise VersionConflict(f"the effect {effect.effect_id} is here already, with another content", hint="compare both; nothing was changed")
+                raise VersionConflict(f"the effect {effect.effect_id} is here already, with different content", hint="compare both; nothing was changed")
     for intent in d.intents:
         if await target.intent(intent.intent_id) is not None:
             raise VersionConflict(f"the intent {intent.intent_id} is here already", hint="compare both; nothing was changed")
@@ -155,7 +155,7 @@ async def _unused(target: Store, d: Dossier) -> None:
 async def _hold(target: Store, run_id: str) -> None:
     """Marks a run that was taken in unfinished; says so in its log."""
     loaded = await target.load(run_id)
-    assert loaded is not None, "it was taken in a moment ago"
+    assert loaded is not None, "it was imported a moment ago"
     at, fence = target.now(), loaded.lease.fence + 1
     event = ev.Event(loaded.tip.seq + 1, at, ev.RunInterrupted("it was imported unfinished, and the original may still continue in its own store"), "import", counter(fence))
     run = fold_all(loaded.run, (event,))

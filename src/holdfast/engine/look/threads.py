@@ -29,7 +29,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run
 from holdfast.core.status import TERMINAL
-from holdfast.ports import Loaded, Pruned, RunFilter, Store, Upkeep, offers_threads, offers_upkeep
+from holdfast.ports import Loaded, RunFilter, Store, offers_threads, offers_upkeep
 
 LOOKED_AT = 1000
 NONE_KNOWN: Mapping[tuple[str, int, bytes], Mapping[str, Any]] = {}
@@ -287,23 +287,4 @@ def _origin(run_id: str, carries: tuple[Carry, ...], values: Mapping[tuple[str, 
     return empty(run_id, {n: values[_place(c)][n] for c in carries for n in c.channels}), b""
 
 
-async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
-    """Deletes what ended before that time. Runs that stay and carry on from one that goes get their origin kept with them first.
-
-    A crash in between leaves an origin too many and nothing undone; and who begins to carry on in between keeps
-    its lender for this time.
-    """
-    loans = await keeper.loans()
-    if loans and not dry:
-        threads, gone = Threads(store), set((await keeper.prune(before, dry=True)).run_ids)
-        for borrower in dict.fromkeys(b for b, lender in loans if lender in gone and b not in gone):
-            try:
-                origin = await threads.origin(borrower, await store.rows(borrower))
-            except StoreCorrupt:
-                continue  # what it carries cannot be found: its lender stays, and prune says why
-            if origin is not None:
-                await keeper.keep_origin(borrower, codec.encode_whole(*origin))
-    return await keeper.prune(before, dry=dry, actor=actor)
-
-
-__all__ = ["Lent", "Origin", "Threads", "carries", "prune"]
+__all__ = ["Lent", "Origin", "Threads", "carries"]

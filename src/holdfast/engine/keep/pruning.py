@@ -1,0 +1,34 @@
+"""Deletes old runs, and keeps what the runs that stay have from them (§6.10)."""
+
+from __future__ import annotations
+
+from holdfast.core import codec
+from holdfast.core.errors import StoreCorrupt
+from holdfast.engine.look import recipients
+from holdfast.engine.look.threads import Threads
+from holdfast.ports import Pruned, Store, Upkeep, offers_shelves
+
+
+async def prune(store: Store, keeper: Upkeep, before: int, *, dry: bool = False, actor: str = "operator") -> Pruned:
+    """Deletes what ended before that time. Runs that stay and carry on from one that goes get their origin kept with them first.
+
+    A crash in between leaves an origin too many and nothing undone; and who begins to carry on in between keeps
+    its lender for this time.
+    """
+    loans = await keeper.loans()
+    if loans and not dry:
+        threads, gone = Threads(store), set((await keeper.prune(before, dry=True)).run_ids)
+        for borrower in dict.fromkeys(b for b, lender in loans if lender in gone and b not in gone):
+            try:
+                origin = await threads.origin(borrower, await store.rows(borrower))
+            except StoreCorrupt:
+                continue  # what it carries cannot be found: its lender stays, and prune says why
+            if origin is not None:
+                await keeper.keep_origin(borrower, codec.encode_whole(*origin))
+    pruned = await keeper.prune(before, dry=dry, actor=actor)
+    if not dry and offers_shelves(store):
+        await recipients.forget(store, pruned.run_ids)
+    return pruned
+
+
+__all__ = ["prune"]
