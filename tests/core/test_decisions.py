@@ -298,7 +298,7 @@ def test_a_failed_run_is_resumed_by_whoever_names_what_he_has_seen() -> None:
     for seen in (run.checkpoint_head, "step_timeout"):
         (fact,) = decisions.decide(run, cmd.Resume("ada", acknowledge=seen, force=True), NOW)
         assert fact == ev.RunResumed(cause="operator", checkpoint_id=run.checkpoint_head, acknowledged=seen, forced=True)
-    with pytest.raises(AcknowledgeRequired, match="nobody has looked yet"):
+    with pytest.raises(AcknowledgeRequired, match="nobody has acknowledged the failure yet"):
         decisions.decide(run, cmd.Resume("ada"), NOW)
     with pytest.raises(AcknowledgeRequired, match="stale") as e:
         decisions.decide(run, cmd.Resume("ada", acknowledge="step_failed"), NOW)

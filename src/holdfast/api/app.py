@@ -1,15 +1,14 @@
 """The application: requests in, answers out (§16). It decides nothing: every row of the table turns a request into a verb.
 
 Theory of operation. One function serves every row: who calls, whether they may, what the query and the body say, then the row's handler,
-then its answer or its problem. A POST under an ``Idempotency-Key`` is reserved on a shelf of the store before it acts and its answer is
-kept there after; the verbs it calls take the same key, so that a server that dies in between repeats nothing (decision 141).
+then its answer or its problem. A POST under an ``Idempotency-Key`` is reserved in the store before it acts and its answer is kept there after
+(``answers``); what was seen before it acted is kept too, so that a server that dies in between repeats nothing (decisions 0049 and 0072).
 """
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
-import hashlib
 import re
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
@@ -29,37 +28,25 @@ from starlette.routing import Route as Path
 from holdfast import logs, meters
 from holdfast.access import NOBODY, SHELF, Access, Known, Scope, Tokens, Unauthorized
 from holdfast.api import bodies, metrics, openapi, streams
+from holdfast.api.answers import ANSWERS, Answers, Kept, Seen, in_progress, place
 from holdfast.api.problems import Stopped, headers, problem, status_of
 from holdfast.api.table import ROUTES, Answer, Call, Route, went_on
 from holdfast.core.bounds import text
-from holdfast.core.errors import HoldfastError, InvalidInput, RequestConflict, StoreError
+from holdfast.core.errors import HoldfastError, InvalidInput, StoreError
 from holdfast.engine.look.following import Cursor, modes_of
 from holdfast.engine.look.looker import Wanted
 from holdfast.engine.look.sources import SharedSource
 from holdfast.meters import Meter
+from holdfast.ports import offers_shelves
 from holdfast.protocols import PROTOCOLS
 from holdfast.runtime import Runtime
-from holdfast.ui import Pages
+from holdfast.ui import SESSIONS, Pages, sweep
 
 log = logs.logger("holdfast.api")
-ANSWERS = "holdfast.answers"
-KEPT_US = 24 * 3600 * 1_000_000
+SWEEP_US = 3600 * 1_000_000
+SWEEP_SECONDS = 60.0
 TRACEPARENT = re.compile(r"(?!ff)([0-9a-f]{2})-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}(-.*)?")
 _encode = msgspec.json.Encoder().encode
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """An answer under a key: what was asked, and once it is there what was said."""
-
-    digest: bytes
-    at: int
-    status: int = 0
-    headers: dict[str, str] = {}
-    body: bytes = b""
-
-
-_kept = msgspec.msgpack.Decoder(Kept).decode
-_keep = msgspec.msgpack.Encoder().encode
 
 
 class Api:
@@ -73,6 +60,7 @@ class Api:
         self._given = tokens
         self._doing: set[str] = set()
         self._meter: Meter | None = None
+        self._swept: int | None = None
         self._wires = streams.Wires(SharedSource(rt.store, rt.look))
         self.counting = contextlib.ExitStack()
 
@@ -85,14 +73,51 @@ class Api:
     def _tokens(self) -> Known:
         return Tokens(self.rt.shelf(SHELF)) if self._given is None or isinstance(self._given, bool | Mapping) else self._given
 
+    @property
+    def answers(self) -> Answers:
+        """What was answered under keys."""
+        return Answers(self.rt.shelf(ANSWERS), self.rt.store.now, self.rt.owner, self.rt.store.owner_alive)
+
     def meter(self) -> Meter:
         """The figures of this process, which are counted from the first time that somebody asks for them."""
         if self._meter is None:
             self._meter = self.counting.enter_context(meters.on())
         return self._meter
 
+    async def sweep(self) -> None:
+        """Deletes the answers of days that are over and the sessions that have ended, a little at a time; a store that fails is asked again later."""
+        now, gone = self.rt.store.now(), 1
+        if not offers_shelves(self.rt.store):
+            return
+        after: str | None = ""
+        try:
+            while gone and not self.stopping.is_set():
+                gone = await self.answers.sweep()
+                await asyncio.sleep(0)
+            while after is not None and not self.stopping.is_set():
+                after = await sweep(self.rt.shelf(SESSIONS), now, after)
+        except HoldfastError as e:
+            log.warning("old answers and sessions are not deleted yet: %s", e)
+
+    def tidy(self) -> None:
+        """Has old rows deleted, once an hour by the store's clock."""
+        now = self.rt.store.now()
+        if self._swept is None or now - self._swept >= SWEEP_US:
+            self._swept = now
+            job = asyncio.ensure_future(self.sweep())
+            self.jobs.add(job)
+            job.add_done_callback(self.jobs.discard)
+
+    async def keep_tidy(self) -> None:
+        """Looks once a minute whether old rows are to be deleted, until the server stops."""
+        while not self.stopping.is_set():
+            self.tidy()
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), SWEEP_SECONDS)
+
     async def known(self, token: str) -> Access | None:
         """Whose token it is."""
+        self.tidy()
         if isinstance(self._given, Mapping):
             return self._given.get(token)
         return await self._tokens.known(token, now=self.rt.store.now())
@@ -143,12 +168,12 @@ class Api:
         key = request.headers.get("idempotency-key")
         if key is None:
             return self._answer(request, await route.handler(self._call(request, access, query, body, None)))
-        return await self._once(route, request, access, text(key, "Idempotency-Key"), data, lambda again: self._call(request, access, query, body, key, again=again))
+        return await self._once(route, request, access, text(key, "Idempotency-Key"), data, lambda seen, again: self._call(request, access, query, body, key, seen, again))
 
-    def _call(self, request: Request, access: Access, query: Any, body: Any, key: str | None, *, again: bool = False) -> Call:
+    def _call(self, request: Request, access: Access, query: Any, body: Any, key: str | None, seen: Seen | None = None, again: bool = False) -> Call:
         return Call(
-            rt=self.rt, access=access, path=request.path_params, query=query, body=body, key=key, again=again, trace=_trace(request.headers.get("traceparent", "")),
-            match=request.headers.get("if-match"), jobs=self.jobs,
+            rt=self.rt, access=access, path=request.path_params, query=query, body=body, key=key, seen=seen, again=again,
+            trace=_trace(request.headers.get("traceparent", "")), match=request.headers.get("if-match"), jobs=self.jobs,
         )  # fmt: skip
 
     def _answer(self, request: Request, answer: Answer) -> Response:
@@ -156,36 +181,32 @@ class Api:
             return Response(status_code=304, headers=dict(answer.headers))
         return Response(_encode(answer.value), answer.status, dict(answer.headers), "application/json")
 
-    async def _once(self, route: Route, request: Request, access: Access, key: str, data: bytes, call: Callable[[bool], Call]) -> Response:
+    async def _once(self, route: Route, request: Request, access: Access, key: str, data: bytes, call: Callable[[Seen | None, bool], Call]) -> Response:
         """A POST under a key: the first answer again, or the one that is made now."""
-        shelf = self.rt.shelf(ANSWERS)
-        place = hashlib.sha256("\x1f".join((access.tenant_id, request.method, request.url.path, key)).encode("utf-8", "surrogatepass")).hexdigest()
-        digest, now = hashlib.sha256(data).digest(), self.rt.store.now()
-        if place in self._doing:
-            raise Stopped(409, "in_progress", "a request with this key is still being processed", hint="wait for its answer, then ask again")
-        self._doing.add(place)
+        where = place(access.tenant_id, request.method, request.url.path, key)
+        if where in self._doing:
+            raise in_progress()
+        self._doing.add(where)
         try:
-            there = await shelf.add(place, _keep(Kept(digest, now)))
-            before = None if there is None else _kept(there)
-            if before is not None and before.at > now - KEPT_US:
-                if before.digest != digest:
-                    raise RequestConflict(f"the key {key!r} was used with another body", hint="use another key, or the same body")
-                if before.status:
-                    return Response(before.body, before.status, {**before.headers, "Idempotent-Replayed": "true"}, "application/json")
+            turn = await self.answers.begin(where, data, lambda: route.sees(call(None, False)))
+            if isinstance(turn, Kept):
+                return Response(turn.body, turn.status, {**turn.headers, "Idempotent-Replayed": "true"}, "application/json")
             assert route.handler is not None
             try:
-                response = self._answer(request, await route.handler(call(before is not None and not before.status)))
-            except StoreError:  # what was asked for may have been done: the key stays taken
-                raise
-            except HoldfastError:  # nothing was done: the key is free again
-                if there is None:
-                    await shelf.delete(place)
+                response = self._answer(request, await route.handler(call(turn.kept.seen, turn.again)))
+            except Exception as e:
+                if isinstance(e, HoldfastError) and not isinstance(e, StoreError):
+                    await self.answers.give_back(turn)
+                else:  # what was asked for may have been done: the key stays taken
+                    with contextlib.suppress(StoreError):
+                        await self.answers.let_go(turn)
                 raise
             said = {k: v for k, v in response.headers.items() if k in ("etag", "location")}
-            await shelf.put(place, _keep(Kept(digest, now, response.status_code, said, bytes(response.body))))
+            await self.answers.end(turn, response.status_code, said, bytes(response.body))
+            self.tidy()
             return response
         finally:
-            self._doing.discard(place)
+            self._doing.discard(where)
 
     # -- what is no plain answer --------------------------------------------------------------------
 
@@ -195,7 +216,7 @@ class Api:
                 return Response(_encode(openapi.document(version("holdfast"))), media_type="application/json")
             case "/v1/ready":
                 if self.stopping.is_set():
-                    raise Stopped(503, "draining", "the server is going down", hint="ask another one")
+                    raise Stopped(503, "draining", "the server is shutting down", hint="ask another one")
                 await self.rt.store.schedules(0)
                 return Response(_encode(bodies.Health(status="ready")), media_type="application/json")
             case "/metrics":
@@ -312,17 +333,18 @@ def app(
 ) -> Starlette:  # fmt: skip
     """The API of a runtime as an ASGI application, on its own or mounted in another, as in ``Mount("/ops", holdfast.api.app(rt))``.
 
-    New runs and decisions are only recorded, and workers execute the runs, also if this runtime has the skill. A resume executes its run here.
+    New runs and decisions are only recorded, and workers execute the runs, even if this runtime has the skill. A resume executes its run here.
 
     Args:
         rt: an open runtime. The application does not close it.
         tokens: by default those of the store; False asks for none and is for loopback only; a mapping gives each token its ``Access``.
-        pages: the operator's pages too.
-        open_metrics: ``/metrics`` asks for no token.
-        hosts: the names under which it is asked; any, if not given. Without tokens they keep other sites' names for this machine out.
-        public_url: where browsers reach it, behind a proxy: its path is put before the links of pages, and its scheme says whether cookies are
-            for TLS alone. The proxy may take that path off or leave it.
-        drives: runs beside the server until its event is set: a worker.
+        pages: whether the operator's pages are served too.
+        open_metrics: whether ``/metrics`` needs no token.
+        hosts: the host names that requests may use (the ``Host`` header); by default any. Set it if ``tokens`` is False, so that another web site
+            cannot reach the API through a name of its own for this machine.
+        public_url: where browsers reach it, behind a proxy: its path is put before the links of pages, and with ``https`` cookies are
+            sent over TLS only. The proxy may strip that path or pass it on.
+        drives: an async function that runs beside the server, such as a worker. It gets an event, and returns after the event is set.
     """
     api = Api(rt, tokens, open_metrics=open_metrics)
     by_path: dict[str, dict[str, Route]] = {}
@@ -334,7 +356,7 @@ def app(
             row = rows.get("GET" if request.method == "HEAD" else request.method)
             if row is None:
                 allow = ", ".join(sorted({*rows, *(["HEAD"] if "GET" in rows else [])}))
-                response = failed(Stopped(405, "method_not_allowed", f"{request.method} is not a method of this path", hint=allow))
+                response = failed(Stopped(405, "method_not_allowed", f"this path does not support the method {request.method}", hint=allow))
                 response.headers["Allow"] = allow
                 return response
             return await api.serve(row, request)
@@ -353,6 +375,7 @@ def app(
             if not rt.opened:
                 await stack.enter_async_context(rt)
             worker = asyncio.ensure_future(drives(stop)) if drives is not None else None
+            tidying = asyncio.ensure_future(api.keep_tidy())
             try:
                 yield
             finally:
@@ -360,7 +383,7 @@ def app(
                 api.counting.close()
                 stop.set()
                 rt.drain()
-                pending = [*api.jobs, *([worker] if worker is not None else [])]
+                pending = [tidying, *api.jobs, *([worker] if worker is not None else [])]
                 if pending:
                     await asyncio.wait(pending, timeout=20)
 

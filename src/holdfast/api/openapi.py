@@ -13,10 +13,10 @@ from holdfast.api.table import ROUTES, Route
 
 REF = "#/components/schemas/{name}"
 _ERRORS = {
-    "401": "No token, or one that is unknown, expired or revoked", "403": "The token, or a policy, does not allow it", "404": "There is no such thing here",
-    "405": "This path does not support the method", "406": "No answer of the kind asked for", "409": "Somebody was first, or the state of the run says no",
-    "412": "It has moved since you looked", "413": "The body is too large", "415": "The body is not JSON", "422": "Something in the request is not right",
-    "429": "Too much is queued", "503": "The store cannot be reached, or the server is going down",
+    "401": "No token, or one that is unknown, expired or revoked", "403": "The token, or a policy, does not allow it", "404": "It does not exist, or this token may not see it",
+    "405": "This path does not support the method", "406": "None of the media types in Accept is available", "409": "Another request was first, or the state of the run does not allow it",
+    "412": "The run has changed since the version that If-Match names", "413": "The body is too large", "415": "The body is not JSON", "422": "Something in the request is not right",
+    "429": "Too much is queued", "503": "The store cannot be reached, or the server is shutting down",
 }  # fmt: skip
 EXAMPLES: dict[str, Any] = {
     "Submit": {"skill_id": "release-notes", "input": {"repo": "."}, "thread_id": "t1"},
@@ -68,7 +68,7 @@ def _operation(route: Route, refs: dict[Any, Any]) -> dict[str, Any]:
     if route.path == "/v1/runs" and route.method == "POST":
         told["200"] = {"description": "The run that was created under this key before", "content": {route.media: {"schema": answer}}}
     if route.path == "/v1/runs/{run_id}" and route.method == "GET":
-        told["304"] = {"description": "It has not moved"}
+        told["304"] = {"description": "The run has not changed"}
         answer = {"type": "object"}  # fields= picks some, view=legacy is another shape
         told["200"]["content"] = {route.media: {"schema": answer}}
     if route.path == "/v1/runs" and route.method == "GET":

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import hashlib
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
@@ -16,24 +17,26 @@ import msgspec
 
 from holdfast.access import Access, Scope
 from holdfast.api import bodies as b
+from holdfast.api.answers import Seen
 from holdfast.api.problems import Stopped
 from holdfast.core import describe
 from holdfast.core.bounds import moment
-from holdfast.core.errors import CheckpointNotFound, InvalidInput, NotFound, RunNotFound
-from holdfast.core.status import AT_REST, LIVE, TERMINAL, Status
+from holdfast.core.errors import CheckpointNotFound, InvalidInput, NotFound
+from holdfast.core.intents import REDRIVE
+from holdfast.core.status import AT_REST, TERMINAL
+from holdfast.core.tokens import hashed
+from holdfast.core.views import iso
 from holdfast.engine.look.looker import Wanted, skills
-from holdfast.ports import RunFilter
 from holdfast.runtime import Runtime
 
 LONGEST_WAIT = 60.0
 POLL_SECONDS = 1.0
 SETTLE_SECONDS = 10.0
-NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
 
 
 class Call(msgspec.Struct, frozen=True, kw_only=True):
-    """One request: who calls, what is in the path, the query and the body. ``key`` is its Idempotency-Key, ``again`` says
-    that a server took it up under that key before and died without an answer."""
+    """One request: who calls, what is in the path, the query and the body. ``key`` is its Idempotency-Key, and ``seen`` how that which it is about
+    stood when it was first taken up under that key; ``again``: by another server, which died without an answer and may have carried it out."""
 
     rt: Runtime
     access: Access
@@ -41,6 +44,7 @@ class Call(msgspec.Struct, frozen=True, kw_only=True):
     query: Any
     body: Any
     key: str | None = None
+    seen: Seen | None = None
     again: bool = False
     trace: str | None = None
     match: str | None = None
@@ -73,10 +77,17 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 Handler = Callable[[Call], Awaitable[Answer]]
+Sees = Callable[[Call], Awaitable[Seen]]
+
+
+async def see_nothing(c: Call) -> Seen:
+    """What it is about needs no look: the time will do."""
+    return Seen(at=c.rt.store.now())
 
 
 class Route(msgspec.Struct, frozen=True, kw_only=True):
-    """A row. ``scope`` None: no token is asked for. ``answers``: the type of what comes out; None is a stream or text of its own."""
+    """A row. ``scope`` None: no token is asked for. ``answers``: the type of what comes out; None is a stream or text of its own. ``sees``: what
+    is noted of that which a POST is about, before it is carried out under a key."""
 
     method: str
     path: str
@@ -88,6 +99,7 @@ class Route(msgspec.Struct, frozen=True, kw_only=True):
     body: type[b.Body] | None = None
     status: int = 200
     media: str = "application/json"
+    sees: Sees = see_nothing
 
 
 # -- reading ----------------------------------------------------------------------------------------
@@ -99,7 +111,7 @@ def _etag(run: describe.RunView) -> dict[str, str]:
 
 def _limit(limit: int) -> int:
     if not 1 <= limit <= 500:
-        raise InvalidInput(f"limit is 1 to 500, not {limit}", field="limit")
+        raise InvalidInput(f"limit must be from 1 to 500, not {limit}", field="limit")
     return limit
 
 
@@ -261,7 +273,7 @@ async def thread_history(c: Call) -> Answer:
     if q.after is not None:
         start = next((n for n, x in enumerate(out, 1) if x["id"] == q.after), 0)
         if not start:
-            raise CheckpointNotFound(f"the thread {thread!r} has no checkpoint {q.after}", hint="give the id of one of its snapshots")
+            raise CheckpointNotFound(f"the thread {thread!r} has no checkpoint {q.after}", hint="give the id of one of its checkpoints")
     found = out[start : start + _limit(q.limit)]
     return Answer(value=b.History(history=found, next_cursor=found[-1]["id"] if start + len(found) < len(out) else None))
 
@@ -313,15 +325,47 @@ async def health(c: Call) -> Answer:
 # -- acting -----------------------------------------------------------------------------------------
 
 
-async def _mine(c: Call) -> describe.RunView:
-    """The run that is meant, under the caller's tenant, and as the caller last saw it (§16.6).
+async def see_run(c: Call) -> Seen:
+    run, _ = await c.rt.look.found(c.run_id, c.tenant)
+    human = [w.wait_id for w in run.waits if w.human]
+    return Seen(at=c.rt.store.now(), version=run.version, wait_id=human[0] if len(human) == 1 else "")
+
+
+async def see_intent(c: Call) -> Seen:
+    return Seen(at=c.rt.store.now(), rulings=len((await c.rt.look.intent(c.path["intent_id"], c.tenant)).rulings))
+
+
+async def _told_since(c: Call, is_it: Callable[[describe.EventView], bool]) -> bool:
+    """Whether the run's log tells of such an event since the request was first taken up by a server that died."""
+    if not c.again or c.seen is None:
+        return False
+    after = c.seen.version
+    while page := await c.rt.look.events(c.run_id, after, 500, c.tenant):
+        if any(map(is_it, page)):
+            return True
+        after = page[-1].seq
+    return False
+
+
+def _canceled(e: describe.EventView) -> bool:
+    return e.event_type in ("run.cancel_requested", "run.canceled")
+
+
+def _resumed(e: describe.EventView) -> bool:
+    return e.event_type in ("run.started", "run.resumed", "run.recovered")
+
+
+async def _mine(c: Call, *, told: bool = False) -> describe.RunView:
+    """The run that is meant, under the caller's tenant, and as the caller last saw it (§16.6). ``told``: the request was carried out before, and
+    the caller saw the run before that.
 
     Raises:
         RunNotFound: it is not there, or another tenant's.
         Stopped: it has moved since: 412.
     """
     run, lease = await c.rt.look.found(c.run_id, c.tenant)
-    if c.match is not None and c.match != "*" and f'"{run.version}"' not in [m.strip().removeprefix("W/") for m in c.match.split(",")]:
+    version = c.seen.version if told and c.seen is not None else run.version
+    if c.match is not None and c.match != "*" and f'"{version}"' not in [m.strip().removeprefix("W/") for m in c.match.split(",")]:
         raise Stopped(412, "stale", f"{run.run_id} has changed since you read it: it has {run.version} events now", hint="look at it again, then decide")
     return describe.run(run, lease, c.rt.store.now())
 
@@ -357,25 +401,33 @@ async def submit_run(c: Call) -> Answer:
     return await _shown(c, run.run_id, deduplicated=run.deduplicated, status=200 if run.deduplicated else 202)
 
 
+async def _wait(c: Call, given: str | None) -> str | None:
+    """The wait that a decision is about: the one that is named, or the one that was open when the request was first taken up."""
+    wait_id = given or (c.seen.wait_id or None if c.seen is not None else None)
+    run, _ = await c.rt.look.found(c.run_id, c.tenant)
+    await _mine(c, told=c.again and wait_id is not None and all(w.wait_id != wait_id for w in run.waits))
+    return wait_id
+
+
 async def approve(c: Call) -> Answer:
     body: b.Approve = c.body
-    await _mine(c)
-    await c.rt.approve(c.run_id, wait_id=body.wait_id, actor=c.actor, note=body.note or body.reason, payload=_payload(body.payload), drive=False, via=c.via)
+    wait_id = await _wait(c, body.wait_id)
+    await c.rt.approve(c.run_id, wait_id=wait_id, actor=c.actor, note=body.note or body.reason, payload=_payload(body.payload), drive=False, via=c.via)
     return await _shown(c, c.run_id)
 
 
 async def deny(c: Call) -> Answer:
     body: b.Deny = c.body
-    await _mine(c)
-    await c.rt.deny(c.run_id, reason=body.reason or body.note or "", wait_id=body.wait_id, actor=c.actor, drive=False, via=c.via)
+    wait_id = await _wait(c, body.wait_id)
+    await c.rt.deny(c.run_id, reason=body.reason or body.note or "", wait_id=wait_id, actor=c.actor, drive=False, via=c.via)
     return await _shown(c, c.run_id)
 
 
 async def decide(c: Call) -> Answer:
     body: b.Decide = c.body
-    await _mine(c)
+    wait_id = await _wait(c, body.wait_id)
     await c.rt.decide(
-        c.run_id, body.action, wait_id=body.wait_id, actor=c.actor, feedback=body.feedback, note=body.note or body.reason, payload=_payload(body.payload),
+        c.run_id, body.action, wait_id=wait_id, actor=c.actor, feedback=body.feedback, note=body.note or body.reason, payload=_payload(body.payload),
         resume=body.resume, force=body.force, via=c.via,
     )  # fmt: skip
     return await _shown(c, c.run_id)
@@ -387,34 +439,36 @@ def _payload(given: Any) -> Any:
 
 async def answer_link(c: Call) -> Answer:
     body: b.Answer = c.body
-    run = await c.rt.redeem(c.path["token"], body.action, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
+    used = await c.rt.store.token(hashed(c.path["token"])) if c.again else None
+    if used is not None and used.used_at is not None:  # by this request, or by somebody who decided otherwise, which is refused here too
+        run = await c.rt.decide(used.run_id, body.action, wait_id=used.wait_id, actor=used.actor, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
+    else:
+        run = await c.rt.redeem(c.path["token"], body.action, feedback=body.feedback, note=body.note, payload=_payload(body.payload))
     return Answer(value={"run_id": run.run_id, "status": str(run.status), "condition": run.condition.value}, status=202)
 
 
 async def signal_run(c: Call) -> Answer:
-    await _mine(c)
+    body: b.Signal = c.body
+    sent = (body.name, body.key or c.key)
+    await _mine(c, told=await _told_since(c, lambda e: e.event_type == "signal.received" and (e.payload.get("name"), e.payload.get("key")) == sent))
     return await _signal(c, c.run_id)
 
 
 async def signal_thread(c: Call) -> Answer:
-    thread = c.path["thread_id"]
-    live = await c.rt.store.runs(RunFilter(tenant_id=c.tenant, thread_id=thread, statuses=NOT_ENDED, limit=500, by_turn=True))
-    if not live:
-        raise RunNotFound(f"no live run in the thread {thread}", hint="GET /v1/runs?thread_id=… lists its runs")
-    begun = (run for run, _ in live if run.status is not Status.PENDING)  # what is queued behind one that has begun has nothing to ask yet
-    return await _signal(c, next(begun, live[0][0]).run_id)
+    return await _signal(c, c.path["thread_id"])
 
 
-async def _signal(c: Call, run_id: str) -> Answer:
+async def _signal(c: Call, target: str) -> Answer:
     body: b.Signal = c.body
-    await c.rt.signal(run_id, body.name, body.payload, key=body.key or c.key, actor=c.actor)
-    return await _shown(c, run_id)
+    run = await c.rt.signal(target, body.name, body.payload, key=body.key or c.key, actor=c.actor, tenant_id=c.tenant)
+    return await _shown(c, run.run_id)
 
 
 async def cancel_run(c: Call) -> Answer:
     body: b.Cancel = c.body
-    before = await _mine(c)
-    if not (c.again and before.status == "canceled"):
+    told = await _told_since(c, _canceled)
+    await _mine(c, told=told)
+    if not told:
         await c.rt.cancel(c.run_id, actor=c.actor, reason=body.reason)
     seen = await c.rt.look.glance(c.run_id, check=False)
     return Answer(value={"accepted": True, **describe.plain(seen.detail())}, status=202, headers=_etag(seen.record))
@@ -423,9 +477,10 @@ async def cancel_run(c: Call) -> Answer:
 async def resume_run(c: Call) -> Answer:
     """Answers once the run goes on, or is refused; who drives it to its rest is the server itself, behind the answer."""
     body: b.Resume = c.body
-    before = await _mine(c)
-    if c.again and before.status in (*LIVE, "completed") and before.condition != "interrupted":
-        return await _shown(c, c.run_id)  # it goes on: the first of these requests has seen to that
+    told = await _told_since(c, _resumed)
+    before = await _mine(c, told=told)
+    if told and before.condition != "interrupted":
+        return await _shown(c, c.run_id)  # it went on: the first of these requests has seen to that
     await went_on(c.rt, c.run_id, c.jobs, actor=c.actor, acknowledge=body.acknowledge, force=body.force, upgrade=body.upgrade)
     return await _shown(c, c.run_id)
 
@@ -494,7 +549,9 @@ async def repair_run(c: Call) -> Answer:
 async def redrive_intent(c: Call) -> Answer:
     body: b.Redrive = c.body
     before = await c.rt.look.intent(c.path["intent_id"], c.tenant)
-    await c.rt.redrive(before.intent_id, actor=c.actor, reason=body.reason, force=body.force)
+    since = before.rulings[c.seen.rulings :] if c.again and c.seen is not None else []
+    if not any(r.action == REDRIVE for r in since):
+        await c.rt.redrive(before.intent_id, actor=c.actor, reason=body.reason, force=body.force)
     return Answer(value=await c.rt.look.intent(before.intent_id), status=202)
 
 
@@ -506,21 +563,33 @@ async def settle_intent(c: Call) -> Answer:
 
 
 async def pause_schedule(c: Call) -> Answer:
-    await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
-    await c.rt.pause_schedule(c.path["schedule_id"], actor=c.actor)
+    if not await _changed_since(c, "paused"):
+        await c.rt.pause_schedule(c.path["schedule_id"], actor=c.actor)
     return Answer(value=await c.rt.look.schedule(c.path["schedule_id"], c.tenant))
 
 
 async def unpause_schedule(c: Call) -> Answer:
-    await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
-    await c.rt.unpause_schedule(c.path["schedule_id"], actor=c.actor)
+    if not await _changed_since(c, "unpaused"):
+        await c.rt.unpause_schedule(c.path["schedule_id"], actor=c.actor)
     return Answer(value=await c.rt.look.schedule(c.path["schedule_id"], c.tenant))
+
+
+async def _changed_since(c: Call, what: str) -> bool:
+    """Whether a schedule has changed so since the request was first taken up by a server that died."""
+    found = await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
+    since = iso(c.seen.at) if c.again and c.seen is not None else None
+    return since is not None and any(change.what == what and (change.at or "") >= since for change in found.changes)
 
 
 async def trigger_schedule(c: Call) -> Answer:
     await c.rt.look.schedule(c.path["schedule_id"], c.tenant)
-    made = await c.rt.trigger(c.path["schedule_id"], key=c.key)
+    made = await c.rt.trigger(c.path["schedule_id"], key=_own_key(c))
     return await _shown(c, made.run_id, deduplicated=made.deduplicated)
+
+
+def _own_key(c: Call) -> str | None:
+    """A request key that is valid for this path alone: other schedules of the skill, and its other runs, have theirs (§16.5)."""
+    return None if c.key is None else "trigger:" + hashlib.sha256(f"{c.path['schedule_id']}\x1f{c.key}".encode()).hexdigest()[:32]
 
 
 # -- the table --------------------------------------------------------------------------------------
@@ -533,8 +602,9 @@ def _get(path: str, does: str, handler: Handler | None, answers: Any, query: typ
     return Route(method="GET", path=path, scope=scope, does=does, handler=handler, answers=answers, query=query, media=media)
 
 
-def _post(path: str, scope: Scope | None, does: str, handler: Handler, body: type[b.Body], answers: Any = R, status: int = 202) -> Route:
-    return Route(method="POST", path=path, scope=scope, does=does, handler=handler, answers=answers, body=body, status=status)
+def _post(path: str, scope: Scope | None, does: str, handler: Handler, body: type[b.Body], answers: Any = R, status: int = 202, sees: Sees | None = None) -> Route:
+    looks = sees or (see_run if path.startswith(RUN) else see_nothing)
+    return Route(method="POST", path=path, scope=scope, does=does, handler=handler, answers=answers, body=body, status=status, sees=looks)
 
 
 ROUTES: tuple[Route, ...] = (
@@ -566,14 +636,14 @@ ROUTES: tuple[Route, ...] = (
     _get("/v1/waits", "List open waits of all runs", list_waits, b.Waits, b.PageQuery),
     _post("/v1/waits/{token}", None, "Answer the wait that a link is for", answer_link, b.Answer, dict[str, Any]),
     _get("/v1/threads/{thread_id}/history", "List a thread's checkpoints", thread_history, b.History, b.HistoryQuery),
-    _post("/v1/threads/{thread_id}/signal", D, "Send a signal to that run of a thread which has not ended", signal_thread, b.Signal),
+    _post("/v1/threads/{thread_id}/signal", D, "Send a signal to the newest run of a thread that has begun and not ended", signal_thread, b.Signal),
     _get("/v1/ledger", "List ledger rows of all runs", list_ledger, b.Ledger, b.LedgerQuery),
     _get("/v1/intents", "List outgoing messages (intents), sent or not", list_intents, b.Intents, b.StateQuery),
-    _post("/v1/intents/{intent_id}/redrive", D, "Send an outgoing message (intent) again", redrive_intent, b.Redrive, describe.IntentView),
-    _post("/v1/intents/{intent_id}/settle", D, "Record the outcome of a message whose outcome is unknown", settle_intent, b.Settle, describe.IntentView, 200),
+    _post("/v1/intents/{intent_id}/redrive", D, "Send an outgoing message (intent) again", redrive_intent, b.Redrive, describe.IntentView, sees=see_intent),
+    _post("/v1/intents/{intent_id}/settle", D, "Record an outgoing message (intent) as sent, or give it up", settle_intent, b.Settle, describe.IntentView, 200),
     _get("/v1/skills", "List the skills registered here", list_skills, b.Skills),
     _get("/v1/workers", "List the processes that hold leases", list_workers, b.Workers),
-    _get("/v1/lanes", "List the lanes that a run holds", list_lanes, b.Lanes, b.LanesQuery),
+    _get("/v1/lanes", "List the lanes that are in use, and the runs that wait for them", list_lanes, b.Lanes, b.LanesQuery),
     _get("/v1/queues", "List the queues, and what blocks their runs", list_queues, b.Queues),
     _get("/v1/limits", "List the limits in force", list_limits, b.Limits),
     _get("/v1/schedules", "List schedules", list_schedules, b.Schedules),

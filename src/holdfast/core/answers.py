@@ -56,7 +56,7 @@ def _faults(schema: Any, value: Any, path: str, root: Any) -> Iterator[str]:
     for name in ("anyOf", "oneOf"):
         choices = schema.get(name)
         if choices and not any(not list(_faults(c, value, path, root)) for c in choices):
-            yield f"{path}: {_short(value)} is none of {' | '.join(_what(c) for c in choices)}"
+            yield f"{path}: {_short(value)} matches none of {' | '.join(_what(c) for c in choices)}"
             return
     kinds = schema.get("type")
     if kinds is not None and not any(_is(value, k) for k in (kinds if isinstance(kinds, list) else [kinds])):
@@ -68,7 +68,7 @@ def _faults(schema: Any, value: Any, path: str, root: Any) -> Iterator[str]:
         yield f"{path}: {_short(value)} is not {_short(schema['const'])}"
     for name, holds in _LIMITS.items():
         if name in schema and _measurable(name, value) and not holds(value, schema[name]):
-            yield f"{path}: {_short(value)} breaks {name} {schema[name]!r}"
+            yield f"{path}: {_short(value)} violates {name} {schema[name]!r}"
     if isinstance(value, dict):
         yield from _members(schema, value, path, root)
     elif isinstance(value, list | tuple):

@@ -122,6 +122,8 @@ def _decide(run: Run, c: cmd.Decide, now: int) -> Facts:
     payload = c.payload
     if c.action == ws.ANSWER and payload is None:
         payload = _NOTHING  # an answer of nothing is an answer (L-09)
+    if payload is not None:
+        ws.carried(wait, c.action)
     if wait.schema is not None and payload is not None and c.action in (ws.ANSWER, ws.APPROVE):
         forms.check(reveal(wait.schema), reveal(payload))
     decision = Decision(
@@ -234,8 +236,8 @@ def refuse_resume(run: Run, acknowledge: str | None) -> None:
     if run.status is Status.FAILED:
         known = {run.checkpoint_head, run.stop_reason} - {None}
         if acknowledge not in known:
-            what = "a stale acknowledgement" if acknowledge else "it failed, and nobody has looked yet"
-            raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"after you have read the error: holdfast resume {run.run_id} {target_of(run.target)} --acknowledge {run.stop_reason}")
+            what = "a stale acknowledgement" if acknowledge else "the run failed, and nobody has acknowledged the failure yet"
+            raise AcknowledgeRequired(f"{what}: {run.stop_reason}", hint=f"after you have fixed the cause: holdfast resume {run.run_id} {target_of(run.target)} --acknowledge {run.stop_reason}")
     if run.status in RESUMABLE and run.checkpoint_head is None:
         raise InvalidInput(f"{run.run_id} has no checkpoint to continue from", hint="submit it again", code="no_checkpoint")
 
@@ -326,13 +328,13 @@ def continue_handoff(run: Run, decision: Decision) -> Facts:
 
 def continue_with_waiver_handoff(run: Run, decision: Decision) -> Facts:
     """As ``continue``, and the fold keeps the waiver, with its feedback, for every later gate."""
-    assert decision.feedback, "a waiver says what is waived"
+    assert decision.feedback, "a waiver needs feedback that says what is waived"
     return (ev.WaitDecided(decision),)
 
 
 def retry_feedback_handoff(run: Run, decision: Decision) -> Facts:
     """One more round of the step that is to be redone; a new rejection asks under a new wait id."""
-    assert decision.feedback, "feedback says what should change"
+    assert decision.feedback, "retry_feedback needs feedback that says what should change"
     return (ev.WaitDecided(decision),)
 
 
