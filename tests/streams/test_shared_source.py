@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast import END, Context, Graph, Runtime, State
+from holdfast.access import NOBODY
+from holdfast.api.streams import Beat, Wires, one
+from holdfast.core.codec import Row
 from holdfast.core.errors import HoldfastError
 from holdfast.engine.look.sources import SharedSource
 from holdfast.handle import StreamPart
+from holdfast.stores import MemoryStore
 from tests.engine.test_reads_counted import Told, opened
 
 LISTENERS = 60
@@ -133,3 +138,50 @@ async def test_whoever_waits_is_told_that_the_store_is_gone(tmp_path: Path) -> N
         await asyncio.gather(*(up.wait() for up in ups))
     for found in await asyncio.gather(*listeners, return_exceptions=True):
         assert isinstance(found, HoldfastError), found
+
+
+class Between(MemoryStore):
+    """Something is committed after a reader has seen the run and before it reads the log."""
+
+    act: Callable[[], Awaitable[Any]] | None = None
+
+    async def rows(self, run_id: str, after: int = 0, limit: int | None = None) -> list[Row]:
+        act, self.act = self.act, None
+        if act is not None:
+            await act()
+        return await super().rows(run_id, after, limit)
+
+
+async def allowed() -> bool:
+    return True
+
+
+@pytest.mark.parametrize("name", ["the end", "a question", "both"])
+async def test_a_commit_between_two_reads_of_a_look_is_told(name: str) -> None:
+    """The run was read as it stood before its last commit, and the log with it: the stream still says that the run rests, after its events, and ends."""
+    graph = Graph("asks", Count)
+
+    @graph.node(start=True)
+    async def ask(state: Count, ctx: Context) -> dict[str, Any]:
+        if name == "the end":
+            return {"n": 1}
+        await ctx.approve("Go on?")
+        return {"n": 1}
+
+    async with asyncio.timeout(20), Runtime(store := Between(), skills=[graph]) as rt:
+        run = await rt.submit(graph)
+
+        async def act() -> None:
+            await rt.resume(run.run_id)
+            if name == "both":
+                await rt.approve(run.run_id)
+
+        store.act = act
+        said = ""
+        async for piece in one(rt, Wires(SharedSource(store, rt.look)), run.run_id, NOBODY, None, ["events"], Beat(allowed, asyncio.Event())):
+            said += piece.decode()
+            if name == "a question" and "event: rest" in said:
+                break
+        kinds = [line.removeprefix("event: ") for line in said.splitlines() if line.startswith("event: ")]
+        assert kinds[-1] == "rest" and said.count("event: rest") == 1
+        assert kinds[:-1] == [e.type for e in await rt.events(run.run_id)]

@@ -116,7 +116,7 @@ async def one(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str
                 yield piece
                 beat.said()
             shown = describe.run(feed.run, feed.lease, rt.store.now())
-            if resting(shown) and rested != feed.run.version:
+            if feed.level and resting(shown) and rested != feed.run.version:
                 rested = feed.run.version
                 yield frame("rest", describe.plain(shown, feed.hidden))
                 beat.said()

@@ -97,6 +97,7 @@ class Follower:
         self._at = Cursor() if after is None else msgspec.structs.replace(after, serial=max(0, after.serial))
         self._resume = self._at if self._begun else None  # what was given of the batch and of the event where the reader left off
         self._recalled = False
+        self.level = False
         self.over = False
         self._emits = bool(modes & {"custom", "messages"})
         self._progress: Progress | None = None
@@ -122,7 +123,8 @@ class Follower:
         return Point(self._run_id, self._tenant_id, self._log_from(), self._serial if self._emits else None)
 
     async def ready(self) -> AsyncIterator[StreamPart]:
-        """The parts that are there now. Then ``run``, ``lease`` and what is ``hidden`` of it are as they were seen; it is ``over`` once the run has ended and all was given."""
+        """The parts that are there now. Then ``run``, ``lease`` and what is ``hidden`` of it are as they were seen. It is ``level`` if all that has happened to this run
+        was given, and ``over`` if the run has ended besides."""
         if self._begun and not self._recalled:
             await self._recall()
         self._recalled = True
@@ -141,7 +143,8 @@ class Follower:
                 continue
             for part in self._emitted(self._at.seq):
                 yield part
-            self.over = run.status in TERMINAL and self._at.seq >= run.version
+            self.level = self._at.seq >= run.version
+            self.over = run.status in TERMINAL and self.level
             return
 
     # -- the log ------------------------------------------------------------------------------------

@@ -84,6 +84,8 @@ class DirectSource:
         run, lease = await self._looker.found(point.run_id, point.tenant_id)
         rows = await self._store.rows(point.run_id, point.seq, PAGE)
         ring = [] if point.serial is None else await self._store.chunks(point.run_id, point.serial, PAGE)
+        if rows and rows[-1].seq > run.version:  # it has gone on meanwhile: after these rows it stands otherwise than it was read
+            run, lease = await self._looker.found(point.run_id, point.tenant_id)
         return Seen(run, lease, await self._looker.mask(run), rows, ring)
 
     async def news(self, point: Point, seen: Seen, seconds: float) -> bool:
