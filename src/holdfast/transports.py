@@ -12,8 +12,9 @@ from holdfast.core.retry import Retry
 from holdfast.outbox.transports import Function, Further, Row, Signal, Subprocess
 from holdfast.outbox.webhook import Webhook, signature
 from holdfast.ports import Transport
+from holdfast.workers.toolrunner import RemoteTools
 
 __all__ = [
-    "Absent", "Function", "Further", "Happened", "MaybeSent", "PermanentError", "Retry", "RetryAfter", "Row", "Signal", "Subprocess", "Transport", "Unknown", "Webhook",
+    "Absent", "Function", "Further", "Happened", "MaybeSent", "PermanentError", "RemoteTools", "Retry", "RetryAfter", "Row", "Signal", "Subprocess", "Transport", "Unknown", "Webhook",
     "signature",
 ]  # fmt: skip

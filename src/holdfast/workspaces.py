@@ -14,7 +14,21 @@ from pathlib import Path
 from holdfast.core.errors import UsageError
 
 FOLDER, NAME = ".holdfast", "workspace"
+AWAY = "remote:"
 LOOK_SECONDS = 0.02
+
+
+def away(folder: str | None) -> str | None:
+    """The id in ``remote:ID``: a workspace whose tools a runner elsewhere carries out (§11.3). None for a folder.
+
+    Raises:
+        UsageError: it is not the id of a workspace.
+    """
+    if folder is None or not folder.startswith(AWAY):
+        return None
+    if re.fullmatch(r"[0-9a-f]{16}", found := folder.removeprefix(AWAY)) is None:
+        raise UsageError(f"{folder!r} does not name a workspace", hint="remote:ID, with the id that `holdfast tool-runner` prints; ./remote: is a folder")
+    return found
 
 
 def known(folder: str | None) -> str | None:
@@ -23,8 +37,8 @@ def known(folder: str | None) -> str | None:
     Raises:
         UsageError: what lies there is no id.
     """
-    if folder is None:
-        return None
+    if folder is None or (found := away(folder)) is not None:
+        return None if folder is None else found
     try:
         found = Path(folder, FOLDER, NAME).read_text("ascii").strip()
     except (FileNotFoundError, NotADirectoryError):
@@ -64,8 +78,8 @@ def named(folder: str) -> str | None:
 
 @asynccontextmanager
 async def locked(folder: str | None, *, writes: bool) -> AsyncIterator[None]:
-    """One writer at a time works in a folder, readers together. The lock ends with its process."""
-    if folder is None or known(folder) is None:
+    """One writer at a time works in a folder, readers together. The lock ends with its process. Elsewhere it is the runner that locks."""
+    if folder is None or away(folder) is not None or known(folder) is None:
         yield
         return
     fd = os.open(Path(folder, FOLDER, NAME), os.O_RDONLY)
@@ -85,4 +99,4 @@ def _lock(fd: int, writes: bool) -> bool:
     return True
 
 
-__all__ = ["known", "locked", "named"]
+__all__ = ["away", "known", "locked", "named"]

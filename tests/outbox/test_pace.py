@@ -17,7 +17,7 @@ from holdfast import Context, Graph, Runtime, State
 from holdfast.core.errors import ErrorValue
 from holdfast.core.intents import Doubtful, Failed, Outcome, Sent
 from holdfast.outbox.hands import Hands, NotReached
-from holdfast.outbox.pace import CONCURRENCY, EACH, EXTRA, MOST, Lane, Pace
+from holdfast.outbox.pace import CONCURRENCY, EACH, EXTRA, MOST, SHORT_REST, Lane, Pace, left_for
 from tests.outbox.conftest import Open
 from tests.statements import counting_statements
 
@@ -91,6 +91,11 @@ def test_a_group_is_as_large_as_the_disk_makes_it() -> None:
     for _ in range(30):
         rest = pace.wrote(pace.group, 0.000_1 + 0.000_03 * pace.group)
     assert pace.group == EACH and rest == 0.0
+
+
+def test_behind_a_server_the_others_need_no_long_rest() -> None:
+    assert [left_for(rest, served=False) for rest in (0.0, 0.003, 0.020)] == [0.0, 0.003, 0.020]
+    assert [left_for(rest, served=True) for rest in (0.0, 0.003, 0.020)] == [0.0, 0.003, SHORT_REST]
 
 
 def test_what_is_remembered_of_receivers_is_bounded() -> None:

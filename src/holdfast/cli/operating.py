@@ -12,7 +12,8 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
-from holdfast.cli.session import MOST, Call, Within, actor_option, handling, options, over, page, paged, run_argument
+from holdfast.cli.session import MOST, Call, Project, Within, actor_option, handling, options, over, page, paged, run_argument
+from holdfast.cli.targets import setting
 from holdfast.core import describe
 from holdfast.core.describe import EffectView, LaneView, LimitView, QueueView, WorkerView
 from holdfast.core.errors import UsageError
@@ -22,6 +23,7 @@ from holdfast.core.limits import Limit
 from holdfast.core.offers import Offer
 from holdfast.handle import IntentView, when
 from holdfast.runtime import Runtime
+from holdfast.workers.toolrunner import RemoteTools
 
 
 @click.command()
@@ -113,7 +115,45 @@ def dispatch(call: Call, until_idle: bool, transports: str | None) -> int:
     if call.as_json:
         o.emit({"settled": count})
     else:
-        click.echo(f"tried to send {o.counted(count, 'message')}. The results:\n    {call.line('outbox')}", err=True)
+        click.echo(f"tried to send {o.counted(count, 'message')}. To see the results:\n    {call.line('outbox')}", err=True)
+    return 0
+
+
+@click.command("tool-runner")
+@click.option("--workspace", "folder", required=True, metavar="PATH", help="The folder in which the tools run.")
+@click.option("--tools", metavar="TARGET", help="The tools that may be called: a list of them. [default: those of pyproject.toml]")
+@click.option("--until-idle", is_flag=True, help="End when no call is due.")
+@options(drives=True, folder=False)
+def tool_runner(call: Call, folder: str, tools: str | None, until_idle: bool) -> int:
+    """Run the tool calls of a workspace until stopped.
+
+    It takes the calls of runs that are executed elsewhere with Runtime(workspace="remote:ID"), where ID is that of this folder. It runs only
+    the tools that it is given by --tools. After the first SIGINT or SIGTERM it finishes the calls that are running; a second one ends them.
+    """
+    found = setting("tools", tools)
+    if found is None:
+        raise UsageError("there are no tools to run", hint="--tools TARGET names a list of them, or [tool.holdfast] tools in pyproject.toml")
+    there = RemoteTools(folder, found)
+
+    async def act(rt: Runtime) -> int:
+        stop = asyncio.Event()
+        click.echo(f"tool runner {rt.owner}: workspace {there.workspace}, {o.inline(', '.join(there.names), 240)}", err=True)
+        work = asyncio.ensure_future(rt.dispatch(stop=stop, until_idle=until_idle))
+
+        def told(number: int) -> None:
+            if stop.is_set():
+                work.cancel()
+            stop.set()
+
+        with handling(asyncio.get_running_loop(), told):
+            await asyncio.wait({work})
+        return 0 if work.cancelled() else work.result()
+
+    count = over(call, act, make=True, transports=Project(transports=there.transports, limits=setting("limits")))
+    if call.as_json:
+        o.emit({"workspace": there.workspace, "settled": count})
+    else:
+        click.echo(f"answered {o.counted(count, 'request')}", err=True)
     return 0
 
 
@@ -135,7 +175,7 @@ def redrive(call: Call, intent_id: str, force: bool, reason: str, actor: str) ->
 @actor_option
 @options()
 def settle(call: Call, intent_id: str, outcome: str, reason: str, actor: str) -> int:
-    """Record the outcome of a message whose outcome is unknown."""
+    """Record an outgoing message (intent) as sent, or give it up."""
     return _ruled(call, lambda rt: rt.settle(intent_id, outcome, actor=actor, reason=reason))
 
 
@@ -190,7 +230,7 @@ def _processes(call: Call, name: str) -> int:
         o.emit({name: [describe.plain(w) for w in found], "next_cursor": None})
         return 0
     if not found:
-        click.echo("no process holds a lease")
+        click.echo("no worker is running, and no process holds a lease")
         return 0
     alive = {"true": o.paint("alive", "green"), "false": o.paint("dead", "red")}
     o.table(
@@ -388,4 +428,4 @@ def _bounded(call: Call, act: Callable[[Runtime], Awaitable[LimitView]]) -> int:
     return 0
 
 
-COMMANDS = (effects, outbox, dispatch, redrive, settle, ledger, leases, workers, lanes, queues, limits)
+COMMANDS = (effects, outbox, dispatch, tool_runner, redrive, settle, ledger, leases, workers, lanes, queues, limits)

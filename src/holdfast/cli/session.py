@@ -27,7 +27,7 @@ from click.shell_completion import CompletionItem
 
 from holdfast.authoring import Skill, Tool
 from holdfast.cli import output as o
-from holdfast.cli.targets import declared, setting
+from holdfast.cli.targets import declared, setting, workspace
 from holdfast.core import canon
 from holdfast.core.errors import AmbiguousRun, HoldfastError, InvalidInput, NotFound, RunNotFound, UsageError
 from holdfast.core.jsons import json_of
@@ -90,7 +90,11 @@ class Call:
                 words += each
             else:
                 words += [param.opts[0]] if value is True else [word for v in each for word in (param.opts[0], v)]
-        return self.line(str(context.command.name), *words)
+        path: list[str] = []
+        while context.parent is not None:  # schedule trigger, token create
+            path.insert(0, str(context.command.name))
+            context = context.parent
+        return self.line(*path, *words)
 
     def spelled(self, text: str) -> str:
         """What the library tells people to type, as it is typed here: with the program's name, this store, and the project's skills."""
@@ -124,16 +128,17 @@ class Call:
 
 @dataclasses.dataclass(frozen=True)
 class Project:
-    """What this project gives to whatever drives: ``[tool.holdfast] transports|tools|policy|limits`` in pyproject.toml."""
+    """What this project gives to whatever drives: ``[tool.holdfast] transports|tools|policy|limits|workspace`` in pyproject.toml."""
 
     transports: Mapping[str, Any] | None = None
     tools: tuple[Tool, ...] = ()
     policy: Any = None
     limits: Mapping[str, Limit] | None = None
+    workspace: str | None = None
 
     @classmethod
     def of(cls, transports: str | None = None) -> Project:
-        return cls(setting("transports", transports), tuple(setting("tools") or ()), setting("policy"), setting("limits"))
+        return cls(setting("transports", transports), tuple(setting("tools") or ()), setting("policy"), setting("limits"), workspace())
 
 
 _COMMAND = re.compile(r"(?<![\w./-])(?<!-m )(?<!run )holdfast ([a-z][a-z-]*)\b")
@@ -149,19 +154,20 @@ def program() -> list[str]:
 # -- options ----------------------------------------------------------------------------------------
 
 
-def options(*, data: bool = True, drives: bool = False, default: str | None = None) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+def options(*, data: bool = True, drives: bool = False, default: str | None = None, folder: bool = True) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
     """Gives a command ``--store`` and its kin and hands them over as a first argument, a ``Call``.
 
     Args:
         data: it prints data, so it takes ``--json``.
         drives: it drives runs, so it takes ``--lease``.
         default: its store, where neither an option nor ``$HOLDFAST_STORE`` names one.
+        folder: ``--workspace`` names a store.
     """
 
     def declare(function: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(function)
         def act(
-            *args: Any, store: str | None, workspace: str | None, debug: bool, as_json: bool = False, lease: float | None = None, **more: Any
+            *args: Any, store: str | None, debug: bool, workspace: str | None = None, as_json: bool = False, lease: float | None = None, **more: Any
         ) -> Any:
             context = click.get_current_context()
             if debug:
@@ -184,22 +190,22 @@ def options(*, data: bool = True, drives: bool = False, default: str | None = No
                 raise
 
         decorated: Callable[..., Any] = act
-        for add in _shared(data, drives):
+        for add in _shared(data, drives, folder):
             decorated = add(decorated)
         return decorated
 
     return declare
 
 
-def _shared(data: bool, drives: bool) -> list[Callable[[Any], Any]]:
+def _shared(data: bool, drives: bool, folder: bool) -> list[Callable[[Any], Any]]:
     found: list[Callable[[Any], Any]] = [
         click.option("--debug", is_flag=True, help="On an error, show the traceback too."),
-        click.option("--workspace", metavar="DIR", help="Use the workspace DIR as the store: a directory for each run."),
+        *([click.option("--workspace", metavar="DIR", help="Use the workspace DIR as the store; it has one directory for each run.")] if folder else []),
         click.option("--store", metavar="URL", help="The store. [default: $HOLDFAST_STORE, else .holdfast/runs.db here]"),
     ]
     if drives:
         seconds = Within(min=0.1, max=86_400)
-        text = "How long a run stays with a process that no longer responds. [default: $HOLDFAST_LEASE, else 30]"
+        text = "How long a run, or a message that is being sent, stays with a process that no longer responds. [default: $HOLDFAST_LEASE, else 30]"
         found.append(click.option("--lease", type=seconds, metavar="SECONDS", envvar="HOLDFAST_LEASE", help=text))
     if data:
         found.append(click.option("--json", "as_json", is_flag=True, help="Print one JSON object."))
@@ -284,7 +290,7 @@ def page(items: Sequence[T], name: Callable[[T], str], limit: int | None, cursor
     if cursor is not None:
         start = next((n for n, item in enumerate(items, 1) if name(item) == cursor), 0)
         if not start:
-            raise InvalidInput(f"{cursor!r} is none of these", hint="give the next_cursor of the page before")
+            raise InvalidInput(f"{cursor!r} is not a cursor of this list", hint="give the next_cursor of the page before")
     found = list(items[start:] if limit is None else items[start : start + limit])
     return found, name(found[-1]) if found and start + len(found) < len(items) else None
 
@@ -397,24 +403,24 @@ class Patience:
 
 
 def over(
-    call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | None = None, long: str = ""
+    call: Call, act: Callable[[Runtime], Awaitable[T]], skills: Iterable[Skill] = (), *, make: bool = False, transports: str | Project | None = None, long: str = ""
 ) -> T:
     """Opens the store, acts, closes it. Without ``make`` a store that is not there reads as an empty one and is not made; an error
     that comes of that says so, and else a line on stderr does.
 
-    What drives has the project's transports, tools, policy and limits; ``transports`` is a TARGET that stands in place of the first. ``long`` says
-    what is under way, where it may take more than a second.
+    What drives has the project's transports, tools, policy and limits; ``transports`` is a TARGET that stands in place of the first, or
+    what stands in place of them all. ``long`` says what is under way, where it may take more than a second.
 
     SIGINT and SIGTERM end the act: what it drives is handed back at its next safe boundary (§10.13).
     """
 
-    project = Project.of(transports) if call.drives else Project()
+    project = transports if isinstance(transports, Project) else Project.of(transports) if call.drives else Project()
     missing = None if make else call.missing
 
     async def whole() -> T:
         async with Runtime(
             call.store if missing is None else "memory:", skills=skills, lease=call.lease, transports=project.transports, tools=project.tools, policy=project.policy,
-            limits=project.limits,
+            limits=project.limits, workspace=project.workspace,
         ) as rt, traced(rt) if call.drives else contextlib.nullcontext(), Patience(long):
             return await stoppable(act(rt), call, rt)
 
@@ -459,7 +465,7 @@ async def stoppable(act: Awaitable[T], call: Call, rt: Runtime) -> T:
     with handling(loop, tell):
         await _either(task, news)
         if not task.done() and call.drives:
-            click.echo(f"stopping at the next safe boundary, within {GRACE_SECONDS:g} s (Ctrl-C again: at once)", err=True)
+            click.echo(f"stopping when the current step or recorded call has ended, in {GRACE_SECONDS:g} s at the latest (Ctrl-C again: at once)", err=True)
             rt.drain()
             news.clear()
             await _either(task, news, GRACE_SECONDS)

@@ -117,6 +117,7 @@ class Settlement(msgspec.Struct, frozen=True):
     ledger: tuple[LedgerRow, ...] = ()
     puts: tuple[InboxItem, ...] = ()
     intents: tuple[Intent, ...] = ()
+    blobs: tuple[Blob, ...] = ()
 
 
 class Behind(msgspec.Struct, frozen=True):
@@ -200,21 +201,21 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, gc=False):
         events, at, actor, fence = self.events, self.at, self.actor, self.fence & COUNTER
         assert events, "a commit without events decides nothing"
         assert (self.after is None) == (type(events[0].fact) is RunSubmitted), "a run begins with run.submitted"
-        assert (self.checkpoint is None) == (self.delta is None), "a checkpoint travels with its delta"
-        assert self.stands is None or (self.checkpoint is None and self.stands.upto == events[-1].seq), "what stands is not what the commit leaves"
-        assert self.behind is None or self.checkpoint is not None, "only a checkpoint carries anything"
+        assert (self.checkpoint is None) == (self.delta is None), "a checkpoint and its delta are written in the same commit"
+        assert self.stands is None or (self.checkpoint is None and self.stands.upto == events[-1].seq), "stands must end at the commit's last event, and a commit with a checkpoint has none"
+        assert self.behind is None or self.checkpoint is not None, "a commit that continues the values of another run must contain a checkpoint"
         for seq, e in enumerate(events, first):
             assert e.seq == seq, "event numbers have a gap"
-            assert e.at == at and e.actor == actor and e.fence == fence, "the log keeps one time, actor and fence a commit"
-        assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "an ended run keeps no lease"
-        assert all(c.after is None and not c.creates for c in self.creates), "created runs are born by their own first commit"
-        assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "a new run is taken or left at rest"
+            assert e.at == at and e.actor == actor and e.fence == fence, "all events of a commit have the same time, actor and fence"
+        assert not (self.run.status in TERMINAL and isinstance(self.lease, Take)), "a run that has ended has no lease"
+        assert all(c.after is None and not c.creates for c in self.creates), "a run that a commit creates has a first commit of its own, which creates no other run"
+        assert self.after is not None or isinstance(self.lease, Take | Touch | Release), "the first commit of a run must take, touch or release its lease"
         kept = {b.digest for b in self.blobs}
-        assert not (self.results or self.effects) or named(self.results, self.effects).keys() <= kept, "a result refers to what the commit does not name"
+        assert not (self.results or self.effects) or named(self.results, self.effects).keys() <= kept, "a result or an effect needs a blob that the commit does not contain"
         vouched = voucher(events)
         if self.checkpoint is None:
-            assert vouched is None, "an event vouches for a checkpoint that is not there"
+            assert vouched is None, "an event names a checkpoint that the commit does not contain"
         else:
-            assert vouched is not None, "no event vouches for the checkpoint"
+            assert vouched is not None, "no event of the commit names its checkpoint"
             assert vouched.fact.hash == self.checkpoint.hash, "the event names another hash"  # type: ignore[union-attr]
-            assert self.run.checkpoint_head == self.checkpoint.checkpoint_id, "the head is not the commit's checkpoint"
+            assert self.run.checkpoint_head == self.checkpoint.checkpoint_id, "the run's latest checkpoint is not the commit's checkpoint"

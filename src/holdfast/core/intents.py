@@ -364,7 +364,7 @@ def redriven(intent: Intent, *, actor: str, reason: str, forced: bool, now: int)
     if intent.state in (IntentState.SENT, IntentState.ABANDONED):
         raise IntentSettled(f"{intent.intent_id} is {intent.state}", hint="to send it again, start a new run")
     if intent.state is IntentState.SENDING:
-        raise IntentInFlight(f"{intent.owner} is sending {intent.intent_id}", hint="wait for its end")
+        raise IntentInFlight(f"{intent.owner} is sending {intent.intent_id}", hint="wait until this attempt has ended")
     if not intent.payload:
         raise InvalidInput(f"the payload of {intent.intent_id} has been dropped")
     ruling = Ruling(now, actor, reason, REDRIVE, intent.attempts, forced)
@@ -386,7 +386,7 @@ def ruled(intent: Intent, outcome: str, *, actor: str, reason: str, now: int) ->
     if intent.state in (IntentState.SENT, IntentState.ABANDONED):
         raise IntentSettled(f"{intent.intent_id} is {intent.state}", hint="look at it: holdfast outbox")
     if intent.state is IntentState.SENDING:
-        raise IntentInFlight(f"{intent.owner} is sending {intent.intent_id}", hint="wait for its end")
+        raise IntentInFlight(f"{intent.owner} is sending {intent.intent_id}", hint="wait until this attempt has ended")
     ruling = Ruling(now, actor, reason, outcome, intent.attempts)
     return replace(intent, state=IntentState(outcome), settled_at=now, detail=reason, rulings=(*intent.rulings, ruling))
 

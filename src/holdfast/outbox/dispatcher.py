@@ -22,17 +22,18 @@ from msgspec.structs import replace
 from holdfast import logs
 from holdfast.core import canon, intents
 from holdfast.core import effects as fx
+from holdfast.core.blobs import Blob
 from holdfast.core.commands import Signal as SignalCommand
 from holdfast.core.commit import InboxItem, LedgerRow, Settlement
 from holdfast.core.errors import ErrorValue, HoldfastError, MaybeSent, PermanentError, RetryAfter, StoreError, UsageError
-from holdfast.core.intents import Ask, Doubtful, Failed, Intent, Late, LookUp, Outcome, Refused, Sent
+from holdfast.core.intents import Ask, Doubtful, Failed, Intent, IntentState, Late, LookUp, Outcome, Refused, Sent
 from holdfast.core.lease import SAFE_PART, at_once
 from holdfast.core.limits import SOON_US, Later, Limit
 from holdfast.handle import IntentView
 from holdfast.outbox.hands import Hands, NotReached
-from holdfast.outbox.pace import Lane, Pace
+from holdfast.outbox.pace import Lane, Pace, left_for
 from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, called, given
-from holdfast.ports import NO_LIMITS, Clock, Store
+from holdfast.ports import NO_LIMITS, Clock, Store, offers_health
 
 POLL_SECONDS = 0.5
 TURNS = 20  # of the loop, after a group: about what a short run needs for a step
@@ -239,7 +240,7 @@ class Dispatcher:
         for _ in range(TURNS):
             await asyncio.sleep(0)
         if rest:
-            await asyncio.sleep(rest)
+            await asyncio.sleep(left_for(rest, served=offers_health(self._store)))
 
     async def _renew(self) -> None:
         """What takes long is not taken away meanwhile: speech, an upload."""
@@ -279,6 +280,8 @@ class Dispatcher:
         for s, held in zip(done, kept, strict=True):
             if not held:
                 log.warning("%s was taken over while it was sent as attempt %d: its outcome is not recorded", s.after.intent_id, s.before.attempts)
+                if (late := self._routes[s.after.type].late) is not None:
+                    await late(self._store, s.after)
         self._rest = self._pace.wrote(len(done), self._clock.monotonic() - began)
 
     async def _alone(self, s: Settlement) -> bool:
@@ -298,9 +301,9 @@ class Dispatcher:
         try:
             move = intents.next_move(intent, route.how)
             if isinstance(move, LookUp):
-                intent, settled = await self._looked_up(intent, route, move)
+                intent, settled, answer = await self._looked_up(intent, route, move)
                 if settled is not None:
-                    self._done.append(Settlement(before, settled))
+                    await self._ended(before, intent, settled, route, answer)
                     return
             elif isinstance(move, Ask):
                 self._done.append(Settlement(before, intents.asked(intent, move.why, self._store.now())))
@@ -314,11 +317,16 @@ class Dispatcher:
         if isinstance(outcome, Late) and outcome.after_us and outcome.error is None and route.limit is None:
             self.put_off = self._clock.monotonic() + outcome.after_us / 1_000_000
         after = intents.after(intent, outcome, route.how, self._store.now())
-        beside = await self._hooked(intent, after, route, answer) if isinstance(outcome, Sent) and route.on_response is not None else None
-        self._done.append((beside and replace(beside, before=before)) or Settlement(before, after))
+        await self._ended(before, intent, after, route, answer)
 
-    async def _looked_up(self, intent: Intent, route: Route, move: LookUp) -> tuple[Intent, Intent | None]:
-        """What the transport says about an attempt that was lost: the intent as it is to be sent, or as it is settled."""
+    async def _ended(self, before: Intent, intent: Intent, after: Intent, route: Route, answer: Any) -> None:
+        """Notes what is to be settled, with what the transport's hook gives where it was sent, by whichever attempt."""
+        hooked = after.state is IntentState.SENT and route.on_response is not None
+        found = await self._hooked(intent, after, route, answer) if hooked else Settlement(before, after)
+        self._done.append(replace(found, before=before))  # only now: meanwhile others may have been settled
+
+    async def _looked_up(self, intent: Intent, route: Route, move: LookUp) -> tuple[Intent, Intent | None, Any]:
+        """What the transport says about an attempt that was lost: the intent as it is to be sent, or as it is settled, and the answer."""
         assert route.verify is not None
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
@@ -328,24 +336,27 @@ class Dispatcher:
         now = self._store.now()
         match answer:
             case fx.Happened(result):
-                return intent, intents.after(intent, Sent(_packed(result), "verified: it had been sent"), route.how, now)
+                return intent, intents.after(intent, Sent(_packed(result), "verified: it had been sent"), route.how, now), result
             case fx.Absent() if move.closed:
-                return intents.absent(intent), None
+                return intents.absent(intent), None, None
             case fx.Absent():
-                return intent, intents.asked(intent, intents.MAY_LIVE, now)
+                return intent, intents.asked(intent, intents.MAY_LIVE, now), None
             case fx.Unknown(why):
-                return intent, intents.asked(intent, why or intents.SENDER_LOST, now)
+                return intent, intents.asked(intent, why or intents.SENDER_LOST, now), None
 
     async def _sent(self, intent: Intent, route: Route, began: float) -> tuple[Intent, Outcome, Any]:
         """One sending. Gives the intent as it was sent, what came of it, and what the receiver answered."""
         try:
             payload = canon.thaw(canon.decode(intent.payload))
-            if intents.WAIT_LINK.encode() in intent.payload:
+            limit = route.limit
+            if route.admit is not None:
+                limit = await route.admit(self._store, intent)
+            elif intents.WAIT_LINK.encode() in intent.payload:
                 intent, link = await self._link(intent)
                 payload = _filled(payload, link)
-            if route.limit is None:
+            if limit is None:
                 answer = await self._act(route, intent.lane, payload, intent.key, began)
-            elif (later := await self._entered(intent, route.limit)) is not None:
+            elif (later := await self._entered(intent, limit)) is not None:
                 return intent, Late(later.why, max(0, later.at - self._store.now())), None
             else:
                 try:
@@ -439,6 +450,7 @@ class Dispatcher:
         ledger: list[LedgerRow] = []
         puts: list[InboxItem] = []
         more: list[Intent] = []
+        kept: list[Blob] = []
         for n, value in enumerate(values, 1):
             key = f"{intent.key}:{n}"
             match value:
@@ -448,6 +460,8 @@ class Dispatcher:
                 case Signal(name, payload, signal_key, run_id):
                     command = SignalCommand(name=name, signal_key=signal_key or key, payload=canon.pack(payload, "payload")[1], actor=f"intent:{intent.intent_id}")
                     puts.append(InboxItem(run_id=run_id or intent.run_id, key=command.key, command=command, put_at=now))
+                case Blob():
+                    kept.append(value)
                 case Further(type_, payload, order):
                     data = canon.pack(payload, "intent")[1]
                     more.append(
@@ -456,7 +470,7 @@ class Dispatcher:
                             due=at_once(now), tenant_id=intent.tenant_id, target=intents.target(payload), digest=intents.digest(type_, data),
                         )
                     )  # fmt: skip
-        return Settlement(intent, after, tuple(ledger), tuple(puts), tuple(more))
+        return Settlement(intent, after, tuple(ledger), tuple(puts), tuple(more), tuple(kept))
 
 
 def _packed(answer: Any) -> bytes:

@@ -103,7 +103,7 @@ class Hands:
             with queue.lock:
                 if turn.thread is None:
                     queue.turns.remove(turn)
-                    raise NotReached("no thread had come to it") from None
+                    raise NotReached("it was not begun: no thread was free") from None
             turn.thread.left = True
             queue.threads.discard(turn.thread)
             if queue.turns and not queue.threads:

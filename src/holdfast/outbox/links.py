@@ -72,10 +72,10 @@ class Links:
         """The intent with its wait, kept before anything is sent: later attempts carry the same link."""
         waits = sorted((w for w in run.waits if w.human), key=lambda w: w.requested_at or 0)
         if not waits:
-            raise Shut("its run has ended, so there is nothing to answer") if run.terminal else Shut("its run asks nothing yet", SOON_US)
+            raise Shut("its run has ended, so there is nothing to answer") if run.terminal else Shut("the run has no open question yet", SOON_US)
         bound = replace(intent, wait_id=waits[0].wait_id)
         if not (await self._store.settle_intents([Settlement(intent, bound)]))[0]:
-            raise NotBegun("somebody else has it")
+            raise NotBegun("another process has claimed or settled this message in the meantime")
         return bound
 
 

@@ -26,6 +26,7 @@ EXTRA = 128  # above what receivers begin with, all together
 SLOW_SECONDS, SHORT_SECONDS = 0.000_100, 0.000_050  # an intent's part of a transaction, of which each has two: 2,000 a second leave 500 us
 FREE_SECONDS = 0.002  # what is shorter hinders nobody
 LONGEST_REST = 0.020
+SHORT_REST = 0.004  # behind a server, where a rest as long as the transaction would halve the pace and help nobody
 QUICK_SECONDS = 0.025
 LANES = 1_000  # so many are remembered
 
@@ -82,4 +83,9 @@ class Pace:
         return min(max(0, free) + above, self.group), room
 
 
-__all__ = ["CONCURRENCY", "EACH", "Lane", "Pace"]
+def left_for(rest: float, *, served: bool) -> float:
+    """For how long the store is left to others. ``served``: a server lets them write meanwhile, and they need not wait."""
+    return min(rest, SHORT_REST) if served else rest
+
+
+__all__ = ["CONCURRENCY", "EACH", "SHORT_REST", "Lane", "Pace", "left_for"]

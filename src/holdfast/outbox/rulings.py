@@ -60,7 +60,7 @@ class Rulings:
 
     async def _kept(self, before: Intent, after: Intent) -> IntentView:
         if not (await self._store.settle_intents([Settlement(before, after)]))[0]:
-            raise IntentInFlight(f"another process handles {before.intent_id} now", hint="look at it again: holdfast outbox")
+            raise IntentInFlight(f"another process is handling {before.intent_id}", hint="look at it again: holdfast outbox")
         return (await self.views([after]))[0]
 
 

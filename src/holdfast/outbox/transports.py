@@ -17,6 +17,7 @@ from typing import Any, Protocol
 import msgspec
 
 from holdfast.core.arguments import checked, function
+from holdfast.core.blobs import Blob
 from holdfast.core.bounds import amount, texts
 from holdfast.core.errors import HoldfastError, InvalidInput, MaybeSent, PermanentError, UsageError
 from holdfast.core.intents import Sending
@@ -65,20 +66,21 @@ class Signal(msgspec.Struct, frozen=True):
 
 
 class Further(msgspec.Struct, frozen=True):
-    """Another outgoing message (intent) that ``on_response`` returns. Its key is the key of the first one followed by ``:n``."""
+    """Another outgoing message (intent) that ``on_response`` returns. Its key is the key of the message that was answered, followed by ``:n``."""
 
     type: str
     payload: Any = None
     order: str = ""
 
 
-Given = Row | Signal | Further
+Given = Row | Signal | Further | Blob
 Raised = type[BaseException]
 
 
 class Route(msgspec.Struct, frozen=True):
     """A transport as a dispatcher uses it. ``threaded``: its functions are plain ones, so each is called in a thread; ``on``: the errors after
-    which it is tried again."""
+    which it is tried again. ``admit`` is asked with the store and the intent before each attempt: it gives the limit that this one uses, or refuses;
+    ``late`` is told of an outcome that came too late to be kept."""
 
     type: str
     send: Callable[[Any, str], Any]
@@ -89,6 +91,8 @@ class Route(msgspec.Struct, frozen=True):
     on_response: Callable[[Any, Any], Any] | None = None
     limit: str | None = None
     on: tuple[Raised, ...] = (Exception,)
+    admit: Callable[[Any, Any], Awaitable[str | None]] | None = None
+    late: Callable[[Any, Any], Awaitable[None]] | None = None
 
 
 def route(type: str, transport: Any) -> Route:
@@ -114,13 +118,14 @@ def route(type: str, transport: Any) -> Route:
     how = Sending(bool(getattr(transport, "dedupes", False)), verify is not None, retry.max_attempts, retry.base_us)
     return Route(
         type, send, how, TIMEOUT_SECONDS if timeout is None else float(timeout), not _asynchronous(send), verify, getattr(transport, "on_response", None),
-        None if limit is None else own_name(limit, f"the limit of the transport of {type!r}"), retry.on,
+        None if limit is None else own_name(limit, f"the limit of the transport of {type!r}"), retry.on, getattr(transport, "admit", None), getattr(transport, "late", None),
     )
 
 
-def routes(transports: Mapping[str, Any]) -> dict[str, Route]:
-    """All transports of a process by type."""
-    return {type: route(type, transport) for type, transport in transports.items()}
+def routes(transports: Mapping[str, Any], own: Mapping[str, Route] = {}) -> dict[str, Route]:
+    """All transports of a process by type, with its ``own``; one that is ``alone`` in its process is the only one that it uses."""
+    alone = any(getattr(t, "alone", False) for t in transports.values())
+    return {**({} if alone else own), **{type: route(type, transport) for type, transport in transports.items()}}
 
 
 def _asynchronous(function: Callable[..., Any]) -> bool:
@@ -140,7 +145,7 @@ def given(answer: Any) -> list[Given]:
         InvalidInput: it is none of them.
     """
     items = answer if isinstance(answer, list | tuple) else [] if answer is None else [answer]
-    return [item if isinstance(item, Row | Signal | Further) else _value(item) for item in items]
+    return [item if isinstance(item, Row | Signal | Further | Blob) else _value(item) for item in items]
 
 
 def _value(item: Any) -> Given:
@@ -166,8 +171,8 @@ class Function:
             attempt is made.
         timeout: seconds.
         limit: the name of the limit that each attempt counts against.
-        verify: ``verify(payload, key)`` returns ``Happened(answer)``, ``Absent()`` or ``Unknown()``, after an attempt whose outcome is
-            unknown.
+        verify: asked after a sender died during an attempt: ``verify(payload, key)`` returns ``Happened(answer)``, ``Absent()`` or
+            ``Unknown()``.
         on_response: a function that is called with the message and the receiver's answer; it may return ``Row``, ``Signal`` or ``Further``,
             or a list of them.
     """

@@ -75,7 +75,7 @@ def hosts(value: Any, field: str) -> tuple[str, ...]:
 
 
 class Webhook:
-    """Sends ``{url, body, method="POST", headers={}}``. A text is sent as it is, any other body as JSON.
+    """Sends ``{url, body, method="POST", headers={}}``. A string is sent as it is, any other body as JSON.
 
     Args:
         secret: signs each request: ``Holdfast-Signature: t=<unix time>,v1=<hex of HMAC-SHA256 over "t.body">``.
@@ -225,7 +225,7 @@ def _headers(given: Any) -> dict[str, str]:
     if given is None:
         return {}
     if not isinstance(given, Mapping):
-        raise PermanentError("the headers of a webhook must be a mapping of names to texts")
+        raise PermanentError("the headers of a webhook must be a mapping of names to strings")
     out = {}
     for name, value in given.items():
         if not isinstance(name, str) or not isinstance(value, str) or not _TOKEN.fullmatch(name) or not _VALUE.fullmatch(value):

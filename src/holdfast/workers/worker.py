@@ -14,8 +14,9 @@ from holdfast import logs, meters
 from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError, UsageError
 from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
+from holdfast.core.status import NOT_ENDED
 from holdfast.engine.base import failures
-from holdfast.engine.base.obstacles import NOT_ENDED, Sight, lacking
+from holdfast.engine.base.obstacles import Sight, lacking
 from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.drive.conductor import driven, let_go
 from holdfast.engine.drive.driver import loaded_driver

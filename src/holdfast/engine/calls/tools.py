@@ -17,11 +17,14 @@ from holdfast.core.effects import LEDGERED, EffectClass, Idempotency
 from holdfast.core.errors import ToolFailed, UsageError
 from holdfast.core.evidence import ExitCode, missing
 from holdfast.core.retry import coerce
+from holdfast.core.toolcalls import Answer, Asked
 from holdfast.core.waits import WaitKind
+from holdfast.engine.base.failures import revived
 from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import waits as waiting
 from holdfast.engine.calls.attempt import Attempt
+from holdfast.engine.calls.elsewhere import Elsewhere
 from holdfast.ports import ToolOutcome, ToolRequest
 
 SLACK_US = 15_000_000
@@ -29,7 +32,7 @@ SHOWN = 500
 
 
 class ToolCall:
-    """The act: it goes through the runner, with the effect's key in its environment if it has one."""
+    """The act: it goes through the runner, with the effect's key in its environment if it has one. ``elsewhere``: the runners of a workspace that is not here."""
 
     def __init__(self, attempt: Attempt, tool: Tool, env: Mapping[str, str], paths: tuple[str, ...], timeout_us: int, check: bool) -> None:
         self.__name__ = f"tool:{tool.name}"
@@ -39,9 +42,14 @@ class ToolCall:
         self._paths = paths
         self._timeout_us = timeout_us
         self._check = check
+        workspace = workspaces.away(attempt.services.workspace)
+        self.elsewhere = None if workspace is None else Elsewhere(attempt, workspace, tool.name, self._asked, self._answered)
 
     async def __call__(self, argv: Sequence[str], cwd: str, given: Any, idempotency_key: str = "") -> ToolOutcome:
         services = self._attempt.services
+        if self.elsewhere is not None:
+            outcome: ToolOutcome = await self.elsewhere.read((argv, cwd, given))
+            return outcome
         if services.tool_runner is None:
             raise UsageError("no tool runner is configured", hint="Runtime(tool_runner=…)")
         env = dict(self._env) | ({"HOLDFAST_IDEMPOTENCY_KEY": idempotency_key} if idempotency_key else {})
@@ -55,33 +63,61 @@ class ToolCall:
             paths=self._paths,
             env=env,
             allow=self._tool.env,
-            input=b"" if given is None else msgspec.json.encode(canon.thaw(given)),
+            input=_fed(given),
             timeout_us=self._timeout_us,
             postconditions=self._tool.postconditions,
             artifacts=self._tool.artifacts,
         )
-        outcome: ToolOutcome = await services.tool_runner.run(request)
+        return await self._ended(await services.tool_runner.run(request), request)
+
+    def _asked(self, place: str, effect_id: str, key: str, args: tuple[Any, ...]) -> Asked:
+        argv, cwd, given = args
+        attempt = self._attempt
+        return Asked(
+            place=place, tool=self._tool.name, argv=tuple(argv), step_id=attempt.step_id, attempt=attempt.number, cwd=cwd,
+            input=_fed(given), env=dict(self._env), paths=self._paths, timeout_us=self._timeout_us, effect_id=effect_id, key=key,
+        )  # fmt: skip
+
+    async def _answered(self, args: tuple[Any, ...], answer: Answer) -> ToolOutcome:
+        """The outcome that a runner has answered, which is judged as one of this process.
+
+        Raises:
+            ToolFailed: what it answered is no outcome. Else what the runner's call has raised.
+        """
+        if answer.error is not None:
+            raise revived(answer.error)
+        store, attempt = self._attempt.services.store, self._attempt
+        data = await attempt.journal.asking(store.blob(answer.blob)) if answer.blob else answer.outcome
+        outcome = canon.decode(data)
+        if not isinstance(outcome, ToolOutcome):
+            raise ToolFailed(f"the runner {answer.owner} answered with what is not the outcome of a tool")
+        return await self._ended(outcome, None)
+
+    async def _ended(self, outcome: ToolOutcome, request: ToolRequest | None) -> ToolOutcome:
+        """What a call is given by an outcome. ``request``: what this process ran; None where it ran elsewhere, and its files are in the store."""
         if self._attempt.node.capabilities:  # the tool is what one of them is bound to
             told = ev.BindingAttempted(self._attempt.key, self._tool.name, "ok" if outcome.ok else "failed")
             self._attempt.journal.hold(Draft(facts=[told]))
-        if request.postconditions or outcome.artifacts:
-            outcome = await self._evidenced(request, outcome)
-        if self._check and not outcome.ok and not any(isinstance(c, ExitCode) for c in request.postconditions):
+        if self._tool.postconditions or outcome.artifacts:
+            outcome = await self._evidenced(outcome, request)
+        if self._check and not outcome.ok and not any(isinstance(c, ExitCode) for c in self._tool.postconditions):
             said = (outcome.stderr.strip() or outcome.stdout.strip())[-SHOWN:]
             raise ToolFailed(f"{self._tool.name} ended with {outcome.exit_code}: {said}", hint="check=False hands the outcome to the node")
         return outcome
 
-    async def _evidenced(self, request: ToolRequest, outcome: ToolOutcome) -> ToolOutcome:
+    async def _evidenced(self, outcome: ToolOutcome, request: ToolRequest | None) -> ToolOutcome:
         """The outcome with a report on each postcondition; what was seen is kept with the call's end, be it good or bad (§11.4).
 
         Raises:
             ToolFailed: a postcondition does not hold.
         """
-        outcome = msgspec.structs.replace(outcome, reports=missing(request.postconditions, outcome.reports))
+        outcome = msgspec.structs.replace(outcome, reports=missing(self._tool.postconditions, outcome.reports))
         kept = Draft(facts=[ev.PostconditionEvaluated(r.kind, r.ok is True, r.detail, r.ok is not None) for r in outcome.reports])
         fetch = getattr(self._attempt.services.tool_runner, "content", None)
         for artifact in outcome.artifacts:
-            if fetch is not None:
+            if request is None:
+                kept.blobs.append(Blob(artifact.sha256, artifact.size))
+            elif fetch is not None:
                 kept.blobs.append(Blob(artifact.sha256, artifact.size, await fetch(request, artifact)))
             kept.facts.append(ev.ArtifactCreated(artifact.name, artifact.size, artifact.sha256))
         self._attempt.journal.hold(kept)
@@ -90,6 +126,11 @@ class ToolCall:
             said = "; ".join(f"{r.kind}: {r.detail}" for r in failed)
             raise ToolFailed(f"{self._tool.name} did not do what it should: {said}", code="postcondition_failed")
         return outcome
+
+
+def _fed(given: Any) -> bytes:
+    """What goes to a tool's standard input."""
+    return b"" if given is None else msgspec.json.encode(canon.thaw(given))
 
 
 async def accepted(attempt: Attempt, tool: Tool, call: Awaitable[ToolOutcome]) -> ToolOutcome:
@@ -125,7 +166,8 @@ def call_tool(
         # The runner ends the process itself; this bound is for a runner that does not come back.
         timeout_us=timeout_us + SLACK_US,
         retry=coerce(options.pop("retry", None)),
-        limit=tool.limit,
+        limit=tool.limit if act.elsewhere is None else None,  # a runner elsewhere holds it while it acts
+        elsewhere=act.elsewhere,
         **options,
     )
     call = performing.perform(attempt, act, (argv, cwd or "", input), chosen)

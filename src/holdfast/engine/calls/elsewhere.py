@@ -1,0 +1,137 @@
+"""Tool calls that a runner elsewhere carries out (§11.3).
+
+The request is an intent, stored in the commit that has the attempt on record and opens a wait for its answer. The run rests; no thread and no
+lease is held for it. The runner's answer comes as a signal, in the commit that settles the intent, and whoever then drives the run writes down
+what came of it, as if it had run the tool itself.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from holdfast.core import canon, ids, intents
+from holdfast.core import events as ev
+from holdfast.core.effects import Effect
+from holdfast.core.errors import InvalidInput
+from holdfast.core.intents import Ended, Intent
+from holdfast.core.lease import at_once
+from holdfast.core.toolcalls import Answer, Asked, answered, owner_of, place_of, plain, type_of
+from holdfast.core.waits import Wait, WaitKind
+from holdfast.engine.base.journal import Draft
+from holdfast.engine.calls.attempt import Attempt, Suspend, calling
+from holdfast.engine.calls.waits import Ask, open_at, request
+
+TAKEN_BACK = "the run was cancelled while a tool runner had the request, and its answer was not kept"
+NOT_BEGUN = frozenset({Ended.REFUSED, Ended.LATE})
+Args = tuple[Any, ...]
+
+
+class Elsewhere:
+    """The runners of one workspace, as one call asks them. ``made``: the request, from its place, the effect's id and key, and the arguments;
+    ``ended``: what an answer means for the call."""
+
+    def __init__(
+        self, attempt: Attempt, workspace: str, tool: str, made: Callable[[str, str, str, Args], Asked], ended: Callable[[Args, Answer], Awaitable[Any]]
+    ) -> None:
+        self._attempt = attempt
+        self._tool = tool
+        self._type = type_of(workspace)
+        self._made = made
+        self._ended = ended
+
+    async def ended(self, args: Args, answer: Answer) -> Any:
+        """What the call gives, or raises, by this answer."""
+        return await self._ended(args, answer)
+
+    def request(self, effect_id: str) -> str:
+        """The owner of a new attempt: the request for it."""
+        run = self._attempt.journal.run
+        return owner_of(self._type, canon.digest([run.run_id, effect_id, str(run.version)])[:16])
+
+    async def ask(self, path: str, effect: Effect, args: Args, draft: Draft) -> None:
+        """Makes the request durable, together with ``draft``, the attempt.
+
+        Raises:
+            Suspend: the run rests until it is answered.
+            EffectInProgress: another attempt under the key is open; nothing was written.
+        """
+        place = place_of(effect.owner)
+        assert place is not None, "the attempt is not a request"
+        await self._answer(self._question(path, place, lambda: self._made(place, effect.effect_id, effect.key, args), draft))
+
+    async def answer(self, path: str, effect: Effect) -> Answer | None:
+        """The answer to a request that was made; None where it was taken back before anything was begun.
+
+        Raises:
+            Suspend: there is none yet.
+        """
+        place = place_of(effect.owner)
+        assert place is not None, "the attempt is not a request"
+        at = f"{path}>{place}"
+        if self._attempt.record(at) is None:
+            kept = await self._attempt.journal.asking(self._attempt.services.store.intent(self._intent_id(place)))
+            if (kept is None or not kept.open) and not await self._came(place, kept):
+                if (wait := open_at(self._attempt, at)) is not None:
+                    self._attempt.journal.hold(Draft(facts=[ev.WaitClosed(wait.wait_id, "nothing is asked of a runner any more")]))
+                if kept is not None and all(t.outcome in NOT_BEGUN for t in kept.tries):
+                    return None
+                return Answer(owner=kept.tries[-1].owner if kept is not None and kept.tries else effect.owner, lost=TAKEN_BACK, closed=kept is not None)
+        return await self._answer(self._question(path, place))
+
+    async def read(self, args: Args) -> Any:
+        """The outcome of a call that only reads: asked for anew where it was lost."""
+        within = calling.get()
+        assert within is not None, "a tool that reads is a recorded step"
+        run_id = self._attempt.journal.run.run_id
+        for again in itertools.count():
+            place = canon.digest([run_id, within.path, str(within.number), canon.fingerprint(list(args)), str(again)])[:16]
+            answer = await self._answer(self._question(within.path, place, functools.partial(self._made, place, "", "", args), Draft()))
+            if not answer.lost:
+                return await self._ended(args, answer)
+
+    def _intent_id(self, place: str, round: int = 0) -> str:
+        run_id = self._attempt.journal.run.run_id
+        return f"{ids.step_id(run_id, self._attempt.step, self._attempt.key)}!{place}{f'.{round}' if round else ''}"
+
+    async def _came(self, place: str, kept: Intent | None) -> bool:
+        """Whether an answer is at hand, or in the inbox."""
+        journal, name = self._attempt.journal, owner_of(self._type, place)
+        if any(s.name == name for s in journal.run.signals) or await journal.later(name) is not None:
+            return True
+        waiting = await journal.asking(self._attempt.services.store.inbox(journal.run.run_id))
+        return kept is not None and any(kept.key in i.key for i in waiting)
+
+    def _question(self, path: str, place: str, made: Callable[[], Asked] | None = None, draft: Draft | None = None) -> Ask:
+        def creates(wait: Wait) -> Draft:
+            assert made is not None and draft is not None
+            run, now = self._attempt.journal.run, self._attempt.services.clock.now()
+            intent_id, payload = self._intent_id(place, wait.round), canon.pack(plain(made()), "the request")[1]
+            draft.intents.append(
+                Intent(
+                    intent_id=intent_id, run_id=run.run_id, type=self._type, payload=payload, key=f"{run.run_id}.{intent_id.partition('.')[2]}", created_at=now,
+                    due=at_once(now), tenant_id=run.tenant_id, digest=intents.digest(self._type, payload),
+                )
+            )  # fmt: skip
+            draft.facts.append(ev.IntentEnqueued(intent_id, self._type))
+            return draft
+
+        prompt = f"{self._tool} runs in the workspace {self._type.rpartition('@')[2]}"
+        return Ask(kind=WaitKind.SIGNAL, prompt=prompt, name=owner_of(self._type, place), path=f"{path}>{place}", creates=None if made is None else creates)
+
+    async def _answer(self, question: Ask) -> Answer:
+        try:
+            given = await request(self._attempt, question)
+        except Suspend:
+            if self._attempt.services.sendings is not None:
+                self._attempt.services.sendings.posted(self._attempt.journal.run.run_id)
+            raise
+        try:
+            return answered(given.payload)
+        except InvalidInput as e:
+            return Answer(owner=given.actor, lost=e.message, closed=False)
+
+
+__all__ = ["Elsewhere"]
