@@ -1,21 +1,23 @@
 """Committed events as records of the standard ``logging``, under ``holdfast.run``. Silent unless the application sets a handler.
 
 A record says what happened, to which run and step, and with which code; it holds no value of the program's, so that no secret
-gets into a log. The same facts are attributes of the record: ``event_type``, ``run_id``, ``seq``, ``step_id``, ``attempt``,
+gets into a log. Of a decision that ends a run at most one record is a warning. The same facts are attributes of the record: ``event_type``, ``run_id``, ``seq``, ``step_id``, ``call``, ``attempt``,
 ``skill_id``, ``trace_id``, ``code``.
 """
 
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import datetime as dt
 import json
 import logging
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
+from holdfast.core import events as ev
 from holdfast.core import ids
 from holdfast.core.commit import Commit
 from holdfast.core.errors import ErrorValue
@@ -48,7 +50,7 @@ def logger(name: str) -> SafeLogger:
 
 LOG = logger("holdfast.run")
 
-FIELDS = ("run_id", "seq", "step_id", "attempt", "skill_id", "trace_id", "code")
+FIELDS = ("run_id", "seq", "step_id", "call", "attempt", "skill_id", "trace_id", "code")
 QUIET = frozenset({"step.started", "checkpoint.saved", "run.claimed", "run.queued", "attempt.started"})
 LOUD = frozenset(
     {"run.failed", "run.interrupted", "step.failed", "side_effect.unknown", "side_effect.failed", "attempt.lease_expired", "wait.timed_out", "budget.exceeded"}
@@ -65,6 +67,19 @@ def listened() -> bool:
     return bool(METERS) or LOG.isEnabledFor(logging.INFO)
 
 
+_muted: contextvars.ContextVar[bool] = contextvars.ContextVar("holdfast_muted", default=False)
+
+
+@contextlib.contextmanager
+def muted() -> Iterator[None]:
+    """Logs no commits of what is run within: for tests that end processes on purpose."""
+    token = _muted.set(True)
+    try:
+        yield
+    finally:
+        _muted.reset(token)
+
+
 LISTENERS: list[Callable[[Commit], None]] = []
 """Who is told of commits that this process has made durable, of a line of plain steps its last one at the latest; they note it, and no more."""
 
@@ -75,14 +90,28 @@ def committed(commit: Commit) -> None:
         listener(commit)
     for meter in METERS:
         meter.heard(commit)
-    if not LOG.isEnabledFor(logging.WARNING):
+    if not LOG.isEnabledFor(logging.WARNING) or _muted.get():
         return
     run = commit.run
+    ended = any(event.fact.wire == "run.failed" for event in commit.events)
+    task = next((event.fact.task for event in commit.events if isinstance(event.fact, ev.StepFailed) and not event.fact.path), "")
     for event in commit.events:
         wire = event.fact.wire
-        level = level_of(wire)
+        level = logging.INFO if ended and wire == "step.failed" else level_of(wire)
         if LOG.isEnabledFor(level):
-            LOG.log(level, "%s %s", wire, run.run_id, extra=_extra(event.fact, wire, run, event.seq))
+            LOG.log(level, "%s %s%s", wire, run.run_id, _cause(event.fact, run, task) if level >= logging.WARNING else "", extra=_extra(event.fact, wire, run, event.seq))
+
+
+def _cause(fact: Any, run: Any, task: str) -> str:
+    """In a warning what it is about: the step (``task``, where the fact names none), the kind of the error and where it was raised, or what
+    ended the lease."""
+    error = getattr(fact, "error", None)
+    if isinstance(error, ErrorValue):
+        at = f" at {error.frames[-1].file}:{error.frames[-1].line}" if error.frames else ""
+        where = ".".join(x for x in (getattr(fact, "task", task), getattr(fact, "path", "")) if x)
+        return f": {run.skill_id}{where and f' {where}'}, {error.type.rpartition('.')[2]}{at}"
+    cause, owner = getattr(fact, "cause", ""), getattr(fact, "owner", "")
+    return f": {cause}, {owner}" if isinstance(fact, ev.AttemptLeaseExpired) else f": {run.skill_id} {fact.task}" if getattr(fact, "task", "") else ""
 
 
 def _extra(fact: Any, wire: str, run: Any, seq: int) -> dict[str, Any]:
@@ -94,6 +123,7 @@ def _extra(fact: Any, wire: str, run: Any, seq: int) -> dict[str, Any]:
         "run_id": run.run_id,
         "seq": seq,
         "step_id": ids.step_id(run.run_id, step, task, path) if isinstance(step, int) and isinstance(task, str) else None,
+        "call": None if (call := getattr(fact, "call", None)) is None else call.name,
         "attempt": getattr(fact, "attempt", None),
         "skill_id": run.skill_id,
         "trace_id": run.trace_id,
@@ -142,4 +172,4 @@ def show(format: str, *, level: int = logging.INFO, out: TextIO | None = None) -
     return handler
 
 
-__all__ = ["FORMATS", "LOG", "SafeLogger", "committed", "level_of", "logger", "show"]
+__all__ = ["FORMATS", "LOG", "SafeLogger", "committed", "level_of", "logger", "muted", "show"]

@@ -1,4 +1,5 @@
-"""Stores and executors under fixed names (``RunStore``, ``CheckpointStore`` and so on), for code that was written against these names.
+"""Classes with the names and methods of an agreed interface (``RunStore``, ``CheckpointStore`` and so on), for programs that already use it.
+New programs use ``Runtime``.
 
 Each is a view of a Runtime: ``RunStore(rt)``, ``KernelExecutor(rt, skill)``. They write only through events, and only to runs that wait or
 have ended. A ``Seen`` in the signatures is a dict; it also has its fields as attributes, as in the first release.
@@ -286,7 +287,7 @@ class SideEffectLedger(_Port):
         effect_class: str = "external_action",
         actor: str = "operator",
     ) -> Any:
-        """Records an attempt before the effect with this key is made. With a mapping ``{run_id, idempotency_key, capability, request}`` it
+        """Records an attempt before the effect with this key is carried out. With a mapping ``{run_id, idempotency_key, capability, request}`` it
         returns the id of the effect; with separate arguments, as in the first release, the record.
 
         Raises:

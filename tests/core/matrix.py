@@ -1,6 +1,6 @@
 """Every situation of a run against every command: what comes of it, as a table that the code itself makes.
 
-``python -m tests.core.matrix`` writes it anew into docs/matrix.md; a test compares. The same situations are made with the real
+``python -m tests.core.matrix`` writes it into docs/matrix.md, and the table of answers into docs/people.md; a test compares. The same situations are made with the real
 engine in tests/people/test_matrix.py and held against this table.
 """
 
@@ -18,6 +18,7 @@ from holdfast.core.waits import ACTIONS, AFTER_STEP, BEFORE_STEP, KNOWN, Passage
 from tests.core.build import decided, folded, numbered, raw, wait
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "matrix.md"
+PEOPLE = PAGE.with_name("people.md")
 NOW = 77_000_000
 W = "run.1.ask.0"
 BOOM = ErrorValue("ValueError", "boom")
@@ -98,7 +99,7 @@ def table() -> str:
 GATES = {"gate": BEFORE_STEP, "check": AFTER_STEP}
 DOES = {
     ("gate", Passage.PASSES): "the step runs",
-    ("check", Passage.PASSES): "the result stands",
+    ("check", Passage.PASSES): "the result is kept",
     ("gate", Passage.FAILS): "the step fails: rejected",
     ("check", Passage.FAILS): "the step fails: rejected",
     ("check", Passage.REDOES): "the step is done again",
@@ -132,9 +133,34 @@ def actions_table() -> str:
     return "\n".join(lines) + "\n"
 
 
+ANSWERS = {
+    "approve": "the run resumes",
+    "deny": 'the run is halted, unless the question was asked with `on_deny="deliver"`',
+    "answer": "the run resumes with the value",
+    "continue": "the run resumes; the program's own judgement of the result (`verdict=`) stays as it is",
+    "continue_with_waiver": "as `continue`, and the run records what you let pass and why: later steps see this waiver in `ctx.waivers`. Feedback is required",
+    "retry_feedback": "the step that is to be redone runs once more, with your feedback in `ctx.feedback`. Feedback is required",
+    "reject": "the step fails with the code `rejected`; a resume asks again",
+    "halt": "ends the run for good",
+    "record_result": "the effect happened; `payload` is its result",
+    "reexecute": "the effect is done once more",
+    "abandon": "the effect did not happen and is not done; the node gets a failure",
+}
+"""What each action does, for the page about people."""
+
+
+def answers_table() -> str:
+    """Every action with the kinds of questions that offer it by themselves."""
+    lines = ["| action | offered by the kinds | does |", "|---|---|---|"]
+    for action in KNOWN:
+        kinds = ", ".join(f"`{kind.value}`" for kind, offered in ACTIONS.items() if action in offered)
+        lines.append(f"| `{action}` | {kinds or 'none by default'} | {ANSWERS[action]} |")
+    return "\n".join(lines) + "\n"
+
+
 HEADS: dict[str, lanes.Head] = {
     "pending": lanes.Head(),
-    "queued: released": lanes.Head(),
+    "queued again, because its process released it": lanes.Head(),
     "left by a dead owner": lanes.Head(),
     "left by an owner whose lease has expired": lanes.Head(),
     "waiting, and answered": lanes.Head(),
@@ -145,7 +171,7 @@ HEADS: dict[str, lanes.Head] = {
     "interrupted": lanes.Head(held=True),
     "waiting for a person": lanes.Head(waits=True),
     "waiting for a signal": lanes.Head(waits=True),
-    "waiting, decided and not resumed": lanes.Head(waits=True),
+    "waiting, and answered with `--no-resume`": lanes.Head(waits=True),
     "waiting for a timer that is due": lanes.Head(),
     "waiting for a timer that is not due": lanes.Head(waits=True),
     "waiting for a child": lanes.Head(waits=True),
@@ -176,11 +202,12 @@ def heads_table() -> str:
 
 
 def with_table(page: str) -> str:
-    """The page with the table as it is now."""
-    for name, made in (("matrix", table()), ("actions", actions_table()), ("heads", heads_table())):
+    """The page with the tables as they are now."""
+    for name, made in (("matrix", table()), ("actions", actions_table()), ("heads", heads_table()), ("answers", answers_table())):
         page = re.sub(rf"(?s)(<!-- {name} -->\n).*?(<!-- /{name} -->)", lambda m, made=made: m[1] + "\n" + made + "\n" + m[2], page)
     return page
 
 
 if __name__ == "__main__":
-    PAGE.write_text(with_table(PAGE.read_text("utf-8")), "utf-8")
+    for page in (PAGE, PEOPLE):
+        page.write_text(with_table(page.read_text("utf-8")), "utf-8")

@@ -304,7 +304,7 @@ def test_a_release_that_does_not_know_of_waiting_tasks_stops() -> None:
     world.settle()
     delta = codec.decode_delta(world.deltas[-1])
     assert delta.done[-1] == WAITING_TASK
-    with pytest.raises(EventUnreadable, match="is not on record"):
+    with pytest.raises(EventUnreadable, match="is not recorded"):
         cps.advance(world.live[0], msgspec.structs.replace(delta, done=(*delta.done[:-1], "@other")), {}, seq=2, at=0, hash=b"")
     whole = msgspec.msgpack.decode(codec.encode_whole(world.head, b"")[: -canon.HASH_BYTES])
     with pytest.raises(UnsupportedFormat):

@@ -29,7 +29,7 @@ def test_a_bare_question_is_about_what_the_step_reads() -> None:
     assert waits.changed(before, "Pay?", waits.read({"a": 1, "b": "x", "gone": 2}, ())) is None
     told = waits.changed(before, "Pay?", waits.read({"a": 2, "b": "x", "new": 3}, ()))
     assert told == "a was 1 and is 2, gone was 2 and is None, new was None and is 3"
-    assert waits.changed(before, "Pay?", waits.read({"a": 1, "b": "x", "gone": 2}, (), verdict="bad")) == "what the step reads is not what it was"
+    assert waits.changed(before, "Pay?", waits.read({"a": 1, "b": "x", "gone": 2}, (), verdict="bad")) == "the values that the step reads have changed"
 
 
 def test_names_and_numbers_of_a_bare_question_count() -> None:

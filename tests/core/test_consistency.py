@@ -117,7 +117,7 @@ def test_what_a_run_refers_to_is_known_afterwards() -> None:
     diagnosis.feed_effect(done)
     diagnosis.feed_effect(msgspec.structs.replace(done, result=one.reference))
     assert diagnosis.blobs == {one.digest: "the result of fetch in a", two.digest: "the result of post (e1)"}
-    with pytest.raises(AssertionError, match="does not name"):
+    with pytest.raises(AssertionError, match="does not contain"):
         running().commit(ev.NoteAdded("n"), results=(step,), blobs=(two,))
 
 

@@ -68,7 +68,7 @@ def test_a_graph_as_lines() -> None:
         "     │  ├─ ○ e  (after all of c, d)",
         "     │  │  └─ ○ a2  (after any of e, c)",
         "     │  └─ ↑ a2",
-        "     └─ ○ d  (sub-graph g: 1 nodes)",
+        "     └─ ○ d  (subgraph g: 1 nodes)",
         "        └─ ↑ e",
         "  ▷ n",
         "  ○ watch",
@@ -78,7 +78,7 @@ def test_a_graph_as_lines() -> None:
 
 
 def test_a_flow_s_picture_is_its_name() -> None:
-    assert draw(program(node("main"), flow=True)) == "g (version 1)\n  ○ a flow: its steps are told by its code"
+    assert draw(program(node("main"), flow=True)) == "g (version 1)\n  ○ a flow: its code decides which steps run"
 
 
 def test_a_thousand_nodes_are_drawn_in_a_line() -> None:

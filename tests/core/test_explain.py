@@ -100,7 +100,7 @@ def test_an_effect_under_way_is_named_and_is_said_not_to_be_repeated_at_once() -
     facts: list[ev.Fact] = [ev.StepStarted(1, "mail"), sent, ev.SideEffectRecorded("e1", "k1", 1, "mail", "0"), open_]
     found = explain(run(), Condition.INTERRUPTED, [ev.Event(n, T0, fact) for n, fact in enumerate(facts, 1)], Blocked(dead=True))
     assert found.happened[-1] == "The effect mail.1 (send to Ada) was attempted, and its outcome is not recorded."
-    assert "is not repeated at once: its verify= is asked first, or without one a person." in found.why
+    assert "is not repeated at once: its verify= function is asked first, or a person if it has none." in found.why
 
 
 def test_who_resumed_it_is_said() -> None:
@@ -118,8 +118,8 @@ def test_who_resumed_it_is_said() -> None:
         ([ev.WaitTimedOut(Decision("w", "timeout", "", T0))], "Nobody answered by the deadline (x). This run cannot be resumed."),
         ([ev.PolicyEvaluated("pay", "deny", "too much")], "The policy denied the step pay (x): too much. This run cannot be resumed."),
         ([ev.PolicyEvaluated("pay", "deny")], "The policy denied the step pay (x). This run cannot be resumed."),
-        ([ev.WaitDecided(Decision("w", "deny", "ada", note="not today"))], "ada ended it by the answer deny (x): not today. This run cannot be resumed."),
-        ([ev.WaitDecided(Decision("w", "halt", ""))], "Somebody ended it by the answer halt (x). This run cannot be resumed."),
+        ([ev.WaitDecided(Decision("w", "deny", "ada", note="not today"))], "ada ended it with the answer deny (x): not today. This run cannot be resumed."),
+        ([ev.WaitDecided(Decision("w", "halt", ""))], "Somebody ended it with the answer halt (x). This run cannot be resumed."),
         ([], "A person or a policy ended it (x). This run cannot be resumed."),
     ],
 )  # fmt: skip
@@ -180,9 +180,9 @@ TRIED = ev.SideEffectAttempted("e1", "k", 1, "pay", "0")
         ([UNSURE, OVER, ev.SideEffectAttempted("e2", "k", 1, "pay", "0"), ev.SideEffectRecorded("e2", "k", 1, "pay", "0")],
          "It was found that the side effect of the step pay had not happened, so it was done again."),
         ([UNSURE, TRIED, DONE], "The side effect of the step pay was sent again under the same key; its result is recorded."),
-        ([UNSURE, ev.WaitRequested(WHICH), DONE], "By that answer the side effect of the step pay had happened; its result is recorded."),
-        ([UNSURE, ev.WaitRequested(WHICH), OVER], "By that answer the side effect of the step pay was done again."),
-        ([UNSURE, ev.WaitRequested(WHICH), ev.SideEffectAbandoned("e1", "k", 1, "pay", "0", BY_DECISION)], "By a decision the side effect of the step pay is not done."),
+        ([UNSURE, ev.WaitRequested(WHICH), DONE], "According to that answer, the side effect of the step pay had happened; its result is recorded."),
+        ([UNSURE, ev.WaitRequested(WHICH), OVER], "Because of that answer, the side effect of the step pay was done again."),
+        ([UNSURE, ev.WaitRequested(WHICH), ev.SideEffectAbandoned("e1", "k", 1, "pay", "0", BY_DECISION)], "A person decided that the side effect of the step pay should not be done."),
         ([UNSURE, TRIED, OVER], "The process died during a side effect of the step pay; its outcome is unknown."),
         ([TRIED, OVER, TRIED, DONE], "A run of pay (version 1) was submitted."),
     ],
@@ -232,3 +232,36 @@ def test_a_deadline_that_has_passed_is_said() -> None:
 def test_a_failed_run_can_be_forked_from_its_head() -> None:
     found = explain(run(Status.FAILED, stop_reason="x", checkpoint_head="r.c7"), Condition.FAILED, [])
     assert found.next[1].command == "holdfast fork r YOUR_FILE.py --from c7"
+
+
+@pytest.mark.parametrize(
+    ("blocked", "why", "command"),
+    [
+        (Blocked(nobody=True, due=T0, now=T0 + 1), "It is due since 1970-01-01 00:00:01Z, and no worker is running.", "holdfast worker "),
+        (Blocked(due=T0 + 5_000_000, now=T0), "It is not due yet: it may be executed from 1970-01-01 00:00:06Z on.", "holdfast resume "),
+        (Blocked(limit="the queue 'default' is paused", nobody=True, due=T0, now=T0), "It is due, but held back: the queue 'default' is paused.", "holdfast queues"),
+    ],
+)
+def test_what_keeps_a_queued_run_from_beginning(blocked: Blocked, why: str, command: str) -> None:
+    found = explain(run(), Condition.QUEUED, [], blocked)
+    assert found.why == why and found.next[0].command.startswith(command)
+
+
+def test_a_dead_owner_and_nobody_to_take_over() -> None:
+    found = explain(run(), Condition.INTERRUPTED, [], Blocked(dead=True, nobody=True))
+    assert found.why.endswith("No worker is running.") and any(a.command.startswith("holdfast worker ") for a in found.next)
+    assert not any(a.command.startswith("holdfast worker ") for a in explain(run(), Condition.INTERRUPTED, [], Blocked(dead=True)).next), "one that runs takes it over by itself"
+
+
+def test_a_held_run_is_for_a_person_to_resume() -> None:
+    held = msgspec.structs.replace(run(), recovery="hold")
+    found = explain(held, Condition.INTERRUPTED, [], Blocked(dead=True, nobody=True))
+    assert "until a person resumes it" in found.why and not any("worker" in a.command for a in found.next)
+
+
+def test_a_request_to_a_tool_runner_names_what_is_in_its_way() -> None:
+    """Nobody is told to send the answer by hand."""
+    wait = Wait("r.1.build.0>a", WaitKind.SIGNAL, step=1, task="build", name="tool@0123456789abcdef#a", prompt="make runs in the workspace 0123456789abcdef", requested_at=T0)
+    found = explain(run(Status.WAITING_FOR_SIGNAL, waits=(wait,)), Condition.AWAITING_SIGNAL, [], Blocked(requests=("the request is queued",)))
+    assert found.why == "It waits for a tool runner: make runs in the workspace 0123456789abcdef; the request is queued."
+    assert [a.command for a in found.next] == ["holdfast tool-runner --workspace PATH --tools TARGET"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Callable
 
 import pytest
@@ -17,7 +18,7 @@ from holdfast.core.run import Run
 from holdfast.core.status import LIVE, TERMINAL, TRANSITIONS, Status
 from holdfast.core.waits import WaitKind
 from tests.core.build import folded, wait
-from tests.core.matrix import COMMANDS, PAGE, SITUATIONS, W, after, cell, facts, heads_table, table, with_table
+from tests.core.matrix import COMMANDS, PAGE, PEOPLE, SITUATIONS, W, after, answers_table, cell, facts, heads_table, table, with_table
 
 PAIRS = list(itertools.product(SITUATIONS, COMMANDS))
 
@@ -27,6 +28,13 @@ def test_the_page_is_what_the_code_does() -> None:
     assert table() in page, "python -m tests.core.matrix writes it anew; read the difference before you commit it"
     assert heads_table() in page
     assert with_table(page) == page
+
+
+def test_the_page_about_people_has_the_same_actions() -> None:
+    page = PEOPLE.read_text("utf-8")
+    assert answers_table() in page, "python -m tests.core.matrix writes it anew; read the difference before you commit it"
+    assert with_table(page) == page
+    assert {kind.value for kind in ws.ACTIONS} == set(re.findall(r"^\| `(\w+)` \| .* \| .* \|$", page.partition("| kind |")[2].partition("\n\n")[0], re.M)), "each kind is explained"
 
 
 def test_it_covers_every_status_and_every_command() -> None:

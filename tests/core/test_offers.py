@@ -64,7 +64,7 @@ def test_a_run_bound_to_a_folder_is_lacking_by_its_folder() -> None:
     assert lacking(RUN, DUE, [Offer((), (here,))], now=10) is None
     found = lacking(bound, DUE, [Offer((), (there,))], now=10)
     assert found == NoWorker("notes", "1", "f", ("f",), "/srv/a")
-    assert found is not None and "in the workspace /srv/a" in found.said and "start a worker there" in found.way_out("r") and "upgrade" not in found.way_out("r")
+    assert found is not None and "in the workspace /srv/a" in found.said and "start a worker with that folder" in found.way_out("r") and "upgrade" not in found.way_out("r")
     changed = lacking(bound, DUE, [Offer((), (OTHER,))], now=10)
     assert changed is not None and "resume r YOUR_FILE.py --upgrade" in changed.way_out("r")
 

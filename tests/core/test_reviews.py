@@ -156,6 +156,6 @@ def test_what_is_left_to_skip_is_left() -> None:
     world = World(prog)
     results = {"a": TaskResult("a", outcome="skipped: no_change")}
     delta, moved = superstep.barrier(prog, world.head, results, inline={"a"}, decoded={})
-    assert [t.skip for t in moved.pending] == ["skipped: all it comes after was skipped"]
+    assert [t.skip for t in moved.pending] == ["skipped: every node that it comes after was skipped"]
     delta, moved = superstep.settled(delta, moved)
     assert delta.pending == () and moved.pending == ()

@@ -354,7 +354,7 @@ def test_a_patch_changes_values_and_wakes_their_listeners() -> None:
 
 
 def test_a_delta_that_refers_to_nothing_is_an_error() -> None:
-    with pytest.raises(EventUnreadable, match="not on record"):
+    with pytest.raises(EventUnreadable, match="not recorded"):
         cps.advance(cps.empty(RUN), Delta(step=0, done=("a",)), {}, seq=1, at=0, hash=b"")
     with pytest.raises(EventUnreadable, match="not a mapping"):
         cps.written(TaskResult("a", writes=raw([1])))
@@ -405,7 +405,7 @@ def test_what_a_thread_carries_by_reference_is_not_stored_again() -> None:
     again = cps.advance(start, codec.decode_delta(codec.encode_delta(delta)), results, seq=0, at=0, hash=b"")
     assert (again.values, again.parent, again.pending) == (cp.values, None, cp.pending)
     assert (again.versions, again.seen, again.skipped) == (cp.versions, cp.seen, cp.skipped)
-    with pytest.raises(EventUnreadable, match="@carried, which is not on record"):
+    with pytest.raises(EventUnreadable, match="@carried, which is not recorded"):
         cps.advance(start, delta, {cps.INPUT_TASK: given_}, seq=0, at=0, hash=b"")
     plainly, same = ss.first(prog, cps.empty(RUN), given_, {**near, **far})
     assert (plainly.carries, dict(same.values)) == ((), wanted)

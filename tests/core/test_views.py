@@ -91,6 +91,7 @@ def test_condition_is_total(status: Any, settled: bool, interrupted: int | None,
     run = at(status, settled=settled, interrupted_at=interrupted, waits=waits, decisions=decisions)
     word = views.condition(run, lease, 5)
     assert isinstance(views.condition_class(word), Class)
+    assert status == "garbage" or status in views.STATUSES[word], "whoever looks for runs of a condition looks at those"
     if status == "garbage":
         assert word is Condition.UNKNOWN
 
@@ -139,7 +140,7 @@ def test_a_story() -> None:
     ("fact", "detail"),
     [
         (ev.Unknown(99, []), "a kind this release does not know (99)"),
-        (ev.RunQueued(blocked_by="r"), "behind r"),
+        (ev.RunQueued(blocked_by="r"), "after r"),
         (ev.RunQueued("lane"), "lane"),
         (ev.RunResumed("operator", forced=True), "operator, forced"),
         (ev.RunRecovered("w", "expired"), "from w: expired"),

@@ -6,11 +6,11 @@ import io
 import json
 import logging
 from collections.abc import Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
 import pytest
 
-from holdfast import Graph, Runtime, State, logs, secret
+from holdfast import Context, Graph, Runtime, State, flow, logs, secret
 
 
 class Login(State):
@@ -77,3 +77,41 @@ def test_a_traceback_goes_with_its_record(out: io.StringIO) -> None:
     except ValueError:
         logging.getLogger("holdfast.outbox").exception("it failed")
     assert "ValueError: no" in json.loads(out.getvalue())["traceback"]
+
+
+def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [r.getMessage() for r in caplog.records if r.name.startswith("holdfast") and r.levelno >= logging.WARNING]
+
+
+async def test_a_run_that_fails_is_one_warning_that_names_the_line(caplog: pytest.LogCaptureFixture) -> None:
+    """What a failing test of a user prints: the step, the error's kind and its line; no value, and nothing twice."""
+    run_id = await played("eve")
+    (said,) = warnings(caplog)
+    assert said.startswith(f"run.failed {run_id}: login check, PermissionError at ") and "test_logs.py:" in said and "correct horse" not in said
+
+
+async def test_a_failure_that_is_handled_is_a_warning_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    def refuse(n: int) -> None:
+        raise ValueError(n)
+
+    @flow("handles")
+    async def handles(ctx: Context) -> str:
+        try:
+            await ctx.step(refuse, 1)
+        except ValueError:
+            return "handled"
+        return ""
+
+    async with Runtime("memory:", skills=[handles]) as rt:
+        run = await rt.invoke(handles)
+    (said,) = warnings(caplog)
+    assert run.result == "handled" and said.startswith(f"step.failed {run.run_id}: handles handles.0, ValueError at ")
+
+
+def test_crashes_on_purpose_are_no_warnings(caplog: pytest.LogCaptureFixture, holdfast_crashes: Any) -> None:
+    @flow("calm")
+    async def calm(ctx: Context) -> int:
+        return await ctx.step(abs, -1)
+
+    _, ends = holdfast_crashes(calm)
+    assert len(ends) > 4 and warnings(caplog) == []

@@ -187,7 +187,7 @@ async def test_reordered_steps_are_a_difference_not_swapped_results() -> None:
         return [await ctx.step(one), second, await ctx.step(work, "end")]
 
     told = await _differs(before, after)
-    assert told == "call 0 of f does not match its record: recorded are 0 one, 1 two, but the code now calls two"
+    assert told == "call 0 of f does not match its record: the record has 0 one, 1 two, but the code now calls two"
     assert ran == {"one": 1, "two": 1}
 
 
@@ -200,7 +200,7 @@ async def test_a_renamed_step_is_a_difference() -> None:
     async def after(ctx: Context) -> Any:
         return [await ctx.step(one), await ctx.step(two)]
 
-    assert "recorded are 0 one, 1 one, but the code now calls one, two" in await _differs(before, after)
+    assert "the record has 0 one, 1 one, but the code now calls one, two" in await _differs(before, after)
 
 
 async def test_what_lies_within_other_calls_does_not_hide_the_difference() -> None:
@@ -221,7 +221,7 @@ async def test_what_lies_within_other_calls_does_not_hide_the_difference() -> No
         return [[await ctx.step(one) for _ in range(9)], await ctx.step(two), await fan_out(ctx), await ctx.step(work, "end")]
 
     assert await _differs(before, after, path="10") == (
-        "call 9 of f does not match its record: recorded are 6 one, 7 one, 8 one, 9 with calls of its own, 10 two, but the code now calls one, one, one, two"
+        "call 9 of f does not match its record: the record has 6 one, 7 one, 8 one, 9 with calls of its own, 10 two, but the code now calls one, one, one, two"
     )
 
 

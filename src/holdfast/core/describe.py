@@ -15,6 +15,7 @@ import msgspec
 from holdfast.core import canon, ids
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
+from holdfast.core.called import Called
 from holdfast.core.commit import LedgerRow
 from holdfast.core.consistency import Problem
 from holdfast.core.drawing import mermaid
@@ -111,7 +112,8 @@ class LeaseView(Shape, frozen=True, kw_only=True):
 class WaitView(Shape, frozen=True, kw_only=True):
     """A wait as a person reads it. One of kind ``effect`` shows the key, the arguments' digest and the times of the effect in question.
 
-    ``decidable`` says whether it may be decided now; as part of an event or of an old checkpoint it is null.
+    ``decidable`` says whether it may be decided now; as part of an event or of an old checkpoint it is null. ``editable`` says whether an
+    approval may carry a value of the type that ``schema`` describes: edited arguments, or by how much a budget is extended.
     """
 
     run_id: str
@@ -142,6 +144,7 @@ class WaitView(Shape, frozen=True, kw_only=True):
     cascade: bool
     covers: str
     reads: JSON
+    editable: bool
     key: str | None
     request_hash: str | None
     attempted_at: str | None
@@ -401,6 +404,7 @@ def wait(of: Wait, effect: Effect | None = None, *, status: Status | None = None
         cascade=of.cascade,
         covers=of.covers,
         reads=shown(of.reads),
+        editable=of.editable,
         key=None if effect is None else effect.key,
         request_hash=None if effect is None else effect.request_hash,
         attempted_at=None if effect is None else iso(effect.attempted_at),
@@ -473,7 +477,7 @@ def payload(run_id: str, happened: ev.Event) -> dict[str, JSON]:
     fact = happened.fact
     if isinstance(fact, ev.Unknown):
         return {"tag": fact.tag, "fields": canon.plain(fact.fields)}
-    told = {name: _field(name, getattr(fact, name)) for name in fact.__struct_fields__}
+    told = {name: _field(name, getattr(fact, name)) for name in fact.__struct_fields__ if name != "call" or getattr(fact, name) is not None}
     if "step" in told and "task" in told:
         told["step_id"] = ids.step_id(run_id, told["step"], told["task"], told.get("path", ""))
         if "attempt" in told:
@@ -488,6 +492,8 @@ def _field(name: str, given: Any) -> JSON:
         return shown(given)  # all other bytes in a fact are an encoded value
     if isinstance(given, ErrorValue):
         return msgspec.to_builtins(error(given))
+    if isinstance(given, Called):
+        return str(given)
     if isinstance(given, Wait):
         return msgspec.to_builtins(wait(given))
     if isinstance(given, Decision):
@@ -761,10 +767,12 @@ class WorkerView(Shape, frozen=True, kw_only=True):
 
 
 class StepView(Shape, frozen=True, kw_only=True):
-    """A node's turn in a super-step, or with ``path`` a recorded call inside it. ``outcome`` is null while it is under way."""
+    """A node's turn in a super-step, or with ``path`` a recorded call inside it. ``outcome`` is null while it is under way. ``call`` tells
+    calls of one function apart: its name, and in a fan-out a short form of the item."""
 
     step_id: str
     name: str
+    call: str
     path: str
     outcome: str | None
     attempts: int
@@ -778,6 +786,7 @@ class AttemptView(Shape, frozen=True, kw_only=True):
 
     attempt_id: str
     step_id: str
+    call: str
     number: int
     owner: str | None
     lease_expires_at: str | None

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 import msgspec
 
+from holdfast.core.called import Called
 from holdfast.core.errors import ErrorValue
 from holdfast.core.waits import Decision, Wait
 
@@ -219,7 +220,7 @@ class StepStarted(Fact, frozen=True, tag=20):
 
 
 class StepEnded(Fact, frozen=True):
-    """Common shape of a completed step. ``hash``: of the checkpoint saved with it, empty if none was (§1.8)."""
+    """Common shape of a completed step. ``hash``: of the checkpoint saved with it, empty if none was (§1.8); ``call``: None of a node."""
 
     hot: ClassVar[bool] = True
     step: int
@@ -228,6 +229,7 @@ class StepEnded(Fact, frozen=True):
     hash: bytes = b""
     attempt: int = 1
     path: str = ""
+    call: Called | None = None
 
 
 class StepCompleted(StepEnded, frozen=True, tag=21):
@@ -250,6 +252,7 @@ class StepFailed(Fact, frozen=True, tag=24):
     outcome: str = "failed"
     attempt: int = 1
     path: str = ""
+    call: Called | None = None
 
 
 class StepRetryScheduled(Fact, frozen=True, tag=25):
@@ -262,6 +265,7 @@ class StepRetryScheduled(Fact, frozen=True, tag=25):
     due: int
     error: ErrorValue
     path: str = ""
+    call: Called | None = None
 
 
 class AttemptStarted(Fact, frozen=True, tag=26):
@@ -271,6 +275,7 @@ class AttemptStarted(Fact, frozen=True, tag=26):
     attempt: int
     owner: str = ""
     path: str = ""
+    call: Called | None = None
 
 
 class AttemptLeaseExpired(Fact, frozen=True, tag=27):

@@ -96,7 +96,7 @@ class Report(msgspec.Struct, frozen=True):
 
 
 class Artifact(msgspec.Struct, frozen=True):
-    """A file that a tool left. It is kept by its content: ``store.blob(sha256)``."""
+    """A file that a tool left. It is stored under the hash of its content: ``store.blob(sha256)`` returns its bytes."""
 
     name: str
     size: int

@@ -6,6 +6,7 @@ what a wait shows, which the caller masks.
 
 from __future__ import annotations
 
+import datetime as dt
 import shlex
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -17,10 +18,12 @@ from holdfast.core.effects import BY_DECISION, ELSEWHERE, Effect, EffectStatus
 from holdfast.core.errors import ErrorValue
 from holdfast.core.run import Run
 from holdfast.core.status import LIVE, Condition, Status
-from holdfast.core.waits import Wait, WaitKind
-from holdfast.core.wording import meant, offered, target_of
+from holdfast.core.toolcalls import place_of
+from holdfast.core.waits import APPROVE, Wait, WaitKind
+from holdfast.core.wording import EDIT, answering, meant, offered, target_of
 
 MOST_LINES = 10
+EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
 
 
 class Advice(msgspec.Struct, frozen=True):
@@ -44,7 +47,9 @@ class Blocked(msgspec.Struct, frozen=True):
 
     ``no_worker`` says that no living worker can take it, ``shape`` is the shape it began in where workers serve its skill in another; ``lane`` names
     the run before it; ``dead`` says that the process which holds its lease is proven dead. ``effects`` are the records
-    of its effects, ``now`` is the store's time in microseconds.
+    of its effects, ``now`` is the store's time in microseconds. ``limit`` is the limit or the pause that holds it back; ``nobody`` says that
+    no worker of its queue is up; ``due`` is since when, or from when, it may be executed; ``requests`` says how the
+    requests stand that tool runners have of it.
     """
 
     no_worker: str = ""
@@ -53,6 +58,10 @@ class Blocked(msgspec.Struct, frozen=True):
     dead: bool = False
     effects: tuple[Effect, ...] = ()
     now: int = 0
+    limit: str = ""
+    nobody: bool = False
+    due: int | None = None
+    requests: tuple[str, ...] = ()
 
 
 NOTHING = Blocked()
@@ -81,6 +90,7 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
     said: list[str] = [_begun(run)]
     under_way, failed = "", False
     calls: list[str] = []
+    caught: dict[str, str] = {}
     doubts: dict[str, str] = {}
     for event in events:
         match event.fact:
@@ -88,11 +98,15 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
                 steps.append(task)
                 under_way = ""
                 calls.clear()
-                continue
+                if not caught:
+                    continue
+                line, failed = _caught(task, caught), False
+                caught.clear()
             case ev.StepEnded(path=path):
                 calls.append(path)
                 continue
-            case ev.StepFailed(path=path) if path:
+            case ev.StepFailed(path=path, error=error, call=call) if path:
+                caught[path] = f"{call or 'call ' + path}: {_failed(error)}"
                 continue  # the step fails with it, or its code has handled it
             case ev.StepStarted(task=task):
                 under_way = task
@@ -100,6 +114,8 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
             case ev.RunFailed() if failed:
                 line = "The run failed with that error."
             case fact:
+                if isinstance(fact, ev.StepFailed):
+                    caught.clear()
                 _doubted(fact, doubts)
                 line = _sentence(fact, event.actor) or _cleared(fact, doubts, blocked.effects)
                 failed = isinstance(fact, ev.StepFailed)
@@ -121,6 +137,12 @@ def _happened(run: Run, condition: Condition, events: Sequence[ev.Event], blocke
     return tuple(said)
 
 
+def _caught(task: str, failures: dict[str, str]) -> str:
+    """The calls that failed in a step which completed: of a call that only holds others, those within it."""
+    found = [said for path, said in failures.items() if not any(other.startswith(f"{path}/") for other in failures)]
+    return f"In the step {task} {'one call' if len(found) == 1 else f'{len(found):,} calls'} failed, and the code of the step handled that: {found[-1]}"
+
+
 def _doubted(fact: ev.Fact | ev.Unknown, doubts: dict[str, str]) -> None:
     """Keeps the effects of which nobody knew the outcome, and what was done to find it: its hook was asked, a person, or the receiver by its key."""
     match fact:
@@ -134,12 +156,12 @@ def _doubted(fact: ev.Fact | ev.Unknown, doubts: dict[str, str]) -> None:
 
 _CLEARED = {
     "found": "{0} that the side effect of the step {1} had happened; its result is recorded.",
-    "person": "By that answer the side effect of the step {1} had happened; its result is recorded.",
+    "person": "According to that answer, the side effect of the step {1} had happened; its result is recorded.",
     "key": "The side effect of the step {1} was sent again under the same key; its result is recorded.",
 }
 _AGAIN = {
     "found": "{0} that the side effect of the step {1} had not happened, so it was done again.",
-    "person": "By that answer the side effect of the step {1} was done again.",
+    "person": "Because of that answer, the side effect of the step {1} was done again.",
 }
 
 
@@ -150,7 +172,7 @@ def _cleared(fact: ev.Fact | ev.Unknown, doubts: dict[str, str], records: Sequen
             return _CLEARED[doubts.pop(effect_id)].format(_finder(effect_id, records), task)
         case ev.SideEffectAbandoned(effect_id=effect_id, task=task, detail=detail) if effect_id in doubts:
             how = doubts.pop(effect_id)
-            return f"By a decision the side effect of the step {task} is not done." if detail == BY_DECISION else _AGAIN.get(how, "").format(_finder(effect_id, records), task)
+            return f"A person decided that the side effect of the step {task} should not be done." if detail == BY_DECISION else _AGAIN.get(how, "").format(_finder(effect_id, records), task)
         case _:
             return ""
 
@@ -219,8 +241,9 @@ def _sentence(fact: ev.Fact | ev.Unknown, actor: str) -> str:
             return "Its worker died or lost its lease, and another one took the run over."
         case ev.StepFailed(task=task, error=error, attempt=attempt):
             return f"The step {task} failed in attempt {attempt}: {_failed(error)}"
-        case ev.StepRetryScheduled(task=task, attempt=attempt):
-            return f"The step {task} is tried again after attempt {attempt}."
+        case ev.StepRetryScheduled(task=task, attempt=attempt, call=call):
+            which = f"The step {task}" if call is None else f"In the step {task} the call {call}"
+            return f"{which} is tried again after attempt {attempt}."
         case ev.WaitRequested(wait=wait) if wait.kind is WaitKind.EFFECT:
             return f"The step {wait.task} asked a person what happened."
         case ev.WaitRequested(wait=wait):
@@ -280,8 +303,21 @@ def _queued(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
         return _Why(f"The code has changed: {blocked.no_worker}.", changed)
     if blocked.no_worker:
         return _Why(f"It is due, but {blocked.no_worker}.", (start, Advice("Or resume it here.", _resume(run))))
+    here = Advice("Or execute it here.", _resume(run))
+    if blocked.due is not None and blocked.due > blocked.now:
+        return _Why(f"It is not due yet: it may be executed from {_clock(blocked.due)} on.", (Advice("Execute it here now.", _resume(run)),))
     decided = "It is answered and due" if run.decisions else "It is due"
-    return _Why(f"{decided}. It waits for a worker that has the skill {run.skill_id!r}.", (start, Advice("Or execute it here.", _resume(run))))
+    if blocked.limit:
+        return _Why(f"{decided}, but held back: {blocked.limit}.", (Advice("See the queues.", "holdfast queues"), Advice("See the limits.", "holdfast limits")))
+    if blocked.nobody:
+        queue = "" if run.queue == "default" else f" of the queue {run.queue!r}"
+        since = "" if blocked.due is None else f" since {_clock(blocked.due)}"
+        return _Why(f"{decided}{since}, and no worker{queue} is running.", (start, here))
+    return _Why(f"{decided}. It waits for a worker that has the skill {run.skill_id!r}.", (start, here))
+
+
+def _clock(us: int) -> str:
+    return (EPOCH + dt.timedelta(microseconds=us)).strftime("%Y-%m-%d %H:%M:%SZ")
 
 
 def _running(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
@@ -292,34 +328,27 @@ def _asking(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     waits = [w for w in run.waits if w.human]
     if not waits:
         return _Why("It is answered and due to resume.", (Advice("Resume it here, or start a worker.", _resume(run)),))
-    which = "" if len(waits) == 1 else " --wait {}"
-    advice = [
-        Advice(meant(offered(wait.kind, action)), _command(run, which.format(shlex.quote(wait.wait_id)), action)) for wait in waits for action in wait.available_actions
-    ]
+    advice = [a for wait in waits for a in _answers(run, wait, alone=len(waits) == 1)]
     named = "; ".join(_asked(w) for w in waits)
     decided = {d.wait_id for d in run.decisions}
     if all(w.wait_id in decided for w in waits):
         return _Why(f"The question is decided, and the run has not resumed: {named}.", (Advice("Resume it here, or start a worker.", _resume(run)),))
     late = any(w.deadline is not None and w.deadline <= blocked.now for w in waits)
-    passed = " Its deadline has passed: the next worker or resume acts on that." if late else ""
+    passed = " Its deadline has passed: the next worker or `holdfast resume` does what on_timeout= says." if late else ""
     return _Why(f"It waits for a person: {named}.{passed}", tuple(advice))
 
 
-def _command(run: Run, which: str, action: str) -> str:
-    match action:
-        case "approve":
-            return f"holdfast approve {run.run_id}{which}"
-        case "deny":
-            return f"holdfast deny {run.run_id}{which} --reason WHY"
-        case "answer" | "record_result":
-            return f"holdfast decide {run.run_id}{which} --action {action} --payload JSON"
-        case "retry_feedback" | "continue_with_waiver":
-            return f"holdfast decide {run.run_id}{which} --action {action} --feedback TEXT"
-        case _:
-            return f"holdfast decide {run.run_id}{which} --action {action}"
+def _answers(run: Run, wait: Wait, *, alone: bool) -> list[Advice]:
+    which = None if alone else wait.wait_id
+    said = [Advice(meant(offered(wait.kind, action)), shlex.join(["holdfast", *answering(run.run_id, which, action)])) for action in wait.available_actions]
+    return [*said, Advice(f"{EDIT}.", shlex.join(["holdfast", *answering(run.run_id, which, APPROVE, edited=True)]))] if wait.editable else said
 
 
 def _signalled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
+    tools = [w for w in run.waits if place_of(w.name) is not None]
+    if tools:
+        asked = "; ".join([*(_asked(w).removesuffix(f" ({w.kind.value})") for w in tools), *blocked.requests])
+        return _Why(f"It waits for a tool runner: {asked}.", (Advice("Start a tool runner where that workspace is.", "holdfast tool-runner --workspace PATH --tools TARGET"),))
     names = sorted({w.name for w in run.waits if w.name and not w.human})
     kinds = ", ".join(sorted({w.kind.value for w in run.waits})) or "signal"
     signals = tuple(Advice(f"Send the signal {name}.", f"holdfast signal {run.run_id} {name}") for name in names if any(w.name == name and w.kind.value == "signal" for w in run.waits))
@@ -344,7 +373,7 @@ def _halted(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
             return _Why(f"The policy denied the step {subject} ({run.stop_reason}){f': {reason}' if reason else ''}. This run cannot be resumed.", (change,))
         case ev.Event(fact=ev.WaitDecided(decision=decision)):
             because = f": {decision.note or decision.feedback}" if decision.note or decision.feedback else ""
-            return _Why(f"{decision.actor or 'Somebody'} ended it by the answer {decision.action} ({run.stop_reason}){because}. This run cannot be resumed.", (fork,))
+            return _Why(f"{decision.actor or 'Somebody'} ended it with the answer {decision.action} ({run.stop_reason}){because}. This run cannot be resumed.", (fork,))
     return _Why(f"A person or a policy ended it ({run.stop_reason}). This run cannot be resumed.", (fork,))
 
 
@@ -369,15 +398,18 @@ def _from(run: Run) -> str:
 
 
 def _torn(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
-    take = Advice("Resume it here, or leave it to a running worker that has the skill.", _resume(run))
+    take = Advice("Resume it here." if blocked.nobody else "Resume it here, or leave it to a running worker that has the skill.", _resume(run))
+    start = Advice("Or start a worker: it takes the run over.", f"holdfast worker {target_of(run.target)}")
     check = Advice("Check its stored data for problems.", f"holdfast check {run.run_id}")
-    if run.interrupted_at is not None:
+    if run.interrupted_at is not None or run.recovery == "hold":
         cause = next((f" ({e.fact.cause})" for e in reversed(events) if isinstance(e.fact, ev.RunInterrupted)), "")
         return _Why(f"It was interrupted{cause}. No worker continues it until a person resumes it.", (Advice("Resume it.", _resume(run)), check))
     ended = "has died without recording why: it was killed, or it could not write (for example, the disk was full)" if blocked.dead else "has not renewed its lease"
     why = f"The process that executed the run {ended}. No recorded result is lost; a step that was running is run again."
     if _open_effects(events):
-        why += " An effect whose outcome is not recorded is not repeated at once: its verify= is asked first, or without one a person."
+        why += " An effect whose outcome is not recorded is not repeated at once: its verify= function is asked first, or a person if it has none."
+    if blocked.nobody:
+        return _Why(f"{why} No worker is running.", (take, start, check))
     return _Why(why, (take, check))
 
 

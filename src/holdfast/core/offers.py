@@ -62,7 +62,7 @@ class NoWorker(msgspec.Struct, frozen=True):
     def way_out(self, run_id: str) -> str:
         code = target_of(self.target)
         if self.workspace is not None and self.wanted in self.offered:
-            return "its tools have worked in one folder: start a worker there (Runtime(workspace=…))"
+            return "it can continue only in the folder in which its tools have worked: start a worker with that folder (Runtime(workspace=…))"
         if not self.offered:
             return f"start a worker that has it: holdfast worker {code}, or resume it here: holdfast resume {run_id} {code}"
         return f'to let the new code continue such runs, declare migrates=("{self.wanted}",) in the skill; or start: holdfast worker {code} --upgrade, or: holdfast resume {run_id} {code} --upgrade'

@@ -16,6 +16,7 @@ import msgspec
 
 from holdfast.core import blobs, commands, envelopes
 from holdfast.core import events as ev
+from holdfast.core.called import Called
 from holdfast.core.canon import FrozenDict, decode
 from holdfast.core.checkpoint import Delta, Held, IntentWrite, LedgerWrite, SendTo, StepRecord, Task, TaskResult
 from holdfast.core.commit import InboxItem, LedgerRow
@@ -65,6 +66,7 @@ PAYLOAD: dict[type, tuple[str, ...]] = {
     ev.StateRepaired: ("detail",),
     ev.StatePatched: ("reason",),
     ev.NoteAdded: ("text",),
+    Called: ("item",),
     # checkpoints
     Delta: ("values",),
     Held: ("values",),

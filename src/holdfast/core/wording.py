@@ -29,7 +29,7 @@ _GENERAL: Mapping[str, Offered] = {
     ws.HALT: Offered("End the run", "It ends for good and cannot be resumed.", risky=True),
     ws.REJECT: Offered("Reject", "The step counts as failed.", risky=True),
     ws.RECORD_RESULT: Offered("It happened", "The JSON that you give becomes its result (null if you give none)."),
-    ws.REEXECUTE: Offered("It did not happen: do it now", "It runs now. If the first attempt went through after all, it happens twice.", risky=True),
+    ws.REEXECUTE: Offered("It did not happen: do it", "It is done when the run resumes. If the first attempt went through after all, it happens twice.", risky=True),
     ws.ABANDON: Offered("It did not happen, and should not", "Holdfast does not do it, and the node gets a failure."),
 }
 _OWN: Mapping[tuple[str, str], Offered] = {
@@ -37,7 +37,7 @@ _OWN: Mapping[tuple[str, str], Offered] = {
     (WaitKind.RETRY, ws.DENY): Offered("Do not do it again", "The run halts, unless its node handles a denial.", risky=True),
     (WaitKind.GATE, ws.REEXECUTE): Offered("Do it again", "The side effect is carried out once more.", risky=True),
     (WaitKind.EFFECT, ws.HALT): Offered("End the run", "It ends for good, and the outcome stays unknown.", risky=True),
-    (WaitKind.BUDGET, ws.APPROVE): Offered("Let it spend more", "The run resumes beyond its budget."),
+    (WaitKind.BUDGET, ws.APPROVE): Offered("Let it spend more", "The run resumes with an extended budget."),
     (WaitKind.TAKEOVER, ws.APPROVE): Offered("Approve", "The run resumes; what was done is not done again."),
 }
 _UNKNOWN = Offered("", "One of the actions that this wait offers.")
@@ -56,6 +56,24 @@ def offered(kind: str, action: str) -> Offered:
     return found or Offered(action.replace("_", " ").capitalize(), _UNKNOWN.does)
 
 
+EDIT = "Approve with other values"
+"""What is offered beside ``approve`` where an approval may be edited."""
+
+
+def answering(run_id: str, wait_id: str | None, action: str, *, forced: bool = False, edited: bool = False) -> list[str]:
+    """The words behind ``holdfast`` that take an action; without ``wait_id`` the run has one open question."""
+    which = [run_id] if wait_id is None else [run_id, "--wait", wait_id]
+    match action:
+        case ws.APPROVE:
+            return ["approve", *which, *(["--payload", "JSON"] if edited else [])]
+        case ws.DENY:
+            return ["deny", *which, "--reason", "WHY"]
+        case ws.ANSWER | ws.RECORD_RESULT:
+            return ["decide", *which, "--action", action, "--payload", "JSON"]
+        case _:
+            return ["decide", *which, "--action", action, *(["--feedback", "TEXT"] if action in ws.NEEDS_FEEDBACK else []), *(["--force"] if forced else [])]
+
+
 YOUR_FILE = "YOUR_FILE.py"
 """Stands in a command for the file that holds a run's code, where nothing tells which one it is."""
 
@@ -65,4 +83,4 @@ def target_of(target: str | None) -> str:
     return shlex.quote(target) if target else YOUR_FILE
 
 
-__all__ = ["FORCED", "YOUR_FILE", "Offered", "meant", "offered", "target_of"]
+__all__ = ["EDIT", "FORCED", "YOUR_FILE", "Offered", "answering", "meant", "offered", "target_of"]

@@ -81,7 +81,7 @@ class Whole:
         return 0 < self.limit_us <= still * 1_000_000
 
     def over(self, what: str, more: str) -> StepTimeout:
-        return StepTimeout(f"{what} took longer than {self.limit_us / 1_000_000:g} s{more}", hint="it is to return at once")
+        return StepTimeout(f"{what} took longer than {self.limit_us / 1_000_000:g} s{more}", hint="it must return at once")
 
 
 # -- whose code it is -------------------------------------------------------------------------------

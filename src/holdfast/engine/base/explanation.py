@@ -10,20 +10,25 @@ from msgspec.structs import replace
 from holdfast.core import events as ev
 from holdfast.core.codec import open_row
 from holdfast.core.explain import Blocked, explain
-from holdfast.core.lease import Alive, Lease
+from holdfast.core.lease import Alive, Lease, due_time
 from holdfast.core.masks import Mask
 from holdfast.core.payloads import mapped
 from holdfast.core.run import Run
+from holdfast.core.status import Condition
+from holdfast.core.toolcalls import TYPE, place_of
 from holdfast.core.views import condition
 from holdfast.engine.base import obstacles
+from holdfast.engine.base.services import Services
+from holdfast.engine.look.living import living, unsendable
 from holdfast.ports import Store
 
 PAGE = 1000
 T = TypeVar("T")
 
 
-async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[str, Any]:
+async def explained(services: Services, run: Run, lease: Lease, hidden: Mask) -> dict[str, Any]:
     """What happened to a run, why it stands where it stands, and what would move it, as plain values."""
+    store = services.store
     events: list[ev.Event] = []
     previous = b""
     while rows := await store.rows(run.run_id, events[-1].seq if events else 0, PAGE):
@@ -36,11 +41,28 @@ async def explained(store: Store, run: Run, lease: Lease, hidden: Mask) -> dict[
         run = _hiding(hidden, run)
         events = [e if isinstance(e.fact, ev.Unknown) else replace(e, fact=_hiding(hidden, e.fact)) for e in events]
     no_worker, shape = ("", "") if found is None else (found.said, found.wanted if found.offered and found.wanted not in found.offered else "")
-    effects = tuple(await store.effects(run.run_id))
-    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, store.now())
+    effects, now = tuple(await store.effects(run.run_id)), store.now()
+    limit = await obstacles.limited(services, run) if condition(run, lease, now) is Condition.QUEUED else None
+    nobody = not any(o.works and (not o.queues or run.queue in o.queues) for o in await living(store))
+    due = min(due_time(lease.due), now) if lease.due is not None and lease.due < 0 else lease.due
+    blocked = Blocked(no_worker, shape, lane, lease.owner_alive is Alive.NO, effects, now, "" if limit is None else limit.why, nobody, due, await _requests(store, run))
     made = explain(run, condition(run, lease, store.now()), events, blocked)
     shown: dict[str, Any] = hidden.record(msgspec.json.decode(msgspec.json.encode(made)))
     return shown
+
+
+async def _requests(store: Store, run: Run) -> tuple[str, ...]:
+    """How the requests of a run stand that tool runners have, or shall have."""
+    if all(place_of(w.name) is None for w in run.waits):
+        return ()
+    lacking = await unsendable(store, ())
+    said = []
+    for i in await store.intents(run.run_id):
+        if i.open and i.type.startswith(TYPE):
+            nobody = f"no_transport_for {i.type}: no runner of that workspace is up" if lacking(i) else ""
+            missing = "" if i.not_configured is None else i.not_configured.message
+            said.append(missing or nobody or (f"{i.owner} has the request" if i.owner else i.detail or "the request is queued"))
+    return tuple(dict.fromkeys(said))
 
 
 def _hiding(hidden: Mask, value: T) -> T:

@@ -269,7 +269,7 @@ def _rested(run: Rested) -> Any:
         return run.values
     if status in TERMINAL:
         raise RunFailed(run, f"the run ended {status}")
-    raise RunWaiting(run, f"the run rests: {status}")
+    raise RunWaiting(run, f"the run is not being executed: {status}")
 
 
 __all__ = ["ControlFlow", "asked", "cancel", "cancelled_by_us", "contained", "frames_of", "recorded", "revived", "serve", "traced", "uncancel"]

@@ -43,14 +43,14 @@ async def history(store: Store, reader: Reader, thread_id: str, *, limit: int | 
             if limit is not None and len(out) == limit:
                 return out
     if not begun:
-        raise CheckpointNotFound(f"the thread {thread_id!r} has no checkpoint {after}", hint="give the id of one of its snapshots")
+        raise CheckpointNotFound(f"the thread {thread_id!r} has no checkpoint {after}", hint="give the id of one of its checkpoints")
     return out
 
 
 def _run_of(checkpoint_id: str | None, runs: list[str]) -> str:
     run_id = (checkpoint_id or "").partition(".")[0]
     if run_id not in runs:
-        raise CheckpointNotFound(f"no run of this thread has the checkpoint {checkpoint_id}", hint="give the id of one of its snapshots")
+        raise CheckpointNotFound(f"no run of this thread has the checkpoint {checkpoint_id}", hint="give the id of one of its checkpoints")
     return run_id
 
 

@@ -633,7 +633,7 @@ async def _to_its_end(writing: asyncio.Task[None]) -> None:
 def _left_alone(writing: asyncio.Task[None]) -> None:
     """An error of the house is in the journal, or nothing was written; any other is still reported by the loop."""
     if not writing.cancelled() and (error := writing.exception()) is not None and not isinstance(error, HoldfastError):
-        writing.get_loop().call_exception_handler({"message": "a commit that nobody waited for failed", "exception": error, "task": writing})
+        writing.get_loop().call_exception_handler({"message": "a commit failed, and no call was waiting for it", "exception": error, "task": writing})
 
 
 def _leave_replay(facts: list[ev.Fact]) -> None:

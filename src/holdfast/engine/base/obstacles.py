@@ -11,13 +11,12 @@ from holdfast.core.lease import Lease
 from holdfast.core.limits import Rules, Use
 from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.run import Run
-from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
+from holdfast.core.status import LIVE, NOT_ENDED, WAITING, Status
 from holdfast.core.wording import target_of
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.living import living
 from holdfast.ports import RunFilter, Store, Usage
 
-NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
 MANY = 10_000
 
 
@@ -116,7 +115,7 @@ def said(what: May, run: Run, lease: Lease) -> Blocked:
     """Why a head is not driven, in words."""
     match what:
         case May.LIVE | May.AWAIT | May.DRIVE:
-            detail = f"{lease.owner} executes it until {views.iso(lease.expires_at)}" if lease.owner is not None else f"it is {run.status}, and goes first"
+            detail = f"{lease.owner} executes it, and its lease lasts until {views.iso(lease.expires_at)}" if lease.owner is not None else f"it is {run.status}, and goes first"
             return Blocked(run.run_id, f"{May.LIVE}: {detail}" if lease.owner is not None else detail)
         case May.LIMIT:
             return Blocked(run.run_id, f"{what}: it pauses until {views.iso(lease.due)}, or until there is room")
@@ -170,4 +169,4 @@ async def lacking(store: Store, run: Run, lease: Lease, sight: Sight | None = No
     return offers.lacking(run, lease, await living(store) if sight is None else await sight.offers(), now)
 
 
-__all__ = ["MANY", "NOT_ENDED", "Sight", "before", "beside", "blocked", "in_the_way", "judged", "lacking", "limited", "put_off", "said"]
+__all__ = ["MANY", "Sight", "before", "beside", "blocked", "in_the_way", "judged", "lacking", "limited", "put_off", "said"]

@@ -21,6 +21,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core import bounds, canon, ids
+from holdfast.core.called import Called
 from holdfast.core.checkpoint import IntentWrite, LedgerWrite, StepRecord, Task
 from holdfast.core.chunks import RING_BYTES, Place
 from holdfast.core.effects import Effect
@@ -63,16 +64,17 @@ class Restart(ControlFlow):
 
 class Scope:
     """Numbers the calls of one line of control; ``prefix`` is the path to it, ``busy`` the calls in flight by their paths, ``within`` how many
-    items of maps it is in, each of which is a call in flight itself."""
+    items of maps it is in, each of which is a call in flight itself, ``item`` a short form of the innermost."""
 
-    __slots__ = ("busy", "next", "owner", "prefix", "within")
+    __slots__ = ("busy", "item", "next", "owner", "prefix", "within")
 
-    def __init__(self, owner: Places, prefix: str, within: int = 0) -> None:
+    def __init__(self, owner: Places, prefix: str, within: int = 0, item: str = "") -> None:
         self.owner = owner
         self.prefix = prefix
         self.next = 0
         self.busy: dict[str, str] = {}
         self.within = within
+        self.item = item
 
 
 current: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("holdfast_scope", default=None)
@@ -112,6 +114,7 @@ class Call(msgspec.Struct, frozen=True, gc=False):
     digest: str = ""
     args: tuple[Any, ...] = ()
     opens: bool = False
+    called: Called = Called("")
 
 
 class Places:
@@ -247,7 +250,7 @@ class Places:
         shown = [said for _, said in recorded[max(0, at - SHOWN) : at + SHOWN + 1]]
         called = [*self._told[:-1], now][-SHOWN - 1 :]
         return RecordMismatch(
-            f"call {path} of {self._key} does not match its record: recorded are {', '.join(shown)}, but the code now calls {', '.join(called)}",
+            f"call {path} of {self._key} does not match its record: the record has {', '.join(shown)}, but the code now calls {', '.join(called)}",
             hint="restore the order of the calls, give them keys, or fork the run from an earlier checkpoint",
         )
 

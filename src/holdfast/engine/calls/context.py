@@ -107,7 +107,7 @@ class Context:
         """The number of this attempt, from 1."""
         return self._attempt.number
 
-    # -- facts about where we are -------------------------------------------------------------------
+    # -- facts about the attempt --------------------------------------------------------------------
 
     @property
     def run(self) -> Run:
@@ -207,7 +207,7 @@ class Context:
             key: identifies the call by this key instead of by its position among the calls of its scope (the node, an item of ``map``, or a
                 call of ``gather``).
             retry: the number of attempts including the first, or a ``Retry``; failures before a restart count too.
-            timeout: seconds or timedelta, 60 s by default.
+            timeout: timedelta or seconds, counted from the start of the call. By default the call fails after 60 s without progress.
             name: the name to record it under; by default the name of ``fn``.
 
         Calls with keys may run concurrently, in any order. A call without a key is refused with ``ConcurrentScope`` while another call of
@@ -233,11 +233,11 @@ class Context:
             self.log.info("%s", note)
 
     def spend(self, **amounts: float) -> None:
-        """Reports what this step has used of the run's budgets: ``ctx.spend(cost=0.02, tokens=1_500)``. Each call is counted once, also if
+        """Reports what this step has used of the run's budgets: ``ctx.spend(cost=0.02, tokens=1_500)``. Each call is counted once, even if
         the step runs again after a crash. When a budget is exceeded, a person is asked before the next step."""
         steps.spend(self._attempt, amounts)
 
-    # -- scopes -------------------------------------------------------------------------------------
+    # -- several calls at once ----------------------------------------------------------------------
 
     def gather(self, *calls: Awaitable[T]) -> Coroutine[Any, Any, list[T]]:
         """Awaits several ctx calls concurrently; each has its own scope, so none needs a key. The results are in the order of the calls.
@@ -263,12 +263,12 @@ class Context:
         return scopes.gather(self._attempt, calls, concurrency, "map")
 
     def first_of(self, *calls: Awaitable[Any]) -> Coroutine[Any, Any, tuple[int, Any]]:
-        """Returns ``(index, value)`` of the call that finishes first; the others are cancelled. If that call failed, its error is raised.
+        """Returns ``(index, value)`` of the call that finishes first; the others are canceled. If that call failed, its error is raised.
         The choice is recorded, so it is the same if the step runs again."""
         steps.waits(self._attempt, "first_of")
         return scopes.first_of(self._attempt, calls)
 
-    # -- waits --------------------------------------------------------------------------------------
+    # -- questions, signals, timers, children -------------------------------------------------------
 
     @checked(prompt=asked, who=people, redo=text, on_timeout=TIMED_OUT)
     def approve(
@@ -295,7 +295,8 @@ class Context:
             on_timeout: if nobody answers in time: ``halt`` ends the run, ``fail`` fails it, ``deliver`` returns the decision to the node,
                 ``default`` returns it with ``default`` as its payload.
             default: the payload after a timeout with ``on_timeout="default"``.
-            schema: a type; edited arguments, which a person may give with the approval (``payload``), must have this type.
+            schema: a type. With it a person may edit what is approved: the ``payload`` of the decision has this type, or is None if nothing
+                was edited. Without it nothing offers an edit.
             redo: with this option a person may also send the work back (``retry_feedback``). The node with this name, or this node with
                 ``"node"``, then runs again and gets the feedback in ``ctx.feedback``.
         """
@@ -348,7 +349,7 @@ class Context:
         After ``retry_feedback`` the node named by ``redo`` runs again and gets the feedback in ``ctx.feedback``; ``"node"`` is this node.
         With ``redo=None`` the call returns the decision, so that you can write a loop of your own.
 
-        ``actions`` are the answers that are offered: by default the four above, and also ``reject``, which fails the step. With
+        ``actions`` are the answers that are offered, by default the four above. You may also name ``reject``, which fails the step. With
         ``authoritative=False`` an unattended run continues without asking.
         """
         steps.waits(self._attempt, "handoff")
@@ -400,7 +401,7 @@ class Context:
         """Starts a child run, waits until it has ended, and returns a flow's value or a graph's state (§4.14).
 
         The options of the new run are those of ``Runtime.invoke``. With ``on_parent_end="keep"`` the child continues when its parent is
-        cancelled.
+        canceled.
 
         Raises:
             ChildFailed: the child did not complete.
@@ -420,7 +421,7 @@ class Context:
         """The ``continue_with_waiver`` decisions that people made in this run, oldest first; they are kept after a restart (§5.5)."""
         return tuple(Decision.of(d) for d in self._attempt.journal.run.waivers)
 
-    # -- effects, intents, ledger -------------------------------------------------------------------
+    # -- effects, outgoing messages, ledger ---------------------------------------------------------
 
     @checked(fn=function, timeout=BOUNDED, side_effects=word(*EffectClass), replay=word(*ReplayPolicy), limit=own_name)
     def effect(
@@ -444,18 +445,19 @@ class Context:
         returned.
 
         Args:
-            key: with a key the effect is made only once across runs; by default the key is made from this run and the position of the call
+            key: with a key the effect is carried out only once across runs; by default the key is made from this run and the position of the call
                 in it. A replay uses the keys of the run that it replays; a fork has keys of its own.
             side_effects: ``write`` or ``external_action``; ``none`` and ``read`` are plain steps.
             idempotent: the receiver ignores a repeated key, so after a crash the effect is carried out again with the same key.
             replay: what a replay, or another run with the same key, does with the recorded result: ``use_recorded_result``, ``reexecute``
                 or ``require_human`` (§6.6).
-            verify: a function that finds out whether an interrupted attempt was made: ``verify(key, *args)`` returns ``Happened(result)``,
+            verify: a function that finds out whether the effect of an interrupted attempt happened: ``verify(key, *args)`` returns ``Happened(result)``,
                 ``Absent()`` or ``Unknown()``.
-            undo: ``undo(result, *args)`` undoes the effect if the run fails or is cancelled (§6.11).
+            undo: ``undo(result, *args)`` undoes the effect if the run fails or is canceled (§6.11).
             retry: the number of attempts including the first. Only an idempotent effect is retried automatically; for any other a person is
                 asked.
-            timeout: seconds or timedelta, 60 s by default.
+            timeout: timedelta or seconds, counted from the start of the call; by default 60 s without progress. After a timeout the outcome is
+                unknown.
             name: the name to record it under; by default the name of ``fn``.
             show: what is shown to a person who is asked about the effect; by default its arguments.
             limit: the name of the limit that the call counts against (§10.11).
@@ -545,7 +547,7 @@ class Context:
         writes, or not at all (§9.6).
 
         The placeholders are those of psycopg: ``%s``, or ``%(name)s`` if ``params`` is a mapping. A mapping among the parameters is passed
-        as jsonb. A replay does not run the statement again, unless its effects are ``reexecute``.
+        as jsonb. A replay does not run the statement again, unless it is made with ``effects="reexecute"``; a fork runs it again.
 
         Raises:
             UsageError: the store is not a PostgreSQL database, or the statement does not begin with ``INSERT``, ``UPDATE``, ``DELETE``,
@@ -576,14 +578,14 @@ class Context:
 
     @verb
     def report(self, outcome: str) -> None:
-        """Sets the outcome of this step to ``degraded`` or ``skipped: why``; without this call it is ``ok``. Any other value means that the
-        step did not complete (§4.11).
+        """Sets the outcome of this step to ``degraded`` or ``skipped: why``; without this call it is ``ok``. A node with ``delivers=True``
+        reports the outcome of its delivery: ``delivered``, ``no_change`` or ``rejected`` (§5.16).
 
-        A node with ``delivers=True`` reports the outcome of its delivery: ``delivered``, ``no_change`` or ``rejected`` (§5.16).
+        Any other value means that the step did not complete (§4.11).
         """
         self._attempt.outcome = outcome
 
-    # -- recorded clock and dice --------------------------------------------------------------------
+    # -- recorded time and random numbers -----------------------------------------------------------
 
     def now(self) -> dt.datetime:
         """The current time, recorded: it is the same if the step runs again."""

@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from holdfast.core import canon, commands, compensation, ids, views
 from holdfast.core import effects as fx
 from holdfast.core import events as ev
+from holdfast.core.called import Called
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.commit import InboxItem
 from holdfast.core.effects import LEDGERED, Effect, EffectClass, EffectStatus, ReplayPolicy, effect_key
@@ -40,6 +41,7 @@ from holdfast.core.errors import (
 from holdfast.core.lease import Alive
 from holdfast.core.masks import mask
 from holdfast.core.retry import ONCE, Retry
+from holdfast.core.toolcalls import place_of
 from holdfast.core.waits import ABANDON, APPROVE, DENY, HALT, RECORD_RESULT, REEXECUTE, Decision, WaitKind
 from holdfast.engine.base import failures
 from holdfast.engine.base.failures import recorded
@@ -47,7 +49,8 @@ from holdfast.engine.base.journal import Act, Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries, steps, undos
 from holdfast.engine.calls.attempt import Attempt, Call, Restart, Suspend, attempting
-from holdfast.engine.calls.functions import Patience, accepts_key, asynchronous, call, name_of
+from holdfast.engine.calls.elsewhere import Elsewhere
+from holdfast.engine.calls.functions import LAMBDA, Patience, accepts_key, asynchronous, call, called, name_of
 from holdfast.engine.calls.waits import Ask, Redo, request
 from holdfast.engine.look.snapshot import whole
 
@@ -70,7 +73,7 @@ closed_owners: set[str] = set()
 
 class Options(msgspec.Struct, frozen=True):
     """What the author said about one effect; ``undoes`` is the one that this takes back (§6.11); ``show`` is what a wait about it shows,
-    else its arguments."""
+    else its arguments; ``elsewhere``: whom is asked to do it in the place of this process (§11.3)."""
 
     key: str | None = None
     side_effects: str = "external_action"
@@ -86,6 +89,7 @@ class Options(msgspec.Struct, frozen=True):
     undoes: Effect | None = None
     show: Any = None
     limit: str | None = None
+    elsewhere: Elsewhere | None = None
 
 
 class NotBegun(Exception):
@@ -147,6 +151,7 @@ class Performance:
             self.request = canon.fingerprint([name, options.undoes.effect_id])
         self.records: list[Effect] = []
         self.act = self.about = ""
+        self.called = Called(name if name != LAMBDA else called(fn, name), attempt.places.scope().item)
         self.passed: dict[str, int] = {}
 
     def _key(self, scope: str) -> str:
@@ -166,6 +171,10 @@ class Performance:
         if self.policy is ReplayPolicy.USE_RECORDED and (echoed := self._echoed()) is not None:
             return await self._replay(echoed)
         until = self.services.clock.now() + (self.options.timeout_us or PATIENCE_US)
+        if self.options.elsewhere is not None:
+            done, value = await self._answered(self.options.elsewhere)
+            if done:
+                return value
         while True:
             verdict = await self._judged()
             if isinstance(verdict, fx.Verify):
@@ -428,10 +437,14 @@ class Performance:
         if not await self.services.holds():
             self._too_late()
         effect = self._attempt(over if same else None)
+        if self.options.elsewhere is not None:
+            effect = replace(effect, owner=self.options.elsewhere.request(effect.effect_id))
         draft = Draft(facts=[self._fact(ev.SideEffectAttempted, effect)], effects=[effect])
         if over is not None and over.open and not same:
             draft.effects.insert(0, replace(over, status=EffectStatus.ABANDONED, closed=True, settled_at=effect.attempted_at))
             draft.facts.insert(0, self._fact(ev.SideEffectAbandoned, over, "done again"))
+        if self.options.elsewhere is not None:
+            return await self._requested(self.options.elsewhere, effect, draft)
         # From before the attempt is seen until its outcome is: whoever looks meanwhile waits.
         # Under the fence too: a driver of this process that was overtaken by another one here must not end that one's turn.
         turn = (effect.effect_id, f"call {effect.fence}")
@@ -452,6 +465,41 @@ class Performance:
             return False, None
         finally:
             self.services.acting.discard(turn)
+
+    async def _requested(self, elsewhere: Elsewhere, effect: Effect, draft: Draft) -> tuple[bool, Any]:
+        """Asks whoever does it elsewhere, in the commit of the attempt, and rests. (False, None): somebody came first."""
+        if self.journal.run.cancel_requested_at is not None:
+            raise asyncio.CancelledError("the run is being canceled")
+        try:
+            await elsewhere.ask(self.path, effect, self.args, draft)
+        except EffectInProgress:
+            pass
+        return False, None
+
+    async def _answered(self, elsewhere: Elsewhere) -> tuple[bool, Any]:
+        """What came of the request that is on record here; (False, None) where there is none, or it is to be judged what follows."""
+        here = (self.journal.run.run_id, self.attempt.step, self.attempt.key, self.path)
+        for key in dict.fromkeys((self.key, self.apart)):
+            key, records = await self._on_record(key)
+            asked = [e for e in records if e.status is EffectStatus.ATTEMPTED and place_of(e.owner) and (e.run_id, e.step, e.task, e.path) == here]
+            if asked:
+                break
+        else:
+            return False, None
+        self.key, self.records, effect = key, records, asked[-1]
+        answer = await elsewhere.answer(self.path, effect)
+        if answer is None:
+            why = "its request was taken back before it began"
+            gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
+            await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
+            return False, None
+        effect = replace(effect, owner=answer.owner)
+        if answer.lost:
+            await self._lost_track(effect, answer.lost, closed=answer.closed)
+            return False, None
+        act = asyncio.ensure_future(elsewhere.ended(self.args, answer))
+        await asyncio.wait({act})
+        return await self._after(effect, act)
 
     async def _done(self, effect: Effect) -> tuple[bool, Any]:
         """The act, and what came of it written down. A cancel reaches an act that can be ended; a thread cannot."""
@@ -511,7 +559,7 @@ class Performance:
         if isinstance(failure, Suspend | Restart | Redo):
             # It rests before it has acted to the end; entered again it is attempted anew.
             blocked = replace(effect, status=EffectStatus.BLOCKED, closed=True, settled_at=self.services.clock.now())
-            await self._save(effect, Draft(facts=[self._fact(ev.SideEffectBlocked, effect, "it rests in a wait")], effects=[blocked]), "it rests")
+            await self._save(effect, Draft(facts=[self._fact(ev.SideEffectBlocked, effect, "its node is waiting")], effects=[blocked]), "it rests")
             raise failure
         if not isinstance(failure, Exception):
             raise failure
@@ -519,7 +567,7 @@ class Performance:
 
     async def _cut_short(self, effect: Effect) -> tuple[bool, Any]:
         """A cancel ended the act in the middle: what became of it is for the hook to say, else it stays unknown (§10.12)."""
-        why = "cancelled in the middle of the act"
+        why = "canceled while it was being carried out"
         await self._lost_track(effect, why, closed=True)
         if self.options.verify is not None:
             answer = await self._verify()
@@ -543,13 +591,13 @@ class Performance:
         draft = Draft(facts=[self._fact(ev.SideEffectFailed, effect, error.message)], effects=[failed])
         if not again:
             draft.results.append(StepRecord(self.attempt.key, self.path, self.name, error=error, kind="effect", attempt=self.attempt.number, digest=self.request))
-            draft.facts.append(ev.StepFailed(self.attempt.step, self.attempt.key, error, attempt=self.attempt.number, path=self.path))
+            draft.facts.append(ev.StepFailed(self.attempt.step, self.attempt.key, error, attempt=self.attempt.number, path=self.path, call=self.called))
             await self._save(effect, draft, error.message)
             raise failure
         if not self.options.idempotent:
             await self._save(effect, draft, error.message)
             return False, None
-        draft.facts.append(retries.again(self.attempt, self.path, tries, self.options.retry, error, effect.effect_id))
+        draft.facts.append(retries.again(self.attempt, self.path, self.called, tries, self.options.retry, error, effect.effect_id))
         await self._save(effect, draft, error.message)
         return False, None
 
@@ -593,7 +641,7 @@ class Performance:
             if self.journal.dead is not None:
                 raise NotBegun(f"this process can no longer record anything for the run: {self.journal.dead}")
             if self.journal.run.cancel_requested_at is not None and self.options.undoes is None:
-                raise NotBegun("the run is being cancelled")
+                raise NotBegun("the run is being canceled")
 
         late = NotBegun("the lease may have been lost", late=True)
         if asynchronous(fn):
@@ -628,7 +676,7 @@ class Performance:
         done = StepRecord(self.attempt.key, self.path, self.name, value=data, kind="effect", attempt=self.attempt.number, digest=self.request)
         facts: list[ev.Fact] = [
             self._fact(ev.SideEffectRecorded, effect),
-            ev.StepCompleted(self.attempt.step, self.attempt.key, attempt=self.attempt.number, path=self.path),
+            ev.StepCompleted(self.attempt.step, self.attempt.key, attempt=self.attempt.number, path=self.path, call=self.called),
         ]
         draft = Draft(facts=facts, results=[done], effects=[recorded])
         if self.options.undoes is not None:
@@ -658,7 +706,7 @@ class Performance:
         if await self.journal.asking(self.store.settle_effect(settled, seen)):
             return
         there = next(e.status for e in await self.journal.asking(self.store.effects(key=self.key)) if e.effect_id == settled.effect_id)
-        raise EffectConflict(f"{self.name} was settled in the meantime as {there}, possibly by the run {settled.run_id}", hint="look at it again: holdfast resume")
+        raise EffectConflict(f"{self.name} was settled in the meantime as {there}, possibly by the run {settled.run_id}", hint=f"see what was recorded: holdfast effects {settled.run_id}")
 
     async def by_hand(self, decision: Decision) -> Any:
         """What a person did in place of a function that this process has not.
@@ -689,7 +737,7 @@ class Performance:
         error = recorded(failure, where=self.path)
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now(), detail=fx.BY_DECISION)
         draft = Draft(
-            facts=[self._fact(ev.SideEffectAbandoned, effect, fx.BY_DECISION), ev.StepFailed(self.attempt.step, self.attempt.key, error, attempt=self.attempt.number, path=self.path)],
+            facts=[self._fact(ev.SideEffectAbandoned, effect, fx.BY_DECISION), ev.StepFailed(self.attempt.step, self.attempt.key, error, attempt=self.attempt.number, path=self.path, call=self.called)],
             results=[StepRecord(self.attempt.key, self.path, self.name, error=error, kind="effect", attempt=self.attempt.number, digest=self.request)],
         )
         if effect.run_id == self.journal.run.run_id:
@@ -790,6 +838,9 @@ async def _ended(act: asyncio.Task[Any]) -> bool:
 
 async def alive_now(services: Services, effect: Effect) -> Alive:
     """Whether the process that attempted an effect may still be doing it: NO only by proof (§2.9)."""
+    if place_of(effect.owner) is not None:  # a request: until its run has ended somebody may answer it
+        asking = await services.store.get(effect.run_id)
+        return Alive.UNKNOWN if asking is None or asking[0].terminal else Alive.YES
     if effect.owner == services.owner:
         at_it = any(effect_id == effect.effect_id for effect_id, _ in services.acting)
         return Alive.YES if at_it else Alive.NO
@@ -802,7 +853,7 @@ async def surfaced(services: Services, run_id: str, previous_owner: str, cause: 
     """
     draft = Draft()
     for effect in await services.store.effects(run_id):
-        if not effect.open or effect.closed:
+        if not effect.open or effect.closed or place_of(effect.owner) is not None:
             continue
         dead = effect.owner == previous_owner and cause == OWNER_DEAD
         closed = dead or await alive_now(services, effect) is Alive.NO

@@ -12,9 +12,10 @@ import asyncio
 import datetime as dt
 import functools
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Coroutine, Generator
 from concurrent.futures import Executor, Future
-from types import CoroutineType, FunctionType
+from types import CoroutineType, FunctionType, MethodType
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -27,6 +28,7 @@ from holdfast.engine.base import blocked, failures, pool
 from holdfast.engine.base.failures import ControlFlow, contained
 
 T = TypeVar("T")
+LAMBDA = "<lambda>"
 CLEANUP_SECONDS = 5.0  # so long may a coroutine go on after its cancel, to tidy up
 log = logs.logger("holdfast.run")
 
@@ -86,6 +88,18 @@ def name_of(function: Callable[..., Any]) -> str:
         function = function.func
     name = getattr(function, "__name__", None) or type(function).__name__
     return str(name)
+
+
+def called(function: Callable[..., Any], name: str) -> str:
+    """The same for people: a method with its class, and a lambda with the line that it stands on."""
+    if name == LAMBDA:
+        while isinstance(function, functools.partial):
+            function = function.func
+        code = function.__code__
+        return f"lambda at {code.co_filename.replace(os.sep, '/').rpartition('/')[2]}:{code.co_firstlineno}"
+    if type(function) is MethodType and not isinstance(function.__self__, type):
+        return f"{type(function.__self__).__name__}.{name}"
+    return name
 
 
 def accepts_key(function: Callable[..., Any]) -> bool:
@@ -160,7 +174,7 @@ async def bounded(work: Coroutine[Any, Any, T] | First, limit: int | Patience, w
         StepTimeout, StepFailure: as ``call``.
     """
     task = asyncio.current_task()
-    assert task is not None, "user code runs in a task"
+    assert task is not None, "user code must be executed inside an asyncio task"
     if type(work) is First:
         began, before, forks = work.began, work.cancelling, work.forks
     else:
@@ -346,7 +360,7 @@ class Begun(Generic[T]):
 
     def _abandon(self) -> None:
         self._gives_up = True
-        self.left_behind = f", and went on for {CLEANUP_SECONDS:g} s after it was cancelled: it was abandoned"
+        self.left_behind = f", and continued for {CLEANUP_SECONDS:g} s after it was canceled: it was abandoned"
         _abandoned.append(self._steps)
         log.warning("%s did not stop when it was canceled, and was abandoned", self.what)
         self._task.cancel()

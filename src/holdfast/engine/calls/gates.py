@@ -138,7 +138,7 @@ async def after(attempt: Attempt, node: Node, state: Any, result: TaskResult, wr
         verdict = checked(node, facing(attempt.journal.run, node, attempt.services.environment, state, writes))
         draft = Draft(facts=[ev.PolicyEvaluated(f"{node.name}:after", verdict.kind.value, verdict.reason)])
         if verdict.kind is Kind.REQUIRE_HUMAN:
-            kept = Held(verdict.prompt or f"may the result of {node.name} stand?", verdict.actions or ASKED_AFTER, verdict.reason, result)
+            kept = Held(verdict.prompt or f"Accept the result of {node.name}?", verdict.actions or ASKED_AFTER, verdict.reason, result)
             draft.results.append(StepRecord(attempt.key, place, AFTER, value=msgspec.msgpack.encode(kept), kind="task"))
         attempt.journal.hold(draft)
         if verdict.kind is Kind.DENY:

@@ -7,6 +7,7 @@ dedupes by the key, a person says whether it is tried again, once for each failu
 from __future__ import annotations
 
 from holdfast.core import events as ev
+from holdfast.core.called import Called
 from holdfast.core.effects import LEDGERED, Effect, EffectStatus
 from holdfast.core.errors import ErrorValue
 from holdfast.core.retry import ONCE, Retry, backoff
@@ -17,11 +18,11 @@ from holdfast.engine.calls.waits import Ask, request
 FRESH = (0, 0)
 
 
-def again(attempt: Attempt, path: str, number: int, retry: Retry, error: ErrorValue, seed: str) -> ev.StepRetryScheduled:
+def again(attempt: Attempt, path: str, called: Called, number: int, retry: Retry, error: ErrorValue, seed: str) -> ev.StepRetryScheduled:
     """The fact that a call is tried again after its ``number``-th failure; its place counts it from now on."""
     due = attempt.services.clock.now() + backoff(f"{seed}@{number}", number, retry.base_us)
     attempt.journal.progress.attempts[attempt.key, path] = (number, due)
-    return ev.StepRetryScheduled(attempt.step, attempt.key, number, due, error, path)
+    return ev.StepRetryScheduled(attempt.step, attempt.key, number, due, error, path, called)
 
 
 async def consented(attempt: Attempt) -> None:

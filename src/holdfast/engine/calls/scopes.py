@@ -14,6 +14,7 @@ from typing import Any
 
 from holdfast.core import canon
 from holdfast.core import events as ev
+from holdfast.core.called import Called
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import Conflict, RecordMismatch, StoreError, UsageError
 from holdfast.core.waits import Wait
@@ -46,7 +47,7 @@ async def gather(attempt: Attempt, calls: Iterable[Awaitable[Any]], limit: int, 
 
 
 def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: int) -> list[asyncio.Task[Any]]:
-    room, within = asyncio.Semaphore(max(1, limit)), attempt.places.scope().within
+    room, above = asyncio.Semaphore(max(1, limit)), attempt.places.scope()
     failed = False
 
     async def branch(number: int, awaitable: Awaitable[Any]) -> Any:
@@ -54,7 +55,7 @@ def _branches(attempt: Attempt, path: str, calls: list[Awaitable[Any]], limit: i
         async with room:
             if failed:
                 return None
-            current.set(Scope(attempt.places, f"{path}/{number}/", within))
+            current.set(Scope(attempt.places, f"{path}/{number}/", above.within, above.item))
             try:
                 return await awaitable
             except Exception:
@@ -110,7 +111,7 @@ async def first_of(attempt: Attempt, calls: Iterable[Awaitable[Any]]) -> tuple[i
                 raise error
             value, data = canon.pack([winner, tasks[winner].result()], "first_of()")
             done = StepRecord(attempt.key, path, "first_of", value=data, kind="first_of")
-            await attempt.save(Draft(facts=[*_closed(attempt, path, "another came first"), ev.StepCompleted(attempt.step, attempt.key, path=path)], results=[done]))
+            await attempt.save(Draft(facts=[*_closed(attempt, path, "another came first"), ev.StepCompleted(attempt.step, attempt.key, path=path, call=Called("first_of"))], results=[done]))
             return winner, value[1]
     finally:
         _drop(given)
@@ -162,7 +163,7 @@ async def _failed(attempt: Attempt, path: str, name: str, error: BaseException) 
         return
     kind = "first_of" if name == "first_of" else "scope"
     value = recorded(error, where=path)
-    facts = [*_closed(attempt, path, "another call of the same scope failed"), ev.StepFailed(attempt.step, attempt.key, value, path=path)]
+    facts = [*_closed(attempt, path, "another call of the same scope failed"), ev.StepFailed(attempt.step, attempt.key, value, path=path, call=Called(name))]
     await attempt.save(Draft(facts=facts, results=[StepRecord(attempt.key, path, name, error=value, kind=kind)]))
 
 

@@ -17,6 +17,7 @@ import msgspec
 from holdfast import logs
 from holdfast.core import bounds, budgets, canon, ids
 from holdfast.core import events as ev
+from holdfast.core.called import Called, brief
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.errors import StoreError, UsageError
 from holdfast.core.limits import SOON_US, Later
@@ -27,7 +28,7 @@ from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.services import Services
 from holdfast.engine.calls import retries
 from holdfast.engine.calls.attempt import Attempt, Call, Scope, attempting, current
-from holdfast.engine.calls.functions import Patience, asynchronous, call, name_of
+from holdfast.engine.calls.functions import Patience, asynchronous, call, called, name_of
 from holdfast.engine.calls.waits import Ask, request
 
 log = logs.logger("holdfast.limits")
@@ -122,17 +123,19 @@ async def step(
     limit: str | None = None,
 ) -> Any:
     """Runs ``fn(*args)`` once in the life of the run and records what it returns."""
+    given = name is not None
     name = bounds.text(name, "name") if name is not None else name_of(fn)
     digest = digest_of(args) if args and key is None else ""
     with attempt.places.open(name, key) as path:
+        made = Call(path, name, "step", digest, args, called=Called(name if given else called(fn, name), attempt.places.scope().item))
         if limit is None:
-            return await _once(attempt, Call(path, name, "step", digest, args), retry, lambda: _patiently(attempt, fn, args, patience, name))
+            return await _once(attempt, made, retry, lambda: _patiently(attempt, fn, args, patience, name))
 
         async def act() -> Any:
             async with held(attempt.services, attempt.journal.run.run_id, f"{attempt.attempt_id}/{path}", limit):
                 return await _patiently(attempt, fn, args, patience, name)
 
-        return await _once(attempt, Call(path, name, "step", digest, args), retry, act)
+        return await _once(attempt, made, retry, act)
 
 
 async def _patiently(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, ...], patience: Patience, name: str) -> Any:
@@ -143,19 +146,19 @@ async def _patiently(attempt: Attempt, fn: Callable[..., Any], args: tuple[Any, 
 
 async def item(attempt: Attempt, fn: Callable[[Any], Any], value: Any) -> Any:
     """``fn(value)`` as one item of a map: a recorded step, in which ``fn`` may make recorded calls of its own."""
-    name, args = name_of(fn), (value,)
+    name, args, short = name_of(fn), (value,), brief(value, attempt.journal.run.secrets)
     with attempt.places.open(name) as path:
 
         async def act() -> Any:
             if not asynchronous(fn):
                 return await _patiently(attempt, fn, args, Patience.of(None), name)
-            token = current.set(Scope(attempt.places, f"{path}/", attempt.places.scope().within + 1))
+            token = current.set(Scope(attempt.places, f"{path}/", attempt.places.scope().within + 1, short))
             try:
                 return await call(fn, args, 0, name)  # its own calls have their timeouts, and the node has one
             finally:
                 current.reset(token)
 
-        return await _once(attempt, Call(path, name, "step", digest_of(args), args, opens=True), retries.ONCE, act)
+        return await _once(attempt, Call(path, name, "step", digest_of(args), args, opens=True, called=Called(called(fn, name), short)), retries.ONCE, act)
 
 
 async def _once(attempt: Attempt, made: Call, retry: Retry, act: Act) -> Any:
@@ -167,7 +170,7 @@ async def _once(attempt: Attempt, made: Call, retry: Retry, act: Act) -> Any:
     try:
         value, packed, number = await _tried(attempt, made, retry, act)
         done = StepRecord(attempt.key, made.path, made.name, value=packed, attempt=number, digest=made.digest)
-        fact = ev.StepCompleted(attempt.step, attempt.key, attempt=number, path=made.path)
+        fact = ev.StepCompleted(attempt.step, attempt.key, attempt=number, path=made.path, call=made.called)
         await attempt.save(Draft(facts=[fact], results=[done]))
         return value
     finally:
@@ -183,7 +186,7 @@ async def _tried(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[
             await attempt.pause(due, number, retry.base_us)
         number += 1
         if number > 1:  # the first one is told by the step's own end (§10.9)
-            attempt.journal.hold(Draft(facts=[ev.AttemptStarted(attempt.step, attempt.key, number, attempt.services.owner, made.path)]))
+            attempt.journal.hold(Draft(facts=[ev.AttemptStarted(attempt.step, attempt.key, number, attempt.services.owner, made.path, made.called)]))
         try:
             with attempting(made.path, number):
                 value, data = canon.pack(await act(), f"{made.name}()")
@@ -192,10 +195,10 @@ async def _tried(attempt: Attempt, made: Call, retry: Retry, act: Act) -> tuple[
             error = recorded(e, where=made.path)
             if not retry.retries(e, number):
                 failed = StepRecord(attempt.key, made.path, made.name, error=error, attempt=number, digest=made.digest)
-                fact = ev.StepFailed(attempt.step, attempt.key, error, attempt=number, path=made.path)
+                fact = ev.StepFailed(attempt.step, attempt.key, error, attempt=number, path=made.path, call=made.called)
                 await attempt.save(Draft(facts=[fact], results=[failed]))
                 raise
-            again = retries.again(attempt, made.path, number, retry, error, f"{attempt.step_id}.{made.path}")
+            again = retries.again(attempt, made.path, made.called, number, retry, error, f"{attempt.step_id}.{made.path}")
             due = again.due
             await attempt.save(Draft(facts=[again]))
 
