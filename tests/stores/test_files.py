@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import importlib
+import threading
+from pathlib import Path
 
 import pytest
 
 from holdfast import stores
 from holdfast.core.errors import StoreError
+from holdfast.stores import SqliteStore
 from holdfast.stores.files import disk_told
 from holdfast.stores.urls import sealed
 
@@ -47,3 +52,15 @@ def test_every_name_leads_to_what_its_module_calls_so() -> None:
             assert getattr(stores, name) is getattr(importlib.import_module(module), name)
 
     assert stores.sealed is sealed
+
+
+async def test_a_store_that_is_dropped_unclosed_leaves_no_thread(tmp_path: Path) -> None:
+    """What a program forgets to close, or a test leaves as a dead process would, goes when nobody refers to it."""
+    threads = {t for t in threading.enumerate() if t.name == "holdfast-anchor"}
+    store = SqliteStore(tmp_path / "runs.db")
+    await store.open()
+    (mine,) = {t for t in threading.enumerate() if t.name == "holdfast-anchor"} - threads
+    del store
+    gc.collect()
+    await asyncio.to_thread(mine.join, 10)
+    assert not mine.is_alive()

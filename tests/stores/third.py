@@ -395,7 +395,7 @@ class ThirdStore(Small):
     def _settle(self, books: Books, s: Settlement) -> bool:
         if (there := books.intents.get(s.after.intent_id)) is None or not intents.stands(there, s.before):
             return False
-        self._keep(books, there.run_id, (), (s.after, *s.intents), s.ledger)
+        self._keep(books, there.run_id, (), (s.after, *s.intents), s.ledger, s.blobs)
         for item in s.puts:
             self._put(books, item)
         return True

@@ -58,7 +58,7 @@ def where(given: Any) -> Where:
     """
     found = Where(**arguments.admitted(arguments.mapping(given, "where"), CONVERTS, "where"))
     if found == Where():
-        raise InvalidInput("where names no wait", field="where", hint=f"give one or more of {', '.join(Where.__struct_fields__)}")
+        raise InvalidInput("where is empty: it selects no waits", field="where", hint=f"give one or more of {', '.join(Where.__struct_fields__)}")
     return found
 
 

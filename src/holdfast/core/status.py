@@ -43,6 +43,7 @@ TERMINAL = frozenset({Status.COMPLETED, Status.FAILED, Status.CANCELED})
 WAITING = frozenset({Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL})
 AT_REST = frozenset({Status.PENDING, *WAITING})
 LIVE = frozenset({Status.RUNNING, Status.REPLAYING})
+NOT_ENDED = tuple(s for s in Status if s not in TERMINAL)
 
 _SPELLINGS = {"cancelled": Status.CANCELED, **{s.value: s for s in Status}}
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from heapq import merge
+from types import MappingProxyType
 
 import msgspec
 
@@ -16,6 +17,10 @@ from holdfast.core.status import CLASSES, LIVE, Class, Condition, Status
 from holdfast.core.waits import WaitKind
 
 _EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+Place = tuple[int, str, str]
+"""A step: its super-step, its task, and the path of a call inside it."""
+
+NO_NAMES: Mapping[Place, str] = MappingProxyType({})
 
 
 def iso(us: int | None) -> str | None:
@@ -59,6 +64,25 @@ def condition(run: Run | None, lease: Lease | None, now: int) -> Condition:
     if status is Status.WAITING_FOR_SIGNAL:
         return Condition.AWAITING_SIGNAL if run.waits or _held_back(run) else Condition.QUEUED
     return Condition.UNKNOWN
+
+
+_MOVING = tuple(sorted(LIVE))
+STATUSES: Mapping[Condition, tuple[Status, ...]] = {
+    Condition.QUEUED: (Status.PENDING, *_MOVING, Status.WAITING_FOR_HUMAN, Status.WAITING_FOR_SIGNAL),
+    Condition.RUNNING: _MOVING,
+    Condition.REPLAYING: _MOVING,
+    Condition.INTERRUPTED: _MOVING,
+    Condition.AWAITING_PHASE_HANDOFF: (Status.WAITING_FOR_HUMAN,),
+    Condition.AWAITING_GATE_DECISION: (Status.WAITING_FOR_HUMAN,),
+    Condition.AWAITING_HUMAN_REVIEW: (Status.WAITING_FOR_HUMAN,),
+    Condition.AWAITING_SIGNAL: (Status.WAITING_FOR_SIGNAL,),
+    Condition.HALTED: (Status.CANCELED,),
+    Condition.CANCELLED: (Status.CANCELED,),
+    Condition.DONE: (Status.COMPLETED,),
+    Condition.FAILED: (Status.FAILED,),
+    Condition.UNKNOWN: tuple(Status),
+}
+"""Of which statuses a run of a condition can be, so that a list of few runs need not look at all."""
 
 
 def _moving(run: Run, lease: Lease | None, now: int) -> Condition:
@@ -105,9 +129,9 @@ class Moment(msgspec.Struct, frozen=True):
     detail: str = ""
 
 
-def timeline(events: Iterable[ev.Event], intents: Iterable[Intent] = ()) -> list[Moment]:
+def timeline(events: Iterable[ev.Event], intents: Iterable[Intent] = (), names: Mapping[Place, str] = NO_NAMES) -> list[Moment]:
     """The story of a run for people. A step that ended is one line with its duration; one under way has its start. What became of its
-    ``intents`` is not in the log, and is told by its times (§9.3)."""
+    ``intents`` is not in the log, and is told by its times (§9.3). ``names``: what steps are called beside their place."""
     began: dict[tuple[int, str] | str, int] = {}
     starts: dict[tuple[int, str], int] = {}
     story: list[Moment | None] = []
@@ -133,7 +157,7 @@ def timeline(events: Iterable[ev.Event], intents: Iterable[Intent] = ()) -> list
         elif isinstance(fact, ev.RunCompleted | ev.RunFailed | ev.RunCanceled):
             since = began.get("")
         duration = None if since is None else (event.at - since) / 1_000_000
-        story.append(Moment(iso(event.at), event.type, _where(fact), duration, _detail(event)))
+        story.append(Moment(iso(event.at), event.type, _where(fact), duration, _detail(event, names)))
         times.append(event.at)
     beside = sorted((told for intent in intents for told in _deliveries(intent)), key=lambda told: told[0])
     log = [(at, m) for at, m in zip(times, story, strict=True) if m is not None]
@@ -163,15 +187,24 @@ def _where(fact: ev.Fact | ev.Unknown) -> str:
     return f"{task}.{path}" if path else task
 
 
-def _detail(event: ev.Event) -> str:
+def called(fact: ev.Fact | ev.Unknown, names: Mapping[Place, str] = NO_NAMES) -> str:
+    """What tells the step of a fact apart from others: of a call its name and its item, of a task that was sent what it was sent."""
+    match fact:
+        case ev.StepEnded() | ev.StepFailed() | ev.StepRetryScheduled() | ev.AttemptStarted():
+            return names.get((fact.step, fact.task, fact.path), "") if fact.call is None else str(fact.call)
+    return ""
+
+
+def _detail(event: ev.Event, names: Mapping[Place, str]) -> str:
     """What is worth saying of a fact in one line."""
+    told = called(event.fact, names)
     match event.fact:
         case ev.Unknown(tag=tag):
             return f"a kind this release does not know ({tag})"
         case ev.RunSubmitted() as f:
             return f"{f.skill_id} {f.skill_version}"
         case ev.RunQueued() as f:
-            return f"behind {f.blocked_by}" if f.blocked_by else f.reason
+            return f"after {f.blocked_by}" if f.blocked_by else f.reason
         case ev.RunResumed() as f:
             return f.cause + (", forced" if f.forced else "")
         case ev.RunRecovered() as f:
@@ -186,11 +219,11 @@ def _detail(event: ev.Event) -> str:
             return f"from {f.source_checkpoint_id or f.source_run_id}"
         case ev.StepEnded() as f:
             again = f"attempt {f.attempt}" if f.attempt > 1 else ""
-            return ", ".join(x for x in ("" if f.outcome == "ok" else f.outcome, again) if x)
+            return ", ".join(x for x in (told, "" if f.outcome == "ok" else f.outcome, again) if x)
         case ev.StepFailed() as f:
-            return f"{f.error.type.rpartition('.')[2]}: {f.error.message}"
+            return f"{told and f'{told}: '}{f.error.type.rpartition('.')[2]}: {f.error.message}"
         case ev.StepRetryScheduled() as f:
-            return f"again at {(iso(f.due) or '')[11:19]}Z: attempt {f.attempt} failed ({f.error.message})"
+            return f"{told and f'{told}: '}again at {(iso(f.due) or '')[11:19]}Z: attempt {f.attempt} failed ({f.error.message})"
         case ev.WaitRequested() as f:
             return f"{f.wait.kind}: {f.wait.prompt or f.wait.name}"
         case ev.WaitTimedOut():

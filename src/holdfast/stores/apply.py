@@ -295,14 +295,14 @@ def _refused(run_id: str, under: int, after: Tip | None, found: Found, *, taking
     fence = found.fence
     if fence != (under - 1 if taking else under):
         if fence >> COUNTER_BITS != under >> COUNTER_BITS:
-            return LeaseLost(f"{run_id} was written under another incarnation of the store", hint="load it again")
+            return LeaseLost(f"{run_id} was written under another generation of the store", hint="load it again")
         return LeaseLost(f"{run_id} is at fence {counter(fence)}; the commit carries {counter(under)}", hint="load it again")
     if taking and found.live:
         return LeaseLost(f"{run_id} is held by {found.owner}", hint="put a command into its inbox instead")
     if not taking and found.owner is None:
-        return LeaseLost(f"{run_id} was given back", hint="claim it again")
+        return LeaseLost(f"{run_id} was released", hint="claim it again")
     if after is None or after.row != found.row or after.hash != found.hash:
-        return VersionConflict(f"the log of {run_id} has moved on", hint="load it again")
+        return VersionConflict(f"the log of {run_id} has new events since it was read", hint="load it again")
     return None
 
 
@@ -318,7 +318,7 @@ def unread_at_the_end(run_id: str) -> InboxUnread:
 def first_fence(commit: Commit, incarnation: int) -> HoldfastError | None:
     """A new run begins with counter 1 under the store's incarnation; anything else is a worker of another one (X-02)."""
     if commit.fence != incarnation << COUNTER_BITS | 1:
-        return LeaseLost(f"{commit.run.run_id} does not begin at fence 1 of this store's incarnation", hint="open the store again")
+        return LeaseLost(f"{commit.run.run_id} does not begin at fence 1 of this generation of the store", hint="open the store again")
     return None
 
 
@@ -544,7 +544,7 @@ def rebuilt(commit: Commit, stood: Stands | None, moved: bool, now: int, *, unre
 def mendable(evidence: Evidence, there: Evidence | None, now: int) -> HoldfastError | None:
     """Why a run may not be rebuilt: it is not as it was looked at, or somebody lives on it (§12.3)."""
     if there is None or there.raw != evidence.raw:
-        return VersionConflict(f"{evidence.run_id} has changed since it was looked at", hint="look again")
+        return VersionConflict(f"{evidence.run_id} has changed since it was read", hint="read it again")
     if there.lease is not None and there.lease.live(now):
         return LeaseLost(f"{evidence.run_id} is held by {there.lease.owner}", hint="wait until nobody executes the run")
     return None
@@ -636,10 +636,10 @@ def prunable(runs: Iterable[Aged], before: int, open_roots: Set[str], loans: Seq
             roots = {root_of[child], root_of.get(parent, root_of[child])}
             for root in roots - kept.keys():
                 if roots & kept.keys():
-                    kept[root], changed = "a parent or a child of it stays", True
+                    kept[root], changed = "a parent or a child of it is kept", True
         for borrower, lender in loans:
             if root_of[borrower] in kept and root_of[lender] not in kept:
-                kept[root_of[lender]], changed = "a later run of its thread carries on from it", True
+                kept[root_of[lender]], changed = "a later run of its thread continues from it", True
     old = {root for root, lineage in members.items() if all(r.ended is not None and r.ended < before for r in lineage)}
     run_ids = tuple(sorted(r.run_id for root, lineage in members.items() if root not in kept for r in lineage))
     return Pruned(run_ids, {root: why for root, why in kept.items() if root in old})
@@ -689,7 +689,7 @@ def broken(run_id: str, rows: Iterable[codec.Row], previous: bytes = b"") -> Pro
 
 
 def inbox_taken(run_id: str, key: str) -> Conflict:
-    return Conflict(f"the inbox item {key!r} of {run_id} is not there to be taken", code="inbox_taken")
+    return Conflict(f"the inbox item {key!r} of {run_id} is missing, or was processed already", code="inbox_taken")
 
 
 def lane_busy(run: Run, blocker: str) -> Conflict:
@@ -713,7 +713,7 @@ def lender_gone(run_id: str, lender: str) -> VersionConflict:
 
 
 def thread_moved(run: Run) -> Conflict:
-    return Conflict(f"a run of the thread {run.thread_id!r} has ended meanwhile", hint="begin with what it left", code="thread_moved")
+    return Conflict(f"a run of the thread {run.thread_id!r} has ended in the meantime", hint="read the thread's values again, then submit the run again", code="thread_moved")
 
 
 def schedule_moved(schedule_id: str) -> Conflict:

@@ -66,7 +66,7 @@ def row_problems(raw: Mapping[str, Any], run: Run | HoldfastError, last_seq: int
             hint = "holdfast repair-state RUN --apply rewrites it from the events"
             found.append(problem("snapshot_status_drift", f"the column says {raw['status']} and the row's own record does not", hint, run_id))
     if not stands(raw):
-        about = f"what the row says beside the log ({', '.join(STANDING)}) is damaged: its checksum does not match"
+        about = f"the fields of the row that are not in the log ({', '.join(STANDING)}) are damaged: their checksum does not match"
         found.append(problem("snapshot_field_drift", about, "holdfast repair-state RUN --apply rewrites it from the events", run_id))
     if last_seq is None:
         found.append(problem("event_seq_gap", "the newest commit that the row names is not in the log", "restore a backup", run_id))

@@ -21,7 +21,7 @@ def store_error(error: OSError, path: str) -> StoreError:
     """What an error of the operating system means to whoever must act."""
     said = error.strerror or str(error)
     if error.errno in _FULL:
-        return StoreFull(f"{path}: the disk is full: {said}", hint="free some space, then resume: everything committed before is intact")
+        return StoreFull(f"{path}: the disk is full: {said}", hint="free some space, then try again: everything committed before is intact")
     if error.errno in _REFUSED:
         return StoreReadOnly(f"{path} cannot be written: {said}", hint="check the permissions of the file and of its folder")
     if error.errno in _NO_MORE:
@@ -87,7 +87,7 @@ class Identity:
         try:
             there, size = self._now()
         except OSError as e:
-            return f"cannot be looked at: {e.strerror}"
+            return f"cannot be examined: {e.strerror}"
         if there == self._first:
             return "was emptied" if self._filled and not size else ""
         return "was removed or moved" if there is None else "was replaced by another file"

@@ -556,6 +556,8 @@ class MemoryStore(Small):
             self._set(self._intents, intent.intent_id, intent)
         for row in s.ledger:
             self._set(self._ledger, number := self._next(), msgspec.structs.replace(row, number=number))
+        for blob in s.blobs:
+            self._keep(there.run_id, blob)
         for item in s.puts:
             self._put(item, self.now())
         return True

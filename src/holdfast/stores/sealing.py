@@ -405,6 +405,7 @@ class SealedStore:
             ledger=tuple([of.seal(r) for r in s.ledger]),
             puts=tuple([await self._put(i) for i in s.puts]),
             intents=tuple([self._intent(i) for i in s.intents]),
+            blobs=tuple([self._blob(b, s.before.tenant_id) for b in s.blobs]),
         )
 
     async def ledger(

@@ -30,7 +30,7 @@ from urllib.parse import quote, unquote
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import blobs, canon, codec, describe, views
+from holdfast.core import blobs, canon, codec, describe, toolcalls, views
 from holdfast.core import events as ev
 from holdfast.core.blobs import Blob
 from holdfast.core.checkpoint import Checkpoint
@@ -180,7 +180,7 @@ class WorkspaceStore(MemoryStore):
         try:
             os.makedirs(self.folder, exist_ok=True)
         except FileExistsError as e:
-            raise StoreReadOnly(f"{self.folder} cannot be made: {e.strerror}", hint="a file is in its way") from e
+            raise StoreReadOnly(f"{self.folder} cannot be made: {e.strerror}", hint="a file has this name: remove it, or choose another folder") from e
         if not self._take_lock():
             raise StoreBusy(f"another process writes {self.folder}", hint="a workspace allows one writer: wait until the other process ends")
         self._place = Identity(self.folder)
@@ -393,6 +393,8 @@ class WorkspaceStore(MemoryStore):
                 record = codec.open_row(row, previous)
                 for event in record.events:
                     run = fold(run, event)
+                    if isinstance(event.fact, ev.ArtifactCreated):
+                        large.setdefault(event.fact.sha256, event.fact.name)
                 large |= blobs.named(record.results)
                 previous = row.hash
             if run is not None and run.run_id != run_id:
@@ -413,6 +415,8 @@ class WorkspaceStore(MemoryStore):
             return
         self._take_over(dossier, None)
         self._named(run_id, large | blobs.named((), dossier.effects))
+        if any(i.type.startswith(toolcalls.TYPE) for i in dossier.intents):  # what a tool runner has answered is there before anything in the log names it
+            self._named(run_id, _listed(self._at(run_id, BLOBS)))
         self._broken.pop(run_id, None)
         place, row_ = kept.last, self._runs[run_id]
         lease = self._meta_place(run_id, kept.rows[-1]) or place
@@ -793,6 +797,8 @@ class WorkspaceStore(MemoryStore):
         for s in (s for s, held in zip(settlements, kept, strict=True) if held):
             run_id, beside = s.after.run_id, {"of": "", "by": ""}
             with self._disk():
+                for blob in s.blobs:
+                    self._place_blob(run_id, blob)
                 if s.ledger:
                     self._lines(run_id, "ledger", s.ledger, beside)
                 for item in s.puts:

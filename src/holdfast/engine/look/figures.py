@@ -57,7 +57,7 @@ async def figures(store: Store, tally: Tally, tenant_id: str | None, meter: Mete
         Figure("holdfast_intents", "Intents, by state.", intents, "state"),
         Figure("holdfast_queue_due", "Runs that are due and not taken, by queue.", Counter(run.queue for run, _ in due), "queue"),
         Figure("holdfast_queue_oldest_seconds", "For how long the oldest run of a queue has been due.", oldest, "queue"),
-        Figure("holdfast_workers", "Processes that hold leases, by whether they live.", Counter(w.alive for w in holding), "alive"),
+        Figure("holdfast_workers", "Processes that hold leases, by whether they are alive.", Counter(w.alive for w in holding), "alive"),
         Figure("holdfast_unknown_effects", "Effects with an unknown outcome.", {"": tally.effects.get("unknown", 0)}),
         Figure("holdfast_takeovers", "Takeovers of runs that have not ended.", {"": sum(run.takeovers for run, _ in runs)}),
         Figure("holdfast_oldest_lease_seconds", "Age of the oldest process that holds leases.", {"": max(((now - w.started_at) // 1_000_000 for w in holding), default=0)}),

@@ -46,6 +46,7 @@ from holdfast.core.selection import Where
 from holdfast.core.status import TERMINAL, WAITING, Condition, Status, parse
 from holdfast.core.tokens import hashed
 from holdfast.core.waits import Wait
+from holdfast.engine.look.folds import Fold, Folds
 from holdfast.engine.look.living import living, sent_types, unsendable
 from holdfast.engine.look.overview import Overview, overview
 from holdfast.engine.look.snapshot import TAIL, Check, Snapshot, found, page, snapshot, tail
@@ -119,6 +120,7 @@ class Looker:
         self._blocked = blocked
         self._overviews: dict[str | None, tuple[int | None, Overview]] = {}
         self._sound: dict[str, tuple[int | None, tuple[Problem, ...]]] = {}
+        self._folds = Folds()
 
     # -- one run ------------------------------------------------------------------------------------
 
@@ -319,12 +321,18 @@ class Looker:
     async def _looks(self, found: Sequence[tuple[Run, Lease]]) -> list[Look]:
         """Runs with their values, read together where the store can. The oldest are folded first: they have what later runs of a thread carry."""
         heads: dict[str, Head] = {}
-        if found and offers_heads(self._store):
-            with contextlib.suppress(HoldfastError):  # then each is asked for alone, which says what is wrong with it
-                heads = await self._store.heads([run.run_id for run, _ in found])
         ends: Ends = {}
         out: list[Look] = []
+        known = {run.run_id: fold for run, _ in found if (fold := self._folds.get(run)) is not None}
+        changed = [run.run_id for run, _ in found if run.run_id not in known]
+        if changed and offers_heads(self._store):
+            with contextlib.suppress(HoldfastError):  # then each is asked for alone, which says what is wrong with it
+                heads = await self._store.heads(changed)
         for run, lease in reversed(found):
+            if (fold := known.get(run.run_id)) is not None:
+                ends[run.run_id, run.version, fold.hash] = fold.checkpoint.values
+                out.append(Look(run, lease, fold.checkpoint))
+                continue
             head = heads.get(run.run_id)
             checkpoint = None if head is None else await self._folded(run, head, ends)
             out.append(await self._look(run, lease) if checkpoint is None else Look(run, lease, checkpoint))
@@ -340,6 +348,8 @@ class Looker:
         if progress.seq != run.version:
             return None
         ends[run.run_id, progress.seq, progress.hash] = progress.checkpoint.values
+        if head.whole is None and run.thread_id == run.run_id:  # what a thread carries may be large, and is no part of the log
+            self._folds.keep(Fold(run, progress.checkpoint, progress.hash, sum(len(row.data) for row in rows)))
         return progress.checkpoint
 
     async def _look(self, run: Run, lease: Lease) -> Look:
@@ -586,7 +596,8 @@ def skills(programs: Iterable[Program]) -> list[describe.SkillView]:
 
 def _statuses(wanted: Wanted) -> tuple[str, ...] | None:
     if not wanted.status:
-        return None
+        word = _condition(wanted.condition)
+        return None if word is None else tuple(s.value for s in views.STATUSES[word])
     try:
         return (parse(wanted.status).value,)
     except UnknownStatus as e:

@@ -20,6 +20,7 @@ from msgspec.structs import replace
 from holdfast.core import blobs, canon, describe, pruned
 from holdfast.core import checkpoint as cps
 from holdfast.core import events as ev
+from holdfast.core.called import Called, brief_of
 from holdfast.core.checkpoint import StepRecord
 from holdfast.core.codec import Row, from_chain, open_row, opened
 from holdfast.core.commit import LedgerRow
@@ -99,6 +100,10 @@ def _walk(run: Run, rows: Sequence[Row], origin: Origin | None) -> Walk:
         for result in record.results:
             if isinstance(result, cps.StepRecord):
                 names[progress.checkpoint.step_of(result.task), result.task, result.path] = result.name
+        if record.delta is not None:
+            for task in record.delta.pending or ():
+                if task.payload is not None and not task.began:
+                    names[record.delta.step + 1, task.key, ""] = str(Called(task.node, brief_of(task.payload, run.secrets)))
         try:
             if run.secrets:
                 states += _inputs(record.events)
@@ -171,7 +176,7 @@ class Snapshot:
 
     def story(self) -> list[Moment]:
         """The timeline, and by their times the attempts at sending what the run sends (§9.3); a row that cannot be read ends it."""
-        return [replace(m, detail=self.mask.text(m.detail)) for m in timeline(self.walk.events, self.intent_records)]
+        return [replace(m, detail=self.mask.text(m.detail)) for m in timeline(self.walk.events, self.intent_records, self.walk.names)]
 
     def events(self, after: int = 0, limit: int | None = None) -> list[describe.EventView]:
         chosen = [e for e in self.walk.events if e.seq > after][:limit]
@@ -214,7 +219,7 @@ class Snapshot:
         return [describe.masked(s, self.mask) for s in self.turns.steps(self.walk.names)]
 
     def attempts(self) -> list[describe.AttemptView]:
-        return [describe.masked(a, self.mask) for a in self.turns.attempts()]
+        return [describe.masked(a, self.mask) for a in self.turns.attempts(self.walk.names)]
 
 
 Check = Callable[[str], Awaitable[Sequence[Problem]]]

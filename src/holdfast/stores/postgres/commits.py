@@ -101,7 +101,7 @@ class Seen(msgspec.Struct):
         return holder or (first if at is not None and at < turn else None)
 
     def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
-        raise AssertionError("a store without ``ports.Threads`` is asked for no thread's end")
+        raise AssertionError("a store without ``ports.Threads`` must not be asked for the end of a thread")
 
     def unread(self, run_id: str, took: Sequence[str]) -> bool:
         return run_id in self.unread_runs
@@ -234,7 +234,7 @@ class Committer:
         for w in batch:
             p, c = w.prepared, w.prepared.commit
             key, log, run, after = self.keys.get(c.run.run_id, _NOWHERE), p.sealed.row, c.run, c.after
-            assert after is not None, "a step follows something"
+            assert after is not None, "the commit of a step must follow an earlier commit of its run"
             names[key.id] = run.run_id
             rows.append(
                 (key.bucket, key.id, c.fence, log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data,

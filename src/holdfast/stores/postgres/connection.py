@@ -205,7 +205,7 @@ def translate(error: BaseException, url: str) -> HoldfastError:
     if passing(error):
         return StoreUnavailable(f"{url}: {text}", hint="a worker retries automatically; otherwise check the database")
     if isinstance(error, sql.DiskFull):
-        return StoreFull(f"{url}: the disk is full; nothing of this commit was written", hint="free some space, then resume: what was committed before is whole")
+        return StoreFull(f"{url}: the disk is full; nothing of this commit was written", hint="free some space; a running worker then continues automatically, otherwise resume the run: everything committed before is intact")
     if isinstance(error, sql.DataCorrupted | sql.IndexCorrupted):
         return StoreCorrupt(f"{url} is damaged: {text}", hint="stop, then restore a backup")
     if isinstance(error, sql.InsufficientPrivilege):
@@ -232,7 +232,7 @@ def _violated(error: psycopg.Error) -> HoldfastError:
     if "worker" in where:
         return Conflict("the worker is registered already", hint="an owner id is unique per process start", code="owner_taken")
     if "run" in where or "log" in where:
-        return VersionConflict("the run exists already, or its log has moved on", hint="load it")
+        return VersionConflict("the run exists already, or its log has new events since it was read", hint="load it")
     return StoreError(f"a constraint was violated: {_text(error)}", code="constraint")
 
 

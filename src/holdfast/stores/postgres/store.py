@@ -66,7 +66,7 @@ from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.postgres import besides, outbox, upkeep
 from holdfast.stores.postgres import limits as bounds
-from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, emitting, put_values
+from holdfast.stores.postgres.commits import RACED, TRIES, Committer, Key, Statement, emitting, keep_blob, put_values
 from holdfast.stores.postgres.connection import (
     MIGRATIONS,
     PATIENCE,
@@ -1031,7 +1031,9 @@ class PostgresStore:
 
     async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
         async def work(db: Connection, sent: int) -> list[bool]:
-            return await outbox.settle(db, settlements, lambda item: self._put(db, item), sent=sent > 0)
+            kept = await outbox.settle(db, settlements, lambda item: self._put(db, item), sent=sent > 0)
+            await many(db, [w for s, held in zip(settlements, kept, strict=True) if held for b in s.blobs for w in keep_blob(s.after.run_id, b)])
+            return kept
 
         done = await self._do(work)
         self._news.tell()

@@ -117,7 +117,7 @@ async def rebuild(db: Connection, evidence: Evidence, commits: Sequence[Commit],
     there = None if not locked else (locked[0][2], locked[0][3], locked[0][4], locked[0][5], locked[0][6])
     shown = None if "doc" not in evidence.raw else (seen["fence"], seen["owner"], seen["holds"], seen["turn"], seen["status"])
     if there != shown or not ends or ends[0][1] != tip.hash:
-        raise VersionConflict(f"{run.run_id} has changed since it was looked at", hint="look again")
+        raise VersionConflict(f"{run.run_id} has changed since it was read", hint="read it again")
     if seen["owner"] is not None and evidence.lease is not None and evidence.lease.live(now):
         raise LeaseLost(f"{run.run_id} is held by {seen['owner']}", hint="wait until nobody executes the run")
     writes: list[Statement] = []

@@ -12,6 +12,7 @@ import fcntl
 import os
 import struct
 import threading
+import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
@@ -59,6 +60,12 @@ def unpack(data: bytes) -> Mark | None:
 def pack_head(incarnation: int) -> bytes:
     """The bytes before the log id."""
     return _MAGIC + incarnation.to_bytes(4, "big")
+
+
+def _work(of: weakref.ref[Anchor], stop: threading.Event) -> None:
+    while not stop.wait(SYNC_EVERY) and (anchor := of()) is not None:
+        anchor.tick()
+        del anchor  # else it would live as long as the next wait
 
 
 class Anchor:
@@ -135,17 +142,17 @@ class Anchor:
         return there is not None and there.incarnation == incarnation
 
     def keep_synced(self) -> None:
-        """Starts the thread that syncs about each second."""
-        self._thread = threading.Thread(target=self._work, name="holdfast-anchor", daemon=True)
+        """Starts the thread that syncs about each second. It keeps no store alive that its owner has dropped without closing it, and ends with it."""
+        self._thread = threading.Thread(target=_work, args=(weakref.ref(self), self._stop), name="holdfast-anchor", daemon=True)
         self._thread.start()
 
-    def _work(self) -> None:
-        while not self._stop.wait(SYNC_EVERY):
-            self._each_second()
-            try:
-                self.sync()
-            except OSError as e:  # the loop goes on: what it could not sync is said, and tried again
-                self._failed(e)
+    def tick(self) -> None:
+        """What the thread does each second."""
+        self._each_second()
+        try:
+            self.sync()
+        except OSError as e:  # the loop goes on: what it could not sync is said, and tried again
+            self._failed(e)
 
     def sync(self) -> None:
         """Brings what was written onto the disk.

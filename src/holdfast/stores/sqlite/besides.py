@@ -208,9 +208,10 @@ def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes]) -> None:
 
 
 def shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:
-    there = row(db, Q.shelf_get, (shelf, key))
-    vouch.hold([] if there is None else [vouch.of_shelf(*there)], one(db, OWN, "shelf", vouch.shelf_id(shelf, key)))
-    return None if there is None else bytes(there[2])
+    found = row(db, Q.shelf_get, (shelf, key, vouch.shelf_id(shelf, key)))
+    there, known = found[:3], found[3:]
+    vouch.hold([] if there[1] is None else [vouch.of_shelf(*there)], [] if known[2] is None else [Voucher(*known)])
+    return None if there[1] is None else bytes(there[2])
 
 
 def shelf_scan(db: apsw.Connection, shelf: str, prefix: str, after: str, limit: int) -> list[tuple[str, bytes]]:

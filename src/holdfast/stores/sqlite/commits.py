@@ -104,7 +104,7 @@ class Committer:
                 return self.step(step, key)
             if key is not None and isinstance(w, Prepared) and w.end:
                 log = w.sealed.row
-                assert w.commit.after is not None, "an end follows something"
+                assert w.commit.after is not None, "the commit that ends a run must follow an earlier commit of it"
                 return Applied(w.tip(self._lone((key, log.seq, w.commit.after.row, log.hash, log.data), Q.end_run, _ended(w, key))), key, False)
             if isinstance(w, Prepared) and w.birth:
                 return self._transaction([w], {}, plainly=True)[0]
@@ -195,7 +195,7 @@ class Committer:
             if done[i] is not None or not isinstance(p, Prepared) or (key := keys.get(p.run_id)) is None or not p.end:
                 continue
             sealed, after = p.sealed.row, p.commit.after
-            assert after is not None, "an end follows something"
+            assert after is not None, "the commit that ends a run must follow an earlier commit of it"
             number += 1
             digest = sealed.hash
             log.append((number, key, sealed.seq, after.row, digest, sealed.data))
@@ -401,7 +401,7 @@ def _hot(p: Prepared, number: int, owner: str | None) -> tuple[Any, ...]:
 def _ended(p: Prepared, key: int) -> tuple[Any, ...]:
     """What a plain end makes of its run's row, and what it compares."""
     c, run, after = p.commit, p.commit.run, p.commit.after
-    assert after is not None, "an end follows something"
+    assert after is not None, "the commit that ends a run must follow an earlier commit of it"
     hot = (p.sealed.row.seq, p.since, run.version, run.current_step_id, run.checkpoint_head)
     return (*hot, run.status.value, p.sealed.doc, key, c.fence, after.row, after.hash)
 

@@ -49,7 +49,7 @@ def translate(error: apsw.Error, path: str) -> HoldfastError:
     if isinstance(error, apsw.ConstraintError):
         return _violated(text)
     if isinstance(error, apsw.FullError) or (isinstance(error, apsw.IOError) and no_room(error, path)):
-        return StoreFull(f"{path}: the disk is full; the last commit was not written", hint="free some space, then resume: everything committed before is intact")
+        return StoreFull(f"{path}: the disk is full; the last commit was not written", hint="free some space; a running worker then continues automatically, otherwise resume the run: everything committed before is intact")
     if isinstance(error, apsw.CantOpenError) and not (folder := Path(path).absolute().parent).is_dir():
         return StoreReadOnly(f"{path} cannot be written: the folder {folder} does not exist", hint="make the folder, or choose another place")
     if isinstance(error, apsw.ReadOnlyError | apsw.PermissionsError | apsw.CantOpenError):

@@ -583,7 +583,9 @@ SELECT schedule_id, tenant_id, iif(ifnull(placed, id) = id, due, -1), data FROM 
 -- name: shelf_put
 INSERT INTO shelf (name, key, data) VALUES (?, ?, ?) ON CONFLICT (name, key) DO UPDATE SET data = excluded.data;
 -- name: shelf_get
-SELECT name, key, data FROM shelf WHERE name = ? AND key = ?;
+-- The row and its voucher, of one moment; NULLs where either is missing.
+SELECT s.name, s.key, s.data, v.run, v.kind, v.id, v.seal, v.under, v.mark FROM (SELECT 1)
+LEFT JOIN shelf s ON s.name = ?1 AND s.key = ?2 LEFT JOIN vouch v ON v.run = '' AND v.kind = 'shelf' AND v.id = ?3;
 -- name: shelf_scan
 SELECT name, key, data FROM shelf WHERE name = ?1 AND key >= ?2 AND key < ?3 ORDER BY key LIMIT ?4;
 -- name: shelves_all

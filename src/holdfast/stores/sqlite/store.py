@@ -66,7 +66,7 @@ from holdfast.stores.files import Identity, on_disk, store_error
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, limits, outbox, upkeep
 from holdfast.stores.sqlite.anchor import Anchor, Mark
-from holdfast.stores.sqlite.commits import Committer, Sight, lane_blocker
+from holdfast.stores.sqlite.commits import Committer, Sight, keep_blob, lane_blocker
 from holdfast.stores.sqlite.connection import (
     LOG_LIMIT,
     LOOP_BUSY,
@@ -235,7 +235,7 @@ class SqliteStore:
         if mark.incarnation != self.incarnation:
             return IncarnationChanged(f"{self.path} is not the store its anchor belongs to", hint=way_out)
         if mark.writes > end.writes:
-            about = f"{self.path} knows of {end.writes} writes beside the log, but {mark.writes} were acknowledged"
+            about = f"{self.path} contains {end.writes} writes outside the log, but {mark.writes} were acknowledged"
             return LogRolledBack(about, hint=way_out)
         if mark.last:
             found = row(db, Q.log_hash, (mark.last,))
@@ -333,7 +333,7 @@ class SqliteStore:
                     if os.path.exists(path):
                         self._log[path] = Identity(path)
                 elif self.suspect is None and (what := self._log[path].lost()):
-                    way_out = "end this process in an orderly way, which brings what it wrote into the file; then open it again"
+                    way_out = "stop this process with SIGTERM, so that what it wrote reaches the file; then open the store again"
                     self.suspect = StoreMoved(f"{path} {what} while it was open", hint=way_out)
         except HoldfastError as e:
             self.suspect = self.suspect or e
@@ -906,7 +906,11 @@ class SqliteStore:
         def work(committer: Committer) -> list[bool]:
             now = self._now()
             with committer.writing():
-                return outbox.settle(committer.db, settlements, lambda item: committer.put(item, now))
+                kept = outbox.settle(committer.db, settlements, lambda item: committer.put(item, now))
+                for s in (s for s, held in zip(settlements, kept, strict=True) if held):
+                    for blob in s.blobs:
+                        keep_blob(committer.db, s.after.run_id, blob, now)
+                return kept
 
         done = await self._write().run(work)
         self._changes.tell()

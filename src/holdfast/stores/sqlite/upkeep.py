@@ -122,7 +122,7 @@ def rebuild(db: apsw.Connection, evidence: Evidence, commits: Sequence[Commit], 
     raw = raw_row(db, evidence.run_id)
     there = evidence.raw if raw is not None or "doc" in evidence.raw else None
     if raw != there:
-        raise VersionConflict(f"{run.run_id} has changed since it was looked at", hint="look again")
+        raise VersionConflict(f"{run.run_id} has changed since it was read", hint="read it again")
     if raw is not None and raw["owner"] is not None and not lost(raw["owner"]):
         raise LeaseLost(f"{run.run_id} is held by {raw['owner']}", hint="wait until nobody executes the run")
     assert evidence.tip is not None
