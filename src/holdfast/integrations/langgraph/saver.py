@@ -39,6 +39,7 @@ SMALL = 128
 """A value of at most so many bytes lies in the checkpoint's own row."""
 PAGE = 500
 REMEMBERED = 1024
+READ_BYTES = 16_000_000
 
 
 class Durability(StrEnum):
@@ -70,6 +71,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self.shelf = source.shelf(SHELF) if isinstance(source, Runtime) else Shelf.open(source, SHELF)
         self._writer = Writer(self.shelf)
         self._kept: OrderedDict[tuple[str, str, str], Kept] = OrderedDict()
+        self._read = r.Read(READ_BYTES)
         self._known: OrderedDict[str, None] = OrderedDict()
 
     @classmethod
@@ -205,9 +207,12 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return None if data is None else (thread, r.checkpoint_of(data))
 
     async def _loaded(self, thread: Thread, ns: str, channel: str, version: str) -> Any:
-        slot = self._kept.get((thread.prefix, ns, channel))
-        if slot is not None and slot.version == version:
-            return self._value_of((slot.kind, slot.body))
+        slot = (thread.prefix, ns, channel)
+        written = self._kept.get(slot)
+        if written is not None and written.version == version:
+            return self._value_of((written.kind, written.body))
+        if (read := self._read.get(slot, version)) is not None:
+            return self._value_of(read)
         chain: dict[str, Value] = {}
         at: str | None = version
         while at is not None:
@@ -221,7 +226,9 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         body = r.joined(version, chain)
         if body is None:
             raise _lost(thread, channel, version)
-        return self._value_of((chain[version].kind, body))
+        found = (chain[version].kind, body)
+        self._read.keep(slot, version, found)
+        return self._value_of(found)
 
     async def _writes(self, thread: Thread, ns: str, id: str) -> list[PendingWrite]:
         found: dict[tuple[str, int], Write] = {}
@@ -338,12 +345,15 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         """Forgets the values that are not those of the newest checkpoint: another process may have deleted or pruned them."""
         for channel, version in versions.items():
             slot = (thread.prefix, ns, channel)
+            if self._read.get(slot, str(version)) is None:
+                self._read.drop(slot)
             if slot in self._kept and self._kept[slot].version != str(version):
                 del self._kept[slot]
 
     def _forget(self, thread: Thread) -> None:
         for slot in [s for s in self._kept if s[0] == thread.prefix]:
             del self._kept[slot]
+        self._read.drop_thread(thread.prefix)
         for key in [k for k in self._known if k.startswith(thread.prefix)]:
             del self._known[key]
 
@@ -358,7 +368,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     async def _copy(self, source: Thread, target: Thread) -> None:
         await self._writer.settle()
         if await self.shelf.scan(target.prefix, limit=1):
-            raise UsageError(f"the thread {target.id!r} is there already", hint="copy into a thread that has no checkpoints")
+            raise UsageError(f"the thread {target.id!r} already exists", hint="copy into a thread that has no checkpoints")
         made: dict[str, bytes] = {}
         async for key, data in self._rows(source.prefix):
             moved = target.prefix + key.removeprefix(source.prefix)
