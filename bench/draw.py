@@ -145,7 +145,7 @@ def about(bench: str) -> str:
     beside = made["beside"] or "nothing else that we started"
     return (
         f"Recorded {made['date'][:16].replace('T', ' ')} UTC by `{made['command']}` in {made['seconds'] / 60:.0f} minutes, on {machine['cores']} cores of "
-        f"{machine['cpu']} with {machine['memory_gib']} GiB. Beside it ran: {beside} (load {made['load']['first']} when it began, {made['load']['last']} when it ended). "
+        f"{machine['cpu']} with {machine['memory_gib']} GiB. Meanwhile the machine also ran: {beside} (load {made['load']['first']} when the benchmark began, {made['load']['last']} when it ended). "
         f"Versions: {versions}."
     )
 
@@ -153,7 +153,7 @@ def about(bench: str) -> str:
 def effect() -> str:
     run = record("run")
     step, act = middle(run, "ours", "step"), middle(run, "ours", "effect")
-    return f"In the [recorded bench](performance.md) a recorded step takes {short(step)} ms and an effect {short(act)} ms, {act / step:.1f} times as long."
+    return f"In the benchmark recorded in [bench/results](../bench/results) a recorded step takes {short(step)} ms and an effect {short(act)} ms, {act / step:.1f} times as long."
 
 
 TABLES: Mapping[str, Callable[[], str]] = {

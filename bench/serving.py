@@ -1,8 +1,11 @@
-"""What serving costs: ``uv run python bench/serving.py`` (about fifteen minutes alone on two cores; ``--runs 2000 --steps 1000 --budget 3`` for a small round).
+"""What serving costs: ``uv run python bench/serving.py`` (about twenty minutes alone on two cores; ``--runs 2000 --steps 1000 --budget 5`` for a small round).
 
 One server over a SQLite store beside a worker under load in another process. It prints a row for each figure that is asked for, and whether it holds:
 reads of lists and of a run of 10,000 steps (p99 ≤ 50 ms with 100,000 runs), the run page (≤ 300 ms), 1,000 idle listeners (≤ 100 MB), 200 listeners on one busy
 run (each gets everything), and from an event's commit to its line on a stream (≤ 100 ms).
+
+Before that it asks the same of LangGraph's server for development (``peer_server.py``; a third of the budget, five minutes at most) and prints its figures
+beside. It is installed when it is first needed, as the peers of ``run.py`` are; ``--peer none`` leaves it out.
 """
 
 from __future__ import annotations
@@ -11,17 +14,17 @@ import argparse
 import asyncio
 import datetime as dt
 import json
-import os
 import re
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from contextlib import aclosing
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
 
 import httpx
+from asking import at, frames, memory, reads, silent, worked
+from peer_server import Beside, PeerMissing, measured
 from record import Recorder
 
 from holdfast import END, Context, Graph, Runtime, State
@@ -54,17 +57,37 @@ READERS: list[asyncio.Future[bytes]] = []
 """What takes in what the processes say, so that none of them waits for it."""
 
 
-def at(values: Sequence[float], part: float) -> float:
-    found = sorted(values)
-    return found[min(len(found) - 1, int(len(found) * part))]
-
-
 MEASURED: list[dict[str, object]] = []
 
 
-def row(what: str, found: str, wanted: str, holds: bool) -> None:
-    MEASURED.append({"row": what, "found": found, "wanted": wanted, "holds": holds})
-    print(f"{what:<58} {found:>18}   {wanted:<12} {'holds' if holds else 'MISSED'}", flush=True)
+PEER_SECONDS = 300.0
+
+
+class Table:
+    """Rows of ours beside a peer's, if there is one: printed at once, and kept."""
+
+    def __init__(self, beside: Beside | None) -> None:
+        self._beside = beside
+        if beside is not None:
+            print(f"{'':<58} {'ours':>18} {'LangGraph':>18}", flush=True)
+
+    def row(self, name: str, what: str, found: str, wanted: str, holds: bool) -> None:
+        told: dict[str, object] = {"row": what, "found": found, "wanted": wanted, "holds": holds}
+        peer = ""
+        if self._beside is not None:
+            theirs = self._beside.found.get(name)
+            told["langgraph"] = theirs
+            peer = f" {theirs or '-':>18}"
+        MEASURED.append(told)
+        print(f"{what:<58} {found:>18}{peer}   {wanted:<12} {'holds' if holds else 'MISSED'}", flush=True)
+
+    def end(self) -> None:
+        """What is to be known of the peer's figures."""
+        if self._beside is not None:
+            print("\nLangGraph's server, in memory; ours on a disk:")
+            for note in self._beside.notes:
+                print(f"- {note}")
+            MEASURED.append({"row": "about LangGraph's server", "notes": self._beside.notes})
 
 
 async def filled(url: str, runs: int, steps: int) -> str:
@@ -85,50 +108,22 @@ async def started(*words: str) -> tuple[asyncio.subprocess.Process, str]:
     return process, (re.findall(r"http://[^\s,]+", told) or [""])[0]
 
 
-def memory(pid: int) -> float:
-    return int(re.findall(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())[0]) / 1024
-
-
-def worked(pid: int) -> float:
-    """Seconds that a process has used a processor."""
-    told = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(told[11]) + int(told[12])) / os.sysconf("SC_CLK_TCK")
-
-
-async def reads(http: httpx.AsyncClient, path: str, count: int) -> list[float]:
-    took = []
-    for _ in range(count):
-        began = time.perf_counter()
-        answer = await http.get(path)
-        took.append((time.perf_counter() - began) * 1000)
-        assert answer.status_code == 200, answer.text[:300]
-    return took
-
-
 async def listen(place: str, run_id: str, up: asyncio.Event, late: list[float] | None = None) -> list[int]:
-    """The numbers of all events that a listener is given. It reads the socket itself: a client with more comforts would be what is measured."""
-    at = urlsplit(place)
-    reader, writer = await asyncio.open_connection(at.hostname, at.port, limit=2**20)
-    writer.write(f"GET /v1/runs/{run_id}/stream HTTP/1.1\r\nHost: {at.netloc}\r\n\r\n".encode())
+    """The numbers of all events that a listener is given."""
     seen: list[int] = []
     kind = b""
-    try:
-        async for text in reader:
-            up.set()
-            if text.startswith(b"id: "):
-                seen.append(int(text[4:]))
-            elif text.startswith(b"event: "):
-                kind = text[7:].strip()
-            elif late is not None and kind == b"step.completed" and text.startswith(b"data: "):
-                late.append((time.time() - dt.datetime.fromisoformat(json.loads(text[6:])["occurred_at"]).timestamp()) * 1000)
-            elif text.startswith(b"retry:"):
-                break
-    finally:
-        writer.close()
+    async with aclosing(frames(place, f"/v1/runs/{run_id}/stream", up)) as lines:
+        async for name, value in lines:
+            if name == b"id":
+                seen.append(int(value))
+            elif name == b"event":
+                kind = value
+            elif late is not None and kind == b"step.completed" and name == b"data":
+                late.append((time.time() - dt.datetime.fromisoformat(json.loads(value)["occurred_at"]).timestamp()) * 1000)
     return seen
 
 
-async def main(runs: int, steps: int, idle: int, busy: int, reading: int) -> int:
+async def main(runs: int, steps: int, idle: int, busy: int, reading: int, beside: Beside | None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         url = f"sqlite:///{folder}/runs.db"
         began = time.monotonic()
@@ -137,36 +132,42 @@ async def main(runs: int, steps: int, idle: int, busy: int, reading: int) -> int
         server, place = await started("serve", "--no-auth", "--port", "0", "--store", url)
         worker, _ = await started("worker", f"{HERE}:LINE", "--store", url)
         limits = httpx.Limits(max_connections=None)
+        table = Table(beside)
+        carried = 0
         try:
             async with Runtime(url, skills=[LINE]) as rt, httpx.AsyncClient(base_url=place, timeout=60, limits=limits) as http:
                 stop = asyncio.Event()
 
                 async def load() -> None:
+                    nonlocal carried
                     while not stop.is_set():
                         await rt.submit(LINE, {"until": 50})
+                        carried += 1
                         await asyncio.sleep(0.02)
 
                 loading = asyncio.ensure_future(load())
-                for name, path in (
-                    ("list 50 runs", "/v1/runs?limit=50"), ("list those that wait", "/v1/runs?condition=awaiting_gate_decision&limit=50"), ("the inbox", "/v1/waits"),
-                    ("a short run", f"/v1/runs/{(await rt.runs(limit=1))[0].run_id}"), (f"a run of {steps:,} steps", f"/v1/runs/{long}"),
-                    ("its events", f"/v1/runs/{long}/events?after={2 * steps - 100}"),
+                since = time.monotonic()
+                for key, name, path in (
+                    ("list", "list 50 runs", "/v1/runs?limit=50"), ("waiting", "list those that wait", "/v1/runs?condition=awaiting_gate_decision&limit=50"),
+                    ("inbox", "the inbox", "/v1/waits"), ("short", "a short run", f"/v1/runs/{(await rt.runs(limit=1))[0].run_id}"),
+                    ("long", f"a run of {steps:,} steps", f"/v1/runs/{long}"), ("events", "its events", f"/v1/runs/{long}/events?after={2 * steps - 100}"),
                 ):  # fmt: skip
                     took = await reads(http, path, reading)
-                    row(f"read beside load: {name}, p50 / p99", f"{at(took, 0.5):.1f} / {at(took, 0.99):.1f} ms", "p99 ≤ 50 ms", at(took, 0.99) <= 50)
-                for name, path in ((f"run page, {steps:,} steps", f"/runs/{long}"), ("overview", "/"), ("runs", "/runs")):
+                    table.row(key, f"read beside load: {name}, p50 / p99", f"{at(took, 0.5):.1f} / {at(took, 0.99):.1f} ms", "p99 ≤ 50 ms", at(took, 0.99) <= 50)
+                for key, name, path in (("page-long", f"run page, {steps:,} steps", f"/runs/{long}"), ("page-overview", "overview", "/"), ("page-runs", "runs", "/runs")):
                     took = await reads(http, path, max(10, reading // 10))
-                    row(f"page beside load: {name}, p50 / p99", f"{at(took, 0.5):.0f} / {at(took, 0.99):.0f} ms", "p99 ≤ 300 ms", at(took, 0.99) <= 300)
+                    table.row(key, f"page beside load: {name}, p50 / p99", f"{at(took, 0.5):.0f} / {at(took, 0.99):.0f} ms", "p99 ≤ 300 ms", at(took, 0.99) <= 300)
                 stop.set()
                 await loading
+                print(f"{'':<4}beside these, {carried / (time.monotonic() - since):.0f} runs of 50 steps a second were submitted", flush=True)
                 resting = (await rt.submit(LINE, {"until": 1}, delay=3600)).run_id
                 before = memory(server.pid)
                 ups = [asyncio.Event() for _ in range(idle)]
-                listeners = [asyncio.ensure_future(listen(place, resting, up)) for up in ups]
+                listeners = [asyncio.ensure_future(silent(place, f"/v1/runs/{resting}/stream", up)) for up in ups]
                 await asyncio.gather(*(up.wait() for up in ups))
                 await asyncio.sleep(2)
                 grown = memory(server.pid) - before
-                row(f"{idle:,} idle listeners, memory of the server", f"{grown:.0f} MB", "≤ 100 MB", grown <= 100)
+                table.row("idle", f"{idle:,} idle listeners, memory of the server", f"{grown:.0f} MB", "≤ 100 MB", grown <= 100)
                 for each in listeners:
                     each.cancel()
                 await asyncio.gather(*listeners, return_exceptions=True)
@@ -178,16 +179,26 @@ async def main(runs: int, steps: int, idle: int, busy: int, reading: int) -> int
                 seen = await asyncio.gather(*lists)
                 events = [e.seq for e in await rt.events(run.run_id)]
                 whole = sum(s == events for s in seen)
-                row(f"{busy} listeners on a busy run of {len(events)} events", f"{whole} got all", f"{busy}", whole == busy)
+                table.row("busy", f"{busy} listeners on a busy run of {len(events)} events", f"{whole} got all", f"{busy}", whole == busy)
                 used = worked(server.pid) - used
                 print(f"{'':<4}of the server this took {used:.1f} s of a processor: {used / busy / len(events) * 1e6:.0f} us for each event of each listener", flush=True)
                 if late:
-                    row("from an event's commit to its line on a stream, p50 / p99", f"{at(late, 0.5):.0f} / {at(late, 0.99):.0f} ms", "p99 ≤ 100 ms", at(late, 0.99) <= 100)
+                    table.row("late", "from an event's commit to its line on a stream, p50 / p99", f"{at(late, 0.5):.0f} / {at(late, 0.99):.0f} ms", "p99 ≤ 100 ms", at(late, 0.99) <= 100)
         finally:
             for process in (server, worker):
                 process.terminate()
                 await process.wait()
+        table.end()
     return 0
+
+
+async def everything(given: argparse.Namespace, versions: dict[str, str]) -> int:
+    """The exit code; the version of the peer is put among the others."""
+    asked = (given.runs, given.steps, given.idle, given.busy, given.reads)
+    beside = None if given.peer == "none" else await measured(*asked, seconds=min(PEER_SECONDS, given.budget * 60 / 3))
+    if beside is not None:
+        versions["langgraph-api"] = beside.version
+    return await main(*asked, beside)
 
 
 if __name__ == "__main__":
@@ -198,9 +209,18 @@ if __name__ == "__main__":
     asked.add_argument("--busy", type=int, default=200)
     asked.add_argument("--reads", type=int, default=300)
     asked.add_argument("--budget", type=float, default=40, metavar="MINUTES")
+    asked.add_argument("--peer", choices=("langgraph", "none"), default="langgraph", help="whose server is asked the same, beside ours (default: langgraph; it is installed when it is first needed)")
     Recorder.options(asked)
     given = asked.parse_args()
     recorder = Recorder.of(given)
-    code = asyncio.run(asyncio.wait_for(main(given.runs, given.steps, given.idle, given.busy, given.reads), given.budget * 60))
-    recorder.write(MEASURED)
+    versions: dict[str, str] = {}
+    try:
+        code = asyncio.run(asyncio.wait_for(everything(given, versions), given.budget * 60))
+    except PeerMissing as e:
+        print(e, file=sys.stderr)
+        sys.exit(2)
+    except TimeoutError:
+        print(f"the budget of {given.budget:g} minutes ended before the last rows: --budget gives it more, or fewer --runs and --steps", file=sys.stderr)
+        code = 1
+    recorder.write(MEASURED, **versions)
     sys.exit(code)
