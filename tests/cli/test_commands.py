@@ -221,7 +221,7 @@ def test_every_list_comes_in_pages_to_its_end(holdfast: Type) -> None:
     assert paged(holdfast, "events", ids[0], by="seq", limit=3) == numbers
     assert f"checkpoints {ids[0]} --cursor {every[0]}" in holdfast("checkpoints", ids[0], "--limit", "1").out
     lost = holdfast("checkpoints", ids[0], "--cursor", "nobody")
-    assert (lost.code, lost.err.startswith("invalid_input: 'nobody' is none of these")) == (2, True)
+    assert (lost.code, lost.err.startswith("invalid_input: 'nobody' is not a cursor of this list")) == (2, True)
 
 
 def test_where_there_is_no_store_nothing_is_made(holdfast: Type) -> None:
@@ -555,7 +555,7 @@ def test_a_run_behind_a_waiting_one_is_given_back_queued(holdfast: Type) -> None
     first = holdfast("run", "work.py", "--input", '{"name": "Ada"}', "--thread", "t", "--json").json["run_id"]
     said = holdfast("run", "work.py", "--input", '{"name": "quick"}', "--thread", "t", "--json")
     assert (said.code, said.json["status"], said.json["condition"], said.json["blocked_by"]) == (4, "pending", "queued", first)
-    assert f"behind {first}" in holdfast("runs").out
+    assert f"after {first}" in holdfast("runs").out
     holdfast("approve", first)
     assert holdfast("worker", "work.py", "--until-idle").code == 0
     assert [r["status"] for r in holdfast("runs", "--json").json["runs"]] == ["completed", "completed"]

@@ -146,7 +146,7 @@ def test_the_first_signal_stops_a_run_at_a_safe_boundary(start: object, process:
     child = start("run", "held.py")  # type: ignore[operator]
     gate = entered("gate")
     child.send_signal(signal.SIGINT)
-    until(child.stderr, "stopping at the next safe boundary")
+    until(child.stderr, "stopping when the current step or recorded call has ended")
     os.close(gate)
     os.unlink("gate")
     _, err = child.communicate(timeout=30)

@@ -204,3 +204,17 @@ def test_killed_while_it_fires_another_goes_on(process: Type, folder: Path) -> N
     after = process("schedule", "list", "--json").json["schedules"]
     assert {s["schedule_id"]: (s["fired"], s["skipped_missed"]) for s in after} == dict.fromkeys(NAMES, (SLOTS, 0))
     assert json.loads(process("check", "--json").out)["problems"] == []
+
+
+def test_catching_up_with_more_than_overlap_allows_is_said(holdfast: Type) -> None:
+    words = (*ADD, "--every", "1h", "--id", "hourly", "--input", '{"name": "Ada"}', "--missed", "catch-up", "--catch-up", "3")
+    assert "only the oldest of the missed slots" in holdfast(*words).err
+    assert "oldest" not in holdfast(*words, "--overlap", "allow").err and "oldest" not in holdfast(*words[:-1], "1").err
+
+
+def test_a_trigger_without_its_code_says_what_to_type(holdfast: Type) -> None:
+    holdfast(*ADD, "--every", "1h", "--id", "hourly", "--input", '{"name": "Ada"}')
+    refused = holdfast("schedule", "trigger", "hourly")
+    assert refused.code == 3 and refused.err.startswith("skill_unknown: the skill 'work' of the schedule hourly") and "schedule trigger hourly work.py:graph" in refused.err
+    assert holdfast("schedule", "trigger", "hourly", "work.py").code == 0
+    assert holdfast("schedule", "trigger", "nothing").code == 3

@@ -36,7 +36,7 @@ DOES: tuple[tuple[str, ...], ...] = (
     ("new", "hello"), ("run", "work.py", "--input", '{"name": "quick"}'), ("submit", "work.py", "--input", '{"name": "quick"}'), ("worker", "work.py", "--until-idle"),
     ("approve", "WAITING"), ("resume", "WAITING", "work.py"), ("deny", "MORE", "--reason", "not today"), ("replay", "DONE", "work.py"), ("fork", "DONE", "work.py", "--set", 'name="quick"'),
     ("run", "more.py:paid"), ("signal", "last", "paid", "--payload", "42"), ("cancel", "last"), ("run", "more.py:letter"), ("decide", "last", "--action", "answer", "--payload", '"Ada"'),
-    ("resume", "last", "more.py:letter"), ("dispatch", "--transports", "more.py:transports", "--until-idle"), ("outbox",), ("ledger",), ("redrive", "LETTER!0"), ("settle", "LETTER!1", "--as", "sent", "--reason", "the receiver has it"),
+    ("resume", "last", "more.py:letter"), ("dispatch", "--transports", "more.py:transports", "--until-idle"), ("tool-runner", "--workspace", ".", "--tools", "more.py:tools", "--until-idle"), ("outbox",), ("ledger",), ("redrive", "LETTER!0"), ("settle", "LETTER!1", "--as", "sent", "--reason", "the receiver has it"),
     ("schedule", "add", "work.py", "--id", "daily", "--cron", "0 9 * * *", "--input", '{"name": "quick"}'), ("schedule", "list"), ("schedule", "pause", "daily"), ("schedule", "unpause", "daily"),
     ("schedule", "trigger", "daily", "work.py"), ("schedule", "remove", "daily"), ("schedule", "next", "30 2 * * *", "--zone", "Europe/Berlin", "--after", "2026-03-27", "--count", "2"),
     ("limits", "set", "model", "--in-flight", "5", "--reason", "the contract"), ("limits",), ("limits", "unset", "model"), ("queues", "pause", "default", "--reason", "a deploy"), ("queues",), ("queues", "unpause", "default"),
@@ -47,7 +47,7 @@ DOES: tuple[tuple[str, ...], ...] = (
 """Good uses that change something, in this order, in a folder of their own. ``serve`` and ``mcp`` run until they are stopped: tests/docs/test_blocks.py and
 tests/integrations/test_mcp.py show them."""
 MORE = '''
-from holdfast import Context, flow
+from holdfast import Context, Tool, flow
 from holdfast.core.errors import MaybeSent, PermanentError
 
 
@@ -74,6 +74,7 @@ def lost(payload, key):
 
 
 transports = {"mail": refused, "fax": lost}
+tools = [Tool("git"), Tool("make")]
 '''
 WRONG: dict[str, tuple[str, ...]] = {
     **{name: (name, "nothing") for name in ("show", "events", "steps", "attempts", "checkpoints", "state", "explain", "effects", "approve", "cancel", "resume", "replay", "fork", "redrive", "repair-state")},
@@ -84,6 +85,7 @@ WRONG: dict[str, tuple[str, ...]] = {
     "schedule": ("schedule", "remove", "nothing"), "new": ("new", "a/b"), "graph": ("graph", "nothing.py"),
     "demo": ("demo", "--repo", "nowhere"), "waits": ("waits", "nothing"), "outbox": ("outbox", "--state", "lost"), "ledger": ("ledger", "--after", "soon"),
     "leases": ("leases", "--all"), "workers": ("workers", "all"), "lanes": ("lanes", "--sesion", "x"), "dispatch": ("dispatch", "--transports", "work.py"),
+    "tool-runner": ("tool-runner", "--workspace", "nowhere", "--tools", "more.py:tools"), "tool-runner-tools": ("tool-runner", "--workspace", "."), "tool-runner-list": ("tool-runner", "--workspace", ".", "--tools", "more.py:paid"),
     "check": ("check", "nothing"), "migrate": ("migrate", "--store", "mysql://db"), "import": ("import", "nothing"), "doctor": ("doctor", "--acknowlege"),
     "backup": ("backup", "nowhere/copy.db"), "mcp": ("mcp", "--scopes", "veiw"), "queues": ("queues", "pause"), "queues-pause": ("queues", "pause", ""),
     "queues-unpause": ("queues", "unpause", ""), "limits": ("limits", "set", "model"), "limits-unset": ("limits", "unset"), "limits-number": ("limits", "set", "model", "--in-flight", "few"),
@@ -134,7 +136,8 @@ def steady(text: str, names: dict[str, str], *, squeezed: bool = True) -> str:
     text = re.sub(r"\bhost-[\w.-]*…?", "OWNER", text)
     text = re.sub(r"\b01[0-9a-z]{2,}…", "RUN…", text).replace(os.getcwd(), "HERE")
     text = re.sub(r"\bhf_\S+", "SECRET", re.sub(r"\b01[0-9a-z]{24}\b", "ID", text))
-    text = re.sub(r"\b\d+ bytes\b", "N bytes", text)
+    text = re.sub(r"\b\d+(?:\.\d)? (?:bytes|KiB)\b", "N bytes", text)
+    text = re.sub(r"\bworkspace [0-9a-f]{16}\b", "workspace SPACE", text)
     text = re.sub(r"\b127\.0\.0\.1:\d+", "127.0.0.1:PORT", text)
     text = re.sub(r"by [a-z]+(?=, T|$)", "by USER", text, flags=re.M)
     return re.sub(r"[ \t]+", " ", text) if squeezed else text
@@ -148,7 +151,7 @@ def folder(does: tuple[tuple[str, ...], ...] = ()) -> Iterator[dict[str, str]]:
     with tempfile.TemporaryDirectory() as at:
         os.chdir(at)
         try:
-            for name in ("HOLDFAST_STORE", "HOLDFAST_SKILLS", "HOLDFAST_LEASE", "HOLDFAST_ACTOR", "HOLDFAST_LLM_URL", "UV_RUN_RECURSION_DEPTH"):
+            for name in ("HOLDFAST_STORE", "HOLDFAST_SKILLS", "HOLDFAST_WORKSPACE", "HOLDFAST_LEASE", "HOLDFAST_ACTOR", "HOLDFAST_LLM_URL", "UV_RUN_RECURSION_DEPTH"):
                 os.environ.pop(name, None)
             os.environ["HOLDFAST_ACTOR"] = "ada"
             session.program = lambda: ["holdfast"]

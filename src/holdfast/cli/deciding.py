@@ -1,6 +1,6 @@
 """Commands that answer and steer: waits, approve, deny, decide, signal, cancel.
 
-They need no code: they commit, and say who will drive (§5.4).
+They need no code: they commit, and say who will drive (§5.4). With a TARGET they execute the run as well.
 """
 
 from __future__ import annotations
@@ -15,16 +15,18 @@ from typing import Any
 import click
 import msgspec
 
+from holdfast.cli import driving, pages, sendings, targets
 from holdfast.cli import output as o
-from holdfast.cli import pages, sendings
 from holdfast.cli.driving import progress_for
-from holdfast.cli.progress import watched
+from holdfast.cli.pages import EXITS, RESTING
+from holdfast.cli.progress import Progress, watched
 from holdfast.cli.session import Call, Within, actor_option, options, over, page, paged, parsed, run_argument
 from holdfast.core import describe
-from holdfast.core.errors import InvalidInput, UsageError
+from holdfast.core.errors import InvalidInput, LaneBlocked, NothingEligible, RunIsLive, UsageError
 from holdfast.core.explain import Advice
 from holdfast.core.selection import where as selected
 from holdfast.core.status import TERMINAL
+from holdfast.core.waits import CONSENTS, WaitKind
 from holdfast.handle import Decided, when
 from holdfast.runtime import MOST_DECISIONS, Runtime
 
@@ -37,25 +39,53 @@ SHOWN_LINES = 8
 _SAID = {"approve": "approved", "deny": "denied", "answer": "answered"}
 
 
-def _answer(call: Call, run_id: str, act: Callable[[Runtime], Awaitable[Any]], action: str = "", wait_id: str | None = None) -> int:
-    """Commits, then says what was answered and how the run stands."""
+UNCHECKED = "the question has no schema=, so nothing checks the payload, and a flow that does not read decision.payload ignores it"
+
+
+def _answer(
+    call: Call, run_id: str, target: str | None, act: Callable[[Runtime], Awaitable[Any]], action: str = "", wait_id: str | None = None, *, actor: str, payload: bool = False
+) -> int:
+    """Commits, then executes the run where ``target`` names its code; says what was answered and how the run stands. ``payload``: one was given."""
+    code = [] if target is None else targets.several([target])  # before the loop runs: a module may have one of its own
+    progress = progress_for(call) if code else None
 
     async def whole(rt: Runtime) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+        run = await rt.get(run_id)
+        rt.add(*targets.skills(code))
+        if code and run.skill_id not in {t.skill.id for t in code}:
+            driving.unknown(call, run, target)
         before = (await pages.run_object(rt, run_id))["waits"]
         await act(rt)
+        if code and (await rt.get(run_id)).status not in TERMINAL:
+            await _executed(rt, run_id, actor, progress, run.version)
         return before, await pages.run_object(rt, run_id)
 
     before, found = over(call, whole)
+    done = EXITS.get(found["status"], RESTING) if code else 0
     if call.as_json:
         o.emit(found)
-        return 0
+        return done
     still = {w["wait_id"] for w in found["waits"]}
     answered = [w for w in before if w["available_actions"] and (w["wait_id"] == wait_id or (wait_id is None and (w["wait_id"] not in still or found["decisions"])))]
     if action and len(answered) == 1:
         asked = answered[0]
+        if payload and action in CONSENTS and asked["kind"] == WaitKind.APPROVAL and not asked["editable"]:
+            click.echo(f"{o.mark('part')} {UNCHECKED}", err=True)
         click.echo(f"{o.mark('ok')} {o.inline(_SAID.get(action, action))}: {o.paint(o.inline(asked['prompt'] or asked['name'] or asked['task'], 200), bold=True)}")
     pages.brief(call, found)
-    return 0
+    return done
+
+
+async def _executed(rt: Runtime, run_id: str, actor: str, progress: Progress | None, after: int) -> None:
+    """Resumes an answered run here, until it waits or ends. One that cannot be resumed now stays as it is, with its answer recorded."""
+    try:
+        await watched(rt, run_id, rt.resume(run_id, actor=actor), progress, after)
+    except (NothingEligible, RunIsLive, LaneBlocked) as e:
+        click.echo(o.inline(e.line()), err=True)
+
+
+def _target_argument(function: Any) -> Any:
+    return click.argument("target", required=False)(function)
 
 
 def _wait_option(function: Any) -> Any:
@@ -105,36 +135,42 @@ def waits(call: Call, run_id: str | None, limit: int | None, cursor: str | None)
 
 @click.command()
 @run_argument()
+@_target_argument
 @_wait_option
 @click.option("--note", metavar="N", help="Why; kept with the decision.")
-@click.option("--payload", metavar="JSON|@FILE|-", help="Edited arguments, handed to the node.")
+@click.option("--payload", metavar="JSON|@FILE|-", help="Edited arguments. Only a question with a schema= offers this.")
 @actor_option
-@options()
-def approve(call: Call, run_id: str, wait_id: str | None, note: str | None, payload: str | None, actor: str) -> int:
+@options(drives=True)
+def approve(call: Call, run_id: str, target: str | None, wait_id: str | None, note: str | None, payload: str | None, actor: str) -> int:
     """Approve what a run waits for.
 
-    A worker, or `holdfast resume`, then resumes it.
+    With a TARGET it is then executed here, and the exit code is that of resume. Without, a worker or `holdfast resume` executes it.
     """
     given = ... if payload is None else parsed(payload, "--payload")
-    return _answer(call, run_id, lambda rt: rt.approve(run_id, wait_id=wait_id, actor=actor, note=note, payload=given, drive=False), "approve", wait_id)
+    return _answer(
+        call, run_id, target, lambda rt: rt.approve(run_id, wait_id=wait_id, actor=actor, note=note, payload=given, drive=False), "approve", wait_id,
+        actor=actor, payload=given is not ...,
+    )  # fmt: skip
 
 
 @click.command()
 @run_argument()
+@_target_argument
 @click.option("--reason", required=True, metavar="R", help="Why; kept with the decision.")
 @_wait_option
 @actor_option
-@options()
-def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) -> int:
+@options(drives=True)
+def deny(call: Call, run_id: str, target: str | None, reason: str, wait_id: str | None, actor: str) -> int:
     """Deny what a run waits for.
 
-    The run is halted, unless its node handles denials itself.
+    The run is halted, unless its node handles denials itself. With a TARGET it is then executed here, as by resume.
     """
-    return _answer(call, run_id, lambda rt: rt.deny(run_id, reason=reason, wait_id=wait_id, actor=actor, drive=False), "deny", wait_id)
+    return _answer(call, run_id, target, lambda rt: rt.deny(run_id, reason=reason, wait_id=wait_id, actor=actor, drive=False), "deny", wait_id, actor=actor)
 
 
 @click.command()
 @run_argument(required=False)
+@_target_argument
 @_wait_option
 @click.option("--action", required=True, metavar="A", help="One of the actions that the wait offers.")
 @click.option("--all", "many", is_flag=True, help="Decide about all waits that match --where, each in a commit of its own.")
@@ -144,32 +180,39 @@ def deny(call: Call, run_id: str, reason: str, wait_id: str | None, actor: str) 
 @click.option("--feedback", metavar="F", help="What should change; some actions need it.")
 @click.option("--note", metavar="N", help="Why; kept with the decision.")
 @click.option("--payload", metavar="JSON|@FILE|-", help="The answer, the edited arguments, or the result of the effect; record_result without it records null.")
-@click.option("--no-resume", is_flag=True, help="Record the decision and leave the run where it is.")
+@click.option("--no-resume", is_flag=True, help="Record the decision; nothing continues the run until somebody resumes it.")
 @click.option("--force", is_flag=True, help="With reexecute: do it again even though the first attempt may still be running. It may then happen twice.")
 @actor_option
-@options()
+@options(drives=True)
 def decide(
-    call: Call, run_id: str | None, wait_id: str | None, action: str, many: bool, where: tuple[str, ...], dry_run: bool, limit: int | None,
+    call: Call, run_id: str | None, target: str | None, wait_id: str | None, action: str, many: bool, where: tuple[str, ...], dry_run: bool, limit: int | None,
     feedback: str | None, note: str | None, payload: str | None, no_resume: bool, force: bool, actor: str,
 ) -> int:  # fmt: skip
     """Answer a wait with one of the actions that it offers.
 
-    With --all it decides about many waits. The exit code is 0 if every decision was taken, and 6 if one was refused.
+    With a TARGET the run is then executed here, and the exit code is that of resume.
+
+    With --all it decides about many waits. The exit code is 0 if every decision was accepted, and 6 if one was refused.
     """
     given = ... if payload is None else parsed(payload, "--payload")
     if many:
-        alone = {"RUN": run_id, "--wait": wait_id, "--no-resume": no_resume, "--force": force}
+        alone = {"RUN": run_id, "TARGET": target, "--wait": wait_id, "--no-resume": no_resume, "--force": force}
         if (wrong := next((name for name, value in alone.items() if value), None)) is not None:
             raise UsageError(f"--all and {wrong} cannot be combined: --all is for many waits, {wrong} for one", hint="leave out one of them")
         return _decide_all(call, Bulk(action, where, actor, feedback, note, given, limit or 1000), dry_run)
     if run_id is None or where or dry_run or limit is not None:
         raise UsageError("RUN is missing" if run_id is None else "--where, --dry-run and --limit go with --all", hint=f"{call.line('decide', '--help')} shows both forms")
+    if target is not None and no_resume:
+        raise UsageError("TARGET and --no-resume cannot be combined: one executes the run, the other leaves it where it is", hint="leave out one of them")
     return _answer(
         call,
         run_id,
+        target,
         lambda rt: rt.decide(run_id, action, wait_id=wait_id, actor=actor, feedback=feedback, note=note, payload=given, resume=not no_resume, force=force),
         action,
         wait_id,
+        actor=actor,
+        payload=given is not ...,
     )
 
 
@@ -227,14 +270,18 @@ def _decide_all(call: Call, bulk: Bulk, dry_run: bool) -> int:
 @click.command()
 @run_argument()
 @click.argument("name")
+@_target_argument
 @click.option("--payload", metavar="JSON|@FILE|-", help="What the signal carries.")
 @click.option("--key", metavar="K", help="A signal with the same key is delivered only once.")
 @actor_option
-@options()
-def signal(call: Call, run_id: str, name: str, payload: str | None, key: str | None, actor: str) -> int:
-    """Send a signal to a run."""
+@options(drives=True)
+def signal(call: Call, run_id: str, name: str, target: str | None, payload: str | None, key: str | None, actor: str) -> int:
+    """Send a signal to a run.
+
+    With a TARGET the run is then executed here, and the exit code is that of resume.
+    """
     given = parsed(payload, "--payload")
-    return _answer(call, run_id, lambda rt: rt.signal(run_id, name, given, key=key, actor=actor))
+    return _answer(call, run_id, target, lambda rt: rt.signal(run_id, name, given, key=key, actor=actor), actor=actor)
 
 
 @click.command()
@@ -246,8 +293,8 @@ def signal(call: Call, run_id: str, name: str, payload: str | None, key: str | N
 def cancel(call: Call, run_id: str, reason: str, seconds: float | None, actor: str) -> int:
     """Ask a run to stop.
 
-    A run that waits is canceled at once. A running one stops at its next safe boundary: a step is interrupted, a side effect
-    gets a while to finish, and work in an OS thread is waited for.
+    A run that waits is canceled at once. In a running one, the current step is cut off; a side effect that has begun gets ten
+    seconds to finish, and work in an OS thread is waited for.
     """
     progress = None if call.as_json else progress_for(call)
     limit = seconds if seconds is not None else 0.0 if call.as_json else LOOK_ON

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import datetime as dt
+import signal
 import sys
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -154,7 +155,8 @@ def worker(
             if stop.is_set():
                 work.cancel()
                 return
-            click.echo("draining: no new runs are taken; the current ones continue until they wait or end (Ctrl-C again: release them now)", err=True)
+            again = "Ctrl-C again" if number == signal.SIGINT else "a second signal"
+            click.echo(f"draining: no new runs are taken; the current ones continue until they wait or end ({again}: release them now)", err=True)
             stop.set()
 
         with handling(asyncio.get_running_loop(), told):
@@ -196,7 +198,8 @@ def reported(report: Report, call: Call) -> None:
 def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None, force: bool, upgrade: bool, no_wait: bool, actor: str) -> int:
     """Resume a run where it stopped.
 
-    It works for a run that was answered, has failed, was canceled, or whose process has died.
+    It works for a run that has not begun, was answered, has failed, was canceled or interrupted, or whose process has
+    died.
     """
     progress = progress_for(call)
     code = targets.several((target,) if target else ())  # before the loop runs: a module may have one of its own
@@ -217,7 +220,7 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
             e.hint = f'to let the new code continue such runs, declare migrates=("{before.fingerprint}",) in the skill; for this run only: {call.typed(run_id=run_id, upgrade=True, **seen)}'
             raise
         except AcknowledgeRequired as e:
-            e.hint = f"after you have read the error: {call.typed(run_id=run_id, acknowledge=before.stop_reason or '')}"
+            e.hint = f"after you have fixed the cause: {call.typed(run_id=run_id, acknowledge=before.stop_reason or '')}"
             raise
         return await pages.run_object(rt, run_id)
 
@@ -332,7 +335,7 @@ def _number(step: str | None) -> int | str | None:
 def _pair(text: str, form: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not name.isidentifier():
-        raise InvalidInput(f"{form} is needed, not {text!r}", hint="such as: --set draft='\"Better\"'")
+        raise InvalidInput(f"{form} is expected, not {text!r}", hint="such as: --set draft='\"Better\"'")
     return name, value
 
 

@@ -117,8 +117,8 @@ def import_(call: Call, folder: str) -> int:
 def prune(call: Call, age: str, dry_run: bool, actor: str) -> int:
     """Delete old runs with their replays, forks and children.
 
-    A lineage is a run with its replays, forks and children. It is deleted, with all its records, only if all its runs ended that
-    long ago.
+    A lineage is a run with its replays, forks and children. It is deleted, with all its records, only if all its runs ended longer
+    ago than --older-than.
 
     Effects with keys that other runs share stay recorded. Anyone who asks for a deleted run is told when it was deleted, and by whom.
     """

@@ -16,6 +16,7 @@ from holdfast.cli.session import MOST, RUN_ID, Call, extra, options, over, page,
 from holdfast.core import describe
 from holdfast.core.describe import AttemptView, CheckpointView, RunView, StepView
 from holdfast.core.errors import SkillUnknown
+from holdfast.core.explain import Advice
 from holdfast.demo.notes import graph as demo_graph
 from holdfast.engine.look.looker import Wanted
 from holdfast.engine.look.snapshot import Snapshot
@@ -102,7 +103,7 @@ def _about(run: RunView) -> str:
     if run.no_worker_for is not None:
         return o.inline(f"no worker for {run.no_worker_for.skill_id} v{run.no_worker_for.version}", 120)
     if run.blocked_by:
-        return f"behind {run.blocked_by}"
+        return f"after {run.blocked_by}"
     return o.inline(run.stop_reason or "", 120)
 
 
@@ -115,12 +116,14 @@ def _about(run: RunView) -> str:
 def show(call: Call, run_id: str, full: bool, watch: bool, page_file: str | None) -> int:
     """Show everything about a run.
 
-    Its status, what it waits for and the commands that answer, its error, problems, timeline, effects and values, all read at one instant.
+    Its status, what it waits for and the commands that answer it, its error, problems, timeline, effects and values, all read at one instant.
     """
 
     async def looked(rt: Runtime, found: Snapshot) -> pages.Beside:
         asked = not call.as_json and found.detail().condition in pages.EXPLAINED
-        return pages.Beside(lineage.tree(await rt.look.lineage(found.run), run_id), str((await rt.explain(run_id))["why"]) if asked else "")
+        told: dict[str, Any] = await rt.explain(run_id) if asked else {"why": "", "next": []}
+        tree = lineage.tree(await rt.look.lineage(found.run), run_id)
+        return pages.Beside(tree, str(told["why"]), [Advice(call.spelled(a["text"]), call.spelled(a["command"])) for a in told["next"]])
 
     async def act(rt: Runtime) -> tuple[Snapshot, pages.Beside] | None:
         before = None
@@ -160,7 +163,7 @@ def _page(call: Call, run_id: str, file: str) -> int:
     if call.as_json:
         o.emit({"run_id": run_id, "file": file, "bytes": len(text.encode())})
     else:
-        click.echo(f"{file}  {len(text.encode())} bytes")
+        click.echo(f"{file}  {o.size(len(text.encode()))}")
     return 0
 
 
@@ -169,7 +172,7 @@ def _show(call: Call, found: Snapshot, beside: pages.Beside, full: bool) -> None
     if call.as_json:
         o.emit({**run, **_beside(found)} if full else run)
         return
-    pages.page(call, run, found, beside.why, full=full)
+    pages.page(call, run, found, beside, full=full)
     if full:
         o.head("steps")
         _step_table(found.steps())
@@ -219,7 +222,7 @@ def _step_table(found: list[StepView]) -> None:
     rows = [
         [
             o.inline(s.step_id.partition(".")[2]),
-            ("  " if s.path else "") + o.inline(s.name, 32),
+            ("  " if s.path else "") + o.inline(s.call, 40),
             s.outcome or "under way",
             str(s.attempts),
             o.clock(s.started_at),
@@ -252,10 +255,15 @@ def attempts(call: Call, run_id: str, limit: int | None, cursor: str | None) -> 
     return 0
 
 
+NAMED = 100
+"""So many columns a terminal has where tries are listed with the name of their step; in fewer the ids need the room, and ``steps`` has the names."""
+
+
 def _attempt_table(found: list[AttemptView]) -> None:
     rows = [
         [
             o.inline(a.attempt_id.partition(".")[2]),
+            o.inline(a.call, 40),
             a.outcome or "under way",
             o.clock(a.started_at),
             pages.between(a.started_at, a.ended_at),
@@ -265,15 +273,18 @@ def _attempt_table(found: list[AttemptView]) -> None:
         ]
         for a in found
     ]
+    heads = ["attempt", "name", "outcome", "started", "took", "again", "by", "error"]
+    left_out = ({"name"} if o.width() < NAMED else set()) | {h for n, h in enumerate(heads) if h in ("again", "error") and not any(r[n] for r in rows)}
     if rows:
-        o.table(["attempt", "outcome", "started", "took", "again", "by", "error"], rows)
+        shown = [n for n, h in enumerate(heads) if h not in left_out]
+        o.table([heads[n] for n in shown], [[r[n] for n in shown] for r in rows])
     else:
         click.echo("no attempts")
 
 
 # -- events -----------------------------------------------------------------------------------------
 
-_QUIET = frozenset({"step", "task", "path", "step_id", "attempt_id", "hash", "run_id", "input", "fingerprint", "wait_id", "thread_id", "session_key"})
+_QUIET = frozenset({"step", "task", "path", "call", "step_id", "attempt_id", "hash", "run_id", "input", "fingerprint", "wait_id", "thread_id", "session_key"})
 _USUAL: dict[str, Any] = {"outcome": "ok", "attempt": 1, "lane": "main", "queue": "default", "tenant_id": "default", "environment": "development"}
 
 
@@ -323,8 +334,8 @@ def _event_line(event: Mapping[str, Any]) -> str:
 
 
 def _detail(payload: Mapping[str, Any]) -> str:
-    """The fields that say something, in one line."""
-    said = []
+    """The fields that say something, in one line; what a call is called stands first."""
+    said = [str(payload["call"])] if payload.get("call") else []
     for name, value in payload.items():
         if name in _QUIET or value in (None, "", [], {}, False) or _USUAL.get(name) == value:
             continue
@@ -449,7 +460,7 @@ def graph(call: Call, target: str | None, code: str | None, mermaid: bool) -> in
         program = next((t.skill.program for t in known if t.skill.id == found.skill_id), None)
         if program is None:
             raise SkillUnknown(
-                f"the skill {found.skill_id!r} of {target} is not the one named here" if code else f"the code of {found.skill_id!r} is not read unasked",
+                f"the skill {found.skill_id!r} of {target} is not the one named here" if code else f"the code of {found.skill_id!r} is imported only if you name it",
                 hint=f"name its code: {call.line('graph', target, found.target or 'TARGET')}",
             )
     else:

@@ -38,7 +38,8 @@ TARGET is package.module:name or path/to/file.py[:name]. The store is --store UR
 
 \b
 Exit codes: 0 done, 1 failed, 2 wrong usage, 3 not found,
-4 waiting (for an answer, a signal or its turn), 5 canceled, 6 refused.
+4 waiting (for a person, a signal, a time or its turn),
+5 canceled, 6 refused.
 """
 
 

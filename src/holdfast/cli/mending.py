@@ -55,8 +55,8 @@ def repair_state(call: Call, run_id: str, apply: bool, actor: str) -> int:
 
     It never resumes a run and never invents a decision.
 
-    Exit code 1 only if a write failed. It is 0 also after a dry run, when there was nothing to do, and when the repair was refused (the
-    report says why).
+    The exit code is 1 only if a write failed. It is 0 in all other cases: also after a dry run, if there was nothing to do, and if
+    the repair was refused (the report says why).
     """
 
     async def act(rt: Runtime) -> Repair:
@@ -121,10 +121,10 @@ async def mended(rt: Runtime, *, acknowledge: bool = False, rebuild: bool = Fals
 def doctor(call: Call, acknowledge: bool, rebuild: bool, actor: str) -> int:
     """Check the store, repair it if asked to, and say what to do.
 
-    It repairs only with --acknowledge or --rebuild. With both it also accepts lost or altered records outside the log as they are:
-    no check reports them from then on.
+    It repairs only with --acknowledge or --rebuild. With both it also accepts that records outside the log are
+    lost or altered: no check reports them from then on.
 
-    Exit code 0 if nothing is wrong at the end, else 1.
+    Exit code 0 if there are no errors at the end (warnings are allowed), else 1.
     """
 
     there(call)
@@ -197,7 +197,7 @@ def backup(call: Call, file: Path) -> int:
     if call.as_json:
         o.emit({"file": str(file), "bytes": file.stat().st_size})
     else:
-        click.echo(f"{o.mark('ok')} {file}, {file.stat().st_size} bytes")
+        click.echo(f"{o.mark('ok')} {file}, {o.size(file.stat().st_size)}")
     return 0
 
 

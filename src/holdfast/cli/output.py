@@ -169,7 +169,7 @@ def more(command: str, cursor: object) -> None:
         click.echo(paint(f"more: {command} --cursor {cursor}", dim=True))
 
 
-WHOLE = frozenset({"run", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since", "next"})
+WHOLE = frozenset({"run", "checkpoint", "intent", "schedule", "token", "started", "attempted", "again", "created", "since", "next", "held by"})
 """Columns of ids that are typed again, and of times: they are never cut."""
 LEAST = 8
 
@@ -240,6 +240,14 @@ def value_line(value: Any, limit: int) -> str:
 
 
 # -- times ------------------------------------------------------------------------------------------
+
+
+def size(number: int) -> str:
+    """So many bytes, in the unit that suits them."""
+    for unit, least in (("GiB", 1 << 30), ("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if number >= least:
+            return f"{number / least:.1f} {unit}"
+    return f"{number} bytes"
 
 
 def span(seconds: float | None) -> str:

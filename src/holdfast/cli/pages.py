@@ -19,8 +19,9 @@ from holdfast.core.describe import EffectView
 from holdfast.core.effects import MAY_LIVE, Effect
 from holdfast.core.explain import Advice
 from holdfast.core.status import TERMINAL, Condition, Status
+from holdfast.core.toolcalls import place_of
 from holdfast.core.views import Moment
-from holdfast.core.wording import FORCED, Offered, meant, offered
+from holdfast.core.wording import FORCED, Offered, answering, meant, offered
 from holdfast.engine.look.snapshot import Snapshot
 from holdfast.handle import when
 from holdfast.runtime import Runtime
@@ -76,7 +77,7 @@ def brief(call: Call, run: Mapping[str, Any]) -> None:
         asked(wait)
         advise(answers(call, wait, alone=alone(run)), indent="      ")
     if run["cancel_requested_at"] and run["status"] not in TERMINAL:
-        click.echo(f"  {o.mark('bad')} cancel requested at {o.clock(run['cancel_requested_at'])}: it stops at its next safe boundary")
+        click.echo(f"  {o.mark('bad')} cancel requested at {o.clock(run['cancel_requested_at'])}: it ends when its current step has been cut off")
     if run["error"] is not None:
         o.prose(f"{run['stop_reason']}: {run['error']['message']}", first=f"  {o.mark('bad')} ", indent="    ")
         _frames(run["error"])
@@ -116,9 +117,9 @@ def advice(call: Call, run: Mapping[str, Any], effects: Iterable[Effect] = ()) -
         case "failed":
             if run["waits"]:
                 return []
-            return [Advice("After you have read the error, resume it:", call.line("resume", run["run_id"], *target, "--acknowledge", run["stop_reason"] or ""))]
+            return [Advice("After you have fixed the cause, resume it:", call.line("resume", run["run_id"], *target, "--acknowledge", run["stop_reason"] or ""))]
         case "cancelled" | "interrupted":
-            return [Advice("", call.line("resume", run["run_id"], *target))]
+            return [Advice("If it should continue after all, resume it:" if run["condition"] == "cancelled" else "Resume it where it stopped:", call.line("resume", run["run_id"], *target))]
     return []
 
 
@@ -126,7 +127,7 @@ def _changed(call: Call, run: Mapping[str, Any], target: list[str]) -> list[Advi
     """What can be done with a run that no worker takes, because the code of its skill, or its folder, is another one than when it began."""
     lacking = run["no_worker_for"]
     if lacking["workspace"] is not None and lacking["wanted"] in lacking["offered"]:
-        return [Advice("Its tools have worked in one folder. Start a worker there: Runtime(workspace=…).")]
+        return [Advice("It can continue only in the folder in which its tools have worked. Start a worker with that folder: Runtime(workspace=…).")]
     return [
         Advice("The skill's graph has changed. To continue this run with the code as it is now:", call.line("resume", run["run_id"], *target, "--upgrade")),
         Advice("To let a worker continue all such runs:", call.line("worker", *target, "--upgrade")),
@@ -156,7 +157,7 @@ def _about(wait: Mapping[str, Any], shown: Mapping[str, Any]) -> None:
             ("    key", o.inline(wait["key"])),
             ("    attempted", f"{o.clock(wait['attempted_at'])}, {ended}"),
             ("    effect", o.inline(wait["effect_id"])),
-            *([("    verify", f"could not tell: {o.inline(shown['verify'], 400)}")] if shown.get("verify") else []),
+            *([("    verify", f"could not find out: {o.inline(shown['verify'], 400)}")] if shown.get("verify") else []),
         ]
     )
 
@@ -168,23 +169,14 @@ def alone(run: Mapping[str, Any]) -> bool:
 
 def answers(call: Call, wait: Mapping[str, Any], *, alone: bool = False) -> list[Advice]:
     """What to type to answer a wait: for each action it offers what follows from it, and its command."""
-    run_id = wait["run_id"]
-    which = [] if alone else ["--wait", wait["wait_id"]]
+    run_id, which = wait["run_id"], None if alone else wait["wait_id"]
     lines: list[tuple[str, Offered | None]] = []
     for action in wait["available_actions"]:
-        means = offered(wait["kind"], action)
-        match action:
-            case ws.APPROVE:
-                lines.append((call.line("approve", run_id, *which), means))
-            case ws.DENY:
-                lines.append((call.line("deny", run_id, *which, "--reason", "WHY"), means))
-            case ws.ANSWER | ws.RECORD_RESULT:
-                lines.append((call.line("decide", run_id, *which, "--action", action, "--payload", "JSON"), means))
-            case _:
-                feedback = ["--feedback", "TEXT"] if action in ws.NEEDS_FEEDBACK else []
-                forced = ["--force"] if action == ws.REEXECUTE and _may_live(wait) else []
-                lines.append((call.line("decide", run_id, *which, "--action", action, *feedback, *forced), FORCED if forced else means))
-    if wait["kind"] == ws.WaitKind.SIGNAL:
+        forced = action == ws.REEXECUTE and _may_live(wait)
+        lines.append((call.line(*answering(run_id, which, action, forced=forced)), FORCED if forced else offered(wait["kind"], action)))
+        if wait["editable"] and action == ws.APPROVE:
+            lines.append((call.line(*answering(run_id, which, action, edited=True)), None))
+    if wait["kind"] == ws.WaitKind.SIGNAL and place_of(wait["name"]) is None:  # a tool runner answers by itself
         lines.append((call.line("signal", run_id, wait["name"], "--payload", "JSON"), None))
     plain = wait["kind"] in (ws.WaitKind.APPROVAL, ws.WaitKind.INPUT)  # their commands say it
     return [Advice("" if means is None or plain else meant(means), line) for line, means in lines]
@@ -231,24 +223,26 @@ EXPLAINED = frozenset({Condition.HALTED, Condition.INTERRUPTED, Condition.QUEUED
 
 
 class Beside(NamedTuple):
-    """What a run's page shows besides its record: its lineage, drawn, and why it stands where it stands."""
+    """What a run's page shows besides its record: its lineage, drawn, and for a run that is ``EXPLAINED`` why it stands where it stands and
+    what would move it."""
 
     tree: list[str]
     why: str
+    next: list[Advice]
 
 
 MOST = 60
 """So many lines of a run's timeline and of its effects are shown unasked: the first third, and the last."""
 
 
-def page(call: Call, run: Mapping[str, Any], seen: Snapshot, why: str = "", *, full: bool = False) -> None:
+def page(call: Call, run: Mapping[str, Any], seen: Snapshot, beside: Beside, *, full: bool = False) -> None:
     """All that an operator needs to know of one run, the most urgent first. ``full``: however long it is."""
     now, effects = when(seen.now), seen.effects()
     click.echo(f"{o.paint(o.inline(run['skill_id']), bold=True)} {o.inline(run['skill_version'])}  {run['run_id']}  {heading(run)}")
     _facts(run, now)
-    if why:
+    if beside.why:
         o.head("why")
-        o.prose(why, first="  ", indent="  ")
+        o.prose(beside.why, first="  ", indent="  ")
     if run["waits"]:
         o.head("waits for")
         for wait in run["waits"]:
@@ -279,7 +273,7 @@ def page(call: Call, run: Mapping[str, Any], seen: Snapshot, why: str = "", *, f
         o.head("values")
         limit = max(20, o.width() - 24)
         o.fields((o.inline(n), o.value_line(v, limit)) for n, v in run["values"].items())
-    steps = advice(call, run, seen.effect_records)
+    steps = beside.next or advice(call, run, seen.effect_records)
     if steps:
         o.head("next")
         advise(steps)
@@ -392,7 +386,8 @@ def problem_lines(call: Call, found: list[dict[str, Any]]) -> None:
     colours = {"error": "red", "warning": "yellow"}
     for p in found:
         whose = f"{o.inline(p['run_id'])}  " if p["run_id"] else ""
-        click.echo(f"  {whose}{o.paint(p['severity'], colours.get(p['severity']))} {o.paint(p['code'], bold=True)}: {o.inline(p['message'])}")
+        click.echo(f"  {whose}{o.paint(p['severity'], colours.get(p['severity']))} {o.paint(p['code'], bold=True)}")
+        click.echo(f"      {o.inline(p['message'])}")
         if p["repair_hint"]:
             click.echo(o.paint(f"      {o.inline(call.spelled(p['repair_hint']))}", dim=True))
 

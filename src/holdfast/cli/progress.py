@@ -72,7 +72,8 @@ class Progress:
             case "step.failed" if not p.get("path"):  # a call that failed fails its step, or the code has handled it
                 return f"{o.mark('bad')} {task:<24} {self._took(place, event):>9}  {o.inline(p['error']['type'].rpartition('.')[2])}: {o.inline(p['error']['message'], 300)}"
             case "step.retry_scheduled":
-                return f"{o.mark('again')} {task:<24} attempt {p['attempt']} failed: {o.inline(p['error']['message'], 200)}"
+                which = f"{o.inline(p['call'], 60)}, " if p.get("call") else ""
+                return f"{o.mark('again')} {task:<24} {which}attempt {p['attempt']} failed: {o.inline(p['error']['message'], 200)}"
             case "wait.requested":
                 wait = p["wait"]
                 return f"{o.mark('ask')} {wait['task']:<24} {wait['kind']}: {o.inline(wait['prompt'] or wait['name'], 200)}"

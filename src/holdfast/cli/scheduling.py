@@ -15,7 +15,8 @@ from holdfast.cli.session import Call, actor_option, options, over
 from holdfast.cli.times import lasting, moment
 from holdfast.core import schedules as sch
 from holdfast.core import views
-from holdfast.core.errors import InvalidInput
+from holdfast.core.errors import InvalidInput, SkillUnknown
+from holdfast.core.wording import YOUR_FILE
 from holdfast.handle import Schedule, when
 from holdfast.runtime import Runtime
 
@@ -141,7 +142,8 @@ def add(
 ) -> int:  # fmt: skip
     """Add a schedule, or change the one of that name.
 
-    When the clocks change, each slot still fires once: a skipped time fires right after the change, a repeated time fires the first time.
+    When the clocks change, a cron line that names hours still fires once for each slot: a skipped time fires right after the
+    change, a repeated time only the first time. A line for every hour fires by elapsed time.
     """
     data, length, late = inputs(given), None if every is None else lasting(every), lasting(grace)
     chosen = targets.one(target, example=False)
@@ -154,10 +156,15 @@ def add(
         return made, when(rt.store.now())
 
     made, now = over(call, act, [chosen.skill], make=True)
+    if catch_up > 1 and missed == "catch-up" and overlap == "skip":
+        click.echo(f"{o.mark('part')} {ONE_ONLY}", err=True)
     _said(call, made, now)
     if not call.as_json:
         click.echo(f"  {o.mark('go')} {call.line('worker', chosen.text)}  # starts its runs")
     return 0
+
+
+ONE_ONLY = "with --overlap skip only the oldest of the missed slots gets a run: the others come while that run has not ended (--overlap allow runs them all)"
 
 
 @schedule.command("list")
@@ -248,6 +255,11 @@ def trigger(call: Call, schedule_id: str, target: str | None, key: str | None) -
     chosen = targets.skills(targets.several([target] if target is not None else []))
 
     async def act(rt: Runtime) -> dict[str, Any]:
+        known = next((s for s in await rt.schedules() if s.id == schedule_id), None)
+        if known is not None and known.skill_id not in {s.id for s in chosen}:
+            where = f"in {target}" if target else "among this project's skills"
+            best = known.options.get("target") or YOUR_FILE
+            raise SkillUnknown(f"the skill {known.skill_id!r} of the schedule {schedule_id} is not {where}", hint=f"name the file that holds it: {call.typed(schedule_id=schedule_id, target=best)}")
         made = await rt.trigger(schedule_id, key=key)
         return await pages.run_object(rt, made.run_id, deduplicated=made.deduplicated)
 

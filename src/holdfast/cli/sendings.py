@@ -38,7 +38,8 @@ def doubtful(call: Call, intent: Mapping[str, Any]) -> None:
     name = intent["intent_id"]
     why = f" ({o.inline(intent['detail'], 120)})" if intent["detail"] else ""
     what = f"may or may not have been sent{why}. Ask its receiver, then record what you found:" if intent["state"] == "unknown" else f"could not be sent{why}"
-    click.echo(f"{name}  {o.paint(o.inline(intent['type'], 24), 'yellow')} {what}")
+    click.echo(name)
+    o.prose(f"{o.inline(intent['type'], 24)} {what}", first="    ", indent="    ")
     sent = [Advice("It was sent:", call.line("settle", name, "--as", "sent", "--reason", "WHY"))] if intent["state"] == "unknown" else []
     again = "It was not sent. Send it now:" if sent else "Send it again:"
     pages.advise([*sent, Advice(again, call.line("redrive", name)), Advice("Do not send it:", call.line("settle", name, "--as", "abandoned", "--reason", "WHY"))], indent="    ")

@@ -82,7 +82,7 @@ def serve(
 @click.argument("target", nargs=-1)
 @click.option("--token-file", type=click.Path(dir_okay=False), metavar="F", help="A file with the client's access token.")
 @click.option("--scopes", default="view", show_default=True, metavar="S,…", help="Without a token: what the client may do: view, submit, decide, cancel.")
-@click.option("--actor", default=login, metavar="NAME", help="Without a token: in whose name it acts. [default: you]")
+@click.option("--actor", default=login, metavar="NAME", help="Without a token: the name that is recorded for what it does. [default: you]")
 @options(data=False, drives=True)
 def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str, actor: str) -> int:
     """Serve runs, waits and decisions to an MCP client.
@@ -181,7 +181,7 @@ def _shown(access: Access) -> dict[str, Any]:
 @click.option("--scopes", required=True, metavar="S,…", help="What it allows: " + ", ".join(Scope) + ".")
 @click.option("--tenant", default="default", show_default=True, metavar="T", help="The tenant whose runs it may access; * means all tenants.")
 @click.option("--expires", default="90d", show_default=True, metavar="T", help="How long it is valid: 12h, 90d, or never.")
-@click.option("--actor", default=login, metavar="NAME", help="In whose name it acts. [default: you]")
+@click.option("--actor", default=login, metavar="NAME", help="The name that is recorded for what it does. [default: you]")
 @options()
 def create(call: Call, scopes: str, tenant: str, expires: str, actor: str) -> int:
     """Create a token; it is printed once and kept as a hash."""

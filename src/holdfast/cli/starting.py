@@ -34,7 +34,7 @@ def compose(name: str) -> str:
 
 @graph.node(start=True)
 async def greet(state: Greeting, ctx: Context) -> dict[str, str]:
-    text = await ctx.step(compose, state.name)  # recorded: a crash after this line does not compose it again
+    text = await ctx.step(compose, state.name)  # recorded: after a crash it is not composed again
     return {"text": text}
 
 

@@ -20,6 +20,7 @@ from typing import Any
 from holdfast.authoring import Flow, Graph, Skill
 from holdfast.core.errors import HoldfastError, SkillUnknown, UsageError
 from holdfast.demo.notes import graph as demo_graph
+from holdfast.workspaces import away
 
 DEMO = "holdfast.demo.notes:graph"
 FORMS = "a TARGET is package.module:name or path/to/file.py[:name]"
@@ -185,6 +186,17 @@ def setting(kind: str, given: str | None = None) -> Any:
     if not isinstance(named, str):
         raise UsageError(f"{file}: [tool.holdfast] {kind} is a TARGET", hint="package.module:name or path/to/file.py:name", code="bad_project")
     return value(named, file.parent)
+
+
+def workspace() -> str | None:
+    """Where this project's tools work: ``[tool.holdfast] workspace``, a folder beside pyproject.toml or ``remote:ID``, else ``$HOLDFAST_WORKSPACE``."""
+    section, file = _project(Path.cwd())
+    named = section.get("workspace")
+    if named is None:
+        return os.environ.get("HOLDFAST_WORKSPACE") or None
+    if not isinstance(named, str) or not named:
+        raise UsageError(f"{file}: [tool.holdfast] workspace is a folder, or remote:ID", code="bad_project")
+    return named if away(named) is not None else str(file.parent / named)
 
 
 def _project(here: Path) -> tuple[dict[str, Any], Path]:

@@ -69,7 +69,7 @@ def named(path: Path) -> Path:
     """
     found = top(path) if path.is_dir() else None
     if found is None:
-        raise NotFound(f"{path} is not in a git repository", hint="leave --repo out, and the demo makes a sample", code="no_repository")
+        raise NotFound(f"{path} is not in a git repository", hint="leave --repo out: the demo then uses the repository of the current folder, or makes a sample", code="no_repository")
     return found
 
 
