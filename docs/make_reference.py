@@ -12,7 +12,7 @@ import inspect
 import itertools
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ HOMES = {
     "holdfast.transports": "Transports",
     "holdfast.tools": "Tools and their postconditions",
     "holdfast.shelf": "Shelves: rows of your application in the same store",
-    "holdfast.named": "Stores and executors under fixed names",
+    "holdfast.named": "Stores and executors for programs that use an agreed interface",
     "holdfast.api": "The HTTP API in an application of yours",
     "holdfast.testing": "Testing",
     "holdfast.core.errors": "Errors",
@@ -132,6 +132,18 @@ def fields(kind: type) -> Iterator[str]:
         yield f"- `{field.name}`: `{inspect.formatannotation(field.type).replace('typing.', '')}`{default}"
 
 
+def groups(kind: type, shown: Iterable[str]) -> Iterator[str]:
+    """The members of a long class by the headings in its source (``# -- name ---``), each with a link to its place on the page."""
+    parts = re.split(r"^    # -- (.+?) -+$", inspect.getsource(kind), flags=re.M)
+    known = list(shown)
+    if len(parts) > 1:
+        parts[2] = parts[0] + parts[2]
+    for title, source in zip(parts[1::2], parts[2::2], strict=True):
+        found = [name for name in dict.fromkeys(re.findall(r"^    (?:async )?def (\w+)", source, re.M)) if name in known]
+        if found:
+            yield f"- {title}: " + " · ".join(f"[`{name}`](#{kind.__name__.lower()}{name.lower()})" for name in found)
+
+
 def page(home: str) -> str:
     """The page of one module."""
     module = importlib.import_module(home)
@@ -141,12 +153,13 @@ def page(home: str) -> str:
         kind = inspect.isclass(value)
         out += [f"## {name}", ""]
         if called(value) if kind else callable(value):
-            out += ["```text", signature(name, value), "```", ""]
+            out += ["```text", f"{'async ' if inspect.iscoroutinefunction(value) else ''}{signature(name, value)}", "```", ""]
         out += [prose(explained(home, name)), ""]
         if kind:
             if issubclass(value, BaseException) and getattr(value, "code", ""):
                 out += [f"Code `{value.code}`, exit code {value.exit_code}.", ""]
             out += [*fields(value), ""]
+            out += [*groups(value, [member for member, *_ in members(value)]), ""]
             for member, function, how in members(value):
                 head = f"{member}: {function.__annotations__['return']}" if how == "property" else signature(member, function)
                 out += [f"### {name}.{member}", "", "```text", f"{how} {head}".strip(), "```", "", prose(function.__doc__), ""]

@@ -15,6 +15,7 @@ BESIDE = {
     "core/line": "the fused path of a plain step of a graph",
     "engine/calls/scopes": "concurrent calls", "engine/calls/subflow": "a graph in a node's place", "engine/calls/gates": "gates around a step",
     "core/intents": "it sends nothing", "outbox/hands": "it sends nothing, and these are threads for transports that are plain functions",
+    "workers/toolrunner": "its tools run here", "engine/calls/elsewhere": "its tools run here",
 }  # fmt: skip
 """Rooms that the table names and this run does not enter, and why."""
 WALK = {"submit": (36, 90), "drive": (54, 570), "approve": (57, 380)}

@@ -354,7 +354,7 @@ class Graph(Generic[S]):
             on: channels; a write to one of them starts the node.
             reads, writes: the channels that the node may read and write; by default all.
             retry: the number of attempts including the first, or a ``Retry``.
-            timeout: timedelta or seconds, 60 s by default.
+            timeout: timedelta or seconds, counted from the start of the step. By default the step fails after 60 s without progress.
             side_effects: ``none``, ``read``, ``write`` or ``external_action``.
             idempotent, verify, undo: as in ``ctx.effect``, for a node with side effects.
             capabilities: names that the policy sees in its ``Request``.
@@ -362,8 +362,8 @@ class Graph(Generic[S]):
             gate: asked before the step; it gets a ``Request`` and answers True, False, a reason (a string) or a ``Verdict`` (§8.2).
             check: asked after the step, like ``gate``; its ``Request`` also holds the step's writes.
             on_fail: what follows if ``gate`` or ``check`` does not answer True: ``block``, ``warn``, ``degrade`` or ``require_human``.
-            limit: the name of a limit. Of all nodes and calls that name this limit, no more run at the same time, or start per second, than
-                ``Runtime(limits=…)`` or ``holdfast limits`` allow (§10.11).
+            limit: the name of a limit, which all nodes and calls that name it share: ``Runtime(limits=…)`` or ``holdfast limits`` says how
+                many may run at the same time, or start per second (§10.11).
             tool: makes this a tool node: a plain ``def`` that yields the arguments of a tool call, gets the outcome, and returns the node's
                 writes (§11.1).
 
@@ -488,7 +488,7 @@ class Graph(Generic[S]):
             idempotent=idempotent, capabilities=capabilities, delivers=delivers, gate=gate, check=check, on_fail=on_fail,
         )  # fmt: skip
         if not isinstance(child, Graph):
-            raise InvalidGraph(f"the sub-graph {name!r} is a Graph, not {type(child).__name__}")
+            raise InvalidGraph(f"the subgraph {name!r} is a Graph, not {type(child).__name__}")
         self._put(name, _never, "subgraph", declared, child=child, pass_in=_names_of(pass_in, "pass_in"), pass_out=_names_of(pass_out, "pass_out"))
         return self
 
@@ -599,7 +599,7 @@ class Graph(Generic[S]):
 
 
 async def _never(*_: Any) -> None:
-    raise AssertionError("a sub-graph is executed by the engine, not called")
+    raise AssertionError("a subgraph is executed by the engine, not called")
 
 
 def _reference(ref: Any, field: str) -> NodeRef:

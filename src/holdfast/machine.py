@@ -98,7 +98,7 @@ def end_child(since: int, what: str) -> None:
     error = sys.exception()
     code = error.code if isinstance(error, SystemExit) else 1
     with contextlib.suppress(OSError):
-        os.write(2, f"holdfast: {what} forked, and the child came back to the worker: it ends here (end it by os._exit)\n".encode())
+        os.write(2, f"holdfast: {what} forked, and the child process returned to the worker's code: it is ended here (end it yourself with os._exit)\n".encode())
     os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 

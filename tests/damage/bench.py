@@ -404,7 +404,7 @@ class InFolder:
         out = []
         for run_id in await target.run_ids():
             loaded = await target.load(run_id)
-            assert loaded is not None, "it was taken in"
+            assert loaded is not None, "it was imported"
             run, _, _, inbox, values = meant(loaded)
             out.append((run, inbox, values, await target.effects(run_id), await target.intents(run_id), await target.ledger(run_id)))
         return out

@@ -83,6 +83,7 @@ SETTINGS = {
     ("docs/outbox.md", "2 s"): SECOND * 2 / 1e6,
     ("docs/outbox.md", "4 s"): SECOND * 4 / 1e6,
     ("docs/outbox.md", "64 KiB"): ANSWER_CAP / 2**10,
+    ("docs/stuck.md", "1 s"): SECOND / 1e6,
     ("docs/testing.md", "90 s"): 90,  # the default of bench/mutate.py --seconds
     ("docs/streams.md", "4 MiB"): RING_BYTES / 2**20,
     ("docs/streams.md", "32 MiB"): RUN_BYTES / 2**20,

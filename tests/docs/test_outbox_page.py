@@ -14,8 +14,8 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 
 
 def example(name: str) -> str:
-    (code,) = re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text("utf-8"), re.M | re.S)
-    return str(code)
+    """The examples of a page: each goes on where the one before it ends."""
+    return "".join(re.findall(r"^```python\n(.*?)^```", (DOCS / name).read_text("utf-8"), re.M | re.S))
 
 
 class Mailer:
@@ -44,3 +44,5 @@ async def test_the_tools_page(tmp_path: Path) -> None:
     async with Runtime("memory:", workspace=tmp_path) as rt:
         run = await rt.invoke(world["fan"], {})
         assert (run.status, len(run.state.names)) == ("completed", 4)
+    run = await world["elsewhere"](f"sqlite:///{tmp_path}/runs.db", tmp_path)
+    assert (run.status, list(run.values["names"])) == ("completed", ["dist/app.txt", "dist/report.json"])

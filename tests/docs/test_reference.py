@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from holdfast import Context, Runtime
+
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -63,6 +65,20 @@ def test_every_parameter_is_typed_and_named_in_its_signature() -> None:
             if p.annotation is inspect.Parameter.empty or p.name not in PAGES[home]:
                 wrong.append(f"{home}.{name}({p.name})")
     assert wrong == []
+
+
+def test_what_must_be_awaited_is_shown_as_async() -> None:
+    named = {(home, name) for home, name, value in PUBLIC if "." not in name and inspect.iscoroutinefunction(value)}
+    assert ("holdfast.testing", "transcript") in named
+    assert [name for home, name in named if f"\nasync {name}(" not in PAGES[home]] == []
+
+
+@pytest.mark.parametrize("kind", [Context, Runtime])
+def test_a_long_class_begins_with_a_list_of_its_members_by_what_they_are_for(kind: type) -> None:
+    said = PAGES["holdfast"].partition(f"\n## {kind.__name__}\n")[2].partition("\n### ")[0]
+    listed = re.findall(r"\[`(\w+)`\]\(#(\w+)\)", "\n".join(line for line in said.splitlines() if line.startswith("- ")))
+    assert [anchor for name, anchor in listed if anchor != f"{kind.__name__}{name}".lower()] == []
+    assert sorted(name for name, _ in listed) == sorted(member for member, *_ in MAKER.members(kind))
 
 
 def test_every_error_says_its_code_and_what_it_means() -> None:

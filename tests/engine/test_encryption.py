@@ -350,7 +350,7 @@ def test_every_field_of_every_record_is_payload_or_is_said_to_be_clear() -> None
 CLEAR = frozenset(
     """
     absent acknowledge acknowledged action active_handoff active_since active_us actor after amounts answer approvals at at_rest attempt
-    attempt_id attempted_at attempts authoritative available_actions base began began_at binding bindings blob blocked_by budget budgets
+    attempt_id attempted_at attempts authoritative available_actions base began began_at binding bindings blob blocked_by budget budgets call
     came cut later begun cancel_requested_at capabilities capability carries cascade catch_up cause changes channels checkpoint_head checkpoint_id child_run_id
     chosen closed code covers created_at cron current_step_id deadline decided_at decision decisions digest done due effect_class effect_id
     effects ended_at environment error every_us evidence extensions fence file fingerprint finished_at fired force forced frames function

@@ -402,9 +402,9 @@ async def test_a_step_of_the_line_is_refused_with_the_reason(tmp_path: pathlib.P
             assert len(given) == 3
             late = given[1]
             for altered, error, words in (
-                (late, LeaseLost, "given back"),
+                (late, LeaseLost, "was released"),
                 (msgspec.structs.replace(late, fence=late.fence + 1), LeaseLost, "at fence"),
-                (msgspec.structs.replace(late, fence=late.fence + (1 << 32)), LeaseLost, "incarnation"),
+                (msgspec.structs.replace(late, fence=late.fence + (1 << 32)), LeaseLost, "generation"),
                 (msgspec.structs.replace(late, run_id="none"), RunNotFound, "no run"),
             ):
                 with pytest.raises(error, match=words):

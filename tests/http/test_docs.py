@@ -22,6 +22,14 @@ def test_every_route_has_a_line_with_its_scope() -> None:
     assert told == {(r.method, re.sub(r"/head$|{\w+}", lambda m: m[0] if m[0] == "/head" else "{}", r.path).replace("/checkpoints/{}", "/checkpoints/head"), str(r.scope or "no token")) for r in ROUTES}
 
 
+def test_a_shell_fills_in_every_variable() -> None:
+    """A shell replaces nothing within single quotes; and what each variable is, is said before the first line."""
+    said = PAGE.partition("## Routes")[2].partition("\n\n    curl")[0]
+    for *_, line in LINES:
+        assert "$" not in "".join(re.findall(r""""(?:\\.|[^"\\])*"|'([^']*)'""", line)), line
+        assert [name for name in re.findall(r"\$\w+", line) if f"`{name}`" not in said] == [], line
+
+
 async def test_every_line_does_what_it_says() -> None:
     """Sent in the order of the page, each as it stands."""
     async with Runtime("memory:", skills=[g := graph()], transports={"mail": Mail()}) as rt, served(rt) as http:

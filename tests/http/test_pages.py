@@ -162,7 +162,7 @@ async def test_a_link_shows_and_a_post_decides() -> None:
         await http.head(f"/w/{secret}")
         assert (await rt.get(run.run_id)).status == "waiting_for_human"
         done = await http.post(f"/w/{secret}", data={"action": "approve"})
-        assert done.status_code == 200 and "on record" in done.text
+        assert done.status_code == 200 and "is recorded" in done.text
         assert (await rt.get(run.run_id)).record.decisions[0].actor == "grace"
         used = await http.get(f"/w/{secret}")
         assert used.status_code == 409 and "used" in used.text

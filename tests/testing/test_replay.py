@@ -15,6 +15,7 @@ from tests.histories.make import SKILLS
 from tests.testing.record import publish
 
 from holdfast import Context, Graph, Retry, Runtime, Send, State, Tool, append, flow, thread
+from holdfast.core import superstep
 from holdfast.core.blobs import LARGE
 from holdfast.core.errors import InvalidInput, RunNotFound, StoreCorrupt
 from holdfast.stores import MemoryStore
@@ -231,6 +232,26 @@ async def test_runs_of_a_past_release(run_id: str) -> None:
     replayed = await assert_replays(skill, HISTORY / run_id)  # type: ignore[arg-type]
     assert replayed.run_id == run_id
     assert replayed.served >= (4 if meta["status"] == "completed" else 0)
+
+
+async def test_a_skip_in_the_words_of_a_past_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """§1.8: the outcome of a node after skipped ones is worded otherwise since 0.1.0; that is no difference."""
+    graph = Graph("skips", Notes, version="1")
+
+    @graph.node(start=True, when=lambda state: False)
+    def first(state: Notes) -> None: ...
+
+    @graph.node(after="first")
+    def second(state: Notes) -> None: ...
+
+    with monkeypatch.context() as before:
+        before.setattr(superstep, "ALL_SKIPPED", "skipped: all it comes after was skipped")
+        async with Runtime("memory:", skills=[graph]) as rt:
+            run = await rt.invoke(graph, {"topic": "owls"})
+            assert "skipped: all it comes after was skipped" in [e.payload.get("outcome") for e in await rt.events(run.run_id)]
+            await rt.export(run.run_id, tmp_path)
+    replayed = await replay_check(graph, tmp_path)
+    assert (replayed.same, replayed.status) == (True, "completed"), str(replayed)
 
 
 def test_the_sample_in_the_folder(holdfast_replay: Callable[..., Replayed]) -> None:

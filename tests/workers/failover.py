@@ -199,7 +199,7 @@ class Failover:
             if missing > 0:
                 self.wrong.append(f"{missing} acts of {run_id} are on record no more")
             told = [e.payload["cause"] for e in await rt.events(run_id) if e.type == "run.interrupted"]
-            self.surfaced += sum("acts of its lost commits" in str(t) for t in told)
+            self.surfaced += sum("side effects of its lost commits" in str(t) for t in told)
             await rt.resume(run_id, actor="ada")  # now it goes on, or asks about what nobody knows
 
     async def _judge(self, rt: Runtime, runs: list[str]) -> None:

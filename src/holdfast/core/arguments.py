@@ -46,7 +46,7 @@ notes: Convert = bounds.texts
 def words(value: Any, field: str) -> Any:
     """The words of a command; one alone is the only one."""
     if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
-        raise wrong(field, "a list of texts", value, f"{field}=[…]")
+        raise wrong(field, "a list of strings", value, f"{field}=[…]")
     each = [value] if isinstance(value, str) else list(value)
     return [bounds.text(one, f"{field}[{n}]", bounds.VALUE_BYTES, empty=True) for n, one in enumerate(each)]
 

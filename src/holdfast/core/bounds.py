@@ -87,7 +87,7 @@ def texts(value: object, field: str, most: int = NOTE_BYTES) -> tuple[str, ...]:
         InvalidInput, TooLarge: by the place of the text.
     """
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
-        raise wrong(field, "a list of texts", value, f"{field}=[…]")
+        raise wrong(field, "a list of strings", value, f"{field}=[…]")
     found = list(value)
     if len(found) > MANY:
         raise TooLarge(field, len(found), MANY, unit="items")

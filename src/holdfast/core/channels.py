@@ -61,7 +61,7 @@ class _Secret:
 
 
 last = Reducer(LAST)
-"""Keeps ``new`` in the place of ``old``. Two writes in one super-step are an error (``TwoWriters``). This is the reducer of a channel that names none."""
+"""Keeps ``new`` in the place of ``old``. Two writes in one super-step are an error (``TwoWriters``). A channel without a reducer uses this one."""
 override = Reducer("override")
 """Keeps ``new`` in the place of ``old``. If several nodes write in one super-step, the last in the order of the tasks counts."""
 append = Reducer("append")
@@ -185,7 +185,7 @@ class Weights:
         for name, values in by_channel.items():
             weight = self._grown(channels[name].reducer.tag, name, before.get(name, MISSING), values, after)
             if weight > GROWN_BYTES:
-                raise TooLarge(f"{name}, grown", weight, GROWN_BYTES, hint="keep fewer: window(n), or files whose names the channel holds")
+                raise TooLarge(f"{name}, grown", weight, GROWN_BYTES, hint="keep fewer items with window(n), or write the data to files and keep only their names in the channel")
             if after is not None and name in after:
                 self._known[name] = (after[name], weight)
 

@@ -531,5 +531,5 @@ def unpacked(values: Mapping[str, Any], held: tuple[Held, ...]) -> Mapping[int, 
 def _find(done: str, results: Mapping[str, TaskResult]) -> TaskResult:
     found = results.get(done)
     if found is None:
-        raise EventUnreadable(f"the checkpoint refers to the result of {done}, which is not on record")
+        raise EventUnreadable(f"the checkpoint refers to the result of {done}, which is not recorded")
     return found

@@ -25,6 +25,7 @@ from holdfast.core.lease import Lease
 from holdfast.core.outcomes import completes
 from holdfast.core.run import Run, fold
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Condition, Status
+from holdfast.core.toolcalls import place_of
 from holdfast.core.views import condition
 from holdfast.core.vouch import KINDS
 from holdfast.core.waits import HALT, HALTING, Decision
@@ -199,7 +200,7 @@ class Diagnosis:
         """An effect record of the run."""
         self._refers(blobs.named((), [effect]))
         in_flight = self.lease is not None and self.lease.live(self.now) and self.lease.fence == effect.fence
-        if effect.status is EffectStatus.ATTEMPTED and not in_flight:
+        if effect.status is EffectStatus.ATTEMPTED and not in_flight and place_of(effect.owner) is None:
             self._note(
                 "effect_attempted_without_result",
                 f"{effect.capability or 'an effect'} of {effect.task} was attempted, and its outcome is not recorded ({effect.effect_id})",
@@ -235,7 +236,7 @@ class Diagnosis:
         try:
             self.folded = fold(self.folded, event)
         except HoldfastError as e:
-            self._note("event_unreadable", f"event {event.seq} ({event.type}) cannot follow: {e.message}", _LOOK)
+            self._note("event_unreadable", f"the event {event.seq} ({event.type}) is not possible at this place of the log: {e.message}", _LOOK)
             self.blind = True
 
     def _watch_halt(self, fact: ev.Fact | ev.Unknown) -> None:

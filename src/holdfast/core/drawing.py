@@ -69,7 +69,7 @@ def draw(program: Program) -> str:
     """Any program as lines for a terminal: each node once, under the one that leads to it; ``↑`` points to one drawn above."""
     title = f"{program.id} (version {program.version})"
     if program.flow:
-        return f"{title}\n  ○ a flow: its steps are told by its code"
+        return f"{title}\n  ○ a flow: its code decides which steps run"
     after: dict[str, list[str]] = {}
     reached = links(program)
     for target, sources in reached.items():
@@ -114,7 +114,7 @@ def _told(node: Node, sources: list[Link]) -> str:
     if node.routers:
         marks.append("branches")
     if isinstance(node.child, Program):
-        marks.append(f"sub-graph {node.child.id}: {len(node.child.nodes)} nodes")
+        marks.append(f"subgraph {node.child.id}: {len(node.child.nodes)} nodes")
     return f"○ {node.name}" + (f"  ({'; '.join(marks)})" if marks else "")
 
 

@@ -163,17 +163,17 @@ def strictest(*policies: ReplayPolicy | str | None) -> ReplayPolicy:
 
 
 class Happened(msgspec.Struct, frozen=True):
-    """The effect was made; ``result`` is what it returned."""
+    """The effect happened; ``result`` is what it returned."""
 
     result: Any = None
 
 
 class Absent(msgspec.Struct, frozen=True):
-    """The effect was not made."""
+    """The effect did not happen."""
 
 
 class Unknown(msgspec.Struct, frozen=True):
-    """It is not known whether the effect was made; ``why`` is the reason."""
+    """It is not known whether the effect happened; ``why`` is the reason."""
 
     why: str = ""
 

@@ -4,7 +4,8 @@
 ``Conflict``: another caller was first. ``StepFailure``: user code failed; the failure is stored as a value.
 ``StoreError``: the database, the disk or the stored data.
 
-Every error has a stable ``code`` (tests, exit codes and HTTP problems use it) and may carry a ``hint``, which says what to do.
+Every error has a stable ``code``, which commands and the HTTP API print, and an exit code. It may carry a ``hint``, which says what to do.
+``rejected`` is the code of both ``Rejected`` and ``StepRejected``; their exit codes differ.
 """
 
 from __future__ import annotations
@@ -531,7 +532,8 @@ class ToolFailed(StepFailure):
 
 
 class StatementFailed(StepFailure):
-    """The database refused an SQL statement of a step; nothing of that step was committed."""
+    """The database refused an SQL statement of a step, and the step was not committed. The results of its finished tasks are kept; a resume
+    tries the statements again."""
 
     code = "sql_failed"
 
@@ -645,13 +647,13 @@ class StoreUnavailable(StoreError):
 
 
 class OutcomeUnknown(StoreUnavailable):
-    """The connection was lost during a write and could not be made again. It is not known whether the data was written."""
+    """The connection was lost during a write and could not be re-established. It is not known whether the data was written."""
 
     code = "outcome_unknown"
 
 
 class StoreReadOnly(StoreError):
-    """The store cannot be written: the file, the file system or the server is read-only."""
+    """The store cannot be written: the file, the file system or the server is read-only, or the folder does not exist."""
 
     code = "store_read_only"
 
@@ -721,7 +723,7 @@ class LogRolledBack(StoreCorrupt):
 
 
 class IncarnationChanged(StoreCorrupt):
-    """The store was restored or failed over while this process used it."""
+    """The store was restored, acknowledged or failed over while this process used it: it is a new generation of the store."""
 
     code = "store_incarnation_changed"
 
@@ -741,7 +743,7 @@ class RecordDamaged(StoreCorrupt):
         shown = str(record).replace("\x1f", " ")
         whose = f"the {kind} record {shown!r}" + (f" of {run_id}" if run_id else "")
         said = "is missing, though it was written" if missing else "is damaged: its checksum does not match"
-        way_out = "do not act on it again before you have looked; restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
+        way_out = "before anything that it records is done again, check whether it has been done; then restore a backup, or accept the loss: holdfast doctor --rebuild --acknowledge"
         way_out += _MADE_ANEW.get(kind, "")
         super().__init__(f"{whose} {said}", hint=way_out, code=f"{kind}_record_{'missing' if missing else 'altered'}")
         self.kind = kind

@@ -45,7 +45,7 @@ class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
             if self.per_second is None:
                 raise InvalidInput("burst= needs per_second=: it is the burst of that rate", field="burst", hint="give per_second as well")
         if self.in_flight is None and self.per_second is None:
-            raise InvalidInput("a limit says in_flight, per_second, or both", field="in_flight", hint="Limit(in_flight=5, per_second=50)")
+            raise InvalidInput("a limit must have in_flight, per_second, or both", field="in_flight", hint="Limit(in_flight=5, per_second=50)")
 
     @property
     def every(self) -> int:

@@ -10,6 +10,7 @@ from holdfast.core.waits import APPROVE, CONTINUE, HALTING, WAIVE
 OK = "ok"
 DEGRADED = "degraded"
 SKIPPED = "skipped"
+ALL_SKIPPED = "skipped: every node that it comes after was skipped"
 FAILED = "failed"
 
 

@@ -41,7 +41,7 @@ from holdfast.core.errors import (
 from holdfast.core.graph import START, Node, Program, Trigger
 from holdfast.core.ids import node_of
 from holdfast.core.kinds import Kind, Misfit
-from holdfast.core.outcomes import DELIVERED, NO_CHANGE, OK, SKIPPED, UNCHANGED, completes
+from holdfast.core.outcomes import ALL_SKIPPED, DELIVERED, NO_CHANGE, OK, SKIPPED, UNCHANGED, completes
 
 INTENTS = "intents"
 REVIEW_TASK = "@review"
@@ -96,7 +96,7 @@ def _ready(node: Node, cp: Checkpoint | Turns) -> Task | None:
         if not cp.skipped or any(not (c.startswith("done:") and c[5:] in cp.skipped) for c in newer):
             return Task(node.name, seen=tuple(newer))
         if len(newer) == len(trigger.channels) and not _goes_round(node.name, cp):
-            skip = Task(node.name, seen=tuple(newer), skip="skipped: all it comes after was skipped")
+            skip = Task(node.name, seen=tuple(newer), skip=ALL_SKIPPED)
     return skip
 
 
@@ -194,7 +194,7 @@ def reduced(name: str, reducer: Reducer, old: Any, value: Any, kind: Kind | None
         try:
             made = kind.fit(made, name)
         except Misfit as e:
-            raise InvalidWrite(f"the reducer of {name!r} made what does not fit: {e}", field=e.path) from None
+            raise InvalidWrite(f"the reducer of {name!r} returned a value that does not fit: {e}", field=e.path) from None
     return canon.admit(made, name)
 
 

@@ -33,7 +33,7 @@ class Token(msgspec.Struct, frozen=True):
             TokenRefused: used, revoked or expired.
         """
         if self.used_at is not None:
-            raise TokenRefused("the link has been used already", hint="a link answers once")
+            raise TokenRefused("the link has been used already", hint="a link can be used only once")
         if self.revoked_at is not None:
             raise TokenRefused("the link was revoked: its question was closed", hint="holdfast show RUN shows the status of the run")
         if self.expires_at <= now:

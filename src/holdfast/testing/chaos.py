@@ -69,7 +69,7 @@ class Report(msgspec.Struct):
                 f"runs: {self.runs} asked, {self.runs_done} done, {self.runs_skipped} skipped; ended {self.ended}",
                 f"{self.asked_people} questions put to people; {self.limited} gave up after ten owners in a row, each killed here",
                 f"faults: {self.faults} asked, {done} done, {self.faults_skipped} skipped; {self.faults_done}",
-                f"acts outside: {self.acts}, none twice" if not self.wrong else f"acts outside: {self.acts}",
+                f"side effects: {self.acts}, none twice" if not self.wrong else f"side effects: {self.acts}",
                 *(f"WRONG {w}" for w in self.wrong[:50]),
             ]
         )
@@ -358,10 +358,10 @@ class Chaos:
                     wrong.append(f"{run_id}: {code} was recorded as an outcome")
             refused = text.count("was refused") + text.count("changed nothing")
             if told[run_id, "cancel"] and not (kinds["run.cancel_requested"] or kinds["run.canceled"] or refused):
-                wrong.append(f"{run_id}: a cancel was accepted, and the log does not tell of it")
+                wrong.append(f"{run_id}: a cancel was accepted, but the log does not show it")
             for kind in ("wait.decided", "signal.received"):
                 if told[run_id, kind] and not (kinds[kind] or refused or run.status == "canceled"):
-                    wrong.append(f"{run_id}: {kind} was accepted, and the log does not tell of it")
+                    wrong.append(f"{run_id}: {kind} was accepted, but the log does not show it")
         self.report.ended = dict(ends)
 
 
@@ -373,10 +373,10 @@ async def chaos(*, runs: int = 100, faults: int = 50, seed: int = 0, budget: flo
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.chaos", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--runs", type=int, default=100, help="short runs to submit (2000 in the heavy round)")
-    parser.add_argument("--faults", type=int, default=50, help="faults and commands to throw in (1000 in the heavy round)")
+    parser.add_argument("--runs", type=int, default=100, help="short runs to submit (2000 in a long test)")
+    parser.add_argument("--faults", type=int, default=50, help="how many faults and commands (1000 in a long test)")
     parser.add_argument("--seed", type=int, default=int(dt.datetime.now(dt.UTC).timestamp()), help="the seed that chooses the faults; it is printed")
-    parser.add_argument("--budget", type=float, default=0.5, metavar="MINUTES", help="after which no more trouble is made (30 for the heavy round)")
+    parser.add_argument("--budget", type=float, default=0.5, metavar="MINUTES", help="minutes after which no more faults are made (30 in a long test)")
     parser.add_argument("--nursery", nargs=2, metavar=("URL", "FOLDER"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)
     if asked.nursery:

@@ -113,7 +113,7 @@ class Process:
 
     async def gone(self) -> None:
         """Returns when the last of its tasks has ended; a task that catches its cancellation is cancelled again."""
-        assert self.dead, "only a killed process goes"
+        assert self.dead, "gone() is only for a process that was killed: call kill() first"
         while left := [t for t in self.tasks if not t.done() and t is not asyncio.current_task()]:
             for task in left:
                 task.cancel()

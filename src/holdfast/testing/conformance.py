@@ -1000,7 +1000,7 @@ async def case_one_run_twice_at_once(h: Harness) -> None:
     script = await Script(h.store, "r1").begin("w")
     await Script(h.store, "r2").begin("w")
     outcomes = await asyncio.gather(*[h.store.commit(script.step()) for _ in range(2)], return_exceptions=True)
-    assert sorted(type(o).__name__ for o in outcomes) == ["Tip", "VersionConflict"], "which of the two is none of ours to say"
+    assert sorted(type(o).__name__ for o in outcomes) == ["Tip", "VersionConflict"], "of two commits at the same time exactly one succeeds; the other raises VersionConflict"
 
 
 @case

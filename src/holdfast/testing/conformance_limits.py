@@ -47,7 +47,7 @@ async def case_limits_hold_runs_back(h: Harness) -> None:
     assert Counter(r[0] for r in first + second) in (Counter(a=2, b=1, c=2), Counter(a=1, b=2, c=2)), (first, second)
     assert await claimed(h.store, "w", limits) == [] and await claimed(h.store, "v", limits) == []
     rest = await claimed(h.store, "v")
-    assert sorted(first + second + rest) == sorted(f"{t}{i}" for t in "abc" for i in range(4)), "without limits all of them go"
+    assert sorted(first + second + rest) == sorted(f"{t}{i}" for t in "abc" for i in range(4)), "without limits all runs are claimed"
 
 
 @case
@@ -99,7 +99,7 @@ async def case_rate_of_claims(h: Harness) -> None:
     h.clock.forward(SECOND // 2)
     assert len(await claimed(h.store, "w", limits)) == 1
     h.clock.forward(10 * SECOND)
-    assert len(await claimed(h.store, "w", limits)) == 3, "more than the bucket holds does not gather"
+    assert len(await claimed(h.store, "w", limits)) == 3, "the bucket never holds more than its size"
     usage = await h.store.usage()
     assert usage.held == (Held("w", "default", "default", 7),) and usage.buckets["queue:default"] > h.clock()
 
@@ -217,7 +217,7 @@ async def case_calls_hold_limits(h: Harness) -> None:
     assert (await h.store.usage()).calls == {"model": 1}
     h.kill("v")
     assert (await h.store.usage()).calls.get("model", 0) == 0, "a dead owner holds nothing"
-    assert await h.store.enter("w", "r0", "r0.b", {"free": None}) is None, "of a limit that nobody has set it is known who uses it"
+    assert await h.store.enter("w", "r0", "r0.b", {"free": None}) is None, "the users of a limit are known even if nobody has set it"
     assert (await h.store.usage()).calls["free"] == 1
     await h.store.put_rule(Rule("free").changed(Change(1, "ada", "set", Limit(in_flight=1))), None)
     assert isinstance(await h.store.enter("w", "r1", "r1.b", {"free": None}), Later)

@@ -13,8 +13,9 @@ from msgspec.structs import replace
 
 from holdfast.core import canon, intents
 from holdfast.core import events as ev
+from holdfast.core.blobs import blob_of
 from holdfast.core.commit import LedgerRow, Settlement
-from holdfast.core.errors import ErrorValue, RunNotFound, VersionConflict
+from holdfast.core.errors import ErrorValue, RunNotFound, StoreCorrupt, VersionConflict
 from holdfast.core.intents import Failed, Intent, IntentState, Sending, Sent
 from holdfast.ports import Store, Upkeep
 from holdfast.testing.conformance import SECOND, TTL, Harness, Script, case, refused, signal
@@ -239,16 +240,18 @@ async def case_lanes_take_turns(h: Harness) -> None:
 
 @case
 async def case_a_settlement_brings_what_its_hook_gave(h: Harness) -> None:
-    """§9.5: ledger rows, signals and further intents are kept with it, once, or none of it."""
+    """§9.5, §11.4: ledger rows, signals, further intents and files are kept with it, once, or none of it."""
     now = h.store.now()
     await outbox(h, intent("r1", "a", now))
     (got,) = await h.store.claim_intents("d", MAIL, limit=1, ttl_us=TTL)
     row = LedgerRow("r1", "mail", "a", canon.encode({"ok": True}), now, "r1.1.node")
     after = intents.after(got, DONE, PLAIN, now)
-    given = Settlement(got, after, (row,), (signal("r1", "k", now),), (intent("r1", "a:1", now),))
+    given = Settlement(got, after, (row,), (signal("r1", "k", now),), (intent("r1", "a:1", now),), (left := blob_of(b"left by a tool"),))
     await refused(RunNotFound, h.store.settle_intents([replace(given, puts=(signal("nobody", "k", now),))]))
     assert await h.store.ledger("r1") == []
+    await refused(StoreCorrupt, h.store.blob(left.digest))
     assert await h.store.settle_intents([given, given]) == [True, False]
+    assert await h.store.blob(left.digest) == b"left by a tool"
     assert await h.store.settle_intents([given]) == [False]
     assert [(r.topic, r.step_id) for r in await h.store.ledger("r1")] == [("mail", "r1.1.node")]
     assert [i.key for i in await h.store.inbox("r1")] == ["signal:go:k"]

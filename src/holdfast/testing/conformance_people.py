@@ -69,11 +69,11 @@ async def case_no_end_over_an_unread_inbox(h: Harness) -> None:
         await h.store.put(InboxItem(run_id, "cancel", Cancel("ann"), h.store.now()))
         await refused(InboxUnread, h.store.commit(script.commit(end, lease=RELEASE)), "inbox_unread")
         loaded = await h.store.load(run_id)
-        assert loaded is not None and loaded.tip == script.tip and loaded.lease.owner == "w", "nothing was written, and nothing let go"
+        assert loaded is not None and loaded.tip == script.tip and loaded.lease.owner == "w", "nothing was written, and the lease was not released"
         await script.write(script.commit(ev.NoteAdded("not the end"), lease=KEEP))
         await script.write(script.commit(end, lease=RELEASE, took=("cancel",)))
         await h.store.put(InboxItem(run_id, "late:a", LateResult("a", "too late"), h.store.now()))
-        await script.write(script.touching(ev.NoteAdded("what has ended is no matter")))
+        await script.write(script.touching(ev.NoteAdded("after the run has ended")))
 
 
 @case

@@ -87,7 +87,7 @@ async def case_carry_keeps_its_lender(h: Harness) -> None:
     assert sorted(await keep.loans()) == [("r2", "r1"), ("r3", "r2")]
     assert (await keep.prune(h.store.now(), dry=True)).run_ids == ("r1", "r2")
     held = await keep.prune(h.store.now())
-    assert (held.run_ids, held.kept.get("r2")) == ((), "a later run of its thread carries on from it")
+    assert (held.run_ids, held.kept.get("r2")) == ((), "a later run of its thread continues from it")
     assert await keep.whole("r3", -1) is None
     for _ in range(2):
         await keep.keep_origin("r3", origin_of("r3"))

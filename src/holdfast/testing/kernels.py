@@ -41,7 +41,7 @@ async def _refused(act: Awaitable[Any], what: str) -> None:
     except Exception as e:
         said = str(e)
     assert said is not None, f"{what} is not refused"
-    assert said, f"{what} is refused without a word"
+    assert said, f"{what} is refused without an error message"
 
 
 async def executor_suite(make: Make) -> None:
@@ -66,7 +66,7 @@ async def saver_suite(make: Make) -> None:
         await kernel.invoke("a", {"text": "hello"})
         resting = await saver.get("a")
         assert resting is not None and set(resting) >= SNAPSHOT, f"a snapshot has {sorted(SNAPSHOT)}"
-        assert set(resting["metadata"]) == {"source", "step", "writes"} and resting["nextTasks"], "what runs next is told"
+        assert set(resting["metadata"]) == {"source", "step", "writes"} and resting["nextTasks"], "a snapshot names the nodes that run next"
         put = await saver.put("a", {"values": {"said": ["edited"]}}, actor="ada")
         assert list(put["values"]["said"]) == ["edited"]
         _stands(await kernel.resume("a", "yes"), ["edited", "yes"], rests=False)

@@ -215,7 +215,7 @@ async def _judge(rt: Runtime, said: Sequence[Said], report: Report) -> None:
         if _noted(events):
             noted[one.kind] += 1
         elif not _followed(one, events):
-            report.wrong.append(f"{one.run_id}: a {one.kind} was accepted, and the log does not tell of it: {[e.type for e in events]}")
+            report.wrong.append(f"{one.run_id}: a {one.kind} was accepted, but the log does not show it: {[e.type for e in events]}")
         elif one.kind == "cancel" and run.status != "canceled":
             report.wrong.append(f"{one.run_id}: a cancel was accepted, and the run ended {run.status}")
         if left := await rt.store.inbox(one.run_id):
@@ -241,10 +241,10 @@ def _noted(events: Sequence[EventView]) -> bool:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m holdfast.testing.latecomers", description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--commands", type=int, default=200, help="cancels, signals and decisions to give (2000 take about 3 minutes on two free cores)")
-    parser.add_argument("--processes", type=int, default=3, help="the number of processes that give them; two more execute the runs")
+    parser.add_argument("--commands", type=int, default=200, help="how many cancels, signals and decisions (2000 take about 3 minutes on two free cores)")
+    parser.add_argument("--processes", type=int, default=3, help="the number of processes that send them; two more execute the runs")
     parser.add_argument("--seed", type=int, default=int(dt.datetime.now(dt.UTC).timestamp()) % 1_000_000, help="the seed that chooses the commands and their times; it is printed")
-    parser.add_argument("--budget", type=float, default=5.0, metavar="MINUTES", help="after which no more commands are given; the rest is counted as skipped")
+    parser.add_argument("--budget", type=float, default=5.0, metavar="MINUTES", help="minutes after which no more commands are sent; the others are counted as skipped")
     parser.add_argument("--drive", metavar="URL", help=argparse.SUPPRESS)
     parser.add_argument("--give", nargs=5, metavar=("URL", "FILE", "COUNT", "SEED", "UNTIL"), help=argparse.SUPPRESS)
     asked = parser.parse_args(arguments)

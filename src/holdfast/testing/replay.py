@@ -22,6 +22,7 @@ from holdfast.core import events as ev
 from holdfast.core.checkpoint import Ended, StepRecord, ended
 from holdfast.core.codec import Record, decode_whole, open_row
 from holdfast.core.errors import InvalidInput, RunNotFound
+from holdfast.core.outcomes import ALL_SKIPPED
 from holdfast.core.progress import Progress
 from holdfast.core.run import Run, fold
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
@@ -38,6 +39,7 @@ Place = tuple[int, str, str]
 SCHEMES = ("sqlite:", "workspace:", "memory:", "postgresql:")
 CALLS = frozenset({"step", "effect", "value", "first_of", "wait"})
 SHOWN = 300
+_SKIPPED_BEFORE = "skipped: all it comes after was skipped"  # the same outcome in recordings of release 0.1.0
 _OPENERS = frozenset({"scope", "first_of"})
 
 
@@ -68,8 +70,8 @@ _WORDS = {
     "arguments": "the same call with other arguments",
     "routing": "other nodes run",
     "outcome": "it ends with another outcome",
-    "end": "the run ends otherwise",
-    "waits": "it is in other waits",
+    "end": "the run ends differently",
+    "waits": "other waits are open",
     "value": "another value",
 }
 
@@ -224,7 +226,7 @@ def _plan(record: Record, planned: dict[int, list[str]], ended: dict[int, dict[s
                 if task not in planned.setdefault(step, []):
                     planned[step].append(task)
             case ev.StepEnded(step=step, task=task, path="", outcome=outcome):
-                ended.setdefault(step, {})[task] = outcome
+                ended.setdefault(step, {})[task] = ALL_SKIPPED if outcome == _SKIPPED_BEFORE else outcome
             case _:
                 pass
 
@@ -328,7 +330,7 @@ class _Replay:
     async def replayed(self) -> Replayed:
         past, program = self._past, self._skill.program
         if program.id != past.run.skill_id:
-            raise InvalidInput(f"the run is one of {past.run.skill_id}, not of {program.id}", hint="give the skill that it is a run of")
+            raise InvalidInput(f"the run is one of {past.run.skill_id}, not of {program.id}", hint="give the skill of that run")
         clock = self._clock
         store = MemoryStore(now=clock.now)
         async with Runtime(store, clock=clock, **self._options) as rt:

@@ -362,7 +362,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=1000, help="how many to play")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--seed", type=int, help="run only this seed and print what happened, even if no invariant is broken")
-    parser.add_argument("--keep-going", action="store_true", help="go on after a broken seed")
+    parser.add_argument("--keep-going", action="store_true", help="continue after a seed that fails")
     options = parser.parse_args(arguments)
     if options.seed is not None:
         story = simulate(options.seed, tell=True)

@@ -13,6 +13,7 @@ import msgspec
 
 from holdfast.core import canon
 from holdfast.core import events as ev
+from holdfast.core.called import Called
 from holdfast.core.codec import open_row
 from holdfast.core.errors import HoldfastError
 from holdfast.core.progress import Progress
@@ -51,7 +52,7 @@ async def ending(store: Store, run_id: str) -> list[str]:
         progress = Progress(run_id, await Threads(store).origin(run_id, rows))
         progress.walk(rows)
     except HoldfastError as e:
-        damage = [f"  cannot be gone on with: {e.message}"]
+        damage = [f"  cannot be continued: {e.message}"]
     reason = f" ({run.stop_reason})" if run.stop_reason else ""
     effects = [f"    effect {e.effect_id} {e.capability}: {e.status}" for e in await store.effects(run_id)]
     return [*damage, f"  = {run.status}{reason}  {dict(progress.checkpoint.values)!r}", *effects]
@@ -101,6 +102,8 @@ def _word(name: str, value: Any, default: Any) -> str:
         return ""
     if isinstance(value, bytes):
         return f"{name}={_decoded(value)}"
+    if isinstance(value, Called):
+        return f"{name}={str(value)!r}"
     if isinstance(value, msgspec.Struct):
         return f"{name}={getattr(value, 'message', type(value).__name__)!r}"
     return str(value) if default is msgspec.NODEFAULT else f"{name}={value}"

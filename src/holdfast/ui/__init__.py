@@ -2,5 +2,7 @@
 
 from holdfast.ui.app import Pages
 from holdfast.ui.render import alone
+from holdfast.ui.sessions import SHELF as SESSIONS
+from holdfast.ui.sessions import sweep
 
-__all__ = ["Pages", "alone"]
+__all__ = ["SESSIONS", "Pages", "alone", "sweep"]

@@ -273,7 +273,7 @@ class Pages:
         name = request.query_params.get("from") or (points[-1].checkpoint_id if points else "")
         chosen = next((p for p in points if p.checkpoint_id == name), None)
         if chosen is None:
-            raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one of the list")
+            raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one from the list")
         return self._page(request, "fork.html", viewer, section="/runs", run=seen.record, chosen=chosen, checkpoints=_points(seen), edits={}, changed=None)
 
     async def forked(self, request: Request, viewer: Viewer) -> Response:
@@ -282,7 +282,7 @@ class Pages:
         name = form.get("from", "")
         chosen = next((p for p in seen.checkpoints() if p.checkpoint_id == name), None)
         if chosen is None:
-            raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one of the list")
+            raise CheckpointNotFound(f"{run_id} has no checkpoint {name}", hint="choose one from the list")
         edits = {n: _json(form[f"set.{n}"], n) for n in chosen.values if form.get(f"set.{n}", "").strip() and n not in seen.run.secrets}
         changed = {n: v for n, v in edits.items() if v != chosen.values[n]}
         if not form.get("sure"):
@@ -447,7 +447,7 @@ async def _own(request: Request, viewer: Viewer | None, public: str | None) -> N
     if not _from_here(request, public):
         raise Forbidden("this form comes from another site", hint="use the forms of these pages")
     if viewer is not None and not viewer.sent((await _form(request)).get("csrf", "")):
-        raise Forbidden("this form is not one of your session's", hint="load the page again, then send it")
+        raise Forbidden("this form does not belong to your session", hint="load the page again, then send it")
 
 
 async def _pairs(request: Request) -> list[tuple[str, str]]:
@@ -489,10 +489,12 @@ def _json(text: str, field: str) -> Any:
 
 
 def _payload(form: Mapping[str, str], wait: describe.WaitView | None) -> Any:
-    """The answer of a form: its JSON, or its fields as the wait's schema says."""
+    """The answer of a form: its JSON, or its fields as the wait's schema says; fields that are left empty edit nothing that is approved."""
     if form.get("payload", "").strip():
         return _json(form["payload"], "payload")
     schema = words.form_of(wait.schema) if wait is not None else {}
+    if wait is not None and wait.editable and form.get("value") == "":
+        return ...
     if schema.get("type") != "object" and "value" in form:
         return _typed(form["value"], schema, "value")
     found = {n: _typed(form[f"f.{n}"], s, n) for n, s in schema.get("properties", {}).items() if form.get(f"f.{n}", "") != ""}

@@ -190,7 +190,7 @@ def timeline(
             if step.step_id.endswith(f".{task}") and began >= (_at(step.started_at) or start):
                 bars.append(_bar(scale, began, stopped, "wait"))
         began, stopped = _at(step.started_at) or start, _at(step.ended_at) or end
-        lines.append(Line(step.step_id, step.name, "person" if asks else _state(step), bars, (stopped - began).total_seconds(), _why(step, mine)))
+        lines.append(Line(step.step_id, step.call, "person" if asks else _state(step), bars, (stopped - began).total_seconds(), _why(step, mine)))
         lines += [_sending(i, scale, end) for i in intents if i.intent_id.rpartition("!")[0] == step.step_id]
     return Timeline(
         lines, [(scale(a), scale(b) - scale(a)) for a, b in scale.folded], [(0.0, f"{start:%H:%M:%S}"), (100.0, f"{end:%H:%M:%S}")],

@@ -14,7 +14,7 @@ import msgspec
 from holdfast.calendar import CALENDAR
 from holdfast.core.describe import EffectView, RunView, WaitView
 from holdfast.core.errors import InvalidInput
-from holdfast.core.waits import NEEDS_FEEDBACK
+from holdfast.core.wording import answering
 
 SIGNS = {
     "queued": ("queued", ""), "running": ("running", "live"), "replaying": ("replaying", "live"), "awaiting_phase_handoff": ("person", "person"),
@@ -56,10 +56,10 @@ def finding(run: RunView, effects: Sequence[EffectView] = ()) -> Finding:
             what = ", ".join(f"{w.kind} {w.name}".strip() for w in run.waits)
             return Finding(sign, tone, f"It waits for {what}.", "It resumes automatically when this arrives.")
         case "queued":
-            behind = f"It waits its turn behind {run.blocked_by}." if run.blocked_by else "It is due, and no worker has taken it yet."
+            behind = f"It waits for its turn after {run.blocked_by}." if run.blocked_by else "It is due, and no worker has taken it yet."
             return Finding(sign, tone, behind, "A worker that has the skill takes it.")
         case "running" | "replaying":
-            return Finding(sign, tone, f"It is running, executed by {run.lease.owner}." if run.lease.owner else "It is running, but no process executes it now.", "Nothing is to be done.")
+            return Finding(sign, tone, f"It is running, executed by {run.lease.owner}." if run.lease.owner else "It is running, but no process executes it now.", "You need not do anything.")
         case "done":
             return Finding(sign, tone, "It is done.", "Fork or replay it to try something else.")
         case "halted" | "cancelled":
@@ -78,14 +78,8 @@ def command(store: str, *words: str) -> str:
     return shlex.join(["holdfast", *words, *named])
 
 
-def answer_command(store: str, wait: WaitView, action: str, *, alone: bool) -> str:
-    which = [] if alone else ["--wait", wait.wait_id]
-    if action == "approve":
-        return command(store, "approve", wait.run_id, *which)
-    if action == "deny":
-        return command(store, "deny", wait.run_id, *which, "--reason", "WHY")
-    more = ["--payload", "JSON"] if action in ("answer", "record_result") else ["--feedback", "TEXT"] if action in NEEDS_FEEDBACK else []
-    return command(store, "decide", wait.run_id, *which, "--action", action, *more)
+def answer_command(store: str, wait: WaitView, action: str, *, alone: bool, edited: bool = False) -> str:
+    return command(store, *answering(wait.run_id, None if alone else wait.wait_id, action, edited=edited))
 
 
 def form_of(schema: Any) -> dict[str, Any]:
@@ -96,7 +90,7 @@ def form_of(schema: Any) -> dict[str, Any]:
     kinds = kinds if isinstance(kinds, Mapping) else {}
     top = _followed(schema, kinds)
     fields = top.get("properties")
-    if top.get("type") == "object" and isinstance(fields, Mapping):
+    if top.get("type") in ("object", ["object", "null"]) and isinstance(fields, Mapping):
         made = {n: _followed(s, kinds) for n, s in fields.items() if isinstance(s, Mapping)}
         must = top.get("required")
         return {"type": "object", "properties": made, "required": must if isinstance(must, Sequence) else []} if made else {}

@@ -14,9 +14,9 @@ from holdfast.core import events as ev
 from holdfast.core.commit import InboxItem
 from holdfast.core.errors import LaneBusy, LaneOfAncestor
 from holdfast.core.run import Run
-from holdfast.core.status import Status
+from holdfast.core.status import NOT_ENDED, Status
 from holdfast.engine.base.journal import Draft
-from holdfast.engine.base.obstacles import MANY, NOT_ENDED, in_the_way
+from holdfast.engine.base.obstacles import MANY, in_the_way
 from holdfast.engine.desk.door import OnBusy
 from holdfast.engine.desk.intake import Birth
 from holdfast.ports import RunFilter, Store
@@ -69,7 +69,7 @@ def admit(born: Birth, before: list[Run], reason: str, now: int) -> Draft:
     match born.on_busy:
         case OnBusy.REJECT:
             raise LaneBusy(
-                f"{holder.run_id} ({holder.status}) has the lane {holder.lane!r} of {holder.session_key!r}", hint="wait for it, cancel it, or queue behind it"
+                f"{holder.run_id} ({holder.status}) has the lane {holder.lane!r} of {holder.session_key!r}", hint="wait for it, cancel it, or queue the new run after it"
             )
         case OnBusy.ACK:
             draft.facts += [ev.RunQueued("acknowledged, and not run", blocked_by=holder.run_id), ev.RunCanceled(DROPPED, settled=True, at_rest=True)]
