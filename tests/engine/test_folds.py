@@ -6,11 +6,8 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from msgspec.structs import replace
 
 from holdfast import Context, Graph, Runtime, State, append, thread
-from holdfast.core.checkpoint import empty
-from holdfast.engine.look.folds import Fold, Folds
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.engine.look.threads import Threads
 from tests.statements import counting_statements
@@ -70,19 +67,3 @@ async def test_what_has_not_changed_is_not_read_again(tmp_path: Path) -> None:
                 assert len(await rt.look.find(Wanted())) == 6
                 took.append(counts["SELECT"] + counts["WITH"] - before)
     assert took[1] == took[2] < took[0], took
-
-
-async def test_folds_are_kept_up_to_a_size() -> None:
-    graph = notes()
-    async with Runtime("memory:", skills=[graph]) as rt:
-        runs = [(await rt.invoke(graph, {"go": n})).record for n in range(3)]
-    folds = Folds(10)
-    kept = [Fold(run, empty(run.run_id, {}), b"", 5) for run in runs]
-    folds.keep(kept[0])
-    folds.keep(kept[1])
-    assert folds.get(runs[0]) is kept[0]
-    folds.keep(kept[2])
-    assert [folds.get(run) is not None for run in runs] == [True, False, True], "the one that was used longest ago goes"
-    assert folds.get(replace(runs[0], version=runs[0].version + 1)) is None
-    folds.keep(Fold(runs[0], empty(runs[0].run_id, {}), b"", 11))
-    assert [folds.get(run) for run in runs] == [None, None, None]

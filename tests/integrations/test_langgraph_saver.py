@@ -20,7 +20,7 @@ from langgraph.graph import END, START, StateGraph
 from holdfast import Graph, Runtime, State, UsageError
 from holdfast.core.errors import StoreCorrupt, StoreError, TooLarge
 from holdfast.integrations.langgraph import HoldfastSaver
-from holdfast.integrations.langgraph.rows import LONGEST_TAIL, Kept, Read, Thread, Value, Write, encode, grown, head, joined
+from holdfast.integrations.langgraph.rows import LONGEST_TAIL, Kept, Thread, Value, Write, encode, grown, head, joined
 from holdfast.shelf import Shelf
 
 
@@ -609,20 +609,3 @@ def test_tails_stand_behind_a_few_others_and_never_grow_too_long() -> None:
 @pytest.mark.parametrize(("body", "size"), [(b"", 0), (b"\x93abc", 1), (b"\xdc\x00\x10", 3), (b"\xdd\x00\x00\x00\x10", 5), (b"\x81", 1), (b"\xc0", 0)])
 def test_heads_of_lists_and_maps(body: bytes, size: int) -> None:
     assert head(body) == size
-
-
-def test_what_was_read_is_kept_up_to_a_size() -> None:
-    read = Read(10)
-    a, b, c = (("t/", "", name) for name in "abc")
-    read.keep(a, "1", ("msgpack", b"12345"))
-    read.keep(b, "1", ("msgpack", b"12345"))
-    assert read.get(a, "1") == ("msgpack", b"12345") and read.get(a, "2") is None
-    read.keep(c, "1", ("msgpack", b"1"))
-    assert [read.get(slot, "1") is not None for slot in (a, b, c)] == [True, False, True], "the one that was used longest ago goes"
-    read.keep(a, "2", ("msgpack", b"123456789"))
-    assert read.get(a, "2") is not None and read.get(c, "1") is not None
-    read.keep(b, "1", ("msgpack", b"12345678901"))
-    assert all(read.get(slot, version) is None for slot in (a, b, c) for version in "12")
-    read.keep(b, "1", ("msgpack", b"1234567890"))
-    read.drop_thread("t/")
-    assert read.get(b, "1") is None

@@ -24,7 +24,7 @@ from holdfast.engine.base.journal import Draft
 from holdfast.engine.calls.attempt import Attempt, Suspend, calling
 from holdfast.engine.calls.waits import Ask, open_at, request
 
-TAKEN_BACK = "the run was cancelled while a tool runner had the request, and its answer was not kept"
+TAKEN_BACK = "the run was canceled while a tool runner had the request, and its answer was not kept"
 NOT_BEGUN = frozenset({Ended.REFUSED, Ended.LATE})
 Args = tuple[Any, ...]
 

@@ -40,13 +40,13 @@ from holdfast.core.limits import Limit
 from holdfast.core.masks import HIDDEN, NOTHING, Mask
 from holdfast.core.offers import NoWorker, Offer
 from holdfast.core.progress import Progress
+from holdfast.core.recent import Recent
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.selection import Where
 from holdfast.core.status import TERMINAL, WAITING, Condition, Status, parse
 from holdfast.core.tokens import hashed
 from holdfast.core.waits import Wait
-from holdfast.engine.look.folds import Fold, Folds
 from holdfast.engine.look.living import living, sent_types, unsendable
 from holdfast.engine.look.overview import Overview, overview
 from holdfast.engine.look.snapshot import TAIL, Check, Snapshot, found, page, snapshot, tail
@@ -55,6 +55,8 @@ from holdfast.handle import when
 from holdfast.ports import Head, RunFilter, Store, Tally, Usage, offers_counting, offers_heads
 
 PAGE = 500
+KEPT_BYTES = 16_000_000
+"""So many bytes of log of runs whose values were folded a moment ago are not folded again: a list of 50 runs folds 50 logs."""
 AT_ONCE = 100
 """Runs whose values are in memory at once while a text is looked for in them."""
 MOST = 10_000
@@ -106,6 +108,14 @@ class Ledger(msgspec.Struct, frozen=True):
     next_cursor: int | None
 
 
+class _Fold(msgspec.Struct, frozen=True):
+    """A run's row, and the checkpoint and the chain hash at its last event. A run whose row is equal has not changed since."""
+
+    run: Run
+    checkpoint: Checkpoint
+    hash: bytes
+
+
 class Looker:
     """Reads through one store; ``check`` finds a run's problems, ``transports`` are the types of intents that can be sent here,
     and ``blocked`` says what stands in a run's way."""
@@ -120,7 +130,7 @@ class Looker:
         self._blocked = blocked
         self._overviews: dict[str | None, tuple[int | None, Overview]] = {}
         self._sound: dict[str, tuple[int | None, tuple[Problem, ...]]] = {}
-        self._folds = Folds()
+        self._folds: Recent[str, _Fold] = Recent(KEPT_BYTES)
 
     # -- one run ------------------------------------------------------------------------------------
 
@@ -323,7 +333,7 @@ class Looker:
         heads: dict[str, Head] = {}
         ends: Ends = {}
         out: list[Look] = []
-        known = {run.run_id: fold for run, _ in found if (fold := self._folds.get(run)) is not None}
+        known = {run.run_id: fold for run, _ in found if (fold := self._folds.get(run.run_id)) is not None and fold.run == run}
         changed = [run.run_id for run, _ in found if run.run_id not in known]
         if changed and offers_heads(self._store):
             with contextlib.suppress(HoldfastError):  # then each is asked for alone, which says what is wrong with it
@@ -349,7 +359,7 @@ class Looker:
             return None
         ends[run.run_id, progress.seq, progress.hash] = progress.checkpoint.values
         if head.whole is None and run.thread_id == run.run_id:  # what a thread carries may be large, and is no part of the log
-            self._folds.keep(Fold(run, progress.checkpoint, progress.hash, sum(len(row.data) for row in rows)))
+            self._folds.keep(run.run_id, _Fold(run, progress.checkpoint, progress.hash), sum(len(row.data) for row in rows))
         return progress.checkpoint
 
     async def _look(self, run: Run, lease: Lease) -> Look:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeVar
 from urllib.parse import quote, unquote
@@ -54,37 +53,6 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     meta_kind: str
     meta: bytes
     apart: tuple[str, ...] = ()
-
-
-class Read:
-    """Values that were read, by channel: the version and its bytes. Beyond ``most`` bytes the one that was used longest ago is forgotten."""
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._bytes = 0
-        self._there: OrderedDict[Slot, tuple[str, tuple[str, bytes]]] = OrderedDict()
-
-    def get(self, slot: Slot, version: str) -> tuple[str, bytes] | None:
-        there = self._there.get(slot)
-        if there is None or there[0] != version:
-            return None
-        self._there.move_to_end(slot)
-        return there[1]
-
-    def keep(self, slot: Slot, version: str, value: tuple[str, bytes]) -> None:
-        self.drop(slot)
-        self._there[slot] = version, value
-        self._bytes += len(value[1])
-        while self._bytes > self._most:
-            self.drop(next(iter(self._there)))
-
-    def drop(self, slot: Slot) -> None:
-        there = self._there.pop(slot, None)
-        self._bytes -= 0 if there is None else len(there[1][1])
-
-    def drop_thread(self, prefix: str) -> None:
-        for slot in [s for s in self._there if s[0] == prefix]:
-            self.drop(slot)
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True):

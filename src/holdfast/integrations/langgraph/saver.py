@@ -28,6 +28,7 @@ from langgraph.checkpoint.serde.types import ERROR
 from holdfast import Runtime, UsageError
 from holdfast.core.bounds import one_of
 from holdfast.core.errors import InvalidInput, StoreCorrupt
+from holdfast.core.recent import Recent
 from holdfast.integrations.langgraph import rows as r
 from holdfast.integrations.langgraph.rows import Kept, Thread, Value, Write
 from holdfast.integrations.langgraph.writer import Writer
@@ -71,7 +72,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self.shelf = source.shelf(SHELF) if isinstance(source, Runtime) else Shelf.open(source, SHELF)
         self._writer = Writer(self.shelf)
         self._kept: OrderedDict[tuple[str, str, str], Kept] = OrderedDict()
-        self._read = r.Read(READ_BYTES)
+        self._read: Recent[r.Slot, tuple[str, tuple[str, bytes]]] = Recent(READ_BYTES)
         self._known: OrderedDict[str, None] = OrderedDict()
 
     @classmethod
@@ -211,8 +212,8 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         written = self._kept.get(slot)
         if written is not None and written.version == version:
             return self._value_of((written.kind, written.body))
-        if (read := self._read.get(slot, version)) is not None:
-            return self._value_of(read)
+        if (read := self._read.get(slot)) is not None and read[0] == version:
+            return self._value_of(read[1])
         chain: dict[str, Value] = {}
         at: str | None = version
         while at is not None:
@@ -227,7 +228,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         if body is None:
             raise _lost(thread, channel, version)
         found = (chain[version].kind, body)
-        self._read.keep(slot, version, found)
+        self._read.keep(slot, (version, found), len(body))
         return self._value_of(found)
 
     async def _writes(self, thread: Thread, ns: str, id: str) -> list[PendingWrite]:
@@ -345,7 +346,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         """Forgets the values that are not those of the newest checkpoint: another process may have deleted or pruned them."""
         for channel, version in versions.items():
             slot = (thread.prefix, ns, channel)
-            if self._read.get(slot, str(version)) is None:
+            if (read := self._read.get(slot)) is not None and read[0] != str(version):
                 self._read.drop(slot)
             if slot in self._kept and self._kept[slot].version != str(version):
                 del self._kept[slot]
@@ -353,7 +354,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     def _forget(self, thread: Thread) -> None:
         for slot in [s for s in self._kept if s[0] == thread.prefix]:
             del self._kept[slot]
-        self._read.drop_thread(thread.prefix)
+        self._read.drop_where(lambda slot: slot[0] == thread.prefix)
         for key in [k for k in self._known if k.startswith(thread.prefix)]:
             del self._known[key]
 

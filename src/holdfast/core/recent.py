@@ -1,0 +1,44 @@
+"""What was read a moment ago, kept up to a size: whoever reads it again is spared the store."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from typing import Generic, TypeVar
+
+K = TypeVar("K", bound=Hashable)
+V = TypeVar("V")
+
+
+class Recent(Generic[K, V]):
+    """Values by key. Beyond ``most``, in the unit of the sizes that are given, the value that was used longest ago is forgotten."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._size = 0
+        self._there: OrderedDict[K, tuple[V, int]] = OrderedDict()
+
+    def get(self, key: K) -> V | None:
+        there = self._there.get(key)
+        if there is None:
+            return None
+        self._there.move_to_end(key)
+        return there[0]
+
+    def keep(self, key: K, value: V, size: int) -> None:
+        self.drop(key)
+        self._there[key] = value, size
+        self._size += size
+        while self._size > self._most:
+            self.drop(next(iter(self._there)))
+
+    def drop(self, key: K) -> None:
+        there = self._there.pop(key, None)
+        self._size -= 0 if there is None else there[1]
+
+    def drop_where(self, fits: Callable[[K], bool]) -> None:
+        for key in [key for key in self._there if fits(key)]:
+            self.drop(key)
+
+
+__all__ = ["Recent"]
