@@ -156,8 +156,21 @@ def effect() -> str:
     return f"In the benchmark recorded in [bench/results](../bench/results) a recorded step takes {short(step)} ms and an effect {short(act)} ms, {act / step:.1f} times as long."
 
 
+def served() -> str:
+    """What serving costs, beside LangGraph's server where it has the same; without LangGraph's column where the record has none."""
+    rows = [m for m in record("serving")["measurements"] if "found" in m]
+    peer = any("langgraph" in m for m in rows)
+    out = ["| measured | target | ours |" + (" LangGraph's server |" if peer else "") + " |", "|---|---|---|---|" + ("---|" if peer else "")]
+    for m in rows:
+        cells = [m["row"], m["wanted"], m["found"], *([m.get("langgraph") or ""] if peer else []), "met" if m["holds"] else "NOT MET"]
+        out.append(f"| {' | '.join(cells)} |")
+    return "\n".join(out)
+
+
 TABLES: Mapping[str, Callable[[], str]] = {
     "about-run": lambda: about("run"),
+    "about-serving": lambda: about("serving"),
+    "serving": served,
     "about-growth": lambda: about("growth"),
     "aims": lambda: "\n".join(aims(record("run")["measurements"])),
     "counted": lambda: "\n".join(counted(record("run")["measurements"])),
