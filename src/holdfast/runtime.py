@@ -43,7 +43,7 @@ from holdfast.core.limits import Limit
 from holdfast.core.masks import Mask
 from holdfast.core.offers import Offer
 from holdfast.core.selection import where as selected
-from holdfast.core.status import AT_REST, TERMINAL
+from holdfast.core.status import TERMINAL
 from holdfast.core.waits import known_action
 from holdfast.encryption import Encryption, KeyProvider
 from holdfast.encryption import coerced as encrypted
@@ -1322,15 +1322,9 @@ class Runtime:
         """
         limit = None if timeout is None else duration(timeout, "timeout") / 1_000_000
         async with asyncio.timeout(limit):
-            while True:
-                run = await self._reader.get(run_id)
-                asks = run.status in AT_REST and any(w.kind not in ("timer", "child") for w in run.waits)
-                # An answer in the inbox makes the run due, and its claimer has it in hand before the events say so.
-                now = self._store.now()
-                moving = run.lease.live(now) or (run.lease.due is not None and run.lease.due <= now)
-                if run.status in TERMINAL or (asks and not moving):
-                    return result_of(run)
+            while (run := await self._reader.rested(run_id)) is None:
                 await self._store.wait_for_change(POLL_SECONDS)
+        return result_of(run)
 
     @checked(after=arguments.as_given, modes=arguments.as_given)
     def stream(self, run_id: str, *, after: str | None = None, modes: Iterable[str] = ("events", "custom")) -> AsyncIterator[StreamPart]:

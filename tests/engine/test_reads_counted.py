@@ -171,3 +171,34 @@ async def test_a_page_of_events_reads_its_own_rows(kind: str, tmp_path: Path, lo
         told = await rt.look.events(run_id, 5_000, 100)
         assert [e.seq for e in told] == list(range(5_001, 5_101)), "what can be read is shown"
         assert store.since()["log rows"] > STEPS, "and the whole of it is looked at"
+
+
+async def test_whoever_waits_for_a_result_reads_the_log_once(tmp_path: Path) -> None:
+    """However often the run moves meanwhile."""
+    looked = asyncio.Event()
+    graph = Graph("slow", Count)
+
+    @graph.node("s", start=True)
+    async def s(state: Count) -> dict[str, Any]:
+        looked.clear()
+        await looked.wait()
+        return {"n": state.n + 1}
+
+    graph.branch("s", lambda state: "s" if state.n < 6 else None)
+
+    class Watched(Told):
+        async def get(self, run_id: str) -> Any:
+            self.asked["get"] += 1
+            looked.set()
+            return await self.store.get(run_id)
+
+    store = Watched(SqliteStore(tmp_path / "a.db"))
+    async with Runtime(f"sqlite:///{tmp_path}/a.db", skills=[graph]) as driver, Runtime(store, skills=[graph]) as rt:
+        run = await driver.submit(graph, {})
+        work = asyncio.ensure_future(driver.worker(until_idle=True))
+        store.since()
+        assert (await rt.result(run.run_id, timeout=60)).n == 6
+        asked = store.since()
+        await work
+    assert asked["get"] >= 6, asked
+    assert (asked["load"], asked["log rows"]) == (1, 0), asked

@@ -18,7 +18,8 @@ from holdfast.core.lease import Lease
 from holdfast.core.masks import Mask
 from holdfast.core.offers import NoWorker
 from holdfast.core.progress import Progress
-from holdfast.core.status import TERMINAL, Status
+from holdfast.core.status import AT_REST, TERMINAL, Status
+from holdfast.core.waits import WaitKind
 from holdfast.engine.base import obstacles
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.looker import Looker, Wanted
@@ -29,6 +30,13 @@ from holdfast.ports import Loaded, RunFilter
 
 POLL_SECONDS = 0.5
 PAGE = 1000
+
+
+def at_rest(run: records.Run, lease: Lease, now: int) -> bool:
+    """Whether a run has ended, or waits for an answer that nobody has given yet."""
+    asks = run.status in AT_REST and any(w.kind not in (WaitKind.TIMER, WaitKind.CHILD) for w in run.waits)
+    # An answer in the inbox makes the run due, and its claimer has it in hand before the events say so.
+    return run.status in TERMINAL or (asks and not lease.live(now) and not (lease.due is not None and lease.due <= now))
 
 
 class Reader:
@@ -64,6 +72,13 @@ class Reader:
         loaded = await self.loaded(run_id)
         blocked = await obstacles.blocked(self._services, loaded.run, loaded.lease)
         return self.handle(loaded, blocked, await obstacles.lacking(self._store, loaded.run, loaded.lease))
+
+    async def rested(self, run_id: str) -> Run[Any] | None:
+        """A run that has ended, or that waits for an answer nobody has given yet; None while it moves. Of a run that moves only its row is read."""
+        if not at_rest(*await self.found(run_id), self._store.now()):
+            return None
+        loaded = await self.loaded(run_id)
+        return self.handle(loaded) if at_rest(loaded.run, loaded.lease, self._store.now()) else None
 
     def handle(self, loaded: Loaded, blocked: Blocked | None = None, no_worker: NoWorker | None = None) -> Run[Any]:
         progress = Progress(loaded.run.run_id, loaded.whole).walk(loaded.rows)
