@@ -23,7 +23,6 @@ from holdfast.api.table import resting
 from holdfast.core import describe
 from holdfast.core.masks import Mask
 from holdfast.core.run import Run
-from holdfast.core.status import AT_REST, TERMINAL
 from holdfast.engine.look.looker import Wanted
 from holdfast.engine.look.sources import Source
 from holdfast.handle import StreamPart
@@ -34,7 +33,6 @@ QUIET_SECONDS = 15.0
 CHECK_SECONDS = 20.0
 POLL_SECONDS = 1.0
 MOST_FRAMES = 1000
-MAY_REST = TERMINAL | AT_REST
 PIECE_BYTES = 32 * 2**10
 RETRY = b"retry: 1000\n\n"
 
@@ -117,12 +115,10 @@ async def one(rt: Runtime, wires: Wires, run_id: str, access: Access, after: str
             async for piece in pieces([wires.encoded(part, feed.run, feed.hidden)] async for part in feed.ready()):
                 yield piece
                 beat.said()
-            if feed.level and rested != feed.run.version and feed.run.status in MAY_REST:  # few are: a busy run is not described for each of its listeners
-                shown = describe.run(feed.run, feed.lease, rt.store.now())
-                if resting(shown):
-                    rested = feed.run.version
-                    yield frame("rest", describe.plain(shown, feed.hidden))
-                    beat.said()
+            if feed.level and rested != feed.run.version and resting(feed.run):
+                rested = feed.run.version
+                yield frame("rest", describe.plain(describe.run(feed.run, feed.lease, rt.store.now()), feed.hidden))
+                beat.said()
         if feed.over or await beat.over():
             yield RETRY
             return

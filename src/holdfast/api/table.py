@@ -23,6 +23,7 @@ from holdfast.core import describe
 from holdfast.core.bounds import moment
 from holdfast.core.errors import CheckpointNotFound, InvalidInput, NotFound
 from holdfast.core.intents import REDRIVE
+from holdfast.core.run import Run
 from holdfast.core.status import AT_REST, TERMINAL
 from holdfast.core.tokens import hashed
 from holdfast.core.views import iso
@@ -162,16 +163,16 @@ async def show_run(c: Call) -> Answer:
     if q.view not in (None, "legacy"):
         raise InvalidInput(f"{q.view!r} is not a view", field="view", hint="legacy")
     until = time.monotonic() + q.wait
-    seen = await c.rt.look.glance(c.run_id, c.tenant)
-    while (left := until - time.monotonic()) > 0 and not resting(seen.record):
+    record, _ = await c.rt.look.found(c.run_id, c.tenant)
+    while (left := until - time.monotonic()) > 0 and not resting(record):
         await c.rt.store.wait_for_change(min(left, POLL_SECONDS))
-        seen = await c.rt.look.glance(c.run_id, c.tenant)
-    run = seen.detail()
+        record, _ = await c.rt.look.found(c.run_id, c.tenant)  # only the row: its log is read once, at the end
+    run = (await c.rt.look.glance(c.run_id, c.tenant)).detail()
     shown = describe.plain(describe.legacy(run)) if q.view == "legacy" else describe.plain(run)
     return Answer(value=_picked(shown, q.fields), headers=_etag(run))
 
 
-def resting(run: describe.RunView) -> bool:
+def resting(run: Run) -> bool:
     """Whether nothing moves a run before somebody or something outside does."""
     return run.status in TERMINAL or (run.status in AT_REST and not run.decisions and bool(run.waits))
 
