@@ -587,8 +587,9 @@ class Heads(Protocol):
 class Shelves(Protocol):
     """Rows of others, kept in the same store: named shelves of bytes under keys (§19.2). Each verb is one transaction."""
 
-    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
-        """Puts rows; a row in the place of another is that other's end."""
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
+        """Puts rows; a row in the place of another is that other's end. Of the keys in ``once`` only those are put that are free; gives the
+        others, in their order. A row that is lost, or that nothing vouches for, leaves its key taken: whoever reads it is told."""
 
     async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
         """Puts a row if there is none under its key; gives the one that is there already, and then changes nothing."""

@@ -12,12 +12,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import threading
-from collections.abc import Coroutine, Mapping
+from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 from holdfast.core.arguments import checked, data, mapping, verb, whole
-from holdfast.core.bounds import text
-from holdfast.core.errors import StoreClosed, UsageError
+from holdfast.core.bounds import text, wrong
+from holdfast.core.errors import InvalidInput, StoreClosed, UsageError
 from holdfast.ports import Shelves, Store, offers_shelves
 from holdfast.stores import open_url
 
@@ -29,6 +29,13 @@ MANY = 10_000
 def beginning(value: Any, field: str) -> str:
     """How keys begin; empty for all of them."""
     return text(value, field, empty=True)
+
+
+def keys(value: Any, field: str) -> frozenset[str]:
+    """Keys of rows; one alone is the only one."""
+    if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
+        raise wrong(field, "a collection of keys", value)
+    return frozenset([value] if isinstance(value, str) else value)
 
 
 class Home:
@@ -139,11 +146,19 @@ class Shelf:
         """Stores a row; replaces an existing one."""
         await self.home.join(self._store.shelve(self._name, {key: value}))
 
-    @checked(rows=mapping)
-    async def put_many(self, rows: Mapping[str, bytes]) -> None:
-        """Stores all of these rows, or none."""
+    @checked(rows=mapping, once=keys)
+    async def put_many(self, rows: Mapping[str, bytes], *, once: Collection[str] = ()) -> list[str]:
+        """Stores all of these rows, or none, except that a row whose key is in ``once`` is stored only if its key is free.
+
+        Returns:
+            the keys of ``once`` that were taken.
+        """
         given = {text(key, "key"): data(value, f"rows[{key!r}]") for key, value in rows.items()}
-        await self.home.join(self._store.shelve(self._name, given))
+        if not once:
+            return await self.home.join(self._store.shelve(self._name, given))
+        if (missing := next((key for key in once if key not in given), None)) is not None:
+            raise InvalidInput(f"once names {missing!r}, which is not one of the rows", field="once", hint="give a row for each key")
+        return await self.home.join(self._store.shelve(self._name, given, once))
 
     @checked(value=data)
     async def add(self, key: str, value: bytes) -> bytes | None:
@@ -170,10 +185,10 @@ class Shelf:
         """``put`` for code without an event loop."""
         self.home.call(self.put(key, value))
 
-    @checked(rows=mapping)
-    def put_many_sync(self, rows: Mapping[str, bytes]) -> None:
+    @checked(rows=mapping, once=keys)
+    def put_many_sync(self, rows: Mapping[str, bytes], *, once: Collection[str] = ()) -> list[str]:
         """``put_many`` for code without an event loop."""
-        self.home.call(self.put_many(rows))
+        return self.home.call(self.put_many(rows, once=once))
 
     @checked(value=data)
     def add_sync(self, key: str, value: bytes) -> bytes | None:

@@ -80,6 +80,43 @@ async def test_steps_of_many_runs_share_round_trips() -> None:
         assert proxy.answers - before < 50 * 20 / 2, "births and ends included"
 
 
+async def test_rows_of_a_shelf_are_one_round_trip_with_their_digests() -> None:
+    """Those that are to be new too; a lost answer does not make one's own rows another's."""
+    shared().fresh()
+    async with Proxy(shared().folder) as proxy:
+        store = open_url(proxy.url + "&listen=")
+        await store.open()
+        assert isinstance(store, PostgresStore)
+        counted = []
+        for number in range(4):
+            rows = {f"{letter}{number}": letter.encode() for letter in "abc"}
+            before = proxy.answers
+            assert await store.shelve("cups", rows, (f"a{number}", f"b{number}")) == []
+            counted.append(proxy.answers - before)
+        assert counted[-1] == 1, counted
+        proxy.cut(b"lost answer", after=True)
+        assert await store.shelve("cups", {"a0": b"other", "z": b"lost answer"}, ("a0", "z")) == ["a0"]
+        assert (await store.shelved("cups", "a0"), await store.shelved("cups", "z")) == (b"a", b"lost answer")
+        assert await store.verify() == []
+        await store.close()
+
+
+async def test_a_row_that_is_lost_is_told_of_by_whoever_would_replace_it() -> None:
+    url = shared().fresh("lost")
+    store = PostgresStore(url)
+    await store.open()
+    await store.shelve("cups", {"row": b"1", "voucher": b"1"})
+    with shared().admin("lost") as db:
+        db.execute("DELETE FROM holdfast.shelf WHERE key = 'row'")
+        db.execute("DELETE FROM holdfast.vouch WHERE id = 'cups' || chr(31) || 'voucher'")
+    assert await store.shelve("cups", {"row": b"2", "voucher": b"2", "new": b"2"}, ("row", "voucher", "new")) == ["row", "voucher"]
+    for key in ("row", "voucher"):
+        with pytest.raises(RecordDamaged):
+            await store.shelved("cups", key)
+    assert await store.shelved("cups", "new") == b"2"
+    await store.close()
+
+
 @pytest.mark.parametrize("url", ["postgresql://h/d?pooler=maybe", "postgresql://h/d?partitions=many", "postgresql://h/d?no_such_option=1"])
 def test_a_url_that_is_not_understood(url: str) -> None:
     with pytest.raises(UsageError):

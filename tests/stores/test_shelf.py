@@ -38,6 +38,16 @@ async def test_rows_are_put_replaced_read_in_order_and_deleted(shelf: Shelf) -> 
     assert [key for key, _ in await shelf.scan()] == ["a/1", "c"]
 
 
+async def test_rows_that_are_to_be_new_leave_what_is_there(shelf: Shelf) -> None:
+    await shelf.put_many({"a": b"1", "b": b"1"})
+    assert await shelf.put_many({"a": b"2", "b": b"2", "c": b"2"}, once=["b", "c"]) == ["b"]
+    assert await shelf.scan() == [("a", b"2"), ("b", b"1"), ("c", b"2")]
+    for once, said in ((["d"], "'d'"), (7, "once"), ({"a": 1}, "once")):
+        with pytest.raises(InvalidInput, match=said):
+            await shelf.put_many({"a": b"3"}, once=once)  # type: ignore[arg-type]
+    assert await shelf.put_many({"a": b"3"}, once="a") == ["a"] and await shelf.get("a") == b"2"
+
+
 async def test_a_prefix_is_text_and_no_pattern(shelf: Shelf) -> None:
     await shelf.put_many({"a%b": b"1", "axb": b"2", "a_b": b"3", "A%b": b"4"})
     assert [key for key, _ in await shelf.scan("a%")] == ["a%b"]
@@ -65,6 +75,7 @@ def test_each_verb_has_a_form_without_an_event_loop(url: str) -> None:
     with Shelf.open(url, "mine") as shelf:
         shelf.put_sync("a", b"1")
         shelf.put_many_sync({"b": b"2", "c": b"3"})
+        assert shelf.put_many_sync({"b": b"0"}, once=["b"]) == ["b"]
         assert shelf.add_sync("a", b"0") == b"1" and shelf.get_sync("b") == b"2"
         assert [key for key, _ in shelf.scan_sync(after="a", limit=5)] == ["b", "c"]
         assert shelf.delete_sync("") == 3

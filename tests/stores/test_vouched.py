@@ -508,6 +508,7 @@ WRITES: dict[str, Callable[[Kept], Awaitable[Any]]] = {
     "dropped schedule": lambda s: s.drop_schedule("s1"),
     "intents": lambda s: s.claim_intents("w", ("mail",), limit=5, ttl_us=TTL),
     "shelf": lambda s: s.shelve("cups", {"late": b""}),
+    "once on a shelf": lambda s: s.shelve("cups", {"late": b""}, ("late",)),
     "new on a shelf": lambda s: s.shelve_new("cups", "late", b""),
     "off a shelf": lambda s: s.unshelve("cups", "r1"),
 }

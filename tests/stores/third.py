@@ -413,9 +413,11 @@ class ThirdStore(Small):
         tenant = f"{asked} AND number > ? AND (?{len(values) + 2} IS NULL OR run_id IN (SELECT run_id FROM run WHERE tenant_id = ?{len(values) + 2}))"
         return self._books.ledger.where(tenant, *values, after or 0, tenant_id)[:limit]
 
-    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
         with self._writing() as books:
-            books.cups.put(*((shelf, key, data) for key, data in rows.items()))
+            taken = sorted(key for key in once if books.cups.where("shelf = ? AND key = ?", shelf, key))
+            books.cups.put(*((shelf, key, data) for key, data in rows.items() if key not in taken))
+            return taken
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
         found = self._books.cups.where("shelf = ? AND key > ? ORDER BY key", shelf, after)

@@ -590,8 +590,10 @@ class MemoryStore(Small):
 
     # -- shelves: ports.Shelves ---------------------------------------------------------------------
 
-    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
-        self._shelves |= {(shelf, key): data for key, data in rows.items()}
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
+        taken = sorted(key for key in once if (shelf, key) in self._shelves)
+        self._shelves |= {(shelf, key): data for key, data in rows.items() if key not in taken}
+        return taken
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
         return sorted((k, data) for (s, k), data in self._shelves.items() if s == shelf and k.startswith(prefix) and k > after)[:limit]

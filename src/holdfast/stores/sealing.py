@@ -9,7 +9,7 @@ to be driven is refused at once. Under strict encryption a payload that is not e
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
@@ -471,8 +471,8 @@ class SealedStore:
             raise self._of("").refused(place)
         return data
 
-    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
-        await self.as_kept.shelve(shelf, {k: self._shelf(shelf, k, v) for k, v in rows.items()})  # type: ignore[attr-defined]
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
+        return await self.as_kept.shelve(shelf, {k: self._shelf(shelf, k, v) for k, v in rows.items()}, once)  # type: ignore[attr-defined,no-any-return]
 
     async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
         there = await self.as_kept.shelve_new(shelf, key, self._shelf(shelf, key, data))  # type: ignore[attr-defined]

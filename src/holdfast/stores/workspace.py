@@ -730,9 +730,11 @@ class WorkspaceStore(MemoryStore):
         self._look()
         return await super().backlog()
 
-    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
         self._writable()
-        self._shelved({**self._shelves, **{(shelf, key): data for key, data in rows.items()}})
+        taken = sorted(key for key in once if (shelf, key) in self._shelves)
+        self._shelved({**self._shelves, **{(shelf, key): data for key, data in rows.items() if key not in taken}})
+        return taken
 
     async def shelved(self, shelf: str, key: str) -> bytes | None:
         self._readable()

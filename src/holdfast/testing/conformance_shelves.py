@@ -33,6 +33,21 @@ async def case_shelf_takes_a_new_row_once(h: Harness) -> None:
 
 
 @case
+async def case_shelf_takes_new_rows_once_beside_others(h: Harness) -> None:
+    """§19.2: in one transaction with rows that replace others; of those that are to be new, the ones whose key is taken stay as they are."""
+    store = h.store
+    assert offers_shelves(store)
+    assert await store.shelve("cups", {"a": b"1", "b": b"1", "c": b"1"}, ("a", "c")) == []
+    await store.shelve("plates", {"d": b"another shelf"})
+    assert await store.shelve("cups", {"a": b"2", "b": b"2", "c": b"2", "d": b"2"}, {"d": None, "c": None, "a": None}.keys()) == ["a", "c"]
+    assert await store.shelf_scan("cups") == [("a", b"1"), ("b", b"2"), ("c", b"1"), ("d", b"2")]
+    assert await store.shelve("cups", {"a": b"1"}, ("a",)) == ["a"], "the same bytes are taken too"
+    assert await store.unshelve("cups", "a") == 1
+    assert await store.shelve("cups", {"a": b"3"}, ("a",)) == [] and await store.shelved("cups", "a") == b"3"
+    assert await h.store.verify() == []
+
+
+@case
 async def case_shelf_is_scanned_by_key(h: Harness) -> None:
     """§19.2: in the order of the keys' bytes, by prefix, behind a key, so many; characters that a pattern would mean stand for themselves."""
     store = h.store

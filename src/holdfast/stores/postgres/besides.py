@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
@@ -188,10 +188,10 @@ def shelf_range(shelf: str, prefix: str, after: str = "") -> dict[str, Any]:
     return {"name": shelf, "first": first, "end": end, "id": vouch.shelf_id(shelf, first), "id_end": behind(vouch.shelf_id(shelf, prefix))}
 
 
-def put_shelf(shelf: str, rows: Sequence[tuple[str, bytes]]) -> Iterator[Statement]:
-    if rows:
-        yield Q.shelf_put, (shelf, [key for key, _ in rows], [data for _, data in rows])
-        yield from keep(vouch.of_shelf(shelf, key, data) for key, data in rows)
+def put_shelf(shelf: str, rows: Mapping[str, bytes], once: Collection[str]) -> Statement:
+    keys = sorted(rows)  # everybody locks them in this order
+    seals = [vouch.of_shelf(shelf, key, rows[key]).seal for key in keys]
+    return Q.shelf_put, {"name": shelf, "keys": keys, "data": [rows[key] for key in keys], "seals": seals, "once": list(once)}
 
 
 # -- runs that were pruned ----------------------------------------------------------------------------

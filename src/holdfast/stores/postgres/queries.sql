@@ -248,8 +248,21 @@ SELECT {token} FROM {tokens};
 -- Shelves -------------------------------------------------------------------------------------------
 
 -- name: shelf_put
-INSERT INTO holdfast.shelf (name, key, data) SELECT %s, x.key, x.data FROM unnest(%s::text[], %b::bytea[]) AS x (key, data)
-ON CONFLICT (name, key) DO UPDATE SET data = excluded.data;
+-- Rows and what vouches for them, in one statement: a transaction of its own, in one round trip. Of the keys in ``once`` it gives those that
+-- are taken, by a row or by what vouches for one that was lost. It looks nothing up: a plan with a look is not kept, but made anew each time.
+WITH put AS (
+  INSERT INTO holdfast.shelf (name, key, data) SELECT %(name)s, x.key, x.data FROM unnest(%(keys)s::text[], %(data)b::bytea[]) AS x (key, data)
+  ON CONFLICT (name, key) DO UPDATE SET data = excluded.data WHERE shelf.key <> ALL(%(once)s::text[]) RETURNING key
+), vouched AS (
+  INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark)
+  SELECT '', 'shelf', %(name)s::text || chr(31) || x.key, x.seal, %(name)s, NULL FROM unnest(%(keys)s::text[], %(seals)b::bytea[]) AS x (key, seal)
+  WHERE x.key = ANY(ARRAY(SELECT key FROM put))
+  ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark
+  WHERE vouch.id <> ALL(ARRAY(SELECT %(name)s::text || chr(31) || k FROM unnest(%(once)s::text[]) AS k)) RETURNING id
+)
+SELECT k FROM unnest(%(once)s::text[]) AS k WHERE %(name)s::text || chr(31) || k <> ALL(ARRAY(SELECT id FROM vouched));
+-- name: shelf_some
+SELECT key, data FROM holdfast.shelf WHERE name = %s AND key = ANY(%s::text[]);
 -- name: shelf_new
 -- Gives the row that is there already, if any; it is locked, so that it is the newest.
 WITH put AS (

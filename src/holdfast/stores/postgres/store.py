@@ -1048,11 +1048,23 @@ class PostgresStore:
 
     # -- shelves: ports.Shelves ---------------------------------------------------------------------
 
-    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
-        async def work(db: Connection, sent: int) -> None:
-            await many(db, [*besides.put_shelf(shelf, sorted(rows.items()))])
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
+        """One statement, which is a transaction of its own: one round trip."""
+        pool = self._open()
+        self._writable()
+        if not rows:
+            return []
+        asked = besides.put_shelf(shelf, rows, once)
 
-        await self._do(work)
+        async def work(sent: int) -> list[str]:
+            async with pool.held() as db:
+                taken = sorted(key for (key,) in await _all(db, *asked))
+                if sent and taken:  # where an answer was lost they may have been put by this very call
+                    mine = {key for key, data in await _all(db, Q.shelf_some, (shelf, taken)) if data == rows[key]}
+                    taken = [key for key in taken if key not in mine]
+                return taken
+
+        return await outlasting(work, self.url, self.patience)
 
     async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
         voucher = vouch.of_shelf(shelf, key, data)

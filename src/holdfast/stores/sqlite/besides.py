@@ -6,7 +6,7 @@ All functions work on a connection inside whatever transaction is open there.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, TypeVar
 
 import apsw
@@ -202,9 +202,15 @@ def drop_schedule(db: apsw.Connection, schedule_id: str) -> bool:
 # -- shelves ------------------------------------------------------------------------------------------
 
 
-def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes]) -> None:
-    db.executemany(Q.shelf_put, [(shelf, key, data) for key, data in kept.items()])
-    vouch_for(db, [vouch.of_shelf(shelf, key, data) for key, data in kept.items()])
+def shelve(db: apsw.Connection, shelf: str, kept: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
+    """Keeps rows; of the keys in ``once`` only those that are free. Gives the others."""
+    taken: list[str] = []
+    if once:
+        new = db.executemany(Q.shelf_add, [(shelf, key, kept[key], vouch.shelf_id(shelf, key)) for key in once]).fetchall()
+        taken = sorted(set(once) - {key for (key,) in new})
+    db.executemany(Q.shelf_put, [(shelf, key, data) for key, data in kept.items() if key not in once])
+    vouch_for(db, [vouch.of_shelf(shelf, key, data) for key, data in kept.items() if key not in taken])
+    return taken
 
 
 def shelved(db: apsw.Connection, shelf: str, key: str) -> bytes | None:

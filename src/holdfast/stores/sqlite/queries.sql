@@ -582,6 +582,10 @@ SELECT schedule_id, tenant_id, iif(ifnull(placed, id) = id, due, -1), data FROM 
 
 -- name: shelf_put
 INSERT INTO shelf (name, key, data) VALUES (?, ?, ?) ON CONFLICT (name, key) DO UPDATE SET data = excluded.data;
+-- name: shelf_add
+-- A row where there is none, and none is vouched for: one that was lost is not replaced before somebody has been told.
+INSERT INTO shelf (name, key, data) SELECT ?1, ?2, ?3 WHERE NOT EXISTS (SELECT 1 FROM vouch WHERE run = '' AND kind = 'shelf' AND id = ?4)
+ON CONFLICT DO NOTHING RETURNING key;
 -- name: shelf_get
 -- The row and its voucher, of one moment; NULLs where either is missing.
 SELECT s.name, s.key, s.data, v.run, v.kind, v.id, v.seal, v.under, v.mark FROM (SELECT 1)

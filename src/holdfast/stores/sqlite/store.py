@@ -969,12 +969,12 @@ class SqliteStore:
 
     # -- shelves: ports.Shelves ---------------------------------------------------------------------
 
-    async def shelve(self, shelf: str, rows: Mapping[str, bytes]) -> None:
-        def work(committer: Committer) -> None:
+    async def shelve(self, shelf: str, rows: Mapping[str, bytes], once: Collection[str] = ()) -> list[str]:
+        def work(committer: Committer) -> list[str]:
             with committer.writing():
-                besides.shelve(committer.db, shelf, rows)
+                return besides.shelve(committer.db, shelf, rows, once)
 
-        await self._write().run(work)
+        return await self._write().run(work)
 
     async def shelve_new(self, shelf: str, key: str, data: bytes) -> bytes | None:
         def work(committer: Committer) -> bytes | None:
