@@ -153,12 +153,12 @@ async def test_a_save_that_fails_stops_the_run_and_it_goes_on_from_what_is_kept(
         inner = saver.shelf.put_many
         count = 0
 
-        async def sometimes(rows: dict[str, bytes]) -> None:
+        async def sometimes(rows: dict[str, bytes], **options: Any) -> Any:
             nonlocal count
             count += 1
             if count == number:
                 raise StoreError("the disk is away")
-            await inner(rows)
+            return await inner(rows, **options)
 
         saver.shelf.put_many = sometimes  # type: ignore[method-assign,assignment]
         run = await rt.invoke(skill, START_INPUT, thread_id="t")

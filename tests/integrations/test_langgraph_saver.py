@@ -11,6 +11,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Annotated, Any, TypedDict
 
+import apsw
 import pytest
 from langgraph.checkpoint.base import Checkpoint, empty_checkpoint
 from langgraph.checkpoint.conformance import checkpointer_test, validate
@@ -18,7 +19,7 @@ from langgraph.checkpoint.serde.jsonplus import JsonPlusSerializer
 from langgraph.graph import END, START, StateGraph
 
 from holdfast import Graph, Runtime, State, UsageError
-from holdfast.core.errors import StoreCorrupt, StoreError, TooLarge
+from holdfast.core.errors import RecordDamaged, StoreCorrupt, StoreError, TooLarge
 from holdfast.integrations.langgraph import HoldfastSaver
 from holdfast.integrations.langgraph.rows import LONGEST_TAIL, Kept, Thread, Value, Write, encode, grown, head, joined
 from holdfast.shelf import Shelf
@@ -260,10 +261,10 @@ async def test_a_step_costs_one_commit_where_writes_ride_along(tmp_path: Path) -
         commits = 0
         inner = saver.shelf.put_many
 
-        async def counted(rows: dict[str, bytes]) -> None:
+        async def counted(rows: dict[str, bytes], **options: Any) -> Any:
             nonlocal commits
             commits += 1
-            await inner(rows)
+            return await inner(rows, **options)
 
         saver.shelf.put_many = counted  # type: ignore[method-assign,assignment]
         await builder.compile(checkpointer=saver).ainvoke({"said": []}, at("t") | {"recursion_limit": 100}, durability="sync")
@@ -290,9 +291,9 @@ async def test_joined_writes_are_read_at_once_and_share_a_commit(url: str) -> No
         puts: list[int] = []
         inner = saver.shelf.put_many
 
-        async def counted(rows: dict[str, bytes]) -> None:
+        async def counted(rows: dict[str, bytes], **options: Any) -> Any:
             puts.append(len(rows))
-            await inner(rows)
+            return await inner(rows, **options)
 
         saver.shelf.put_many = counted  # type: ignore[method-assign,assignment]
         await asyncio.gather(*(saver.aput_writes(config, [("said", n)], f"task {n}") for n in range(6)))
@@ -309,7 +310,7 @@ async def test_a_store_in_trouble_is_heard_of_by_the_next_writer(tmp_path: Path)
         config = at("t", checkpoint_id=made(1, {}, {})["id"])
         inner = saver.shelf.put_many
 
-        async def broken(rows: dict[str, bytes]) -> None:
+        async def broken(rows: dict[str, bytes], **options: Any) -> Any:
             raise StoreError("the disk is away")
 
         saver.shelf.put_many = broken  # type: ignore[method-assign,assignment]
@@ -328,10 +329,10 @@ async def test_what_is_on_its_way_to_a_slow_store_is_read_all_the_same() -> None
         begun, go = asyncio.Event(), asyncio.Event()
         inner = saver.shelf.put_many
 
-        async def slow(rows: dict[str, bytes]) -> None:
+        async def slow(rows: dict[str, bytes], **options: Any) -> Any:
             begun.set()
             await go.wait()
-            await inner(rows)
+            return await inner(rows, **options)
 
         saver.shelf.put_many = slow  # type: ignore[method-assign,assignment]
         await saver.aput_writes(config, [("said", 1)], "task")
@@ -379,7 +380,7 @@ async def test_a_put_that_failed_is_not_made_later() -> None:
     async with HoldfastSaver.from_url("memory:") as saver:
         inner = saver.shelf.put_many
 
-        async def broken(rows: dict[str, bytes]) -> None:
+        async def broken(rows: dict[str, bytes], **options: Any) -> Any:
             raise StoreError("the disk is away")
 
         saver.shelf.put_many = broken  # type: ignore[method-assign,assignment]
@@ -397,12 +398,12 @@ async def test_nothing_later_builds_on_what_was_not_written() -> None:
         fails: set[int] = {2, 3, 6}
         count = 0
 
-        async def now_and_then(rows: dict[str, bytes]) -> None:
+        async def now_and_then(rows: dict[str, bytes], **options: Any) -> Any:
             nonlocal count
             count += 1
             if count in fails:
                 raise StoreError("the disk is away")
-            await inner(rows)
+            return await inner(rows, **options)
 
         saver.shelf.put_many = now_and_then  # type: ignore[method-assign,assignment]
         said: list[str] = []
@@ -427,7 +428,7 @@ async def test_puts_behind_one_that_failed_are_not_made_on_top_of_it() -> None:
         inner = saver.shelf.put_many
         begun, go = asyncio.Event(), asyncio.Event()
 
-        async def broken(rows: dict[str, bytes]) -> None:
+        async def broken(rows: dict[str, bytes], **options: Any) -> Any:
             begun.set()
             await go.wait()
             saver.shelf.put_many = inner  # type: ignore[method-assign]
@@ -473,6 +474,61 @@ async def test_the_first_writes_of_a_task_stand_over_processes_too(url: str) -> 
     async with HoldfastSaver.from_url(url) as saver:
         found = await saver.aget_tuple(config)
         assert found is not None and [value for _, _, value in found.pending_writes or ()] == ["first"]
+
+
+@pytest.mark.parametrize("durability", ["strict", "joined"])
+async def test_of_two_processes_with_one_task_the_first_is_heard(tmp_path: Path, durability: str) -> None:
+    """Both began the task before either had put anything; what the second adds stands beside the writes of the first."""
+    url = f"sqlite:///{tmp_path}/runs.db"
+    config = at("t", checkpoint_id=made(1, {}, {})["id"])
+    async with HoldfastSaver.from_url(url, durability=durability) as one, HoldfastSaver.from_url(url, durability=durability) as other:
+        await one.aput(at("t"), made(1, {}, {}), {}, {})
+        await asyncio.gather(
+            one.aput_writes(config, [("said", "one 0"), ("said", "one 1")], "task"),
+            other.aput_writes(config, [("said", "other 0"), ("said", "other 1"), ("said", "other 2")], "task"),
+        )
+        for saver in (one, other, one):
+            await saver.aput(at(f"t{id(saver)}"), made(1, {}, {}), {}, {})  # what rides along is on disk with it
+        for saver in (one, other):
+            found = await saver.aget_tuple(config)
+            assert found is not None and [value for _, _, value in found.pending_writes or ()] == ["one 0", "one 1", "other 2"]
+
+
+async def test_writes_over_some_that_were_lost_are_refused(tmp_path: Path) -> None:
+    """A row that is gone while its digest is there: nobody writes another in its place as if there had been none."""
+    url, path = f"sqlite:///{tmp_path}/runs.db", tmp_path / "runs.db"
+    config = at("t", checkpoint_id=made(1, {}, {})["id"])
+    async with HoldfastSaver.from_url(url) as saver:
+        await saver.aput(at("t"), made(1, {}, {}), {}, {})
+        await saver.aput_writes(config, [("said", "first")], "task")
+    db = apsw.Connection(str(path))
+    db.execute("DELETE FROM shelf WHERE key LIKE 't/w/%'")
+    assert db.changes() == 1
+    db.close()
+    async with HoldfastSaver.from_url(url) as saver:
+        with pytest.raises(RecordDamaged):
+            await saver.aput_writes(config, [("said", "second")], "task")
+        with pytest.raises(RecordDamaged):
+            await saver.aget_tuple(config)
+
+
+async def test_a_task_that_puts_again_before_a_failed_commit_is_tried_again_keeps_its_first_writes() -> None:
+    async with HoldfastSaver.from_url("memory:", durability="joined") as saver:
+        config = at("t", checkpoint_id=made(1, {}, {})["id"])
+        inner = saver.shelf.put_many
+
+        async def broken(rows: dict[str, bytes], **options: Any) -> Any:
+            saver.shelf.put_many = inner  # type: ignore[method-assign]
+            raise StoreError("the disk is away")
+
+        saver.shelf.put_many = broken  # type: ignore[method-assign,assignment]
+        await saver.aput_writes(config, [("said", "first")], "task")
+        with pytest.raises(StoreError):
+            await saver.aput(at("t"), made(1, {}, {}), {}, {})
+        await saver.aput_writes(config, [("said", "second"), ("said", "more")], "task")
+        await saver.aput(at("t"), made(1, {}, {}), {}, {})
+        found = await saver.aget_tuple(config)
+        assert found is not None and [value for _, _, value in found.pending_writes or ()] == ["first", "more"]
 
 
 async def test_writes_of_the_release_before_are_read_and_stand() -> None:

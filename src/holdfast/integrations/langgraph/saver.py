@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import random
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Coroutine, Iterator, Mapping, Sequence
@@ -31,7 +32,7 @@ from holdfast.core.errors import InvalidInput, StoreCorrupt
 from holdfast.core.recent import Recent
 from holdfast.integrations.langgraph import rows as r
 from holdfast.integrations.langgraph.rows import Kept, Thread, Value, Write
-from holdfast.integrations.langgraph.writer import Writer
+from holdfast.integrations.langgraph.writer import Otherwise, Writer
 from holdfast.shelf import Shelf
 
 T = TypeVar("T")
@@ -170,21 +171,22 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
                 made[thread.write(ns, id, task_id, write.index)] = r.encode(write)
             else:
                 once.append(write)
+        first: dict[str, Otherwise] = {}
         if once:
-            made |= await self._first(thread, ns, id, task_id, once)
+            key = thread.together(ns, id, task_id)
+            while self._writer.holds(key):
+                await self._writer.settle()
+            made[key] = r.encode(tuple(once))
+            first[key] = functools.partial(self._missing, thread, ns, id, task_id, once)
         if not made:
             return
         if self.durability is Durability.JOINED:
-            self._writer.ride(made)
+            self._writer.ride(made, first)
         else:
-            await self._writer.write(made)
+            await self._writer.write(made, first)
 
-    async def _first(self, thread: Thread, ns: str, id: str, task: str, writes: Sequence[Write]) -> dict[str, bytes]:
-        """The rows of writes that count once: where the task has some, which another process may have put, those stand, and what is missing is added."""
-        key = thread.together(ns, id, task)
-        if await self.shelf.get(key) is None and not self._writer.holds(key):
-            return {key: r.encode(tuple(writes))}
-        await self._writer.settle()
+    async def _missing(self, thread: Thread, ns: str, id: str, task: str, writes: Sequence[Write]) -> dict[str, bytes]:
+        """Of writes that count once, the rows of those that are not there: what the task has, perhaps of another process, stands."""
         there = {w.index async for _, data in self._rows(thread.task(ns, id, task)) for w in r.writes_of(data)}
         return {thread.write(ns, id, task, w.index): r.encode(w) for w in writes if w.index not in there}
 
