@@ -18,7 +18,7 @@ import random
 import statistics
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Annotated, Any, NamedTuple, TypedDict
 
@@ -32,14 +32,17 @@ from holdfast.integrations.langgraph import HoldfastSaver
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 LINE, FAN, GRAPHS, LONG = 100, 60, 50, 1000
+LINES = FANS = 5
+"""A line and a fan-out take a tenth of a second: of so many the median counts."""
 Place = Callable[[pathlib.Path], AbstractAsyncContextManager[Any]]
 
 
 class Goal(NamedTuple):
-    """What ours must be of theirs: ``most`` is an upper bound, else it is a lower one."""
+    """What ours must be of theirs, or by itself: ``most`` is an upper bound, else it is a lower one."""
 
     must: float
     most: bool = True
+    of_theirs: bool = True
 
 
 GOALS = {
@@ -48,7 +51,7 @@ GOALS = {
     "50 graphs in one loop, CPU a step": Goal(0.5),
     "get_state after 1,000 steps": Goal(1.5),
     "commits a super-step": Goal(0.55),
-    "1,000 steps of 1 KB, MB": Goal(20 / 508),
+    "1,000 steps of 1 KB, MB": Goal(20, of_theirs=False),
 }
 
 
@@ -99,22 +102,28 @@ def on(thread: str) -> dict[str, Any]:
     return {"configurable": {"thread_id": thread}, "recursion_limit": 1_000_000}
 
 
+async def usual(times: int, run: Callable[[int], Awaitable[object]]) -> float:
+    """The median of how long each takes."""
+    taken = []
+    for go in range(times):
+        began = time.perf_counter()
+        await run(go)
+        taken.append(time.perf_counter() - began)
+    return statistics.median(taken)
+
+
 async def measure(open_saver: Place, where: pathlib.Path, weigh: Callable[[], int]) -> dict[str, float]:
     """All cases over one saver."""
     found: dict[str, float] = {}
     async with open_saver(where) as (saver, commits):
         built, start = line(LINE).compile(checkpointer=saver), {"n": 0, "data": ""}
         await built.ainvoke(start, on("warm"))
-        before, began = commits(), time.perf_counter()
-        await built.ainvoke(start, on("line"))
-        found["line, steps/s"] = LINE / (time.perf_counter() - began)
-        found["commits a super-step"] = (commits() - before) / (LINE + 1)
+        before = commits()
+        found["line, steps/s"] = LINE / await usual(LINES, lambda go: built.ainvoke(start, on(f"line {go}")))
+        found["commits a super-step"] = (commits() - before) / LINES / (LINE + 1)
 
         wide = fan().compile(checkpointer=saver)
-        began = time.perf_counter()
-        for go in range(3):
-            await wide.ainvoke({"out": []}, on(f"fan {go}"))
-        found["fan-out of 60, tasks/s"] = 3 * FAN / (time.perf_counter() - began)
+        found["fan-out of 60, tasks/s"] = FAN / await usual(FANS, lambda go: wide.ainvoke({"out": []}, on(f"fan {go}")))
 
         short = line(20).compile(checkpointer=saver)
         cpu = time.process_time()
@@ -141,10 +150,10 @@ def counting(saver: Any) -> Callable[[], int]:
     count = 0
     inner = saver.shelf.put_many
 
-    async def counted(rows: dict[str, bytes]) -> None:
+    async def counted(rows: dict[str, bytes], **options: Any) -> Any:
         nonlocal count
         count += 1
-        await inner(rows)
+        return await inner(rows, **options)
 
     saver.shelf.put_many = counted
     return lambda: count
@@ -251,9 +260,11 @@ def main() -> int:
     for name, goal in GOALS.items():
         ours, theirs = (statistics.median(r[who][name] for r in rounds) for who in ("ours", "theirs"))
         ratio = statistics.median(r["ours"][name] / r["theirs"][name] for r in rounds)
-        met = ratio <= goal.must if goal.most else ratio >= goal.must
+        found = ratio if goal.of_theirs else ours
+        met = found <= goal.must if goal.most else found >= goal.must
         missed += not met
-        print(f"{name:38} ours {ours:10.2f}  theirs {theirs:10.2f}  ratio {ratio:6.3f}  must be {'≤' if goal.most else '≥'} {goal.must:.3f}  {'met' if met else 'MISSED'}")
+        asked = f"{'ratio' if goal.of_theirs else 'ours'} must be {'≤' if goal.most else '≥'} {goal.must:.3f}"
+        print(f"{name:38} ours {ours:10.2f}  theirs {theirs:10.2f}  ratio {ratio:6.3f}  {asked:26}  {'met' if met else 'MISSED'}")
     print(f"rounds asked {given.rounds}, done {len(rounds)}, missed {missed}")
     return 1 if missed else 0
 
