@@ -5,9 +5,11 @@ from __future__ import annotations
 import threading
 from typing import Any
 
+import pytest
+
 from holdfast.core.errors import StoreUnavailable
 from holdfast.engine.base.heartbeat import Heartbeat
-from holdfast.testing import VirtualClock
+from holdfast.testing import SimulatedCrash, VirtualClock
 
 TTL_US = 600_000_000  # renewed every 200 s where all is well
 
@@ -40,3 +42,26 @@ def test_a_renewal_that_failed_is_tried_again_within_a_second() -> None:
         assert store.asked == 2
     finally:
         heart.stop()
+
+
+class Dead:
+    """The store as a simulated process sees it that was killed."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Semaphore(0)
+
+    async def renew(self, owner: str, ttl_us: int) -> int:
+        self.asked.release()
+        raise SimulatedCrash
+
+
+def test_the_thread_of_a_simulated_process_that_died_ends_without_a_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A killed process renews nothing and prints nothing; what it would print was the failure of whatever test ran at that moment."""
+    said: list[Any] = []
+    monkeypatch.setattr(threading, "excepthook", said.append)
+    store: Any = Dead()
+    heart = Heartbeat(store, VirtualClock(), "w", 30_000)
+    heart.start()
+    assert store.asked.acquire(timeout=20)
+    heart.stop()
+    assert (said, store.asked.acquire(blocking=False), heart.failed) == ([], False, None)
