@@ -13,7 +13,7 @@ ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 def test_tests_core_cover_every_branch_of_the_core(tmp_path: pathlib.Path) -> None:
     """The command of docs/testing.md, in a process of its own. Some 15 seconds on one core."""
-    env = {**os.environ, "COVERAGE_FILE": str(tmp_path / "coverage")}
+    env = {**os.environ, "COVERAGE_FILE": str(tmp_path / "coverage"), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}  # its folders are tidied up by itself alone
     coverage = [sys.executable, "-m", "coverage"]
     ran = subprocess.run(
         [*coverage, "run", "--branch", "--source=holdfast.core", "-m", "pytest", "-n0", "tests/core", "-p", "no:cacheprovider"],

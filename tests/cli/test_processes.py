@@ -235,9 +235,8 @@ def test_a_reader_that_has_seen_enough_is_no_error(start: object, process: Type)
 
 def test_what_new_writes_passes_as_written(process: Type, folder: Path) -> None:
     assert process("new", "hello").code == 0
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"], env=environment(), capture_output=True, text=True, check=False
-    )
+    env = environment() | {"PYTEST_DEBUG_TEMPROOT": str(folder)}  # its folders are tidied up by itself alone
+    done = subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_hello.py"], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout
     assert "2 passed" in done.stdout
 
