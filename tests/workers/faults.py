@@ -199,7 +199,11 @@ class Clocks(Round):
 
     kinds_of_fault = ("-600", "600", "0")
     names = ("timed", "timed", "verified", "blind")
-    late = 1.0
+    early = 1.0
+
+    def __init__(self, folder: Path, asked: Asked, url: str) -> None:
+        super().__init__(folder, asked, url)
+        self.late = asked.slack
 
     def skills(self) -> list[object]:
         return [*super().skills(), timed]
@@ -210,7 +214,8 @@ class Clocks(Round):
 
     async def _judge(self, rt: Runtime) -> None:
         await super()._judge(rt)
-        latest, claims = 0.0, 0.0
+        naps: list[float] = []
+        claims = 0.0
         for run_id in self.runs:
             run = await rt.get(run_id)
             if run.skill_id == "timed":
@@ -218,24 +223,25 @@ class Clocks(Round):
                 at = {kind: [dt.datetime.fromisoformat(e.occurred_at).timestamp() for e in events if e.type == kind] for kind in ("wait.requested", "run.resumed", "run.claimed")}
                 if len(at["run.resumed"]) != len(at["wait.requested"]):
                     self.report.wrong.append(f"{run_id} slept {len(at['wait.requested'])} times and woke {len(at['run.resumed'])} times")
-                for asked, woken in zip(at["wait.requested"], at["run.resumed"], strict=False):
-                    latest = max(latest, abs(woken - asked - NAP))
+                naps += [woken - asked for asked, woken in zip(at["wait.requested"], at["run.resumed"], strict=False)]
                 claims = max(claims, len(at["run.claimed"]) / (len(at["wait.requested"]) + 1))
-        self.measured["timers off by at most, s"], self.measured["claims a rest, at most"] = round(latest, 2), claims
+        latest, earliest = max((nap - NAP for nap in naps), default=0.0), max((NAP - nap for nap in naps), default=0.0)
+        self.measured["timers off by at most, s"], self.measured["claims a rest, at most"] = round(max(latest, earliest), 2), claims
         if claims > 2:
             self.report.wrong.append(f"{claims} claims a rest")
-        if latest > self.late:
-            self.report.wrong.append(f"a timer was {latest:.2f} s off")
+        if latest > self.late or earliest > self.early:
+            self.report.wrong.append(f"a timer was {max(latest, earliest):.2f} s off")
 
 
 class ServerClock(Clocks):
     """The database's own clock jumps ten minutes, for a second, and back; the workers' clocks jump too."""
 
     kinds_of_fault = ("-600", "600", "server -600", "server 600")
-    late = float("inf")
+    early = float("inf")
 
     def __init__(self, folder: Path, asked: Asked, server: Server) -> None:
         super().__init__(folder, asked, server.url)
+        self.late = float("inf")
         self._server = server
         self._turn = asyncio.Lock()
 
