@@ -360,14 +360,14 @@ async def test_what_user_code_raises_fails_its_step_and_nothing_else(raises: Cal
         if not asyncio.iscoroutinefunction(raises):
             raises()
 
-    run = await asyncio.wait_for(invoked(g), 5)
+    run = await asyncio.wait_for(invoked(g), 20)
     assert run.status is Status.FAILED and run.stop_reason == code
 
 
 async def test_a_plain_function_that_stops_an_iteration_does_not_hang() -> None:
     g = Graph("g", S)
     g.node("a", start=True)(lambda state: next(iter([])))
-    run = await asyncio.wait_for(invoked(g), 5)
+    run = await asyncio.wait_for(invoked(g), 20)
     assert run.status is Status.FAILED
 
 

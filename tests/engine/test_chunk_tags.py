@@ -80,7 +80,7 @@ async def tags(rt: Runtime, skill: Any) -> list[str]:
     listening = asyncio.create_task(listen())
     await asyncio.sleep(0)
     await rt.worker(until_idle=True)
-    await asyncio.wait_for(listening, 5)
+    await asyncio.wait_for(listening, 20)
     return found
 
 

@@ -25,7 +25,7 @@ class Trail(State):
     text: str = ""
 
 
-async def until(rt: Runtime, run_id: str, kind: str, seconds: float = 5) -> None:
+async def until(rt: Runtime, run_id: str, kind: str, seconds: float = 20) -> None:
     """Until an event of this type is on record."""
     async with asyncio.timeout(seconds):
         async for event in rt.events(run_id, follow=True):
@@ -57,7 +57,7 @@ async def test_a_cancel_ends_nothing_before_its_threads_have_ended() -> None:
 
     async with Runtime("memory:", skills=[graph]) as rt:
         driving = asyncio.ensure_future(rt.invoke(graph, {}))
-        await asyncio.wait_for(asyncio.gather(works_now.wait(), acts_now.wait()), 5)
+        await asyncio.wait_for(asyncio.gather(works_now.wait(), acts_now.wait()), 20)
         [run] = await rt.runs()
         run_id = run.run_id
         await until(rt, run_id, "wait.requested")
@@ -90,13 +90,13 @@ async def test_a_deadline_passes_while_a_sibling_runs() -> None:
 
     async with world.runtime(graph) as rt:
         driving = asyncio.ensure_future(rt.invoke(graph, {}))
-        await asyncio.wait_for(works_now.wait(), 5)
+        await asyncio.wait_for(works_now.wait(), 20)
         [begun] = await rt.runs()
         await until(rt, begun.run_id, "wait.requested")
         assert not came
         world.clock.at += 6_000_000
         await until(rt, begun.run_id, "wait.timed_out")
-        await asyncio.wait_for(goes_on.wait(), 5)
+        await asyncio.wait_for(goes_on.wait(), 20)
         assert came == ["late"] and not driving.done()
         release.set()
         assert (await asyncio.wait_for(driving, 10)).status == "completed"
@@ -166,7 +166,7 @@ async def test_a_run_whose_first_commit_came_through_is_let_go() -> None:
     store = Slow()
     async with Runtime(store, skills=[graph]) as rt:
         asked = asyncio.ensure_future(rt.invoke(graph, {}))
-        await asyncio.wait_for(store.reached.wait(), 5)
+        await asyncio.wait_for(store.reached.wait(), 20)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked

@@ -265,21 +265,23 @@ async def test_in_invoke() -> None:
 
 
 class Lock:
-    """Held in C for a while, without a turn of Python's."""
+    """Waited for in C, without a turn of Python's, until it is released."""
 
-    def __init__(self, seconds: float) -> None:
+    def __init__(self) -> None:
         self._lock = threading.Lock()
         self._lock.acquire()
-        self._seconds = seconds
 
     def hold(self) -> None:
-        self._lock.acquire(timeout=self._seconds)
+        self._lock.acquire(timeout=30)
+
+    def release(self) -> None:
+        self._lock.release()
 
 
 async def test_a_process_that_cannot_be_freed_says_which_step_and_ends(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(blocked, "CLEANUP_SECONDS", 0.2)
     said: list[Any] = []
-    patience, lock = functions.Patience(100_000, own=True), Lock(3)
+    patience, lock = functions.Patience(100_000, own=True), Lock()
 
     class Leases:
         ttl = 0.3
@@ -287,10 +289,14 @@ async def test_a_process_that_cannot_be_freed_says_which_step_and_ends(monkeypat
         def lapse(self, why: str | None) -> None:
             said.append(why)
 
+    def end(code: int) -> None:
+        said.append(code)
+        lock.release()
+
     async def stuck() -> None:
         lock.hold()
 
-    watch = blocked.Watch(Leases(), whose, lambda: True, said.append)
+    watch = blocked.Watch(Leases(), whose, lambda: True, end)
     watch.start()
     with pytest.raises(Exception, match="stuck took longer than 0.1 s, and let nothing else"):
         await functions.bounded(stuck(), patience, "stuck")
@@ -302,7 +308,7 @@ async def test_a_process_that_cannot_be_freed_says_which_step_and_ends(monkeypat
 async def test_leases_are_renewed_again_once_the_loop_moves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(blocked, "CLEANUP_SECONDS", 0.2)
     said: list[Any] = []
-    lock, loop, again = Lock(1), asyncio.get_running_loop(), asyncio.Event()
+    lock, loop, again = Lock(), asyncio.get_running_loop(), asyncio.Event()
 
     class Leases:
         ttl = 60.0
@@ -311,6 +317,8 @@ async def test_leases_are_renewed_again_once_the_loop_moves(monkeypatch: pytest.
             said.append(why)
             if why is None:
                 loop.call_soon_threadsafe(again.set)
+            else:
+                lock.release()
 
     async def stuck() -> None:
         lock.hold()

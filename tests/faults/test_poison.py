@@ -189,7 +189,7 @@ def test_a_thread_is_free_before_its_result_is_told() -> None:
     pool.submit(Job(lambda: 0, (), "first", None)).add_done_callback(again)
     assert last.wait(10)
     assert (done, pool.threads) == ([0, 1, 2, 3, 4], 1)
-    assert pool.close(5) == []
+    assert pool.close(20) == []
 
 
 def test_a_pool_is_bounded_and_gives_places_of_lost_threads_away() -> None:
@@ -205,17 +205,17 @@ def test_a_pool_is_bounded_and_gives_places_of_lost_threads_away() -> None:
         pool.submit(job)
     third = Job(lambda: 7, (), "third", None)
     future = pool.submit(third)
-    assert begun.acquire(timeout=5) and begun.acquire(timeout=5)
+    assert begun.acquire(timeout=20) and begun.acquire(timeout=20)
     assert not future.done()
     pool.give_up(jobs[0])
-    assert pool.submit(Job(lambda: 8, (), "fourth", None)).result(5) == 8
-    assert future.result(5) == 7
+    assert pool.submit(Job(lambda: 8, (), "fourth", None)).result(20) == 8
+    assert future.result(20) == 7
     pool.give_up(jobs[1])
     with pytest.raises(Exception, match="hang0, hang1"):
         pool.submit(Job(lambda: 9, (), "fifth", None))
     assert sorted(pool.close(0.01)) == ["hang0", "hang1"]
     gate.set()
-    assert pool.close(5) == []
+    assert pool.close(20) == []
 
 
 UNENDING = """

@@ -133,8 +133,14 @@ async def test_a_slow_function_has_as_many_threads_as_places_and_leaves_the_othe
 
 async def test_what_no_thread_has_come_to_has_not_happened() -> None:
     hands, held, calls = Hands(each=1), threading.Event(), []
-    first = asyncio.ensure_future(hands.do(A, lambda: held.wait(20)))
-    await asyncio.sleep(0)
+    inside = threading.Semaphore(0)
+
+    def hang() -> bool:
+        inside.release()
+        return held.wait(20)
+
+    first = asyncio.ensure_future(hands.do(A, hang))
+    assert await asyncio.to_thread(inside.acquire, timeout=10), "until a thread has come to it, it has not happened either"
     second = asyncio.ensure_future(hands.do(A, lambda: calls.append(1)))
     await asyncio.sleep(0)
     second.cancel()

@@ -43,8 +43,8 @@ async def test_a_run_behind_a_waiting_holder_comes_back_queued(how: str) -> None
     """§5.13: at once, with who is before it; nothing hangs; it goes on when its turn comes, in order (§10.8)."""
     async with World().runtime(chat) as rt:
         holder = await busy(rt)
-        second = await asyncio.wait_for(say(rt, "second", how), 5)
-        third = await asyncio.wait_for(say(rt, "third", how), 5)
+        second = await asyncio.wait_for(say(rt, "second", how), 20)
+        third = await asyncio.wait_for(say(rt, "third", how), 20)
         assert (second.status, second.condition, second.blocked_by) == ("pending", "queued", holder.run_id)
         assert third.blocked_by == holder.run_id
         await rt.approve(holder.run_id, drive=False)

@@ -31,7 +31,7 @@ async def test_a_cancel_reaches_a_step_in_another_process(tmp_path: Path) -> Non
 
     async def act() -> str:
         begun.set()
-        await asyncio.wait_for(asked.wait(), 5)
+        await asyncio.wait_for(asked.wait(), 20)
         seen.append("acted")
         return "done"
 
@@ -43,14 +43,14 @@ async def test_a_cancel_reaches_a_step_in_another_process(tmp_path: Path) -> Non
     asked = asyncio.Event()
     async with Runtime(url(tmp_path), skills=[long]) as owner, Runtime(url(tmp_path)) as other:
         driving = asyncio.ensure_future(owner.invoke(long, {}, thread_id="t"))
-        await asyncio.wait_for(begun.wait(), 5)
+        await asyncio.wait_for(begun.wait(), 20)
         run_id = (await other.runs(thread_id="t"))[0].run_id
         await other.cancel(run_id, actor="ada", reason="enough")
         async for event in other.events(run_id, follow=True):
             if event.type == "run.cancel_requested":
                 assert event.actor == "ada"
                 asked.set()
-        run = await asyncio.wait_for(driving, 5)
+        run = await asyncio.wait_for(driving, 20)
         assert (run.status, run.condition, run.stop_reason, seen) == ("canceled", "cancelled", "canceled", ["acted"])
         found = await kinds(other, run_id)
         assert found.index("run.cancel_requested") < found.index("side_effect.recorded") < found.index("run.canceled")
@@ -71,7 +71,7 @@ async def test_an_early_answer_goes_on_beside_running_siblings(tmp_path: Path) -
 
     @graph.node(start=True)
     async def works(state: Trail) -> dict[str, Any]:
-        await asyncio.wait_for(answered.wait(), 5)
+        await asyncio.wait_for(answered.wait(), 20)
         return {"said": ["worked"]}
 
     async with Runtime(url(tmp_path), skills=[graph]) as owner, Runtime(url(tmp_path)) as other:
@@ -81,7 +81,7 @@ async def test_an_early_answer_goes_on_beside_running_siblings(tmp_path: Path) -
             await other.store.wait_for_change(0.05)
             run_id = next((r.run_id for r in await other.runs(thread_id="t") if r.waits), "")
         await other.decide(run_id, "approve")
-        run = await asyncio.wait_for(driving, 5)
+        run = await asyncio.wait_for(driving, 20)
         assert run.status == "completed" and run.state.said == ["asked", "worked"]
         assert "run.waiting_for_human" not in await kinds(other, run_id)
 

@@ -324,7 +324,7 @@ async def test_who_cannot_listen_tries_ever_more_seldom(monkeypatch: pytest.Monk
     hints = news.News(Place("", "", listen="nobody"), look)
     hints.open(pool)
     waiting = asyncio.ensure_future(hints.wait(60))
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(20):
         await enough.wait()
     await hints.close()
     await asyncio.wait([waiting])

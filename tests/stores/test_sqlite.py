@@ -430,7 +430,8 @@ def test_owner_of_another_process_is_proven_dead(tmp_path: Path) -> None:
 
 def test_frozen_writer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """§10.14: a process stopped in mid-commit blocks the file; the loop stays free and the holder is named."""
-    monkeypatch.setattr("holdfast.stores.sqlite.connection.connect.__kwdefaults__", {"patience": 0.5, "create": False, "readonly": False})
+    options = {"patience": 0.5, "create": False, "readonly": False}
+    monkeypatch.setattr("holdfast.stores.sqlite.connection.connect.__kwdefaults__", options)
     path = tmp_path / "s.db"
     program = """
     import apsw
@@ -442,28 +443,37 @@ def test_frozen_writer_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     """
 
     async def body() -> None:
-        store = await opened(path)
+        store, patient = await opened(path), await opened(path)
         await store.register("w", TTL)
         script = await Script(store, "r1").begin("w")
         child = spawn(path, "x", program)
         assert child.stdout is not None
         pid = child.stdout.readline().strip()
         os.kill(child.pid, signal.SIGSTOP)
-        late, writing = [0.0], asyncio.ensure_future(store.commit(script.step()))
-        while not writing.done():
-            began = time.perf_counter()
-            await asyncio.wait([writing], timeout=0.005)
-            late.append(time.perf_counter() - began)
-        error = await refused(StoreBusy, writing)
-        assert pid in error.message
-        assert error.code == "store_writer_stalled"
+        for _ in range(5):  # a busy machine may keep the loop waiting now and then; a store that blocks it does so each time
+            late, writing = [0.0], asyncio.ensure_future(store.commit(script.step()))
+            while not writing.done():
+                began = time.perf_counter()
+                await asyncio.wait([writing], timeout=0.005)
+                late.append(time.perf_counter() - began)
+            error = await refused(StoreBusy, writing)
+            assert pid in error.message
+            assert error.code == "store_writer_stalled"
+            if max(late) < 0.2:
+                break
         assert max(late) < 0.2, "the loop was blocked"
+        options["patience"] = 30  # for the other store's writer, which connects only now: the stopped process may take a while to go on
+        script.store = patient
         writing = asyncio.ensure_future(script.steps(1))
         await asyncio.wait([writing], timeout=0.05)
+        assert not writing.done()
         os.kill(child.pid, signal.SIGCONT)
         child.communicate("go\n")
         await writing
+        script.store = store
+        await script.steps(1)
         await store.close()
+        await patient.close()
 
     run(body)
 
@@ -755,7 +765,7 @@ def test_a_loop_that_died_blocks_nobody(tmp_path: Path) -> None:
         await asyncio.wait([asyncio.ensure_future(store.commit(Script(store, "b").first()))], timeout=0)
 
     async def second() -> None:
-        await asyncio.wait_for(asyncio.gather(*[store.commit(Script(store, f"c{i}").first()) for i in range(3)]), 5)
+        await asyncio.wait_for(asyncio.gather(*[store.commit(Script(store, f"c{i}").first()) for i in range(3)]), 20)
         await store.close()
 
     asyncio.run(first())

@@ -84,10 +84,10 @@ async def test_from_every_cursor_the_rest_comes_once(url: str) -> None:
         await asyncio.sleep(0)
         await rt.resume(run.run_id)
         await rt.approve(run.run_id)
-        await asyncio.wait_for(first, 5)
+        await asyncio.wait_for(first, 20)
         for n in range(len(whole)):
             rest: list[Any] = []
-            await asyncio.wait_for(follow(whole[n].cursor, rest), 5)
+            await asyncio.wait_for(follow(whole[n].cursor, rest), 20)
             later.append(rest)
         for n, rest in enumerate(later):
             assert [(p.mode, p.cursor) for p in rest] == [(p.mode, p.cursor) for p in whole[n + 1 :]], n
