@@ -16,7 +16,9 @@ import subprocess
 import sys
 import time
 
+import apsw
 import pytest
+from tests.stopped import stop
 
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.testing import violations
@@ -183,7 +185,7 @@ def test_a_stopped_worker_wakes_as_a_zombie(place: pathlib.Path) -> None:
     """T-75, X-12: stopped beyond its lease, overtaken, thawed: what it writes is refused, and the log shows one end."""
     stopped = start(place, PACE="0.5", LEASE="1")
     until(place, "begin left", stopped)
-    stopped.send_signal(signal.SIGSTOP)
+    stop(stopped.pid, place / "runs.db")
     try:
         end = time.monotonic() + 30
         while finish(place, LEASE="1") != TRAIL:
@@ -195,3 +197,25 @@ def test_a_stopped_worker_wakes_as_a_zombie(place: pathlib.Path) -> None:
     assert lines(place).count("act pay") == 1
     assert lines(place).count("begin model") == 1
     whole(place)
+
+
+COMMITTING = """
+import apsw, signal, sys
+db = apsw.Connection(sys.argv[1])
+db.execute("CREATE TABLE t (n); BEGIN IMMEDIATE")
+signal.signal(signal.SIGCONT, lambda *_: db.execute("COMMIT"))
+print("holds it", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_what_is_stopped_in_a_commit_is_stopped_again_after_it(tmp_path: pathlib.Path) -> None:
+    """Else a test that freezes a process would fail by chance, as all others wait for the file's lock."""
+    path = tmp_path / "s.db"
+    with subprocess.Popen([sys.executable, "-c", COMMITTING, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None and child.stdout.readline() == b"holds it\n"
+        stop(child.pid, path)
+        with contextlib.closing(apsw.Connection(str(path))) as db:
+            db.execute("INSERT INTO t VALUES (1)")
+        assert os.waitid(os.P_PID, child.pid, os.WSTOPPED | os.WNOHANG | os.WNOWAIT) is not None, "it is stopped"
+        child.kill()

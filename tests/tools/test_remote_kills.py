@@ -15,6 +15,7 @@ from holdfast import Context, Graph, Runtime, State
 from holdfast.core.status import Status
 from holdfast.testing import CrashingStore, Fault, SimulatedCrash
 from tests.outbox.conftest import Open
+from tests.stopped import stop
 from tests.tools.test_remote import Pair, begun
 
 
@@ -136,7 +137,7 @@ async def test_a_runner_is_killed_and_one_is_frozen(tmp_path: Path) -> None:
             assert ([w.kind for w in run.waits], counted(pair, 0)) == (["effect"], 0), run.error
             frozen = await rt.submit(numbered, {"n": 1, "script": waiting.format(1)})
             await asyncio.wait_for(begun(pair, rt), 20)
-            second.send_signal(signal.SIGSTOP)
+            stop(second.pid, tmp_path / "a.db")
             await start()
             run = await rested(rt, frozen.run_id)
             assert [w.kind for w in run.waits] == ["effect"], run.error
