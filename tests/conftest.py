@@ -25,8 +25,11 @@ settings.load_profile("fast")
 
 pytest_plugins = ["holdfast.testing.plugin", "pytester"]  # in an installed package the first comes by itself
 
-STARTED = "holdfast.cli.main, holdfast.api.app, holdfast.testing, holdfast.telemetry, holdfast.stores.postgres.store, uvicorn"
-"""What the processes import that tests start."""
+STARTED = (
+    "holdfast.cli.main, holdfast.api.app, holdfast.testing, holdfast.telemetry, holdfast.stores.postgres.store, uvicorn, httpx, pytest, hypothesis, schemathesis.pytest.plugin, langgraph.graph",
+    "agents, pydantic_ai, pydantic_ai.models.function, mcp.server",
+)
+"""What the processes import that tests start, and this one's workers: on two cores at once, half of it on each."""
 
 COLLECTED_AFTER = (20_000, 20, 50)
 """Of the garbage collector: new objects, and generations, before it looks again."""
@@ -36,10 +39,11 @@ ENDED_AFTER = 330.0
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Has the package compiled once, where Python is told to keep no bytecode: some hundred processes of the tests would each do it again."""
+    """Has the package and the frameworks compiled once, where Python is told to keep no bytecode: some hundred processes of the tests would each do it again."""
     if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
         keeps = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
-        subprocess.run([sys.executable, "-c", f"import {STARTED}"], env=keeps, check=True)
+        compiling = [subprocess.Popen([sys.executable, "-c", f"import {names}"], env=keeps) for names in STARTED]
+        assert [process.wait() for process in compiling] == [0] * len(STARTED)
 
 
 def pytest_xdist_auto_num_workers() -> int:
