@@ -1,22 +1,25 @@
 """What sending costs: how fast queued intents are drained, what runs beside pay for it, and how long after its commit an intent is sent.
 
-    uv run python bench/outbox.py drain --count 100000 [--url URL]      about five minutes
-    uv run python bench/outbox.py latency --count 500 [--url URL]       about one minute
+    uv run python bench/outbox.py drain --count 100000 [--store postgres | --url URL]      about five minutes
+    uv run python bench/outbox.py latency --count 500 [--store postgres | --url URL]       about one minute
 
 ``drain`` sends to a function that does nothing, and tells how many claims and settlements it took; then again while runs are driven beside it.
 ``latency`` has one process commit and send, and then one commit and another send, where nothing else is to be done: the time from the answer
-of the commit to the call of the transport. Without ``--url`` it is SQLite in a folder of its own.
+of the commit to the call of the transport. Without ``--url`` it is SQLite in a folder of its own, or a PostgreSQL server of its own, which syncs
+each commit and tidies up after itself, as one does that nobody has configured.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import json
+import pathlib
 import sys
 import tempfile
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 from record import Recorder
@@ -24,7 +27,10 @@ from sending import graph
 
 from holdfast import Runtime
 
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+
 A_RUN = 500
+AS_INSTALLED = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "autovacuum": "on"}
 
 
 def part(times: list[float], share: float) -> float:
@@ -149,16 +155,32 @@ async def sender(url: str, count: int) -> list[float]:
     return sent
 
 
+@contextlib.contextmanager
+def place(store: str) -> Iterator[str]:
+    """The URL of an empty store that is gone afterwards."""
+    if store == "postgres":
+        from tests.postgres.server import Server  # the binaries are of a package that this case alone needs
+
+        server = Server(settings=AS_INSTALLED).create()
+        try:
+            yield server.url
+        finally:
+            server.remove()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            yield f"sqlite:///{folder}/a.db"
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("what", choices=["drain", "latency", "sender"])
     parser.add_argument("--count", type=int, default=100_000)
     parser.add_argument("--url", default="")
+    parser.add_argument("--store", choices=("sqlite", "postgres"), default="sqlite")
     Recorder.options(parser)
     given = parser.parse_args()
     recorder = Recorder.of(given)
-    with tempfile.TemporaryDirectory() as folder:
-        url = given.url or f"sqlite:///{Path(folder) / 'a.db'}"
+    with contextlib.nullcontext(given.url) if given.url else place(given.store) as url:
         if given.what == "sender":
             print(json.dumps(asyncio.run(sender(url, given.count))))
             return
