@@ -16,8 +16,10 @@ from tests.postgres.pooler import PGBOUNCER, pooled
 from tests.postgres.proxy import Proxy
 from tests.postgres.server import shared
 
-from holdfast import Graph, Runtime, State
+from holdfast import Context, Graph, Runtime, State
 from holdfast.core import events as ev
+from holdfast.core import intents
+from holdfast.core.commit import Settlement
 from holdfast.core.errors import (
     Conflict,
     EffectInProgress,
@@ -29,6 +31,7 @@ from holdfast.core.errors import (
     UsageError,
     VersionConflict,
 )
+from holdfast.core.intents import Sending, Sent
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
 from holdfast.stores import PostgresStore, open_url
@@ -115,6 +118,77 @@ async def test_a_row_that_is_lost_is_told_of_by_whoever_would_replace_it() -> No
             await store.shelved("cups", key)
     assert await store.shelved("cups", "new") == b"2"
     await store.close()
+
+
+class Letters(State):
+    count: int = 0
+
+
+letters: Graph[Letters] = Graph("letters", Letters, version="1")
+
+
+@letters.node(start=True)
+async def write(state: Letters, ctx: Context) -> None:
+    for n in range(state.count):
+        ctx.send("mail", {"n": n})
+
+
+async def drained(store: PostgresStore, groups: int) -> None:
+    """Takes and settles so many groups of sixteen, as a dispatcher does."""
+    for _ in range(groups):
+        found = await store.claim_intents("w", ("mail",), limit=16, ttl_us=TTL, held=())
+        assert len(found) == 16
+        assert await store.settle_intents([Settlement(i, intents.after(i, Sent(), Sending(), store.now())) for i in found]) == [True] * 16
+
+
+async def test_a_group_of_intents_is_taken_in_two_round_trips_and_settled_in_two() -> None:
+    """Each is one transaction, which begins with the look and is committed with the writing."""
+    url = shared().fresh()
+    async with Runtime(url) as rt:
+        await rt.invoke(letters, {"count": 16 * 9})
+    async with Proxy(shared().folder) as proxy:
+        store = PostgresStore(proxy.url + "&listen=")
+        await store.open()
+        await store.register("w", TTL)
+        await drained(store, 4)  # by then the statements are prepared
+        before = proxy.answers
+        await drained(store, 5)
+        assert proxy.answers - before == 5 * (2 + 2)
+        await store.close()
+
+
+async def test_a_claim_of_intents_does_not_read_what_was_sent_before() -> None:
+    """Whatever was claimed leaves entries in the indexes until they are vacuumed: no later claim reads them all again."""
+    url, read = shared().fresh(), []
+    async with Runtime(url) as rt:
+        await rt.invoke(letters, {"count": 16 * 60})
+    with shared().admin("holdfast") as db:
+        db.execute("ALTER TABLE holdfast.intent SET (autovacuum_enabled = false)")
+    try:
+        for _ in range(3):
+            before = entries_read()
+            store = PostgresStore(url)
+            await store.open()
+            await store.register("w", TTL)
+            await drained(store, 20)
+            await store.retire("w")
+            await store.close()
+            read.append(entries_read() - before)
+    finally:
+        with shared().admin("holdfast") as db:
+            db.execute("ALTER TABLE holdfast.intent RESET (autovacuum_enabled)")
+    assert read[2] <= 1.2 * read[0], read
+
+
+def entries_read() -> int:
+    """How many entries of the indexes of intents the server has read so far, as those connections tell that have ended."""
+    with shared().admin("holdfast") as db:
+        until = time.monotonic() + 10
+        while db.execute("SELECT 1 FROM pg_stat_activity WHERE datname = 'holdfast' AND usename = 'holdfast'").fetchone():
+            assert time.monotonic() < until, "the connections of a closed store end"
+        found = db.execute("SELECT sum(idx_tup_read) FROM pg_stat_user_indexes WHERE relname = 'intent'").fetchone()
+    assert found is not None
+    return int(str(found[0]))
 
 
 @pytest.mark.parametrize("url", ["postgresql://h/d?pooler=maybe", "postgresql://h/d?partitions=many", "postgresql://h/d?no_such_option=1"])

@@ -6,20 +6,25 @@ are free is found lane by lane; what another dispatcher is just claiming is pass
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
 from holdfast.core import codec, vouch
+from holdfast.core.blobs import Blob
 from holdfast.core.commit import InboxItem, Settlement
 from holdfast.core.errors import EventUnreadable
 from holdfast.core.intents import Intent, IntentState, answer_lost, claimed, dropped, stands
+from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.connection import Connection, Q, many
 
 Statement = tuple[str, Any]
+T = TypeVar("T")
+PIECE = 32  # intents that are looked at between two turns of others of the loop
 _STATES = frozenset(IntentState)
 
 
@@ -88,9 +93,9 @@ async def claim(
     db: Connection,
     owner: str,
     types: Sequence[str],
-    dead: Sequence[str],
-    now: int,
-    until: int,
+    dead: Callable[[str, str | None], bool],
+    at: int | None,
+    ttl_us: int,
     limit: int,
     each: int,
     room: Mapping[tuple[str, str, str], int],
@@ -99,42 +104,90 @@ async def claim(
     *,
     doubt: bool,
 ) -> list[Intent]:
-    """Takes what may be sent now: of lost senders, then of one lane after the other."""
-    values = {"types": list(types), "dead": list(dead), "run": run_id, "limit": limit, "now": now, "me": owner if doubt else None, "held": list(held)}
-    lost, due = await many(db, [(Q.intents_lost, values), (Q.intents_due if run_id is None else Q.intents_of_run_due, values)])
-    chosen = apply.by_turns(sound(lost), sound(due), limit, each, room)
+    """Takes what may be sent now: of lost senders, then of one lane after the other. A transaction of two round trips; where ``dead`` says of a
+    sender that it is proven dead, of three. ``at``: the time, where a test moves the clock."""
+    values: dict[str, Any] = {"types": list(types), "dead": [], "run": run_id, "limit": limit, "now": at, "me": owner if doubt else None, "held": list(held)}
+    _, _, senders, ((now, _),), lost, due = await many(
+        db,
+        [
+            (Q.begin, None),
+            (Q.bounded_by_index, None),
+            (Q.intents_senders, None),
+            (Q.see_now, {"now": at}),
+            (Q.intents_lost, values),
+            (Q.intents_due if run_id is None else Q.intents_of_run_due, values),
+        ],
+    )
+    gone = [name for name, its in senders if dead(name, its)]
+    if gone:
+        (lost,) = await many(db, [(Q.intents_lost, {**values, "dead": gone})])
+    chosen = apply.by_turns([i async for i in _read(lost)], [i async for i in _read(due)], limit, each, room)
     out = [
-        claimed(i, owner, now, until, lost=i.state == IntentState.SENDING, dead=i.owner in dead, answer_lost=answer_lost(i, owner, held, doubt=doubt)) for i in chosen
+        claimed(i, owner, now, now + ttl_us, lost=i.state == IntentState.SENDING, dead=i.owner in gone, answer_lost=answer_lost(i, owner, held, doubt=doubt)) for i in chosen
     ]
-    await many(db, [*_keep(out)])
+    await many(db, [*await _keep(out), (Q.commit, None)])
     return out
 
 
-def _keep(intents: Sequence[Intent]) -> Iterator[Statement]:
+async def _read(found: Sequence[Sequence[Any]]) -> AsyncIterator[Intent]:
+    """Those that are what was written."""
+    async for piece in _in_pieces(found):
+        for intent in sound(piece):
+            yield intent
+
+
+async def _in_pieces(every: Sequence[T]) -> AsyncIterator[Sequence[T]]:
+    """A few at a time. Between them others of the loop have their turn: to decode, hash and encode a group takes milliseconds, and a run that is driven
+    beside it would wait for all of it."""
+    for n in range(0, len(every), PIECE):
+        if n:
+            await asyncio.sleep(0)
+        yield every[n : n + PIECE]
+
+
+async def _keep(intents: Sequence[Intent]) -> list[Statement]:
     """Two statements for all of them; of one intent the last counts."""
-    kept = {i.intent_id: (i, _kept(i)) for i in intents}
-    if kept:
-        yield Q.intent_keep, [list(column) for column in zip(*(row for _, row in kept.values()), strict=True)]
-        yield from besides.keep(vouch.of_intent(i, row[-2]) for i, row in kept.values())
+    kept: dict[str, tuple[tuple[Any, ...], Voucher]] = {}
+    async for piece in _in_pieces(intents):
+        for i in piece:
+            row = _kept(i)
+            kept[i.intent_id] = row, vouch.of_intent(i, row[-2])
+    if not kept:
+        return []
+    return [(Q.intent_keep, [list(column) for column in zip(*(row for row, _ in kept.values()), strict=True)]), *besides.keep(v for _, v in kept.values())]
 
 
 def _kept(i: Intent) -> tuple[Any, ...]:
     return (i.state.value, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, bool(i.payload), codec.encode_intent(i), i.intent_id)
 
 
-async def settle(db: Connection, settlements: Sequence[Settlement], put: Callable[[InboxItem], Awaitable[object]], *, sent: bool) -> list[bool]:
-    """Keeps what became of intents that still stand as their senders saw them. ``sent``: it was sent before, and the answer was lost."""
+async def settle(
+    db: Connection,
+    settlements: Sequence[Settlement],
+    put: Callable[[InboxItem], Awaitable[object]],
+    keep_blob: Callable[[str, Blob], Iterable[Statement]],
+    *,
+    sent: bool,
+) -> list[bool]:
+    """Keeps what became of intents that still stand as their senders saw them. A transaction of two round trips, and one more for each item that
+    ``put`` puts into an inbox. ``sent``: it was sent before, and the answer was lost."""
     wanted = [s.after.intent_id for s in settlements]
     count = sum(len(s.ledger) for s in settlements)
-    rows, stated, drawn = await many(
-        db, [(Q.intent_lock, (wanted,)), (Q.vouch_under, (wanted, "intent")), (Q.see_numbers, {"count": count})]
+    _, _, rows, stated, drawn = await many(
+        db, [(Q.begin, None), (Q.bounded, None), (Q.intent_lock, (wanted,)), (Q.vouch_under, (wanted, "intent")), (Q.see_numbers, {"count": count})]
     )
-    besides.hold(map(vouch.of_intent_row, rows), stated)
+    vouchers: list[Voucher] = []
+    there: dict[str, Intent] = {}
+    async for piece in _in_pieces(rows):
+        vouchers += map(vouch.of_intent_row, piece)
+    besides.hold(vouchers, stated)  # before anything of them is decoded
+    async for piece in _in_pieces(rows):
+        there.update((i.intent_id, i) for i in map(decode_intent, piece))
     numbers = iter([number for (number,) in drawn])
-    there = {i.intent_id: i for i in map(decode_intent, rows)}
     out: list[bool] = []
     kept: list[Intent] = []
     writes: list[Statement] = []
+    blobs: list[Statement] = []
     items: list[InboxItem] = []
     for s in settlements:
         found = there.get(s.after.intent_id)
@@ -145,17 +198,23 @@ async def settle(db: Connection, settlements: Sequence[Settlement], put: Callabl
             kept.append(s.after)
             writes += [*put_intents(s.intents), *besides.put_ledger(s.ledger, numbers)]
             items += s.puts
+        if done:
+            blobs += [w for blob in s.blobs for w in keep_blob(s.after.run_id, blob)]
         out.append(done)
-    await many(db, [*_keep(kept), *writes])
-    for item in items:
-        await put(item)
+    writes = [*await _keep(kept), *writes]
+    if items:
+        await many(db, writes)
+        writes = []
+        for item in items:
+            await put(item)
+    await many(db, [*writes, *blobs, (Q.commit, None)])
     return out
 
 
 async def drop_payloads(db: Connection, before: int, limit: int) -> int:
     (rows,) = await many(db, [(Q.intents_to_drop, (before, limit))])
     old = [dropped(i) for i in sound(rows)]
-    await many(db, [*_keep(old)])
+    await many(db, await _keep(old))
     return len(old)
 
 

@@ -6,6 +6,10 @@ BEGIN;
 -- name: bounded
 -- Whoever is cut off in the middle of a transaction keeps its locks no longer than this: others could not take its runs over.
 SELECT set_config('idle_in_transaction_session_timeout', '2000', true);
+-- name: bounded_by_index
+-- The same, and rows are looked for in the order of an index. What a queue has left of itself in its indexes is passed over by such a search
+-- from the second time on; a bitmap reads all of it each time, until it is vacuumed.
+SELECT set_config('idle_in_transaction_session_timeout', '2000', true), set_config('enable_bitmapscan', 'off', true), set_config('enable_seqscan', 'off', true);
 -- name: begin_snapshot
 BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY;
 -- name: commit
@@ -168,7 +172,7 @@ SELECT 1 / count(*) FROM added;
 
 -- name: vouch_put
 INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark)
-SELECT * FROM unnest(%s::text[], %s::text[], %s::text[], %b::bytea[], %s::text[], %s::bigint[])
+SELECT * FROM unnest(%b::text[], %b::text[], %b::text[], %b::bytea[], %b::text[], %b::bigint[])
 ON CONFLICT (run, kind, id) DO UPDATE SET seal = excluded.seal, under = excluded.under, mark = excluded.mark;
 -- name: vouch_of_run
 SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND kind = %s;
@@ -655,7 +659,7 @@ ORDER BY i.id LIMIT %(limit)s FOR UPDATE OF i SKIP LOCKED;
 SELECT {intent} FROM {intents} WHERE i.intent_id = ANY(%s::text[]) ORDER BY i.intent_id FOR UPDATE OF i;
 -- name: intent_keep
 UPDATE holdfast.intent i SET state = k.state, due = k.due, owner = k.owner, lease_until = k.lease_until, settled_at = k.settled_at, attempts = k.attempts, carries = k.carries, data = k.data
-FROM unnest(%s::text[], %s::bigint[], %s::text[], %s::bigint[], %s::bigint[], %s::bigint[], %s::boolean[], %b::bytea[], %s::text[])
+FROM unnest(%b::text[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::boolean[], %b::bytea[], %b::text[])
   AS k (state, due, owner, lease_until, settled_at, attempts, carries, data, intent_id) WHERE i.intent_id = k.intent_id;
 -- name: intents_free
 UPDATE holdfast.intent SET lease_until = NULL WHERE intent_id = ANY(%s::text[]);

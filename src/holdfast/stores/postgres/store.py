@@ -358,8 +358,9 @@ class PostgresStore:
         if self.suspect is not None:
             raise type(self.suspect)(self.suspect.message, hint=self.suspect.hint, code=self.suspect.code)
 
-    async def _do(self, work: Callable[[Connection, int], Awaitable[T]], *, anyway: bool = False) -> T:
-        """A transaction. ``work`` is told how often it has been sent before; ``anyway``: also into a store that does not know itself."""
+    async def _do(self, work: Callable[[Connection, int], Awaitable[T]], *, anyway: bool = False, whole: bool = False) -> T:
+        """A transaction. ``work`` is told how often it has been sent before; ``anyway``: also into a store that does not know itself; ``whole``:
+        ``work`` begins and commits it itself, in the round trips that it makes in any case."""
         pool = self._open()
         if not anyway:
             self._writable()
@@ -368,6 +369,8 @@ class PostgresStore:
             for attempt in range(TRIES):
                 try:
                     async with pool.held() as db:
+                        if whole:
+                            return await work(db, sent)
                         await many(db, [(Q.begin, None), (Q.bounded, None)])
                         done = await work(db, sent)
                         await db.execute(Q.commit)
@@ -1015,13 +1018,13 @@ class PostgresStore:
         doubt: bool = False,
     ) -> list[Intent]:
         async def work(db: Connection, sent: int) -> list[Intent]:
-            senders, clock = await many(db, [(Q.intents_senders, None), (Q.see_now, {"now": self._clock()})])
-            dead = [name for name, its in senders if self._alive(name, its) is Alive.NO]
-            now = clock[0][0]
-            again = doubt or sent > 0  # sent before, and the answer was lost
-            return await outbox.claim(db, owner, types, dead, now, now + ttl_us, limit, each, room or {}, run_id, held, doubt=again)
+            def dead(name: str, its: str | None) -> bool:
+                return self._alive(name, its) is Alive.NO
 
-        return await self._do(work)
+            again = doubt or sent > 0  # sent before, and the answer was lost
+            return await outbox.claim(db, owner, types, dead, self._clock(), ttl_us, limit, each, room or {}, run_id, held, doubt=again)
+
+        return await self._do(work, whole=True)
 
     async def renew_intents(self, owner: str, ttl_us: int) -> None:
         async def work(db: Connection, sent: int) -> None:
@@ -1031,11 +1034,9 @@ class PostgresStore:
 
     async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
         async def work(db: Connection, sent: int) -> list[bool]:
-            kept = await outbox.settle(db, settlements, lambda item: self._put(db, item), sent=sent > 0)
-            await many(db, [w for s, held in zip(settlements, kept, strict=True) if held for b in s.blobs for w in keep_blob(s.after.run_id, b)])
-            return kept
+            return await outbox.settle(db, settlements, lambda item: self._put(db, item), keep_blob, sent=sent > 0)
 
-        done = await self._do(work)
+        done = await self._do(work, whole=True)
         self._news.tell()
         return done
 
