@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,10 +16,13 @@ from hypothesis import strategies as st
 
 from holdfast import Context, Graph, Runtime, State
 from holdfast.core.errors import ErrorValue
-from holdfast.core.intents import Doubtful, Failed, Outcome, Sent
+from holdfast.core.intents import Doubtful, Failed, Intent, Outcome, Sent
+from holdfast.outbox.dispatcher import Dispatcher, Sender
 from holdfast.outbox.hands import Hands, NotReached
 from holdfast.outbox.pace import CONCURRENCY, EACH, EXTRA, MOST, SHORT_REST, Lane, Pace, left_for
+from holdfast.outbox.transports import route
 from tests.outbox.conftest import Open
+from tests.postgres.server import shared
 from tests.statements import counting_statements
 
 ERROR = ErrorValue.of(OSError("no"))
@@ -91,6 +95,63 @@ def test_a_group_is_as_large_as_the_disk_makes_it() -> None:
     for _ in range(30):
         rest = pace.wrote(pace.group, 0.000_1 + 0.000_03 * pace.group)
     assert pace.group == EACH and rest == 0.0
+
+
+def test_behind_a_server_a_group_grows_less() -> None:
+    """Each intent takes its time there, and a run beside it waits for the whole group."""
+    pace = Pace(served=True)
+    for _ in range(10):
+        pace.wrote(pace.group, 0.000_2 * pace.group)
+        assert pace.room([])[0] <= pace.group <= MOST // 2
+    assert pace.group == MOST // 2
+
+
+class Slow:
+    """A clock that stands still but where it is told that something took long."""
+
+    def __init__(self) -> None:
+        self.at = 0.0
+
+    def now(self) -> int:
+        return time.time_ns() // 1000
+
+    def monotonic(self) -> float:
+        return self.at
+
+    async def sleep(self, seconds: float) -> None:
+        self.at += seconds
+
+    def taking(self, verb: Callable[..., Awaitable[list[Any]]], sizes: list[int]) -> Callable[..., Awaitable[list[Any]]]:
+        async def slow(*args: Any, **options: Any) -> list[Any]:
+            self.at += 0.05
+            found = await verb(*args, **options)
+            sizes.append(len(found))
+            return found
+
+        return slow
+
+
+async def unlinked(intent: Intent) -> tuple[Intent, str]:
+    raise AssertionError("nothing that is sent here has a link")
+
+
+@pytest.mark.parametrize("served", [False, True])
+async def test_groups_grow_as_far_as_the_store_lets_them(served: bool, tmp_path: Path) -> None:
+    """Each transaction takes long, and the receiver keeps up."""
+
+    async def mail(payload: Any, key: str) -> None:
+        return None
+
+    async with Runtime(shared().fresh() if served else f"sqlite:///{tmp_path}/a.db") as rt:
+        await rt.invoke(load, {"count": 600})
+        clock, sizes = Slow(), list[int]()
+        for verb in ("claim_intents", "settle_intents"):
+            setattr(rt.store, verb, clock.taking(getattr(rt.store, verb), sizes))
+        await rt.store.register("slow", 600_000_000)
+        sender = Sender("slow", lambda: True, 600_000_000)
+        assert await Dispatcher(rt.store, clock, sender, {"mail": route("mail", mail)}, unlinked).run(until_idle=True) == 600
+        await rt.store.retire("slow")
+    assert max(sizes) == (MOST // 2 if served else MOST)
 
 
 def test_behind_a_server_the_others_need_no_long_rest() -> None:

@@ -113,7 +113,7 @@ class Dispatcher:
         self._sender = sender
         self._routes = routes
         self._link = link
-        self._pace = pace or Pace()
+        self._pace = pace or Pace(served=getattr(store, "has_server", False))
         self._limits = limits
         self._tasks: dict[asyncio.Task[None], Intent] = {}
         self._claiming: asyncio.Task[list[Intent]] | None = None

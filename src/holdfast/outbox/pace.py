@@ -7,7 +7,8 @@ of it and then keeps, those that the others begin with are not touched.
 
 What is claimed at once is a *group*, as is what is settled. It is as large as it has to be for the wanted pace and no larger, for the
 store, and the loop, are kept from the runs meanwhile: it grows while an intent's part of a transaction takes long, as where each waits for a
-slow disk, and shrinks where it does not.
+slow disk, and shrinks where it does not. Behind a server it grows to half of that: there most of the time goes into each intent, so that
+a larger group gains little pace, and a run beside it waits twice as long for the server and for the loop.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ Lane = tuple[str, str, str]
 CONCURRENCY = 256
 EACH = 16  # to one receiver at once, where nothing is known of it
 MOST = 128  # to one that keeps up, and in a group
+MOST_SERVED = 64  # in a group, behind a server
 EXTRA = 128  # above what receivers begin with, all together
 SLOW_SECONDS, SHORT_SECONDS = 0.000_100, 0.000_050  # an intent's part of a transaction, of which each has two: 2,000 a second leave 500 us
 FREE_SECONDS = 0.002  # what is shorter hinders nobody
@@ -32,10 +34,12 @@ LANES = 1_000  # so many are remembered
 
 
 class Pace:
-    """The places of one dispatcher. ``concurrency``: of those that receivers begin with, ``each`` of one at most."""
+    """The places of one dispatcher. ``concurrency``: of those that receivers begin with, ``each`` of one at most. ``served``: the store is a
+    server's."""
 
-    def __init__(self, concurrency: int = CONCURRENCY, each: int = EACH) -> None:
+    def __init__(self, concurrency: int = CONCURRENCY, each: int = EACH, *, served: bool = False) -> None:
         self._concurrency = concurrency
+        self._largest = MOST_SERVED if served else MOST
         self.each = each
         self.group = each
         self._sizes: dict[Lane, int] = {}
@@ -44,7 +48,7 @@ class Pace:
         """A transaction with so many intents took so long. Gives for how long the store is left to others before the next one; None where it
         was too small to be in anybody's way."""
         if seconds > SLOW_SECONDS * count and count >= self.group // 2:
-            self.group = min(self.group * 2, MOST)
+            self.group = min(self.group * 2, self._largest)
         elif seconds < SHORT_SECONDS * count:
             self.group = max(self.group * 3 // 4, self.each)
         return min(max(0.0, seconds - FREE_SECONDS), LONGEST_REST) if count >= self.each else None

@@ -54,7 +54,7 @@ VERBS: Mapping[str, Passes] = {
             "abandon", "acknowledge", "backlog", "backup", "claim", "claimed", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "folder", "health",
             "incarnation", "intent_counts", "issue_token", "leave", "loans", "marked", "now", "offer", "open", "outlive", "owner_alive", "path", "patience",
             "place", "prune", "pruned", "put_rule", "register", "reindex", "renew", "renew_intents", "restore", "retire", "rules", "run_ids", "suspect",
-            "takes_statements", "tally", "thread_end", "token", "unshelve", "url", "usage", "verify", "vouch_anew", "wait_for_change", "workers",
+            "has_server", "takes_statements", "tally", "thread_end", "token", "unshelve", "url", "usage", "verify", "vouch_anew", "wait_for_change", "workers",
         ),
         Passes.CLEAR,
     ),
