@@ -43,7 +43,8 @@ def pytest_configure(config: pytest.Config) -> None:
     if sys.dont_write_bytecode and not hasattr(config, "workerinput"):
         keeps = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
         compiling = [subprocess.Popen([sys.executable, "-c", f"import {names}"], env=keeps) for names in STARTED]
-        assert [process.wait() for process in compiling] == [0] * len(STARTED)
+        for process in compiling:
+            process.wait()  # whatever cannot be imported fails in its own tests
 
 
 def pytest_xdist_auto_num_workers() -> int:
