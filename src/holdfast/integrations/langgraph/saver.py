@@ -108,9 +108,12 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return await self.shelf.home.join(work)
 
     def get_next_version(self, current: str | None, channel: None = None) -> str:
-        """The version after this one: versions are texts whose order is that of their making."""
+        """The version after this one: versions are texts whose order is that of their making, also after those of LangGraph's own savers, which have 32
+        digits and a fraction. Each checkpoint holds some hundred of them where a graph has a hundred nodes, so they are short; the second half tells
+        versions of forks apart.
+        """
         number = 0 if current is None else current if isinstance(current, int) else int(str(current).partition(".")[0])
-        return f"{number + 1:032}.{random.random():016}"
+        return f"{number + 1:012}.{random.getrandbits(48):012x}"
 
     # -- writing -------------------------------------------------------------------------------------
 

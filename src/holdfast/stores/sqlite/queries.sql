@@ -132,9 +132,9 @@ SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = ? AND kind = ? OR
 -- name: vouch_between
 SELECT run, kind, id, seal, under, mark FROM vouch WHERE run = ? AND kind = ? AND id > ? AND id <= ? ORDER BY id;
 -- name: vouch_under
-SELECT run, kind, id, seal, under, mark FROM vouch WHERE under = ? AND kind = ? AND under <> '' ORDER BY id;
+SELECT run, kind, id, seal, under, mark FROM vouch WHERE under = ? AND kind = ? AND under <> '' AND kind <> 'shelf' ORDER BY id;
 -- name: vouch_under_any
-SELECT run, kind, id, seal, under, mark FROM vouch WHERE under IN (SELECT value FROM json_each(?)) AND kind = ? AND under <> '' ORDER BY id;
+SELECT run, kind, id, seal, under, mark FROM vouch WHERE under IN (SELECT value FROM json_each(?)) AND kind = ? AND under <> '' AND kind <> 'shelf' ORDER BY id;
 -- name: vouch_untaken
 SELECT run, kind, id, seal, under, mark FROM vouch INDEXED BY vouch_untaken WHERE run = ? AND kind = 'inbox' AND mark IS NULL ORDER BY id;
 -- name: vouch_taken
