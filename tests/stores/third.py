@@ -420,8 +420,7 @@ class ThirdStore(Small):
             return taken
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
-        found = self._books.cups.where("shelf = ? AND key > ? ORDER BY key", shelf, after)
-        return [(key, data) for _, key, data in found if key.startswith(prefix)][:limit]
+        return [(key, data) for _, key, data in self._books.cups.where("shelf = ? AND key > ? ORDER BY key", shelf, after) if key.startswith(prefix)][:limit]
 
     async def unshelve(self, shelf: str, prefix: str) -> int:
         with self._writing() as books:

@@ -183,7 +183,7 @@ SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND k
 -- name: vouch_between
 SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = %s AND kind = %s AND id > %s AND id <= %s;
 -- name: vouch_under
-SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE under = ANY(%s::text[]) AND kind = %s AND under <> '';
+SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE under = ANY(%s::text[]) AND kind = %s AND under <> '' AND kind <> 'shelf';
 -- name: vouch_shelf
 -- Of the rows that a scan gives: a range of the primary key. Where the scan ends at its limit, so do these.
 SELECT run, kind, id, seal, under, mark FROM holdfast.vouch WHERE run = '' AND kind = 'shelf' AND under || '' = %(name)s
