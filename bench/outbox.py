@@ -30,6 +30,8 @@ from holdfast import Runtime
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 A_RUN = 500
+QUIET_SECONDS = 10
+"""How long runs are timed before anything is sent: some hundreds, so that their p99 is not the one that was unlucky."""
 AS_INSTALLED = {"fsync": "on", "synchronous_commit": "on", "full_page_writes": "on", "autovacuum": "on"}
 
 
@@ -66,7 +68,7 @@ async def drain(url: str, count: int) -> dict[str, Any]:
                 setattr(rt.store, verb, counting(getattr(rt.store, verb), took, verb))
             stop = asyncio.Event()
             quiet = asyncio.ensure_future(beside(other, stop))
-            await asyncio.sleep(2)
+            await asyncio.sleep(QUIET_SECONDS)
             stop.set()
             before = await quiet
             stop.clear()
