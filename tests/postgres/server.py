@@ -60,8 +60,10 @@ class Server:
         try:
             subprocess.run([installed / "bin" / "postgres", "--version"], user=self._user, group=self._group, extra_groups=[], check=True, capture_output=True)
         except (OSError, subprocess.CalledProcessError):
-            shutil.copytree(installed, self.folder / "install", symlinks=True)
-            return self.folder / "install"
+            package = installed.parent
+            libraries = package.with_name(f"{package.name}.libs")  # the binaries look for them beside the package
+            shutil.copytree(libraries, self.folder / libraries.name, symlinks=True)
+            return Path(shutil.copytree(installed, self.folder / package.name / installed.name, symlinks=True))
         return installed
 
     @property
