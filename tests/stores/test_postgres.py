@@ -36,6 +36,7 @@ from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
 from holdfast.stores import PostgresStore, open_url
 from holdfast.stores.postgres import besides, news
+from holdfast.stores.postgres.arrays import Blobs, Texts, taught
 from holdfast.stores.postgres.connection import MIGRATIONS, Place, Q, outlasting, translate
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
@@ -102,6 +103,16 @@ async def test_rows_of_a_shelf_are_one_round_trip_with_their_digests() -> None:
         assert (await store.shelved("cups", "a0"), await store.shelved("cups", "z")) == (b"a", b"lost answer")
         assert await store.verify() == []
         await store.close()
+
+
+@pytest.mark.parametrize("encoding", ["utf8", "latin1"])
+async def test_lists_of_texts_and_of_bytes_are_arrays(encoding: str) -> None:
+    async with await AsyncConnection.connect(shared().fresh(), client_encoding=encoding) as db:
+        taught(db)
+        for texts, blobs in (([], []), (["a", "", "é, {}\"\\NULL"], [b"", bytes(range(256)), b"x" * 100_000])):
+            asked = {"texts": Texts(texts), "blobs": Blobs(blobs)}
+            found = await (await db.execute("SELECT %(texts)s::text[], %(blobs)b::bytea[], cardinality(%(texts)s::text[])", asked)).fetchone()
+            assert found == (texts, blobs, len(texts))
 
 
 async def test_a_row_that_is_lost_is_told_of_by_whoever_would_replace_it() -> None:

@@ -53,7 +53,7 @@ class Voucher(NamedTuple):
 
 def seal(kind: str, run_id: str, id: str, *content: Part) -> bytes:
     """The digest of a record's content in its place."""
-    return canon.chain(b"", _encode((kind, run_id, id, *content)))
+    return hashlib.sha256(_encode((kind, run_id, id, *content))).digest()[: canon.HASH_BYTES]
 
 
 # -- one function a kind: what of a record is vouched for ---------------------------------------------
@@ -125,8 +125,11 @@ def of_schedule_row(kept: Sequence[Any]) -> Voucher:
 
 def of_shelf(shelf: str, key: str, data: bytes) -> Voucher:
     """A row that others keep here (``rt.shelf``). All rows of a shelf are found by its name."""
-    id = shelf_id(shelf, key)
-    return Voucher(OWN, "shelf", id, seal("shelf", OWN, id, data), shelf)
+    return Voucher(OWN, "shelf", shelf_id(shelf, key), shelf_seal(shelf, key, data), shelf)
+
+
+def shelf_seal(shelf: str, key: str, data: bytes) -> bytes:
+    return seal("shelf", OWN, shelf_id(shelf, key), data)
 
 
 def shelf_id(shelf: str, key: str) -> str:

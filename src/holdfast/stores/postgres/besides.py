@@ -23,6 +23,7 @@ from holdfast.core.pruned import Tombstone
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
+from holdfast.stores.postgres.arrays import Blobs, Texts
 from holdfast.stores.postgres.connection import Q
 
 Statement = tuple[str, Any]
@@ -190,8 +191,8 @@ def shelf_range(shelf: str, prefix: str, after: str = "") -> dict[str, Any]:
 
 def put_shelf(shelf: str, rows: Mapping[str, bytes], once: Collection[str]) -> Statement:
     keys = sorted(rows)  # everybody locks them in this order
-    seals = [vouch.of_shelf(shelf, key, rows[key]).seal for key in keys]
-    return Q.shelf_put, {"name": shelf, "keys": keys, "data": [rows[key] for key in keys], "seals": seals, "once": list(once)}
+    seals = [vouch.shelf_seal(shelf, key, rows[key]) for key in keys]
+    return Q.shelf_put, {"name": shelf, "keys": Texts(keys), "data": Blobs([rows[key] for key in keys]), "seals": Blobs(seals), "once": Texts(once)}
 
 
 # -- runs that were pruned ----------------------------------------------------------------------------

@@ -36,6 +36,7 @@ from holdfast.core.errors import (
     VersionConflict,
 )
 from holdfast.core.lease import AT_ONCE
+from holdfast.stores.postgres.arrays import taught
 from holdfast.stores.statements import named, numbered
 
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
@@ -253,6 +254,7 @@ async def connect(place: Place, *, prepared: bool = True, conninfo: str | None =
         application_name="holdfast",
     )
     db.prepare_threshold = 1 if prepared and not place.pooled else None
+    taught(db)
     return db
 
 
