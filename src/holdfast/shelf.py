@@ -16,7 +16,7 @@ from collections.abc import Collection, Coroutine, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
 from holdfast.core.arguments import checked, data, mapping, verb, whole
-from holdfast.core.bounds import text, wrong
+from holdfast.core.bounds import VALUE_BYTES, text, wrong
 from holdfast.core.errors import InvalidInput, StoreClosed, UsageError
 from holdfast.ports import Shelves, Store, offers_shelves
 from holdfast.stores import open_url
@@ -29,6 +29,12 @@ MANY = 10_000
 def beginning(value: Any, field: str) -> str:
     """How keys begin; empty for all of them."""
     return text(value, field, empty=True)
+
+
+def rows(value: Any, field: str) -> dict[str, bytes]:
+    """Rows by their keys, each checked once."""
+    given: dict[str, bytes] = mapping(value, field)
+    return {str.__str__(key): one if type(one) is bytes and len(one) <= VALUE_BYTES else data(one, f"{field}[{key!r}]") for key, one in given.items()}
 
 
 def keys(value: Any, field: str) -> frozenset[str]:
@@ -146,19 +152,18 @@ class Shelf:
         """Stores a row; replaces an existing one."""
         await self.home.join(self._store.shelve(self._name, {key: value}))
 
-    @checked(rows=mapping, once=keys)
+    @checked(rows=rows, once=keys)
     async def put_many(self, rows: Mapping[str, bytes], *, once: Collection[str] = ()) -> list[str]:
         """Stores all of these rows, or none, except that a row whose key is in ``once`` is stored only if its key is free.
 
         Returns:
             the keys of ``once`` that were taken.
         """
-        given = {text(key, "key"): data(value, f"rows[{key!r}]") for key, value in rows.items()}
         if not once:
-            return await self.home.join(self._store.shelve(self._name, given))
-        if (missing := next((key for key in once if key not in given), None)) is not None:
+            return await self.home.join(self._store.shelve(self._name, rows))
+        if (missing := next((key for key in once if key not in rows), None)) is not None:
             raise InvalidInput(f"once names {missing!r}, which is not one of the rows", field="once", hint="give a row for each key")
-        return await self.home.join(self._store.shelve(self._name, given, once))
+        return await self.home.join(self._store.shelve(self._name, rows, once))
 
     @checked(value=data)
     async def add(self, key: str, value: bytes) -> bytes | None:
