@@ -42,3 +42,11 @@ def test_what_is_dropped_makes_room() -> None:
     recent.drop(("u", "never kept"))
     recent.keep(("u", "f"), 1, 6)
     assert [recent.get(key) for key in (("t", "a"), ("t", "b"), ("u", "c"), ("u", "d"), ("u", "e"), ("u", "f"))] == [None, None, None, 1, 1, 1]
+
+
+def test_what_is_there_is_told_the_one_that_goes_next_first() -> None:
+    recent: Recent[str, int] = Recent(10)
+    for key in "abc":
+        recent.keep(key, 1, 4)
+    recent.get("b")
+    assert list(recent) == ["c", "b"]

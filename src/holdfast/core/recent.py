@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
@@ -31,6 +31,9 @@ class Recent(Generic[K, V]):
         self._size += size
         while self._size > self._most:
             self.drop(next(iter(self._there)))
+
+    def __iter__(self) -> Iterator[K]:
+        return iter(self._there)
 
     def drop(self, key: K) -> None:
         there = self._there.pop(key, None)

@@ -42,6 +42,8 @@ SMALL = 128
 PAGE = 500
 REMEMBERED = 1024
 READ_BYTES = 16_000_000
+MET = 10_000
+"""When so many threads were met, those of which nothing is remembered any more are left out."""
 
 
 class Durability(StrEnum):
@@ -75,6 +77,8 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self._kept: OrderedDict[tuple[str, str, str], Kept] = OrderedDict()
         self._read: Recent[r.Slot, tuple[str, tuple[str, bytes]]] = Recent(READ_BYTES)
         self._known: OrderedDict[str, None] = OrderedDict()
+        self._met: set[str] = set()
+        self._most_met = MET
 
     @classmethod
     def from_url(cls, url: str, *, durability: str = "strict", serde: SerializerProtocol | None = None) -> Self:
@@ -108,12 +112,9 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         return await self.shelf.home.join(work)
 
     def get_next_version(self, current: str | None, channel: None = None) -> str:
-        """The version after this one: versions are texts whose order is that of their making, also after those of LangGraph's own savers, which have 32
-        digits and a fraction. Each checkpoint holds some hundred of them where a graph has a hundred nodes, so they are short; the second half tells
-        versions of forks apart.
-        """
+        """The version after this one: versions are texts whose order is that of their making."""
         number = 0 if current is None else current if isinstance(current, int) else int(str(current).partition(".")[0])
-        return f"{number + 1:012}.{random.getrandbits(48):012x}"
+        return f"{number + 1:032}.{random.random():016}"
 
     # -- writing -------------------------------------------------------------------------------------
 
@@ -134,6 +135,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
                 near[channel] = value
                 continue
             apart.append(channel)
+            self._meet(thread)
             made[key] = r.encode(self._value(thread, ns, channel, str(version), kind, body))
             _remember(self._known, key, None)
         kind, body = self.serde.dumps_typed({**checkpoint, "channel_values": near})
@@ -233,6 +235,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         if body is None:
             raise _lost(thread, channel, version)
         found = (chain[version].kind, body)
+        self._meet(thread)
         self._read.keep(slot, (version, found), len(body))
         return self._value_of(found)
 
@@ -356,7 +359,18 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             if slot in self._kept and self._kept[slot].version != str(version):
                 del self._kept[slot]
 
+    def _meet(self, thread: Thread) -> None:
+        """Something of this thread is to be remembered."""
+        if len(self._met) >= self._most_met:
+            known = {r.thread_of(key).prefix for key in self._known}
+            self._met.intersection_update(known.union((slot[0] for slot in self._kept), (slot[0] for slot in self._read)))
+            self._most_met = max(MET, 2 * len(self._met))
+        self._met.add(thread.prefix)
+
     def _forget(self, thread: Thread) -> None:
+        if thread.prefix not in self._met:
+            return  # a look through all that is remembered takes longer than the read that found no such thread
+        self._met.discard(thread.prefix)
         for slot in [s for s in self._kept if s[0] == thread.prefix]:
             del self._kept[slot]
         self._read.drop_where(lambda slot: slot[0] == thread.prefix)
