@@ -21,7 +21,9 @@ from langgraph.graph import END, START, StateGraph
 from holdfast import Graph, Runtime, State, UsageError
 from holdfast.core.errors import RecordDamaged, StoreCorrupt, StoreError, TooLarge
 from holdfast.integrations.langgraph import HoldfastSaver
+from holdfast.integrations.langgraph import saver as saver_module
 from holdfast.integrations.langgraph.rows import LONGEST_TAIL, Kept, Thread, Value, Write, encode, grown, head, joined
+from holdfast.integrations.langgraph.writer import Writer
 from holdfast.shelf import Shelf
 
 
@@ -444,6 +446,80 @@ async def test_puts_behind_one_that_failed_are_not_made_on_top_of_it() -> None:
         await saver.aput(at("t"), made(3, {"said": ["x" * 600, "y", "z"]}, {"said": "3"}), {}, {"said": "3"})
         found = await saver.aget_tuple(at("t"))
         assert found is not None and found.checkpoint["channel_values"] == {"said": ["x" * 600, "y", "z"]}
+
+
+def rest(*others: asyncio.Future[Any]) -> asyncio.Task[Any]:
+    """The one task beside this one and these."""
+    (found,) = asyncio.all_tasks() - {asyncio.current_task(), *others}  # type: ignore[arg-type]
+    return found
+
+
+async def test_who_waits_hears_of_a_commit_that_was_cancelled_before_it_began() -> None:
+    async with Shelf.open("memory:", "rows") as shelf:
+        writer = Writer(shelf)
+        writer.ride({"riding": b"1"})
+        two = [asyncio.ensure_future(writer.write({key: b"1"})) for key in ("a", "b")]
+        await asyncio.sleep(0)  # both have asked for a commit, and it has not begun
+        rest(*two).cancel()
+        heard = await asyncio.wait_for(asyncio.gather(*two, return_exceptions=True), 5)
+        assert [type(e) for e in heard] == [asyncio.CancelledError, asyncio.CancelledError]
+        await asyncio.wait_for(writer.write({"c": b"1"}), 5)
+        assert [key for key, _ in await shelf.scan()] == ["c", "riding"]
+
+
+async def test_who_waits_hears_of_a_commit_that_was_cancelled_while_it_was_made() -> None:
+    async with Shelf.open("memory:", "rows") as shelf:
+        writer, inner, begun = Writer(shelf), shelf.put_many, asyncio.Event()
+
+        async def endless(rows: dict[str, bytes], **options: Any) -> Any:
+            begun.set()
+            await asyncio.Event().wait()
+
+        shelf.put_many = endless  # type: ignore[method-assign,assignment]
+        one = asyncio.ensure_future(writer.write({"a": b"1"}))
+        await begun.wait()
+        two = asyncio.ensure_future(writer.write({"b": b"1"}))
+        await asyncio.sleep(0)
+        rest(one, two).cancel()
+        heard = await asyncio.wait_for(asyncio.gather(one, two, return_exceptions=True), 5)
+        assert [type(e) for e in heard] == [asyncio.CancelledError, asyncio.CancelledError]
+        shelf.put_many = inner  # type: ignore[method-assign]
+        await asyncio.wait_for(writer.write({"c": b"1"}), 5)
+        assert [key for key, _ in await shelf.scan()] == ["c"]
+
+
+async def test_who_is_cancelled_while_it_waits_takes_nothing_from_the_others() -> None:
+    async with Shelf.open("memory:", "rows") as shelf:
+        writer = Writer(shelf)
+        one, two = (asyncio.ensure_future(writer.write({key: b"1"})) for key in ("a", "b"))
+        await asyncio.sleep(0)
+        one.cancel()
+        await asyncio.wait_for(two, 5)
+        assert one.cancelled()
+        assert [key for key, _ in await shelf.scan()] == ["a", "b"]
+
+
+async def test_a_writer_that_puts_as_soon_as_its_commit_is_made_is_served() -> None:
+    async with Shelf.open("memory:", "rows") as shelf:
+        writer = Writer(shelf)
+        for number in range(20):
+            await asyncio.wait_for(writer.write({f"{number:02}": b"1"}), 5)
+            await asyncio.wait_for(writer.settle(), 5)
+        assert len(await shelf.scan()) == 20
+
+
+async def test_what_is_remembered_of_a_thread_is_forgotten_however_many_were_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(saver_module, "MET", 4)
+    async with HoldfastSaver.from_url("memory:") as saver:
+        version = f"{1:032}.0"
+        for n in range(30):
+            await saver.aput(at(f"t{n}"), made(1, {"said": "x" * 600}, {"said": version}), {}, {"said": version})
+        for n in range(30):
+            await saver.shelf.delete(Thread.of(f"t{n}").prefix)  # another process deletes the thread
+            assert await saver.aget_tuple(at(f"t{n}")) is None
+            await saver.aput(at(f"t{n}"), made(2, {"said": "x" * 600}, {"said": version}), {}, {})
+            found = await saver.aget_tuple(at(f"t{n}"))
+            assert found is not None and found.checkpoint["channel_values"] == {"said": "x" * 600}
 
 
 async def test_a_thread_that_another_process_deleted_begins_anew(tmp_path: Path) -> None:

@@ -24,8 +24,9 @@ class Writer:
         self._riding: dict[str, bytes] = {}
         self._written: dict[str, bytes] = {}
         self._once: dict[str, Otherwise] = {}
-        self._next: asyncio.Task[None] | None = None
-        self._last: asyncio.Task[None] | None = None
+        self._waiting: list[asyncio.Future[None]] = []
+        self._told: list[asyncio.Future[None]] = []
+        self._serving: asyncio.Task[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def holds(self, key: str) -> bool:
@@ -41,55 +42,86 @@ class Writer:
         """
         self._awaited |= _sized(rows)
         self._once |= once
-        await asyncio.shield(self._commit())
+        # A future of its own for each: who is cancelled while it waits takes nothing from the others, and its rows are put all the same.
+        done = asyncio.get_running_loop().create_future()
+        self._waiting.append(done)
+        self._serve()
+        await done
 
     def ride(self, rows: Mapping[str, bytes], once: Mapping[str, Otherwise] = NOTHING) -> None:
         """Puts rows with the next commit; one is made if nobody else makes one soon."""
         self._riding |= _sized(rows)
         self._once |= once
-        if self._next is None and self._timer is None:
+        if not self._waiting and self._timer is None:
             self._timer = asyncio.get_running_loop().call_later(WAIT_SECONDS, self._due)
 
     async def settle(self) -> None:
         """Returns when everything put so far is on disk."""
-        if self._riding or (self._last is not None and not self._last.done()):
+        if self._riding or self._serving is not None:
             await self.write({})
 
     def _due(self) -> None:
         self._timer = None
         if self._riding:
             # Nobody waits for this one. If it fails its rows ride with the next, whose writer hears of the error.
-            self._commit().add_done_callback(lambda done: done.cancelled() or done.exception())
+            unheard = asyncio.get_running_loop().create_future()
+            unheard.add_done_callback(lambda done: done.cancelled() or done.exception())
+            self._waiting.append(unheard)
+            self._serve()
 
-    def _commit(self) -> asyncio.Task[None]:
-        """The commit that takes what is put now."""
-        if self._next is None:
-            under_way = self._last if self._last is not None and not self._last.done() else None
-            self._next = self._last = asyncio.ensure_future(self._made(under_way))
-        return self._next
+    def _serve(self) -> None:
+        if self._serving is None:
+            self._serving = asyncio.ensure_future(self._commits())
+            self._serving.add_done_callback(self._ended)
 
-    async def _made(self, before: asyncio.Task[None] | None) -> None:
-        await asyncio.sleep(0)  # the turn's other writers join this commit
-        failed: BaseException | None = None
-        if before is not None:
-            await asyncio.wait([before])
-            failed = before.exception()
-        if self._timer is not None:
-            self._timer.cancel()
-        riding, awaited, once = self._riding, self._awaited, self._once
-        self._riding, self._awaited, self._once, self._next, self._timer = {}, {}, {}, None, None
-        self._written = riding | awaited
-        try:
-            if failed is not None:
-                raise failed  # what was put while that commit was made may build on its rows
-            await self._put(self._written, once)
-        except BaseException:
-            # Who waits hears of the error. What rode along was promised to nobody yet: it is tried again with the next commit.
-            self._once = {key: otherwise for key, otherwise in once.items() if key in riding} | self._once
-            self._riding = riding | self._riding
-            raise
-        finally:
-            self._written = {}
+    async def _commits(self) -> None:
+        """One commit after the other, while somebody waits for one. Each takes what is put when it begins: all that this turn of the loop has
+        put, and all that was put while the one before was made."""
+        while self._waiting:
+            if self._timer is not None:
+                self._timer.cancel()
+            riding, awaited, once = self._riding, self._awaited, self._once
+            self._riding, self._awaited, self._once, self._timer = {}, {}, {}, None
+            self._told, self._waiting = self._waiting, []
+            self._written = riding | awaited
+            try:
+                await self._put(self._written, once)
+            except BaseException as failed:
+                # Who waits hears of the error, and so does who has put something since: it may build on these rows. What rode along was
+                # promised to nobody yet: it is tried again with the next commit.
+                self._once = {key: otherwise for key, otherwise in (once | self._once).items() if key in riding or key in self._riding}
+                self._riding, self._awaited = riding | self._riding, {}
+                self._tell(failed)
+                if not isinstance(failed, Exception):
+                    raise
+            else:
+                told, self._told = self._told, []
+                for done in told:
+                    if not done.done():
+                        done.set_result(None)
+            finally:
+                self._written = {}
+
+    def _tell(self, failed: BaseException) -> None:
+        """Everybody who waits hears of an error."""
+        told, self._told, self._waiting = self._told + self._waiting, [], []
+        for done in told:
+            if done.done():
+                continue
+            if isinstance(failed, asyncio.CancelledError):
+                done.cancel()
+            else:
+                done.set_exception(failed)
+
+    def _ended(self, serving: asyncio.Task[None]) -> None:
+        """Nobody is left waiting, also where the task was cancelled before it took anything."""
+        self._serving = None
+        if serving.cancelled():
+            self._awaited = {}
+            self._once = {key: otherwise for key, otherwise in self._once.items() if key in self._riding}
+            self._tell(asyncio.CancelledError())
+        elif serving.exception() is None and self._waiting:
+            self._serve()  # somebody has put something between the task's end and this call
 
     async def _put(self, rows: Mapping[str, bytes], once: Mapping[str, Otherwise]) -> None:
         if not once:
