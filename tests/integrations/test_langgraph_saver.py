@@ -499,6 +499,27 @@ async def test_who_is_cancelled_while_it_waits_takes_nothing_from_the_others() -
         assert [key for key, _ in await shelf.scan()] == ["a", "b"]
 
 
+async def test_writers_that_shared_a_commit_share_the_next_though_some_are_slower() -> None:
+    async with Shelf.open("memory:", "rows") as shelf:
+        writer, inner, commits = Writer(shelf), shelf.put_many, 0
+
+        async def counted(rows: dict[str, bytes], **options: Any) -> Any:
+            nonlocal commits
+            commits += 1
+            return await inner(rows, **options)
+
+        async def puts(name: int) -> None:
+            for number in range(10):
+                await writer.write({f"{name}/{number}": b"1"})
+                for _ in range(name % 3):
+                    await asyncio.sleep(0)
+
+        shelf.put_many = counted  # type: ignore[method-assign,assignment]
+        await asyncio.wait_for(asyncio.gather(*map(puts, range(9))), 5)
+        assert len(await shelf.scan()) == 90
+        assert commits == 10
+
+
 async def test_a_writer_that_puts_as_soon_as_its_commit_is_made_is_served() -> None:
     async with Shelf.open("memory:", "rows") as shelf:
         writer = Writer(shelf)

@@ -10,6 +10,8 @@ from holdfast.shelf import Shelf
 
 WAIT_SECONDS = 0.002
 """How long rows that ride along wait for a commit to ride with."""
+TURNS = 3
+"""So many turns of the loop pass between a commit that several waited for and the next: they put again, and share that one."""
 Otherwise = Callable[[], Awaitable[Mapping[str, bytes]]]
 """What is to be put in the place of a row whose key is taken."""
 NOTHING: Mapping[str, Otherwise] = {}
@@ -84,6 +86,7 @@ class Writer:
             self._riding, self._awaited, self._once, self._timer = {}, {}, {}, None
             self._told, self._waiting = self._waiting, []
             self._written = riding | awaited
+            together = len(self._told) > 1
             try:
                 await self._put(self._written, once)
             except BaseException as failed:
@@ -101,6 +104,8 @@ class Writer:
                         done.set_result(None)
             finally:
                 self._written = {}
+            for _ in range(TURNS if together else 0):
+                await asyncio.sleep(0)
 
     def _tell(self, failed: BaseException) -> None:
         """Everybody who waits hears of an error."""
