@@ -11,7 +11,7 @@ from tests.postgres.server import Server, installed
 
 
 def test_it_runs_though_its_binaries_lie_where_others_may_not_look(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A checkout of root's own, as below /root: the server runs as another, who may not enter there."""
+    """A checkout of the superuser, in a home of its own: the server runs as another, who may not enter there."""
     there = installed()
     assert there is not None
     closed = tmp_path / "closed"
