@@ -320,3 +320,26 @@ def test_a_cancel_says_what_it_waits_for(start: object, process: Type) -> None:
     assert child.returncode == 5 and calls() == ["uploaded"]
     shown = process("effects", run_id, "--json").json["effects"]
     assert [e["status"] for e in shown] == ["recorded"]
+
+
+SERVING = """
+import gc, sys
+from typing import Any
+from holdfast.api import server
+from holdfast.cli.main import main
+
+async def run(app: Any, host: str, port: int, began: Any) -> None:
+    before = gc.get_freeze_count()
+    began("http://here")
+    print(before, gc.get_freeze_count() > 10_000, gc.get_threshold()[0] >= 10_000, flush=True)
+
+server.run = run
+sys.argv = ["holdfast", "serve", "--no-auth"]
+main()
+"""
+
+
+def test_a_server_is_seldom_held_up_by_the_garbage_collector(folder: Path) -> None:
+    """What it has loaded is looked at no more: each look through all of it kept every request waiting."""
+    done = subprocess.run([sys.executable, "-c", SERVING], env=environment(), capture_output=True, text=True, check=False, timeout=60)
+    assert (done.stdout, done.returncode) == ("0 True True\n", 0), done.stderr

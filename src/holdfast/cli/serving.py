@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import click
 
-from holdfast import logs
+from holdfast import logs, machine
 from holdfast.access import SHELF, Access, FileTokens, Scope, Tokens, Unauthorized
 from holdfast.cli import output as o
 from holdfast.cli import targets
@@ -71,6 +71,7 @@ def serve(
     )  # fmt: skip
 
     def began(url: str) -> None:
+        machine.settle()
         names = f", executes {', '.join(dict.fromkeys(s.id for s in chosen))}" if chosen else ""
         click.echo(f"serving {call.store} at {url}{names}" + (", without tokens" if no_auth else ""), err=True)
 
