@@ -51,7 +51,8 @@ def chromium() -> tuple[str, dict[str, str]]:
         subprocess.run(["apt-get", "download", *wanted], cwd=root / "packages", check=True, stdout=subprocess.DEVNULL)
         for package in sorted((root / "packages").glob("*.deb")):
             subprocess.run(["dpkg-deb", "--extract", str(package), str(root)], check=True)
-    libraries = [str(root / place) for place in ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib", "lib/x86_64-linux-gnu")]
+    places = [root / place for place in ("usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib", "lib/x86_64-linux-gnu")]
+    libraries = [str(folder) for place in places for folder in (place, place / "pulseaudio")]  # a package may keep some in a folder of its own
     return str(root / "usr/lib/chromium/chromium"), {"LD_LIBRARY_PATH": ":".join(libraries)}
 
 
