@@ -51,6 +51,14 @@ def test_retry_after_is_honoured_where_it_is_longer() -> None:
     assert intents.after(claim(FRESH), Failed(ERROR, 1), PLAIN, 0).due >= SECOND / 2
 
 
+def test_an_attempt_ends_no_earlier_than_it_began() -> None:
+    """A server's time, as a process behind it takes it, may be some hundred microseconds behind the one of the claim."""
+    later = intents.after(claim(FRESH, 1_000), Failed(ERROR, 60 * SECOND), PLAIN, 700)
+    assert (later.due, later.tries[0].ended_at) == (60 * SECOND + 1_000, 1_000)
+    assert intents.after(claim(FRESH, 1_000), Sent(), PLAIN, 700).settled_at == 1_000
+    assert intents.asked(claim(FRESH, 1_000), "why", 700).tries[0].ended_at == 1_000
+
+
 def test_refused_for_good_is_dead_at_once() -> None:
     assert intents.after(claim(FRESH), Refused(ERROR), DEDUPES, 0).state == "dead"
 

@@ -302,6 +302,7 @@ def next_move(intent: Intent, how: Sending) -> Send | LookUp | Ask:
 
 def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
     """What becomes of an intent whose attempt ended so. The one place where that is decided (§9.3, §9.4)."""
+    now = _no_earlier(intent, now)
     if isinstance(outcome, Doubtful) and how.dedupes:
         outcome = Failed(outcome.error)
     match outcome:
@@ -324,7 +325,13 @@ def after(intent: Intent, outcome: Outcome, how: Sending, now: int) -> Intent:
 
 def asked(intent: Intent, why: str, now: int) -> Intent:
     """An intent that a person has to say something about: nothing was sent by this attempt."""
-    return _rest(intent, IntentState.UNKNOWN, Ended.LATE, now, detail=why)
+    return _rest(intent, IntentState.UNKNOWN, Ended.LATE, _no_earlier(intent, now), detail=why)
+
+
+def _no_earlier(intent: Intent, now: int) -> int:
+    """An attempt ends no earlier than it began: a server said when it did, and what this process takes for the server's time is behind by the way of
+    an answer."""
+    return max(now, intent.tries[-1].began_at)
 
 
 def absent(intent: Intent) -> Intent:
