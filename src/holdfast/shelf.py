@@ -41,7 +41,7 @@ def keys(value: Any, field: str) -> frozenset[str]:
     """Keys of rows; one alone is the only one."""
     if isinstance(value, bytes | Mapping) or not isinstance(value, Iterable):
         raise wrong(field, "a collection of keys", value)
-    return frozenset([value] if isinstance(value, str) else value)
+    return frozenset(text(key, field) for key in ([value] if isinstance(value, str) else value))
 
 
 class Home:

@@ -42,7 +42,7 @@ async def test_rows_that_are_to_be_new_leave_what_is_there(shelf: Shelf) -> None
     await shelf.put_many({"a": b"1", "b": b"1"})
     assert await shelf.put_many({"a": b"2", "b": b"2", "c": b"2"}, once=["b", "c"]) == ["b"]
     assert await shelf.scan() == [("a", b"2"), ("b", b"1"), ("c", b"2")]
-    for once, said in ((["d"], "'d'"), (7, "once"), ({"a": 1}, "once")):
+    for once, said in ((["d"], "'d'"), (7, "once"), ({"a": 1}, "once"), ([7], "once"), ([["a"]], "once"), (["a", None], "once")):
         with pytest.raises(InvalidInput, match=said):
             await shelf.put_many({"a": b"3"}, once=once)  # type: ignore[arg-type]
     assert await shelf.put_many({"a": b"3"}, once="a") == ["a"] and await shelf.get("a") == b"2"

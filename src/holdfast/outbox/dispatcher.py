@@ -31,9 +31,9 @@ from holdfast.core.lease import SAFE_PART, at_once
 from holdfast.core.limits import SOON_US, Later, Limit
 from holdfast.handle import IntentView
 from holdfast.outbox.hands import Hands, NotReached
-from holdfast.outbox.pace import Lane, Pace, left_for
+from holdfast.outbox.pace import Lane, Pace
 from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, called, given
-from holdfast.ports import NO_LIMITS, Clock, Store, offers_health
+from holdfast.ports import NO_LIMITS, Clock, Store, has_server
 
 POLL_SECONDS = 0.5
 TURNS = 20  # of the loop, after a group: about what a short run needs for a step
@@ -113,7 +113,7 @@ class Dispatcher:
         self._sender = sender
         self._routes = routes
         self._link = link
-        self._pace = pace or Pace(served=getattr(store, "has_server", False))
+        self._pace = pace or Pace(served=has_server(store))
         self._limits = limits
         self._tasks: dict[asyncio.Task[None], Intent] = {}
         self._claiming: asyncio.Task[list[Intent]] | None = None
@@ -240,7 +240,7 @@ class Dispatcher:
         for _ in range(TURNS):
             await asyncio.sleep(0)
         if rest:
-            await asyncio.sleep(left_for(rest, served=offers_health(self._store)))
+            await asyncio.sleep(rest)
 
     async def _renew(self) -> None:
         """What takes long is not taken away meanwhile: speech, an upload."""

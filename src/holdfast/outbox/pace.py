@@ -28,7 +28,7 @@ EXTRA = 128  # above what receivers begin with, all together
 SLOW_SECONDS, SHORT_SECONDS = 0.000_100, 0.000_050  # an intent's part of a transaction, of which each has two: 2,000 a second leave 500 us
 FREE_SECONDS = 0.002  # what is shorter hinders nobody
 LONGEST_REST = 0.020
-SHORT_REST = 0.004  # behind a server, where a rest as long as the transaction would halve the pace and help nobody
+LONGEST_REST_SERVED = 0.004  # behind a server, which lets others write meanwhile: a longer rest would halve the pace and help nobody
 QUICK_SECONDS = 0.025
 LANES = 1_000  # so many are remembered
 
@@ -40,6 +40,7 @@ class Pace:
     def __init__(self, concurrency: int = CONCURRENCY, each: int = EACH, *, served: bool = False) -> None:
         self._concurrency = concurrency
         self._largest = MOST_SERVED if served else MOST
+        self._longest_rest = LONGEST_REST_SERVED if served else LONGEST_REST
         self.each = each
         self.group = each
         self._sizes: dict[Lane, int] = {}
@@ -51,7 +52,7 @@ class Pace:
             self.group = min(self.group * 2, self._largest)
         elif seconds < SHORT_SECONDS * count:
             self.group = max(self.group * 3 // 4, self.each)
-        return min(max(0.0, seconds - FREE_SECONDS), LONGEST_REST) if count >= self.each else None
+        return min(max(0.0, seconds - FREE_SECONDS), self._longest_rest) if count >= self.each else None
 
     def of(self, lane: Lane) -> int:
         """How many intents a receiver may have at once."""
@@ -87,9 +88,4 @@ class Pace:
         return min(max(0, free) + above, self.group), room
 
 
-def left_for(rest: float, *, served: bool) -> float:
-    """For how long the store is left to others. ``served``: a server lets them write meanwhile, and they need not wait."""
-    return min(rest, SHORT_REST) if served else rest
-
-
-__all__ = ["CONCURRENCY", "EACH", "SHORT_REST", "Lane", "Pace", "left_for"]
+__all__ = ["CONCURRENCY", "EACH", "Lane", "Pace"]
