@@ -36,7 +36,7 @@ from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
 from holdfast.stores import PostgresStore, open_url
 from holdfast.stores.postgres import besides, news
-from holdfast.stores.postgres.arrays import Blobs, Texts, taught
+from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts, taught
 from holdfast.stores.postgres.connection import MIGRATIONS, Place, Q, outlasting, translate
 from holdfast.testing.conformance import TTL, Script, effect, refused, signal
 from holdfast.testing.conformance_people import plan
@@ -106,13 +106,15 @@ async def test_rows_of_a_shelf_are_one_round_trip_with_their_digests() -> None:
 
 
 @pytest.mark.parametrize("encoding", ["utf8", "latin1"])
-async def test_lists_of_texts_and_of_bytes_are_arrays(encoding: str) -> None:
+async def test_lists_of_texts_of_bytes_and_of_numbers_are_arrays(encoding: str) -> None:
+    some: tuple[list[str | None], list[bytes], list[int | None]]
+    some = ["a", "", None, "é, {}\"\\NULL"], [b"", bytes(range(256)), b"x" * 100_000], [0, None, 2**63 - 1, -(2**63)]
     async with await AsyncConnection.connect(shared().fresh(), client_encoding=encoding) as db:
         taught(db)
-        for texts, blobs in (([], []), (["a", "", "é, {}\"\\NULL"], [b"", bytes(range(256)), b"x" * 100_000])):
-            asked = {"texts": Texts(texts), "blobs": Blobs(blobs)}
-            found = await (await db.execute("SELECT %(texts)s::text[], %(blobs)b::bytea[], cardinality(%(texts)s::text[])", asked)).fetchone()
-            assert found == (texts, blobs, len(texts))
+        for texts, blobs, numbers in (([], [], []), ([None], [b""], [None]), some):
+            asked = {"texts": Texts(texts), "blobs": Blobs(blobs), "numbers": Numbers(numbers)}
+            found = await (await db.execute("SELECT %(texts)s::text[], %(blobs)b::bytea[], %(numbers)b::bigint[], cardinality(%(texts)s::text[])", asked)).fetchone()
+            assert found == (texts, blobs, numbers, len(texts))
 
 
 async def test_a_row_that_is_lost_is_told_of_by_whoever_would_replace_it() -> None:
@@ -152,8 +154,8 @@ async def drained(store: PostgresStore, groups: int) -> None:
         assert await store.settle_intents([Settlement(i, intents.after(i, Sent(), Sending(), store.now())) for i in found]) == [True] * 16
 
 
-async def test_a_group_of_intents_is_taken_in_two_round_trips_and_settled_in_two() -> None:
-    """Each is one transaction, which begins with the look and is committed with the writing."""
+async def test_a_group_of_intents_is_taken_in_two_round_trips_and_settled_in_one() -> None:
+    """To take them is one transaction, which begins with the look and is committed with the writing; to settle them is one statement."""
     url = shared().fresh()
     async with Runtime(url) as rt:
         await rt.invoke(letters, {"count": 16 * 9})
@@ -164,8 +166,26 @@ async def test_a_group_of_intents_is_taken_in_two_round_trips_and_settled_in_two
         await drained(store, 4)  # by then the statements are prepared
         before = proxy.answers
         await drained(store, 5)
-        assert proxy.answers - before == 5 * (2 + 2)
+        assert proxy.answers - before == 5 * (2 + 1)
         await store.close()
+
+
+async def test_of_a_group_with_a_damaged_intent_nothing_is_settled_and_it_is_named() -> None:
+    url = shared().fresh("groups")
+    async with Runtime(url) as rt:
+        await rt.invoke(letters, {"count": 3})
+    store = PostgresStore(url)
+    await store.open()
+    await store.register("w", TTL)
+    found = await store.claim_intents("w", ("mail",), limit=3, ttl_us=TTL)
+    done = [Settlement(i, intents.after(i, Sent(), Sending(), store.now())) for i in found]
+    with shared().admin("groups") as db:
+        db.execute("UPDATE holdfast.vouch SET seal = decode('00', 'hex') WHERE kind = 'intent' AND id = %s", (found[1].intent_id,))
+    with pytest.raises(RecordDamaged, match=found[1].intent_id):
+        await store.settle_intents(done)
+    assert await store.settle_intents([done[0], done[2]]) == [True, True], "neither was kept before"
+    assert await store.settle_intents([done[0]]) == [False]
+    await store.close()
 
 
 async def test_a_claim_of_intents_does_not_read_what_was_sent_before() -> None:

@@ -37,6 +37,7 @@ from holdfast.ports import NO_LIMITS, Clock, Store, has_server
 
 POLL_SECONDS = 0.5
 TURNS = 20  # of the loop, after a group: about what a short run needs for a step
+AT_ONCE = 8  # intents that are begun in one turn of the loop
 GATHER_SECONDS = 0.005  # so long an end that was found out may wait for others, to be settled with them
 SWEEP_SECONDS = 300.0
 SWEEP_BATCH = 500
@@ -146,10 +147,12 @@ class Dispatcher:
                 await self._settle()
                 await self._give_way()
                 found = [] if stopping else await self._claim(run_id)
-                for intent in found:
+                for n, intent in enumerate(found, 1):
                     task = asyncio.ensure_future(self._one(intent, self._clock.monotonic()))
                     self._tasks[task] = intent
                     task.add_done_callback(lambda _: self._news.set())
+                    if n % AT_ONCE == 0:  # a run beside it does not wait until all of a group were begun
+                        await asyncio.sleep(0)
                 await self._give_way()
                 if not found and not self._tasks and not self._done and (stopping or until_idle):
                     return self.settled - before

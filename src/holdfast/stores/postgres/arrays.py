@@ -1,4 +1,4 @@
-"""Lists of texts and of bytes as the arrays of a statement, in the format of the wire.
+"""Lists of texts, of bytes and of numbers as the arrays of a statement, in the format of the wire.
 
 psycopg looks at each item of a list to find what array it makes: of a put of three rows that is most of what the client does. The statements
 here say what their arrays hold, so that one join of bytes makes each.
@@ -7,6 +7,7 @@ here say what their arrays hold, so that one join of bytes makes each.
 from __future__ import annotations
 
 import struct
+from collections.abc import Sequence
 from typing import Any
 
 from psycopg import AsyncConnection
@@ -17,15 +18,21 @@ from psycopg.pq import Format
 _NONE = struct.Struct("!iii")
 _HEAD = struct.Struct("!iiiii")
 _SIZE = struct.Struct("!i")
-_TEXT, _TEXTS, _BYTEA, _BYTEAS = 25, 1009, 17, 1001
+_NULL = _SIZE.pack(-1)
+_NUMBER = struct.Struct("!iq")
+_TEXT, _TEXTS, _BYTEA, _BYTEAS, _BIGINT, _BIGINTS = 25, 1009, 17, 1001, 20, 1016
 
 
-class Texts(list[str]):
+class Texts(list[str | None]):
     """A ``text[]``."""
 
 
 class Blobs(list[bytes]):
     """A ``bytea[]``."""
+
+
+class Numbers(list[int | None]):
+    """A ``bigint[]``."""
 
 
 class _Texts(Dumper):
@@ -37,7 +44,7 @@ class _Texts(Dumper):
         self._encoding = "utf-8" if self.connection is None else self.connection.info.encoding
 
     def dump(self, obj: Texts) -> bytes:
-        return _array(_TEXT, [text.encode(self._encoding) for text in obj])
+        return _array(_TEXT, [None if text is None else text.encode(self._encoding) for text in obj])
 
 
 class _Blobs(Dumper):
@@ -48,20 +55,31 @@ class _Blobs(Dumper):
         return _array(_BYTEA, obj)
 
 
-def _array(of: int, items: list[bytes]) -> bytes:
-    """An array of one dimension whose first item has the number 1; an empty one has no dimension."""
-    if not items:
-        return _NONE.pack(0, 0, of)
-    parts = [_HEAD.pack(1, 0, of, len(items), 1)]
+class _Numbers(Dumper):
+    format = Format.BINARY
+    oid = _BIGINTS
+
+    def dump(self, obj: Numbers) -> bytes:
+        return _headed(_BIGINT, obj, [_NULL if number is None else _NUMBER.pack(8, number) for number in obj])
+
+
+def _array(of: int, items: Sequence[bytes | None]) -> bytes:
+    parts: list[bytes] = []
     for item in items:
-        parts += (_SIZE.pack(len(item)), item)
-    return b"".join(parts)
+        parts += (_NULL,) if item is None else (_SIZE.pack(len(item)), item)
+    return _headed(of, items, parts)
+
+
+def _headed(of: int, items: Sequence[object], parts: Sequence[bytes]) -> bytes:
+    """An array of one dimension whose first item has the number 1; an empty one has no dimension."""
+    return b"".join((_HEAD.pack(1, int(None in items), of, len(items), 1), *parts)) if items else _NONE.pack(0, 0, of)
 
 
 def taught(db: AsyncConnection[Any]) -> None:
-    """Makes a connection take ``Texts`` and ``Blobs``."""
+    """Makes a connection take ``Texts``, ``Blobs`` and ``Numbers``."""
     db.adapters.register_dumper(Texts, _Texts)
     db.adapters.register_dumper(Blobs, _Blobs)
+    db.adapters.register_dumper(Numbers, _Numbers)
 
 
-__all__ = ["Blobs", "Texts", "taught"]
+__all__ = ["Blobs", "Numbers", "Texts", "taught"]

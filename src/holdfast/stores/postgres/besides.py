@@ -23,7 +23,7 @@ from holdfast.core.pruned import Tombstone
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
-from holdfast.stores.postgres.arrays import Blobs, Texts
+from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
 from holdfast.stores.postgres.connection import Q
 
 Statement = tuple[str, Any]
@@ -40,7 +40,8 @@ def keep(vouchers: Iterable[Voucher]) -> Iterator[Statement]:
     """The statement that keeps vouchers of records that are written in the same transaction; the last one of a record counts."""
     last = {v[:3]: v for v in vouchers}
     if last:
-        yield Q.vouch_put, [list(column) for column in zip(*(last[place] for place in sorted(last)), strict=True)]
+        run, kind, id, seal, under, mark = zip(*(last[place] for place in sorted(last)), strict=True)
+        yield Q.vouch_put, (Texts(run), Texts(kind), Texts(id), Blobs(seal), Texts(under), Numbers(mark))
 
 
 def hold(found: Iterable[Voucher], stated: Found) -> None:

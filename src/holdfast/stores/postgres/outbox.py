@@ -20,11 +20,12 @@ from holdfast.core.intents import Intent, IntentState, answer_lost, claimed, dro
 from holdfast.core.vouch import Voucher
 from holdfast.stores import apply
 from holdfast.stores.postgres import besides
+from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
 from holdfast.stores.postgres.connection import Connection, Q, many
 
 Statement = tuple[str, Any]
 T = TypeVar("T")
-PIECE = 32  # intents that are looked at between two turns of others of the loop
+PIECE = 8  # intents that are looked at between two turns of others of the loop
 _STATES = frozenset(IntentState)
 
 
@@ -154,11 +155,45 @@ async def _keep(intents: Sequence[Intent]) -> list[Statement]:
             kept[i.intent_id] = row, vouch.of_intent(i, row[-2])
     if not kept:
         return []
-    return [(Q.intent_keep, [list(column) for column in zip(*(row for row, _ in kept.values()), strict=True)]), *besides.keep(v for _, v in kept.values())]
+    return [(Q.intent_keep, _columns([row for row, _ in kept.values()])), *besides.keep(v for _, v in kept.values())]
+
+
+def _columns(rows: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """The arrays of such rows as ``_kept`` gives."""
+    state, due, owner, lease_until, settled_at, attempts, carries, data, intent_id = zip(*rows, strict=True)
+    return (
+        Texts(state), Numbers(due), Texts(owner), Numbers(lease_until), Numbers(settled_at), Numbers(attempts), list(carries), Blobs(data), Texts(intent_id),
+    )  # fmt: skip
 
 
 def _kept(i: Intent) -> tuple[Any, ...]:
     return (i.state.value, i.due, i.owner, i.lease_until, i.settled_at, i.attempts, bool(i.payload), codec.encode_intent(i), i.intent_id)
+
+
+async def settle_alone(db: Connection, settlements: Sequence[Settlement]) -> bool:
+    """Keeps what became of intents, and nothing beside it, if each stands as its sender saw it: one statement, which is a transaction of its own. If one
+    was taken over, or is not what was written, nothing is kept: ``settle`` says which."""
+    names = ("state", "due", "owner", "lease_until", "settled_at", "attempts", "carries", "data", "intent_id")
+    rows: list[tuple[Any, ...]] = []
+    was: list[tuple[str, str | None, int, bytes]] = []
+    seals: list[bytes] = []
+    async for piece in _in_pieces(settlements):
+        for s in piece:
+            row = _kept(s.after)
+            rows.append(row)
+            seals.append(vouch.of_intent(s.after, row[-2]).seal)
+            was.append((s.before.state.value, s.before.owner, s.before.attempts, vouch.of_intent(s.before, codec.encode_intent(s.before)).seal))
+    state, owner, attempts, seal = zip(*was, strict=True)
+    values = dict(zip(names, _columns(rows), strict=True))
+    values |= {"run": Texts([s.after.run_id for s in settlements]), "seal": Blobs(seals)}
+    values |= {"was_state": Texts(state), "was_owner": Texts(owner), "was_attempts": Numbers(attempts), "was_seal": Blobs(seal)}
+    found = await (await db.execute(Q.intents_settle, values)).fetchone()
+    return found is not None and found[0] == len(settlements)
+
+
+def alone(settlements: Sequence[Settlement]) -> bool:
+    """Whether there are intents, and nothing beside what became of each."""
+    return bool(settlements) and not any(s.ledger or s.puts or s.intents or s.blobs for s in settlements) and len({s.after.intent_id for s in settlements}) == len(settlements)
 
 
 async def settle(
@@ -218,4 +253,4 @@ async def drop_payloads(db: Connection, before: int, limit: int) -> int:
     return len(old)
 
 
-__all__ = ["claim", "decode_intent", "drop_payloads", "ledger", "listed", "of_ledger", "of_run", "put_intents", "settle", "sound"]
+__all__ = ["alone", "claim", "decode_intent", "drop_payloads", "ledger", "listed", "of_ledger", "of_run", "put_intents", "settle", "settle_alone", "sound"]

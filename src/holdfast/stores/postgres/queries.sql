@@ -661,6 +661,28 @@ SELECT {intent} FROM {intents} WHERE i.intent_id = ANY(%s::text[]) ORDER BY i.in
 UPDATE holdfast.intent i SET state = k.state, due = k.due, owner = k.owner, lease_until = k.lease_until, settled_at = k.settled_at, attempts = k.attempts, carries = k.carries, data = k.data
 FROM unnest(%b::text[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::bigint[], %b::boolean[], %b::bytea[], %b::text[])
   AS k (state, due, owner, lease_until, settled_at, attempts, carries, data, intent_id) WHERE i.intent_id = k.intent_id;
+-- name: intents_settle
+-- What became of intents, and what vouches for it, if each of them stands as its sender saw it. It gives how many were kept: all of them, or none.
+WITH k AS (
+  SELECT * FROM unnest(
+    %(state)b::text[], %(due)b::bigint[], %(owner)b::text[], %(lease_until)b::bigint[], %(settled_at)b::bigint[], %(attempts)b::bigint[], %(carries)b::boolean[],
+    %(data)b::bytea[], %(intent_id)b::text[], %(run)b::text[], %(seal)b::bytea[], %(was_state)b::text[], %(was_owner)b::text[], %(was_attempts)b::bigint[], %(was_seal)b::bytea[])
+    AS k (state, due, owner, lease_until, settled_at, attempts, carries, data, intent_id, run, seal, was_state, was_owner, was_attempts, was_seal)
+), stands AS MATERIALIZED (
+  SELECT i.intent_id FROM k
+  JOIN holdfast.vouch v ON v.run = k.run AND v.kind = 'intent' AND v.id = k.intent_id AND v.seal = k.was_seal
+  JOIN holdfast.intent i ON i.intent_id = k.intent_id AND i.state = k.was_state AND i.owner = k.was_owner AND i.attempts = k.was_attempts
+  ORDER BY i.intent_id FOR UPDATE OF i
+), all_stand AS (
+  SELECT 1 WHERE (SELECT count(*) FROM stands) = (SELECT count(*) FROM k)
+), kept AS (
+  UPDATE holdfast.intent i SET state = k.state, due = k.due, owner = k.owner, lease_until = k.lease_until, settled_at = k.settled_at, attempts = k.attempts,
+    carries = k.carries, data = k.data
+  FROM k WHERE i.intent_id = k.intent_id AND EXISTS (SELECT FROM all_stand) RETURNING i.intent_id
+), vouched AS (
+  UPDATE holdfast.vouch v SET seal = k.seal FROM k WHERE v.run = k.run AND v.kind = 'intent' AND v.id = k.intent_id AND EXISTS (SELECT FROM all_stand)
+)
+SELECT count(*) FROM kept;
 -- name: intents_free
 UPDATE holdfast.intent SET lease_until = NULL WHERE intent_id = ANY(%s::text[]);
 -- name: intents_renew

@@ -1035,6 +1035,8 @@ class PostgresStore:
 
     async def settle_intents(self, settlements: Sequence[Settlement]) -> list[bool]:
         async def work(db: Connection, sent: int) -> list[bool]:
+            if not sent and outbox.alone(settlements) and await outbox.settle_alone(db, settlements):
+                return [True] * len(settlements)
             return await outbox.settle(db, settlements, lambda item: self._put(db, item), keep_blob, sent=sent > 0)
 
         done = await self._do(work, whole=True)
