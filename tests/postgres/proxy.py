@@ -14,8 +14,8 @@ KEY = b"K\x00\x00\x00\x0c"  # which backend it is
 
 
 class Proxy:
-    """Listens in a folder of its own. ``cut`` arms it for the next message that holds ``needle``; ``answers`` counts round trips, ``marked`` the
-    messages that hold ``mark``."""
+    """Listens in a folder of its own. ``cut`` arms it for the next message that holds ``needle``; ``answers`` counts round trips, ``served`` the
+    connections, ``marked`` the messages that hold ``mark``."""
 
     def __init__(self, to: Path, database: str = "holdfast") -> None:
         self._to = to / ".s.PGSQL.5432"
@@ -23,6 +23,7 @@ class Proxy:
         self.url = f"postgresql:///{database}?host={self.folder}&user=holdfast"
         self.cuts = 0
         self.answers = 0
+        self.served = 0
         self.marked = 0
         self.mark = b"\0no message holds this"
         self.forwards = asyncio.Event()
@@ -83,6 +84,7 @@ class Proxy:
             writer.close()
 
     async def _between(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.served += 1
         await self.forwards.wait()
         from_server, to_server = await asyncio.open_unix_connection(self._to)
         muted, cut = asyncio.Event(), asyncio.Event()

@@ -117,6 +117,27 @@ async def test_lists_of_texts_of_bytes_and_of_numbers_are_arrays(encoding: str) 
             assert found == (texts, blobs, numbers, len(texts))
 
 
+async def test_a_read_whose_caller_goes_costs_no_connection() -> None:
+    async with Proxy(shared().folder) as proxy:
+        store = PostgresStore(f"{proxy.url}&listen=")
+        shared().fresh()
+        await store.open()
+        await store.shelve("cups", {"a": b"1"})
+        made = proxy.served
+        for _ in range(5):
+            proxy.stall()
+            asking = asyncio.ensure_future(store.shelved("cups", "a"))
+            for _ in range(20):  # by then it has been sent
+                await asyncio.sleep(0)
+            asking.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            proxy.heal()
+            assert await store.shelved("cups", "a") == b"1"
+        assert proxy.served <= made + 1, "one beside that on which the first question was answered"
+        await store.close()
+
+
 async def test_a_row_that_is_lost_is_told_of_by_whoever_would_replace_it() -> None:
     url = shared().fresh("lost")
     store = PostgresStore(url)

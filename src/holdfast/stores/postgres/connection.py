@@ -43,6 +43,7 @@ MOST = 3  # connections for verbs and commits; one more renews leases, one more 
 PATIENCE = 30.0  # seconds for which a verb outlasts an outage
 FIRST_WAIT, LONGEST_WAIT = 0.02, 1.0
 FULL_WAIT = 0.2  # each try at a server without a connection to give costs it a process
+LAST_ANSWER = 1.0  # so long a store that is closed waits for what was asked before
 ANSWER_SECONDS = 20.0  # a server that says nothing for so long is left
 SPREAD = 64  # the partitions of the partitioned profile are few: hash buckets over them
 Connection = psycopg.AsyncConnection[tuple[Any, ...]]
@@ -272,7 +273,20 @@ class Connections:
         self._generation = 0
         self._closed = False
         self._alone = asyncio.Lock()
+        self._asked: set[asyncio.Task[Any]] = set()
         self.crowded = False
+
+    async def answer(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
+        """What is read on one connection. A caller that is cancelled goes at once, and the answer is waited for without it: a question that is
+        broken off costs its connection, and the next one is made by a new process of the server."""
+        task = asyncio.ensure_future(self._answered(ask))
+        self._asked.add(task)
+        task.add_done_callback(self._asked.discard)
+        return await asyncio.shield(task)
+
+    async def _answered(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
+        async with asyncio.timeout(ANSWER_SECONDS), self.held() as db:
+            return await ask(db)
 
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[Connection]:
@@ -338,8 +352,16 @@ class Connections:
             await db.close()
 
     async def close(self) -> None:
+        """Closes every connection. A question whose caller has gone is answered first, if that takes no longer than a moment."""
         self._closed = True
         await self.leave()
+        here = [task for task in self._asked if task.get_loop() is asyncio.get_running_loop()]
+        if here:
+            _, late = await asyncio.wait(here, timeout=LAST_ANSWER)
+            for task in late:
+                task.cancel()
+            if late:
+                await asyncio.wait(late)
 
 
 async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: float, *, wrote: bool = True) -> T:
@@ -385,4 +407,4 @@ async def many(db: Connection, asked: Sequence[tuple[str, Any]]) -> list[list[tu
     return [await c.fetchall() if c.description is not None else [] for c in cursors]
 
 
-__all__ = ["MIGRATIONS", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "leaving", "many", "outlasting", "passing", "place", "schema_of", "too_many", "translate", "unreachable"]
+__all__ = ["LAST_ANSWER", "MIGRATIONS", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "leaving", "many", "outlasting", "passing", "place", "schema_of", "too_many", "translate", "unreachable"]

@@ -18,7 +18,7 @@ import psycopg
 
 from holdfast.core.errors import HoldfastError
 from holdfast.stores.changes import Changes
-from holdfast.stores.postgres.connection import Connections, Place, connect
+from holdfast.stores.postgres.connection import LAST_ANSWER, Connections, Place, connect
 
 ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
 CROWDED_POLL, LONGEST_POLL = 0.2, 0.5
@@ -26,7 +26,6 @@ SHARE = 10  # on a crowded server: looks take at most so small a part of the tim
 ACTIVE_FOR = 1.0
 QUIET = 0.020
 HEARTBEAT = 5.0
-LAST_ANSWER = 1.0
 CHANNEL = "holdfast_news"
 
 

@@ -346,13 +346,12 @@ class PostgresStore:
         """Reads, one statement or several in one round trip; several see one snapshot."""
         pool = self._open()
 
-        async def work(sent: int) -> list[list[tuple[Any, ...]]]:
-            async with pool.held() as db:
-                if len(asked) == 1:
-                    return [await _all(db, *asked[0])]
-                return (await many(db, [(Q.begin_snapshot, None), *asked, (Q.commit, None)]))[1:-1]
+        async def ask(db: Connection) -> list[list[tuple[Any, ...]]]:
+            if len(asked) == 1:
+                return [await _all(db, *asked[0])]
+            return (await many(db, [(Q.begin_snapshot, None), *asked, (Q.commit, None)]))[1:-1]
 
-        return await outlasting(work, self.url, self.patience, wrote=False)
+        return await outlasting(lambda sent: pool.answer(ask), self.url, self.patience, wrote=False)
 
     def _writable(self) -> None:
         """Refuses to write into what may be another store than it says."""
