@@ -376,6 +376,8 @@ class Store(Runs, Owners, Links, Schedules, Streams, Outbox, Limiting, Protocol)
     """
 
     url: str
+    has_server: bool
+    """Whether a server keeps it, so that several processes write at the same time and each verb is a way there and back."""
 
     async def open(self) -> None:
         """Opens or creates the store and proves that its log has not gone backwards (§1.9).
@@ -737,11 +739,6 @@ def as_kept(store: Store) -> Store:
     return store.as_kept if offers_sealing(store) else store
 
 
-def has_server(store: Store) -> bool:
-    """Whether a server keeps the store, so that several processes write at the same time and each verb is a way there and back."""
-    return bool(getattr(as_kept(store), "has_server", False))
-
-
 def takes_statements(store: Store) -> bool:
     """Whether the application's own tables lie in the same database, so that SQL of its own commits with a step (§9.6)."""
     return bool(getattr(as_kept(store), "takes_statements", False))
@@ -835,6 +832,6 @@ class Resolver(Protocol):
 
 __all__ = [
     "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Served",
-    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "has_server", "offers_copies", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
+    "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
     "offers_steps", "offers_threads", "offers_upkeep", "takes_statements",
 ]  # fmt: skip

@@ -33,7 +33,7 @@ from holdfast.handle import IntentView
 from holdfast.outbox.hands import Hands, NotReached
 from holdfast.outbox.pace import Lane, Pace
 from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, called, given
-from holdfast.ports import NO_LIMITS, Clock, Store, has_server
+from holdfast.ports import NO_LIMITS, Clock, Store
 
 POLL_SECONDS = 0.5
 TURNS = 20  # of the loop, after a group: about what a short run needs for a step
@@ -114,7 +114,7 @@ class Dispatcher:
         self._sender = sender
         self._routes = routes
         self._link = link
-        self._pace = pace or Pace(served=has_server(store))
+        self._pace = pace or Pace(served=store.has_server)
         self._limits = limits
         self._tasks: dict[asyncio.Task[None], Intent] = {}
         self._claiming: asyncio.Task[list[Intent]] | None = None

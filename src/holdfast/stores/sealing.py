@@ -51,10 +51,10 @@ class Passes(Enum):
 VERBS: Mapping[str, Passes] = {
     **dict.fromkeys(
         (
-            "abandon", "acknowledge", "backlog", "backup", "claim", "claimed", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "folder", "health",
+            "abandon", "acknowledge", "backlog", "backup", "claim", "claimed", "claims_of", "close", "drop_payloads", "drop_schedule", "enter", "folder", "has_server", "health",
             "incarnation", "intent_counts", "issue_token", "leave", "loans", "marked", "now", "offer", "open", "outlive", "owner_alive", "path", "patience",
             "place", "prune", "pruned", "put_rule", "register", "reindex", "renew", "renew_intents", "restore", "retire", "rules", "run_ids", "suspect",
-            "has_server", "takes_statements", "tally", "thread_end", "token", "unshelve", "url", "usage", "verify", "vouch_anew", "wait_for_change", "workers",
+            "takes_statements", "tally", "thread_end", "token", "unshelve", "url", "usage", "verify", "vouch_anew", "wait_for_change", "workers",
         ),
         Passes.CLEAR,
     ),

@@ -225,6 +225,7 @@ class Small:
 
     present: Present
     changes: Changes
+    has_server: bool = False
 
     async def wait_for_change(self, timeout: float) -> None:
         await self.changes.wait(timeout)

@@ -112,7 +112,7 @@ class PostgresStore:
     is for how many seconds a verb outlasts an outage."""
 
     takes_statements = True
-    has_server = True
+    has_server: bool = True
 
     def __init__(self, url: str, *, now: Callable[[], int] | None = None, patience: float = PATIENCE) -> None:
         self._place = place(url)

@@ -133,6 +133,8 @@ class _Wanted(NamedTuple):
 class SqliteStore:
     """A store in one SQLite file. ``now`` replaces its clock (microseconds since 1970), so that tests can move time."""
 
+    has_server: bool = False
+
     def __init__(self, path: str | os.PathLike[str], *, now: Callable[[], int] | None = None) -> None:
         self.path = os.fspath(path)
         self.url = f"sqlite:///{self.path}"
