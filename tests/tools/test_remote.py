@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,23 @@ async def test_a_cancel_ends_what_is_under_way(open_rt: Open, tmp_path: Path) ->
         assert not Path(f"/proc/{(pair.folder / 'pid').read_text().strip()}").exists()
         done = await rt.resume(run.run_id)
         assert [w.kind for w in done.waits] == ["effect"], "it may have happened: a person says"
+
+
+async def test_a_runner_that_is_ended_before_its_turn_leaves_the_request_as_it_was(one_store: Open, tmp_path: Path) -> None:
+    """Nothing of it was begun, so nobody has to be asked."""
+    pair = Pair(one_store, tmp_path / "space")
+    async with pair.worker() as rt, pair.runner() as runner:
+        run = await rt.invoke(graph, {})
+        async with workspaces.locked(str(pair.folder), writes=True):
+            going = asyncio.ensure_future(runner.dispatch(until_idle=True))
+            async with asyncio.timeout(20):
+                while [i.state for i in await rt.intents(run.run_id)] != ["sending"]:
+                    await rt.store.wait_for_change(0.02)
+            going.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await going
+        assert [i.state for i in await rt.intents(run.run_id)] == ["queued"]
+        assert (await served(pair, rt, run.run_id)).status == Status.COMPLETED and pair.count == 1
 
 
 async def test_one_writer_at_a_time_with_two_runners(open_rt: Open, tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ that asked decides, as it does about a process of its own that died.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -104,7 +105,12 @@ class RemoteTools:
         store, intent = self._mine.pop(key)
         asked = toolcalls.asked(payload)
         tool = self._tools[asked.tool]
-        async with self._room, workspaces.locked(self._folder, writes=EffectClass(tool.side_effects) in LEDGERED):
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                await stack.enter_async_context(self._room)
+                await stack.enter_async_context(workspaces.locked(self._folder, writes=EffectClass(tool.side_effects) in LEDGERED))
+            except asyncio.CancelledError:
+                raise NotBegun("its runner was ended before its turn came") from None
             there = await store.intent(intent.intent_id)
             if there is None or not stands(there, intent) or (there.lease_until or 0) <= store.now():
                 raise NotBegun("its lease was over when its turn came")
