@@ -9,13 +9,14 @@ import msgspec
 
 from holdfast.core import canon
 from holdfast.core.blobs import Blob
+from holdfast.core.bounds import wrong
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.chunks import Batch, Emitted, Stored
 from holdfast.core.codec import Row
 from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, ThreadEnd, Tip
 from holdfast.core.consistency import Problem
 from holdfast.core.effects import Effect
-from holdfast.core.errors import HoldfastError
+from holdfast.core.errors import HoldfastError, InvalidInput
 from holdfast.core.events import EffectFact
 from holdfast.core.evidence import Artifact, Postcondition, Report
 from holdfast.core.intents import Intent
@@ -811,6 +812,27 @@ class ToolOutcome(msgspec.Struct, frozen=True):
 canon.register(ToolOutcome)
 
 
+def outcome_told(value: Any, field: str) -> ToolOutcome:
+    """The outcome of a call as a person tells it, by the names of its fields; those that are left out are as of a call that went well.
+
+    Raises:
+        InvalidInput: it is none, or names files: nothing of them is stored.
+    """
+    if isinstance(value, ToolOutcome):
+        value = msgspec.to_builtins(value)
+    if not isinstance(value, Mapping):
+        raise wrong(field, "the outcome of a tool's call", value, '{"exit_code": 0, "stdout": "…"}')
+    names = ToolOutcome.__struct_fields__
+    if other := sorted(set(value) - set(names), key=repr):
+        raise InvalidInput(f"{field}: an outcome has no {other[0]!r}", field=field, hint="it has " + ", ".join(names))
+    if value.get("artifacts"):
+        raise InvalidInput(f"{field}.artifacts: files cannot be told, because their content would not be stored", field=f"{field}.artifacts", hint="leave them out")
+    try:
+        return msgspec.convert(canon.thaw(value), ToolOutcome)
+    except msgspec.ValidationError as e:
+        raise InvalidInput(f"{field}: {e}", field=field) from None
+
+
 class ToolRunner(Protocol):
     """Runs a tool's call: the one boundary that filesystem and process work crosses (§11.1)."""
 
@@ -833,5 +855,5 @@ class Resolver(Protocol):
 __all__ = [
     "NO_LIMITS", "Claim", "Clock", "Copies", "Dossier", "Evidence", "Executor", "IntentCount", "Limiting", "Links", "Loaded", "LostTail", "Outbox", "Owners", "Problem", "Pruned", "Recalls", "Resolver", "Rested", "RunFilter", "Runs", "Saver", "Schedules", "Sealing", "Served",
     "Shelves", "Steps", "Store", "Streams", "Threads", "ToolOutcome", "ToolRequest", "ToolRunner", "Transport", "Upkeep", "Usage", "Worker", "as_kept", "offers_copies", "offers_health", "offers_recall", "offers_sealing", "offers_shelves",
-    "offers_steps", "offers_threads", "offers_upkeep", "takes_statements",
+    "offers_steps", "offers_threads", "offers_upkeep", "outcome_told", "takes_statements",
 ]  # fmt: skip

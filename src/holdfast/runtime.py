@@ -205,7 +205,7 @@ class Runtime:
         self._routes = routes(door.transports(transports), _OWN_ROUTES)
         self._looker = Looker(self._store, self._services.threads, self.check, self._routes, reader.obstacles)
         self._links = Links(self._store, lambda: base_url)
-        self._rulings = Rulings(self._store, lambda: unsendable(self._store, self._routes), closed_owners)
+        self._rulings = Rulings(self._store, lambda: unsendable(self._store, self._routes), closed_owners, self._desk.allow)
         self._sender: Sender | None = None
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
@@ -669,15 +669,17 @@ class Runtime:
         return await self._rulings.redrive(intent_id, actor=actor, reason=reason, force=force)
 
     @verb
-    async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str = "") -> IntentView:
-        """Records the outcome of an outgoing message (intent) that is unknown or must not be sent: ``sent`` or ``abandoned`` (§9.4).
+    async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str = "", result: Any = ...) -> IntentView:
+        """Records the outcome of an outgoing message (intent) that is unknown or must not be sent: ``sent`` or ``abandoned`` (§9.4). If it is the
+        request of a tool call, the run continues with that: ``result`` is the call's outcome, as a mapping of the fields of ``ToolOutcome``.
 
         Raises:
             IntentNotFound: there is no intent with this id.
             IntentSettled: it already has another outcome.
             IntentInFlight: it is being sent.
+            Denied: the resolver refused it.
         """
-        return await self._rulings.settle(intent_id, outcome, actor=actor, reason=reason)
+        return await self._rulings.settle(intent_id, outcome, actor=actor, reason=reason, result=result)
 
     @verb
     async def ledger(

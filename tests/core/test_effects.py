@@ -168,3 +168,7 @@ def test_one_answer_about_an_act_holds_for_its_lineage() -> None:
     assert fx.settled([told, heard], "a") is told and fx.settled([heard, told], "a") is told and fx.settled([heard], "a") is heard
     assert fx.settled([given_up, unknown], "a") is given_up and fx.settled([given_up, told], "a") is told
     assert fx.repeated([late, late, given_up], "a", "r") == 2 and fx.repeated([late], "a", "s") == 0 and fx.repeated([late], "b", "r") == 0
+
+
+def test_whose_word_it_is() -> None:
+    assert (fx.said_by("ada", ""), fx.said_by("ada", "I looked")) == ("ada", "ada (I looked)")

@@ -264,4 +264,4 @@ def test_a_request_to_a_tool_runner_names_what_is_in_its_way() -> None:
     wait = Wait("r.1.build.0>a", WaitKind.SIGNAL, step=1, task="build", name="tool@0123456789abcdef#a", prompt="make runs in the workspace 0123456789abcdef", requested_at=T0)
     found = explain(run(Status.WAITING_FOR_SIGNAL, waits=(wait,)), Condition.AWAITING_SIGNAL, [], Blocked(requests=("the request is queued",)))
     assert found.why == "It waits for a tool runner: make runs in the workspace 0123456789abcdef; the request is queued."
-    assert [a.command for a in found.next] == ["holdfast tool-runner --workspace PATH --tools TARGET"]
+    assert [a.command for a in found.next] == ["holdfast tool-runner --workspace PATH --tools TARGET", "holdfast outbox r"]

@@ -59,6 +59,23 @@ def test_an_attempt_ends_no_earlier_than_it_began() -> None:
     assert intents.asked(claim(FRESH, 1_000), "why", 700).tries[0].ended_at == 1_000
 
 
+@pytest.mark.parametrize(("now", "alive", "closed"), [(30 * SECOND, Alive.UNKNOWN, False), (30 * SECOND, Alive.YES, False), (7, Alive.NO, True), (30 * SECOND, Alive.NO, True)])
+def test_a_person_may_speak_about_what_its_sender_has_left(now: int, alive: Alive, closed: bool) -> None:
+    """Once its lease is over, or it is proven dead: of the attempt nobody knows, so sending again is subject to what may still be at it (§6.5)."""
+    found = intents.found_lost(claim(FRESH), now, alive)
+    assert (found.state, found.owner, found.lease_until, found.detail) == ("unknown", None, None, "sender_lost")
+    assert [(t.outcome, t.closed, t.ended_at) for t in found.tries] == [(Ended.LOST, closed, now)]
+    assert (intents.may_live(found, {}) is None) is closed
+    assert intents.ruled(found, "sent", actor="ada", reason="", now=now).state == "sent"
+    assert intents.redriven(found, actor="ada", reason="", forced=True, now=now).doubts == ()
+
+
+@pytest.mark.parametrize("alive", [Alive.YES, Alive.UNKNOWN])
+def test_nobody_may_speak_about_what_is_being_sent(alive: Alive) -> None:
+    assert intents.found_lost(claim(FRESH), 30 * SECOND - 1, alive) == claim(FRESH)
+    assert intents.found_lost(FRESH, 30 * SECOND, alive) is FRESH
+
+
 def test_refused_for_good_is_dead_at_once() -> None:
     assert intents.after(claim(FRESH), Refused(ERROR), DEDUPES, 0).state == "dead"
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from holdfast.core import canon
 from holdfast.core.errors import ErrorValue, Frame, InvalidInput
-from holdfast.core.toolcalls import Answer, Asked, answered, asked, owner_of, place_of, plain, type_of
+from holdfast.core.toolcalls import Answer, Asked, Word, answered, asked, owner_of, place_in, place_of, plain, type_of
 
 text = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=8)
 requests = st.builds(
@@ -18,7 +18,8 @@ requests = st.builds(
     env=st.dictionaries(text, text, max_size=2), paths=st.lists(text, max_size=2).map(tuple), timeout_us=st.integers(0, 2**40), effect_id=text, key=text,
 )  # fmt: skip
 errors = st.builds(ErrorValue, type=text, message=text, code=text, where=text, hint=text, frames=st.just((Frame("f.py", 3, "f", "x()"),)) | st.just(()))
-answers = st.builds(Answer, owner=text, outcome=st.binary(max_size=8), blob=text, error=st.none() | errors, lost=text, closed=st.booleans())
+words = st.builds(Word, action=text, actor=text, reason=text)
+answers = st.builds(Answer, owner=text, outcome=st.binary(max_size=8), blob=text, error=st.none() | errors, lost=text, closed=st.booleans(), word=st.none() | words)
 
 
 @given(requests)
@@ -48,3 +49,8 @@ def test_an_answer_of_nothing_is_refused() -> None:
 def test_a_request_owns_an_attempt_and_a_process_does_not() -> None:
     assert place_of(owner_of(type_of("0123456789abcdef"), "p1")) == "p1"
     assert place_of("host.1-2-3") is None and place_of("") is None
+
+
+def test_a_request_is_told_by_the_id_of_its_intent() -> None:
+    """Also in a later round of the same question."""
+    assert [place_in(f"run.1.work!{rest}") for rest in ("p1", "p1.2")] == ["p1", "p1"]

@@ -142,9 +142,10 @@ class Redrive(Body, frozen=True, kw_only=True):
 
 
 class Settle(Body, frozen=True, kw_only=True):
-    """Says how an intent stands that nobody knows about: ``as`` is ``sent`` or ``abandoned``."""
+    """Says how an intent stands that nobody knows about: ``as`` is ``sent`` or ``abandoned``. ``result`` is the outcome of a tool call that happened."""
 
     outcome: Literal["sent", "abandoned"] = msgspec.field(name="as")
+    result: JSON = msgspec.UNSET
     reason: str = ""
     actor: str | None = None
 

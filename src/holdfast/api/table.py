@@ -559,7 +559,7 @@ async def redrive_intent(c: Call) -> Answer:
 async def settle_intent(c: Call) -> Answer:
     body: b.Settle = c.body
     before = await c.rt.look.intent(c.path["intent_id"], c.tenant)
-    await c.rt.settle(before.intent_id, body.outcome, actor=c.actor, reason=body.reason)
+    await c.rt.settle(before.intent_id, body.outcome, actor=c.actor, reason=body.reason, result=_payload(body.result))
     return Answer(value=await c.rt.look.intent(before.intent_id))
 
 

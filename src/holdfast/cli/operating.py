@@ -12,12 +12,12 @@ import click
 
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
-from holdfast.cli.session import MOST, Call, Project, Within, actor_option, handling, options, over, page, paged, run_argument
+from holdfast.cli.session import MOST, Call, Project, Within, actor_option, handling, options, over, page, paged, parsed, run_argument
 from holdfast.cli.targets import setting
 from holdfast.core import describe
 from holdfast.core.describe import EffectView, LaneView, LimitView, QueueView, WorkerView
 from holdfast.core.errors import UsageError
-from holdfast.core.intents import RULINGS
+from holdfast.core.intents import ABANDON, REDRIVE, RULINGS
 from holdfast.core.limits import MOST as MOST_AT_ONCE
 from holdfast.core.limits import Limit
 from holdfast.core.offers import Offer
@@ -57,12 +57,15 @@ def effects(call: Call, run_id: str, limit: int | None, cursor: str | None) -> i
 def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None, limit: int) -> int:
     """List outgoing messages (intents) and their states.
 
-    If it is unknown whether a message was sent, the commands that settle it are shown.
+    If it is unknown whether a message was sent, or no tool runner can answer a request, the commands that settle it are shown.
     """
 
     async def act(rt: Runtime) -> tuple[list[dict[str, Any]], dt.datetime]:
-        return await sendings.intents_of(rt, await rt.intents(run_id, state=state, type=type_, limit=limit)), when(rt.store.now())
+        kept = await rt.intents(run_id, state=state, type=type_, limit=limit)
+        stuck.update(await sendings.stuck(rt, kept))
+        return await sendings.intents_of(rt, kept), when(rt.store.now())
 
+    stuck: set[str] = set()
     found, now = over(call, act)
     if call.as_json:
         o.emit({"intents": found, "next_cursor": None})
@@ -75,7 +78,7 @@ def outbox(call: Call, run_id: str | None, state: str | None, type_: str | None,
         [[i["intent_id"], o.inline(i["type"], 24), _state(i), str(len(i["attempts"])), o.ago(i["created_at"], now), o.inline(i["key"])] for i in found],
     )
     for intent in found:
-        if intent["state"] in ("unknown", "dead"):
+        if intent["state"] in ("unknown", "dead") or intent["intent_id"] in stuck:
             sendings.doubtful(call, intent)
         elif _lacking(intent):
             click.echo(f"{intent['intent_id']}  {o.paint(o.inline(intent['type'], 24), 'yellow')} waits: {o.inline(intent['detail'], 240)}")
@@ -164,19 +167,27 @@ def tool_runner(call: Call, folder: str, tools: str | None, until_idle: bool) ->
 @actor_option
 @options()
 def redrive(call: Call, intent_id: str, force: bool, reason: str, actor: str) -> int:
-    """Send an outgoing message (intent) again."""
+    """Send an outgoing message (intent) again.
+
+    If it is the request of a tool call that a tool runner has begun, the run makes a new request when a worker or resume executes it.
+    """
     return _ruled(call, lambda rt: rt.redrive(intent_id, actor=actor, reason=reason, force=force))
 
 
 @click.command()
 @click.argument("intent_id", metavar="INTENT")
 @click.option("--as", "outcome", type=click.Choice(RULINGS), required=True, help="The outcome: it was sent after all, or it is given up.")
+@click.option("--result", metavar="JSON|@FILE|-", help="The outcome of a tool call that happened, such as {\"exit_code\": 0, \"stdout\": \"done\"}.")
 @click.option("--reason", default="", metavar="R", help="Why; kept with the intent.")
 @actor_option
 @options()
-def settle(call: Call, intent_id: str, outcome: str, reason: str, actor: str) -> int:
-    """Record an outgoing message (intent) as sent, or give it up."""
-    return _ruled(call, lambda rt: rt.settle(intent_id, outcome, actor=actor, reason=reason))
+def settle(call: Call, intent_id: str, outcome: str, result: str | None, reason: str, actor: str) -> int:
+    """Record an outgoing message (intent) as sent, or give it up.
+
+    If it is the request of a tool call, the run continues with that when a worker or resume executes it: with the outcome, or with a failure.
+    """
+    given = ... if result is None else parsed(result, "--result")
+    return _ruled(call, lambda rt: rt.settle(intent_id, outcome, actor=actor, reason=reason, result=given))
 
 
 def _ruled(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
@@ -187,7 +198,8 @@ def _ruled(call: Call, rule: Callable[[Runtime], Awaitable[IntentView]]) -> int:
     if call.as_json:
         o.emit(found)
     else:
-        click.echo(f"{found['intent_id']}  {found['state']}")
+        anew = f": {found['detail']}" if found["rulings"][-1]["action"] == REDRIVE and found["state"] == ABANDON else ""
+        click.echo(f"{found['intent_id']}  {found['state']}{anew}")
     return 0
 
 

@@ -14,7 +14,9 @@ from holdfast.core import describe
 from holdfast.core import waits as ws
 from holdfast.core.explain import Advice
 from holdfast.core.intents import ABANDON as ABANDONED
-from holdfast.core.intents import MARK_SENT, REDRIVE
+from holdfast.core.intents import DOUBTFUL, MARK_SENT, REDRIVE, found_lost
+from holdfast.core.lease import Alive
+from holdfast.core.toolcalls import TYPE
 from holdfast.handle import IntentView
 from holdfast.runtime import Runtime
 
@@ -33,9 +35,32 @@ def intent_as_wait(intent: Mapping[str, Any]) -> dict[str, Any]:
     return {**describe.plain(describe.wait(asked)), **told, "run_id": intent["run_id"], "requested_at": intent["created_at"]}
 
 
+async def stuck(rt: Runtime, found: Iterable[IntentView]) -> set[str]:
+    """The requests of tool calls that no runner answers by itself: none is up that takes them, or the one that had it is gone."""
+    requests = [i for i in found if i.type.startswith(TYPE)]
+    out = {i.intent_id for i in requests if i.no_transport_for}
+    held = [there for i in requests if i.state == "sending" and (there := await rt.store.intent(i.intent_id)) is not None]
+    alive = {w.owner: Alive(w.alive) for w in await rt.store.workers()} if held else {}
+    return out | {i.intent_id for i in held if found_lost(i, rt.store.now(), alive.get(i.owner or "", Alive.UNKNOWN)) is not i}
+
+
+def _request(call: Call, intent: Mapping[str, Any]) -> None:
+    """A request of a tool call that a person has to say something about: its run goes on with what they say."""
+    name, tool = intent["intent_id"], o.inline((intent["payload"] or {}).get("tool") or "the tool", 60)
+    never = not any(a["outcome"] in DOUBTFUL or a["ended_at"] is None for a in intent["attempts"])
+    what = "no tool runner answers its request" if never else "it may or may not have run. Look into its workspace, then record what you found"
+    click.echo(name)
+    o.prose(f"{tool}, in the workspace {o.inline(intent['type'].removeprefix(TYPE), 24)}: {what}:", first="    ", indent="    ")
+    happened = Advice("It happened. The JSON becomes its outcome:", call.line("settle", name, "--as", "sent", "--result", '{"exit_code": 0}', "--reason", "WHY"))
+    anew = [] if intent["state"] == "queued" else [Advice("It did not happen. Request it again:", call.line("redrive", name))]
+    pages.advise([happened, *anew, Advice("Give it up; the call fails:", call.line("settle", name, "--as", "abandoned", "--reason", "WHY"))], indent="    ")
+
+
 def doubtful(call: Call, intent: Mapping[str, Any]) -> None:
     """An intent that a person has to say something about, with the commands that do."""
     name = intent["intent_id"]
+    if intent["type"].startswith(TYPE):
+        return _request(call, intent)
     why = f" ({o.inline(intent['detail'], 120)})" if intent["detail"] else ""
     what = f"may or may not have been sent{why}. Ask its receiver, then record what you found:" if intent["state"] == "unknown" else f"could not be sent{why}"
     click.echo(name)

@@ -113,6 +113,11 @@ def repeated(records: Sequence[Effect], act: str, run_id: str) -> int:
     return sum(e.run_id == run_id and act in (e.effect_id, e.source_effect_id) and e.status is EffectStatus.ABANDONED and e.detail != BY_DECISION for e in records)
 
 
+def said_by(actor: str, reason: str) -> str:
+    """Whose word something is, with the reason that was given."""
+    return f"{actor} ({reason})" if reason else actor
+
+
 def effect_key(tenant: str, kind: str, scope: str, key: str) -> str:
     """The full key (§6.3); ``scope`` is the lineage root for a key of the run's own, any name for a shared one.
 

@@ -348,7 +348,8 @@ def _signalled(run: Run, events: Sequence[ev.Event], blocked: Blocked) -> _Why:
     tools = [w for w in run.waits if place_of(w.name) is not None]
     if tools:
         asked = "; ".join([*(_asked(w).removesuffix(f" ({w.kind.value})") for w in tools), *blocked.requests])
-        return _Why(f"It waits for a tool runner: {asked}.", (Advice("Start a tool runner where that workspace is.", "holdfast tool-runner --workspace PATH --tools TARGET"),))
+        start = Advice("Start a tool runner where that workspace is.", "holdfast tool-runner --workspace PATH --tools TARGET")
+        return _Why(f"It waits for a tool runner: {asked}.", (start, Advice("If no runner can answer, say what came of the call, or give it up.", f"holdfast outbox {run.run_id}")))
     names = sorted({w.name for w in run.waits if w.name and not w.human})
     kinds = ", ".join(sorted({w.kind.value for w in run.waits})) or "signal"
     signals = tuple(Advice(f"Send the signal {name}.", f"holdfast signal {run.run_id} {name}") for name in names if any(w.name == name and w.kind.value == "signal" for w in run.waits))

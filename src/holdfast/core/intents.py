@@ -255,14 +255,28 @@ def claimed(intent: Intent, owner: str, now: int, until: int, *, lost: bool = Fa
         before = [t for t in tries[:-1] if t.outcome is not Ended.LATE]
         tries = (*before, replace(tries[-1], ended_at=now, outcome=Ended.LATE, closed=True))
     elif lost:
-        tries = tuple(replace(t, ended_at=now, outcome=Ended.LOST, closed=dead) if t.outcome is None else t for t in tries)
-        if not tries and intent.attempts:  # begun under the first release, which kept no attempts
-            tries = (Delivery(intent.attempts, intent.owner or "", intent.created_at, now, Ended.LOST, closed=dead),)
+        tries = _lost(intent, now, dead)
     number = intent.attempts + 1
     return replace(
         intent, state=IntentState.SENDING, owner=owner, lease_until=until, attempts=number, tries=(*tries, Delivery(number, owner, now)),
         detail=SENDER_LOST if lost and not answer_lost else intent.detail,
     )  # fmt: skip
+
+
+def found_lost(intent: Intent, now: int, alive: Alive) -> Intent:
+    """The intent as a person may say something about it: an attempt is lost whose sender is proven dead, or has let its lease expire, and nobody
+    knows what became of it."""
+    if intent.state is not IntentState.SENDING or (alive is not Alive.NO and (intent.lease_until or 0) > now):
+        return intent
+    tries = _lost(intent, now, alive is Alive.NO)
+    return replace(intent, state=IntentState.UNKNOWN, owner=None, lease_until=None, tries=tries, detail=SENDER_LOST)
+
+
+def _lost(intent: Intent, now: int, dead: bool) -> tuple[Delivery, ...]:
+    """Its attempts, once the sender of the last one is gone. ``dead``: of which there is proof."""
+    if not intent.tries and intent.attempts:  # begun under the first release, which kept no attempts
+        return (Delivery(intent.attempts, intent.owner or "", intent.created_at, now, Ended.LOST, closed=dead),)
+    return tuple(replace(t, ended_at=now, outcome=Ended.LOST, closed=dead) if t.outcome is None else t for t in intent.tries)
 
 
 class Send(msgspec.Struct, frozen=True):
@@ -440,6 +454,7 @@ __all__ = [
     "claimed",
     "digest",
     "dropped",
+    "found_lost",
     "may_live",
     "next_move",
     "redriven",

@@ -35,9 +35,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
 
 
+class Word(msgspec.Struct, frozen=True):
+    """What a person has said about a request, in the place of a runner's answer: ``action`` is the ruling about its intent."""
+
+    action: str
+    actor: str
+    reason: str = ""
+
+
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
     """What came of a request: the packed ``outcome``, here or as the ``blob`` of that name, or an ``error``; or it was ``lost``, for that reason, and nobody knows.
-    ``owner`` is the runner; ``closed``: nobody can still be at it."""
+    ``owner`` is the runner; ``closed``: nobody can still be at it. With ``word`` a person has answered, and ``owner`` is the last runner, if there was one."""
 
     owner: str
     outcome: bytes = b""
@@ -45,6 +53,7 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     error: ErrorValue | None = None
     lost: str = ""
     closed: bool = True
+    word: Word | None = None
 
 
 def type_of(workspace: str) -> str:
@@ -60,6 +69,11 @@ def owner_of(type: str, place: str) -> str:
 def place_of(owner: str) -> str | None:
     """The request that has an attempt; None where a process has it."""
     return owner.rpartition("#")[2] if owner.startswith(TYPE) else None
+
+
+def place_in(intent_id: str) -> str:
+    """The place of the request that an intent is. It is told by the intent's id, for what the intent carries may be unreadable."""
+    return intent_id.rpartition("!")[2].partition(".")[0]
 
 
 def plain(value: Asked | Answer) -> dict[str, Any]:
@@ -93,4 +107,4 @@ def _read(value: Any, kind: type[T], what: str) -> T:
         raise InvalidInput(f"{what} cannot be read: {e}") from None
 
 
-__all__ = ["INLINE", "TYPE", "Answer", "Asked", "answered", "asked", "owner_of", "place_of", "plain", "type_of"]
+__all__ = ["INLINE", "TYPE", "Answer", "Asked", "Word", "answered", "asked", "owner_of", "place_in", "place_of", "plain", "type_of"]

@@ -1,25 +1,48 @@
-"""What people say about intents, and how intents are shown (§9.3, §9.4)."""
+"""What people say about intents, and how intents are shown (§9.3, §9.4).
+
+About the request of a tool's call a person speaks in the place of its runner (§11.3). What they say is what the waiting run goes on with: it
+happened, with its outcome; it did not happen, and the run makes a new request; or it is given up, and the call fails. It reaches the run as a
+runner's answer does, by a signal in the transaction that settles the request.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable
+from typing import Any
 
-from holdfast.core.commit import Settlement
-from holdfast.core.errors import AttemptMayLive, IntentInFlight, IntentNotFound
-from holdfast.core.intents import Intent, may_live, redriven, ruled
+from msgspec.structs import replace
+
+from holdfast.core import canon, toolcalls
+from holdfast.core.blobs import Blob, blob_of
+from holdfast.core.commands import Signal
+from holdfast.core.commit import InboxItem, Settlement
+from holdfast.core.errors import AttemptMayLive, IntentInFlight, IntentNotFound, IntentSettled, InvalidInput
+from holdfast.core.intents import ABANDON, MARK_SENT, REDRIVE, Intent, IntentState, found_lost, may_live, redriven, ruled
 from holdfast.core.lease import Alive
+from holdfast.core.run import Run
+from holdfast.core.toolcalls import Answer, Word
+from holdfast.core.waits import ABANDON as GIVE_UP
+from holdfast.core.waits import RECORD_RESULT, REEXECUTE, Wait
 from holdfast.handle import IntentView
-from holdfast.ports import Store
+from holdfast.ports import Store, ToolOutcome, outcome_told
+
+ACTIONS = {MARK_SENT: RECORD_RESULT, REDRIVE: REEXECUTE, ABANDON: GIVE_UP}
+"""What each ruling about a request is among the answers to a question about an effect: whoever may not give the one may not give the other."""
+ASKED_ANEW = "its run makes a new request"
+
+Allow = Callable[[Run, Wait, str, str, bool], Awaitable[None]]
 
 
 class Rulings:
     """The word of people about the intents of a store. ``lacking`` gives what tells of an intent whether nobody sends its type; ``closed`` are the
-    owners of this process that are gone."""
+    owners of this process that are gone. ``allow`` refuses what an actor may not say about a wait: with the run, the wait, the action, the actor, and
+    whether it is forced."""
 
-    def __init__(self, store: Store, lacking: Callable[[], Awaitable[Callable[[Intent], bool]]], closed: Collection[str]) -> None:
+    def __init__(self, store: Store, lacking: Callable[[], Awaitable[Callable[[Intent], bool]]], closed: Collection[str], allow: Allow) -> None:
         self._store = store
         self._lacking = lacking
         self._closed = closed
+        self._allow = allow
 
     async def views(self, found: Iterable[Intent]) -> list[IntentView]:
         """Intents as they are shown."""
@@ -27,30 +50,74 @@ class Rulings:
         return [IntentView.of(i, no_transport=lacking(i)) for i in found]
 
     async def redrive(self, intent_id: str, *, actor: str, reason: str, force: bool) -> IntentView:
-        """Has an intent sent again.
+        """Has an intent sent again. The request of a tool's call is given up for a new one, unless nobody has begun with it.
 
         Raises:
-            IntentNotFound, IntentSettled, IntentInFlight, AttemptMayLive.
+            IntentNotFound, IntentSettled, IntentInFlight, AttemptMayLive, Denied, RestrictedOption.
         """
         before = await self._intent(intent_id)
-        after = redriven(before, actor=actor, reason=reason, forced=force, now=self._store.now())
-        alive = {w.owner: Alive(w.alive) for w in await self._store.workers()} | dict.fromkeys(self._closed, Alive.NO)
-        if not force and (attempt := may_live(before, alive)) is not None:
+        alive = await self._alive()
+        known = self._known(before, alive)
+        after = redriven(known, actor=actor, reason=reason, forced=force, now=self._store.now())
+        if not force and (attempt := may_live(known, alive)) is not None:
             raise AttemptMayLive(
                 f"attempt {attempt.number} of {intent_id} was begun by {attempt.owner}, which may still be alive; sent again now, it could arrive twice",
                 hint="wait until that process is proven dead; --force accepts that it may happen twice",
             )
-        return await self._kept(before, after)
+        asking = await self._asking(before)
+        if asking is None or before.state is IntentState.QUEUED:
+            return await self._kept(Settlement(before, after))
+        await self._allow(*asking, ACTIONS[REDRIVE], actor, force)
+        after = replace(after, state=IntentState.ABANDONED, due=before.due, settled_at=self._store.now(), detail=ASKED_ANEW)
+        return await self._kept(self._answered(before, after, Word(REDRIVE, actor, reason), waits=True))
 
-    async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str) -> IntentView:
-        """Says how an intent stands; the same again changes nothing.
+    async def settle(self, intent_id: str, outcome: str, *, actor: str, reason: str, result: Any = ...) -> IntentView:
+        """Says how an intent stands; the same again changes nothing. ``result``: the outcome of a tool's call that happened.
 
         Raises:
-            IntentNotFound, IntentSettled, IntentInFlight.
+            IntentNotFound, IntentSettled, IntentInFlight, InvalidInput, Denied.
         """
         before = await self._intent(intent_id)
-        after = ruled(before, outcome, actor=actor, reason=reason, now=self._store.now())
-        return (await self.views([before]))[0] if after is before else await self._kept(before, after)
+        request = before.type.startswith(toolcalls.TYPE)
+        if result is not ... and (not request or outcome != MARK_SENT):
+            raise InvalidInput("a result is that of a tool's call that happened", field="result", hint=f"only a request of the type {toolcalls.TYPE}… has one, settled as {MARK_SENT}")
+        found = ToolOutcome() if result is ... else outcome_told(result, "result")
+        known = self._known(before, await self._alive())
+        after = ruled(known, outcome, actor=actor, reason=reason, now=self._store.now())
+        if after is known:
+            if result is not ... and before.answer and _outcome(before.answer) != _fields(found)[0]:
+                raise IntentSettled(f"{intent_id} is {before.state} with another result", hint="look at it: holdfast outbox")
+            return (await self.views([before]))[0]
+        if not request:
+            return await self._kept(Settlement(before, after))
+        asking = await self._asking(before)
+        if asking is not None:
+            await self._allow(*asking, ACTIONS[outcome], actor, False)
+        word = Word(outcome, actor, reason)
+        return await self._kept(self._answered(before, after, word, found if outcome == MARK_SENT else None, waits=asking is not None))
+
+    def _answered(self, before: Intent, after: Intent, word: Word, outcome: ToolOutcome | None = None, *, waits: bool) -> Settlement:
+        """The settlement of a request with what a person has said, which is also on the request itself: for a run that is resumed later."""
+        fields, blobs = ({}, ()) if outcome is None else _fields(outcome)
+        owner = before.tries[-1].owner if before.tries else toolcalls.owner_of(before.type, toolcalls.place_in(before.intent_id))
+        payload = canon.pack(toolcalls.plain(Answer(owner=owner, word=word, **fields)), "answer")[1]
+        signal = Signal(toolcalls.owner_of(before.type, toolcalls.place_in(before.intent_id)), f"{before.key}:word", payload, word.actor)
+        puts = (InboxItem(before.run_id, signal.key, signal, self._store.now()),) if waits else ()
+        return Settlement(before, replace(after, answer=payload), puts=puts, blobs=blobs)
+
+    async def _asking(self, intent: Intent) -> tuple[Run, Wait] | None:
+        """The run that waits for the answer to a request, with its wait; None where the intent is no request, or nobody waits for it any more."""
+        if not intent.type.startswith(toolcalls.TYPE) or (found := await self._store.get(intent.run_id)) is None:
+            return None
+        name = toolcalls.owner_of(intent.type, toolcalls.place_in(intent.intent_id))
+        wait = next((w for w in found[0].waits if w.name == name), None)
+        return None if wait is None else (found[0], wait)
+
+    async def _alive(self) -> dict[str, Alive]:
+        return {w.owner: Alive(w.alive) for w in await self._store.workers()} | dict.fromkeys(self._closed, Alive.NO)
+
+    def _known(self, intent: Intent, alive: dict[str, Alive]) -> Intent:
+        return found_lost(intent, self._store.now(), alive.get(intent.owner or "", Alive.UNKNOWN))
 
     async def _intent(self, intent_id: str) -> Intent:
         found = await self._store.intent(intent_id)
@@ -58,10 +125,25 @@ class Rulings:
             raise IntentNotFound(f"there is no intent {intent_id!r}", hint="holdfast outbox lists them")
         return found
 
-    async def _kept(self, before: Intent, after: Intent) -> IntentView:
-        if not (await self._store.settle_intents([Settlement(before, after)]))[0]:
-            raise IntentInFlight(f"another process is handling {before.intent_id}", hint="look at it again: holdfast outbox")
-        return (await self.views([after]))[0]
+    async def _kept(self, settlement: Settlement) -> IntentView:
+        if not (await self._store.settle_intents([settlement]))[0]:
+            raise IntentInFlight(f"another process is handling {settlement.before.intent_id}", hint="look at it again: holdfast outbox")
+        return (await self.views([settlement.after]))[0]
+
+
+def _fields(outcome: ToolOutcome) -> tuple[dict[str, Any], tuple[Blob, ...]]:
+    """How an outcome travels in an answer: as it is, or beside it where it is large."""
+    data = canon.pack(outcome, "result")[1]
+    if len(data) <= toolcalls.INLINE:
+        return {"outcome": data}, ()
+    blob = blob_of(data)
+    return {"blob": blob.digest}, (blob,)
+
+
+def _outcome(answer: bytes) -> dict[str, Any]:
+    """The outcome in an answer that is on record, in the terms of ``_fields``."""
+    found = toolcalls.answered(answer)
+    return {"blob": found.blob} if found.blob else {"outcome": found.outcome}
 
 
 __all__ = ["Rulings"]

@@ -19,7 +19,10 @@ from starlette.routing import Route as Path
 from holdfast.access import Access, Forbidden, Scope
 from holdfast.core import bounds, describe
 from holdfast.core.errors import CheckpointNotFound, DecisionConflict, HoldfastError, InvalidInput, NotFound, Rejected
+from holdfast.core.intents import MARK_SENT
 from holdfast.core.jsons import json_of
+from holdfast.core.toolcalls import TYPE
+from holdfast.core.views import iso
 from holdfast.engine.look.looker import Wanted
 from holdfast.handle import when
 from holdfast.ports import RunFilter
@@ -178,10 +181,11 @@ class Pages:
             asked |= {w.effect_id: w for w in (await look.glance(run_id, tenant, check=False)).waits if w.effect_id is not None and w.available_actions}
         intents = [i for state in ("dead", "unknown", "sending", "queued") for i in await look.intents(tenant, state=state, limit=PAGE)]
         intents += (await look.intents(tenant, state="sent", limit=PAGE))[::-1]
-        counts = (await look.tally(tenant)).effects
+        counts, now = (await look.tally(tenant)).effects, iso(self._rt.store.now()) or ""
+        requests = {i.intent_id: bool(i.no_transport_for) or (i.lease_until is not None and i.lease_until <= now) for i in intents if i.type.startswith(TYPE)}
         return self._page(
             request, "effects.html", viewer, section="/effects", unknown=unknown, effects=newest, asked=asked, intents=intents, counts=counts,
-            dead=sum(i.state == "dead" for i in intents),
+            dead=sum(i.state == "dead" for i in intents), requests=requests,
         )  # fmt: skip
 
     async def _doubtful(self, tenant: str | None) -> list[describe.EffectView]:
@@ -310,7 +314,8 @@ class Pages:
             case "redrive":
                 await self._rt.redrive(found.intent_id, actor=actor, reason=reason, force=form.get("force") == "1")
             case "sent" | "abandoned" as outcome:
-                await self._rt.settle(found.intent_id, outcome, actor=actor, reason=reason)
+                told = form.get("result", "").strip() if outcome == MARK_SENT else ""
+                await self._rt.settle(found.intent_id, outcome, actor=actor, reason=reason, result=_json(told, "result") if told else ...)
             case _:
                 raise InvalidInput("choose to send an intent again, or to settle it as sent or abandoned")
         return RedirectResponse("/effects#outbox", 303)

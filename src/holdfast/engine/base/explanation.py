@@ -61,7 +61,8 @@ async def _requests(store: Store, run: Run) -> tuple[str, ...]:
         if i.open and i.type.startswith(TYPE):
             nobody = f"no_transport_for {i.type}: no runner of that workspace is up" if lacking(i) else ""
             missing = "" if i.not_configured is None else i.not_configured.message
-            said.append(missing or nobody or (f"{i.owner} has the request" if i.owner else i.detail or "the request is queued"))
+            over = f"{i.owner} had the request, and its lease is over" if i.lease_until is not None and i.lease_until <= store.now() else ""
+            said.append(missing or nobody or over or (f"{i.owner} has the request" if i.owner else i.detail or "the request is queued"))
     return tuple(dict.fromkeys(said))
 
 

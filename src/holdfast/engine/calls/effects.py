@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec.structs import replace
 
-from holdfast.core import canon, commands, compensation, ids, views
+from holdfast.core import canon, commands, compensation, ids, intents, views
 from holdfast.core import effects as fx
 from holdfast.core import events as ev
 from holdfast.core.called import Called
@@ -150,7 +150,7 @@ class Performance:
             self.key = self.apart = fx.undo_key(options.undoes.key)
             self.request = canon.fingerprint([name, options.undoes.effect_id])
         self.records: list[Effect] = []
-        self.act = self.about = ""
+        self.act = self.about = self.found = ""
         self.called = Called(name if name != LAMBDA else called(fn, name), attempt.places.scope().item)
         self.passed: dict[str, int] = {}
 
@@ -296,7 +296,7 @@ class Performance:
             data = decision.payload if decision.payload is not None else canon.encode(None)
             return True, await self._settled(effect, canon.decode(data), data)
         if decision.action == ABANDON:
-            return True, await self._given_up(effect)
+            return True, await self._given_up(effect, fx.said_by(decision.actor, decision.note or ""))
         if ask.reason == fx.REPLAY:
             self.key, self.policy = self.apart, ReplayPolicy.REEXECUTE
             return False, None
@@ -371,7 +371,7 @@ class Performance:
         mine = [w for w in self.journal.run.waits if w.task == self.attempt.key and w.path.startswith(path)]
         self.journal.hold(Draft(facts=[ev.WaitClosed(w.wait_id, where) for w in mine]))
         if found.status is not EffectStatus.RECORDED:
-            return await self._given_up(effect)
+            return await self._given_up(effect, f"decision, {where}")
         effect = replace(effect, detail=where)
         data = (await whole(self.store, found)).result or canon.encode(None)
         return await self._settled(effect, canon.decode(data), data)
@@ -489,17 +489,28 @@ class Performance:
         self.key, self.records, effect = key, records, asked[-1]
         answer = await elsewhere.answer(self.path, effect)
         if answer is None:
-            why = "its request was taken back before it began"
-            gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
-            await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
-            return False, None
+            return await self._left(effect, "its request was taken back before it began")
         effect = replace(effect, owner=answer.owner)
         if answer.lost:
             await self._lost_track(effect, answer.lost, closed=answer.closed)
             return False, None
+        if answer.word is not None:
+            by = fx.said_by(answer.word.actor, answer.word.reason)
+            if answer.word.action == intents.ABANDON:
+                await self._given_up(effect, by)
+            if answer.word.action == intents.REDRIVE:
+                return await self._left(effect, f"done again, as {by} decided")
+            self.found = f"as {by} found"
+            effect = replace(effect, detail=self.found)
         act = asyncio.ensure_future(elsewhere.ended(self.args, answer))
         await asyncio.wait({act})
         return await self._after(effect, act)
+
+    async def _left(self, effect: Effect, why: str) -> tuple[bool, Any]:
+        """Closes an attempt that came to nothing: it is to be judged what follows."""
+        gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, detail=why, settled_at=self.services.clock.now())
+        await self.journal.save(Draft(facts=[self._fact(ev.SideEffectAbandoned, effect, why)], effects=[gone]))
+        return False, None
 
     async def _done(self, effect: Effect) -> tuple[bool, Any]:
         """The act, and what came of it written down. A cancel reaches an act that can be ended; a thread cannot."""
@@ -675,7 +686,7 @@ class Performance:
         recorded = replace(effect, status=EffectStatus.RECORDED, result=data, response_hash=canon.chain(b"", data).hex(), settled_at=now)
         done = StepRecord(self.attempt.key, self.path, self.name, value=data, kind="effect", attempt=self.attempt.number, digest=self.request)
         facts: list[ev.Fact] = [
-            self._fact(ev.SideEffectRecorded, effect),
+            self._fact(ev.SideEffectRecorded, effect, self.found),
             ev.StepCompleted(self.attempt.step, self.attempt.key, attempt=self.attempt.number, path=self.path, call=self.called),
         ]
         draft = Draft(facts=facts, results=[done], effects=[recorded])
@@ -717,7 +728,7 @@ class Performance:
         self.key, self.records = await self._on_record(self.key)
         effect = self._attempt(None)
         if decision.action != RECORD_RESULT:
-            return await self._given_up(effect)
+            return await self._given_up(effect, fx.said_by(decision.actor, decision.note or ""))
         data = decision.payload if decision.payload is not None else canon.encode(None)
         return await self._recorded(replace(effect, closed=True), canon.decode(data), data)
 
@@ -732,8 +743,8 @@ class Performance:
         await self.journal.save(Draft(facts=[self._fact(ev.SideEffectBlocked, effect, why)], results=[done], effects=[row]))
         return failure
 
-    async def _given_up(self, effect: Effect) -> NoReturn:
-        failure = EffectFailed(f"{self.name} was abandoned by decision", code="effect_abandoned")
+    async def _given_up(self, effect: Effect, by: str) -> NoReturn:
+        failure = EffectFailed(f"{self.name} was given up by {by}", code="effect_abandoned")
         error = recorded(failure, where=self.path)
         gone = replace(effect, status=EffectStatus.ABANDONED, closed=True, settled_at=self.services.clock.now(), detail=fx.BY_DECISION)
         draft = Draft(

@@ -14,9 +14,9 @@ from typing import Any
 
 from holdfast.core import canon, ids, intents
 from holdfast.core import events as ev
-from holdfast.core.effects import Effect
-from holdfast.core.errors import InvalidInput
-from holdfast.core.intents import Ended, Intent
+from holdfast.core.effects import Effect, said_by
+from holdfast.core.errors import InvalidInput, PermanentError
+from holdfast.core.intents import ABANDON, REDRIVE, Ended, Intent
 from holdfast.core.lease import at_once
 from holdfast.core.toolcalls import Answer, Asked, answered, owner_of, place_of, plain, type_of
 from holdfast.core.waits import Wait, WaitKind
@@ -76,6 +76,8 @@ class Elsewhere:
             if (kept is None or not kept.open) and not await self._came(place, kept):
                 if (wait := open_at(self._attempt, at)) is not None:
                     self._attempt.journal.hold(Draft(facts=[ev.WaitClosed(wait.wait_id, "nothing is asked of a runner any more")]))
+                if kept is not None and kept.answer and (said := answered(kept.answer)).word is not None:
+                    return said  # a person has settled it while the run did not wait
                 if kept is not None and all(t.outcome in NOT_BEGUN for t in kept.tries):
                     return None
                 return Answer(owner=kept.tries[-1].owner if kept is not None and kept.tries else effect.owner, lost=TAKEN_BACK, closed=kept is not None)
@@ -89,7 +91,10 @@ class Elsewhere:
         for again in itertools.count():
             place = canon.digest([run_id, within.path, str(within.number), canon.fingerprint(list(args)), str(again)])[:16]
             answer = await self._answer(self._question(within.path, place, functools.partial(self._made, place, "", "", args), Draft()))
-            if not answer.lost:
+            said = answer.word
+            if said is not None and said.action == ABANDON:
+                raise PermanentError(f"tool:{self._tool} was given up by {said_by(said.actor, said.reason)}", code="effect_abandoned")
+            if not answer.lost and (said is None or said.action != REDRIVE):
                 return await self._ended(args, answer)
 
     def _intent_id(self, place: str, round: int = 0) -> str:

@@ -15,7 +15,7 @@ from holdfast.core.blobs import Blob
 from holdfast.core.bounds import text
 from holdfast.core.effects import LEDGERED, EffectClass, Idempotency
 from holdfast.core.errors import ToolFailed, UsageError
-from holdfast.core.evidence import ExitCode, missing
+from holdfast.core.evidence import ExitCode, judge, missing
 from holdfast.core.retry import coerce
 from holdfast.core.toolcalls import Answer, Asked
 from holdfast.core.waits import WaitKind
@@ -91,27 +91,32 @@ class ToolCall:
         outcome = canon.decode(data)
         if not isinstance(outcome, ToolOutcome):
             raise ToolFailed(f"the runner {answer.owner} answered with what is not the outcome of a tool")
-        return await self._ended(outcome, None)
+        return await self._ended(outcome, None, told=answer.word is not None)
 
-    async def _ended(self, outcome: ToolOutcome, request: ToolRequest | None) -> ToolOutcome:
-        """What a call is given by an outcome. ``request``: what this process ran; None where it ran elsewhere, and its files are in the store."""
+    async def _ended(self, outcome: ToolOutcome, request: ToolRequest | None, *, told: bool = False) -> ToolOutcome:
+        """What a call is given by an outcome. ``request``: what this process ran; None where it ran elsewhere, and its files are in the store.
+        ``told``: a person has said what the outcome is, which is all the evidence that is asked for."""
         if self._attempt.node.capabilities:  # the tool is what one of them is bound to
-            told = ev.BindingAttempted(self._attempt.key, self._tool.name, "ok" if outcome.ok else "failed")
-            self._attempt.journal.hold(Draft(facts=[told]))
-        if self._tool.postconditions or outcome.artifacts:
-            outcome = await self._evidenced(outcome, request)
+            bound = ev.BindingAttempted(self._attempt.key, self._tool.name, "ok" if outcome.ok else "failed")
+            self._attempt.journal.hold(Draft(facts=[bound]))
+        if told and not outcome.reports:
+            seen = [judge(c, outcome.exit_code) for c in self._tool.postconditions if isinstance(c, ExitCode)]
+            outcome = msgspec.structs.replace(outcome, reports=tuple(seen))
+        if not told:
+            outcome = msgspec.structs.replace(outcome, reports=missing(self._tool.postconditions, outcome.reports))
+        if outcome.reports or outcome.artifacts:
+            await self._evidenced(outcome, request)
         if self._check and not outcome.ok and not any(isinstance(c, ExitCode) for c in self._tool.postconditions):
             said = (outcome.stderr.strip() or outcome.stdout.strip())[-SHOWN:]
             raise ToolFailed(f"{self._tool.name} ended with {outcome.exit_code}: {said}", hint="check=False hands the outcome to the node")
         return outcome
 
-    async def _evidenced(self, outcome: ToolOutcome, request: ToolRequest | None) -> ToolOutcome:
-        """The outcome with a report on each postcondition; what was seen is kept with the call's end, be it good or bad (§11.4).
+    async def _evidenced(self, outcome: ToolOutcome, request: ToolRequest | None) -> None:
+        """Keeps what was seen with the call's end, be it good or bad (§11.4).
 
         Raises:
             ToolFailed: a postcondition does not hold.
         """
-        outcome = msgspec.structs.replace(outcome, reports=missing(self._tool.postconditions, outcome.reports))
         kept = Draft(facts=[ev.PostconditionEvaluated(r.kind, r.ok is True, r.detail, r.ok is not None) for r in outcome.reports])
         fetch = getattr(self._attempt.services.tool_runner, "content", None)
         for artifact in outcome.artifacts:
@@ -125,7 +130,6 @@ class ToolCall:
         if failed:
             said = "; ".join(f"{r.kind}: {r.detail}" for r in failed)
             raise ToolFailed(f"{self._tool.name} did not do what it should: {said}", code="postcondition_failed")
-        return outcome
 
 
 def _fed(given: Any) -> bytes:

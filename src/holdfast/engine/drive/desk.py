@@ -169,6 +169,17 @@ class Desk:
         elif command.action == REEXECUTE and wait.effect_id is not None:
             await refuse_to_repeat(self._services, wait.effect_id)
 
+    async def allow(self, run: records.Run, wait: Any, action: str, actor: str, force: bool) -> None:
+        """Refuses what an actor may not say about a wait that is answered by another way than a decision (§5.7, §6.5).
+
+        Raises:
+            Denied: the resolver refused it, which is on record.
+            RestrictedOption: it is forced, where the environment allows no force.
+        """
+        await self._authorise(run, wait, cmd.Decide(wait.wait_id, action, actor))
+        if force:
+            self._services.place.check_force("an effect that may happen twice")
+
     async def _authorise(self, run: records.Run, wait: Any, command: cmd.Decide) -> None:
         """Asks the resolver before anything enters the run; a refusal leaves an audit event (§5.7)."""
         resolver = self._services.resolver
