@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -38,18 +39,31 @@ def made(case):
 
 
 fails, unseen, holds = map(made, CASES)
+lost = Graph("lost", Work, version="1")
+slow = Tool("slow", command=(sys.executable,), side_effects="write", timeout=0.2, postconditions=[CASES["unseen"]])
+
+
+@lost.node(start=True, tool=slow)
+def wait(state):
+    outcome = yield ["-c", "__import__('time').sleep(60)"]
+    return {"said": outcome.stdout}
 '''
 
 
 class Python:
     def __init__(self, holdfast: Type) -> None:
-        self.rt = Runtime("memory:", skills=[one(f"work.py:{case}").skill for case in ("fails", "unseen", "holds")])
+        self.rt = Runtime("memory:", skills=[one(f"work.py:{case}").skill for case in ("fails", "unseen", "holds", "lost")])
 
     async def begin(self, case: str) -> Any:
         return await self._shown((await self.rt.invoke(case, {})).run_id)
 
     async def say(self, run_id: str, action: str) -> Any:
         await (self.rt.approve(run_id, actor="ada") if action == "approve" else self.rt.deny(run_id, actor="ada", reason="no"))
+        return await self._shown(run_id)
+
+    async def told(self, run_id: str, result: Any) -> Any:
+        await self.rt.decide(run_id, "record_result", payload=result, actor="ada")
+        await self.rt.worker(until_idle=True)
         return await self._shown(run_id)
 
     async def _shown(self, run_id: str) -> Any:
@@ -70,6 +84,13 @@ class Http(Python):
         async with served(self.rt, tokens=False) as http:
             (wait,) = (await http.get(f"/v1/runs/{run_id}/waits")).json()["waits"]
             said = await http.post(f"/v1/runs/{run_id}/decide", json={"wait_id": wait["wait_id"], "action": action, "actor": "ada"})
+            assert said.status_code in (200, 202), said.text
+            await self.rt.worker(until_idle=True)
+            return (await http.get(f"/v1/runs/{run_id}")).json()
+
+    async def told(self, run_id: str, result: Any) -> Any:
+        async with served(self.rt, tokens=False) as http:
+            said = await http.post(f"/v1/runs/{run_id}/decide", json={"action": "record_result", "payload": result, "actor": "ada"})
             assert said.status_code in (200, 202), said.text
             await self.rt.worker(until_idle=True)
             return (await http.get(f"/v1/runs/{run_id}")).json()
@@ -98,6 +119,11 @@ class Shell:
             await self.typed("resume", run_id, "work.py:unseen")
         return await self.typed("show", run_id)
 
+    async def told(self, run_id: str, result: Any) -> Any:
+        await self.typed("decide", run_id, "--action", "record_result", "--payload", json.dumps(result), "--actor", "ada")
+        await self.typed("resume", run_id, "work.py:lost")
+        return await self.typed("show", run_id)
+
     async def events(self, run_id: str) -> Any:
         return [(e["event_type"], e["payload"]) for e in (await self.typed("events", run_id))["events"]]
 
@@ -124,3 +150,25 @@ async def test_evidence_by_three_ways(way: Any, holdfast: Type, folder: Path) ->
             assert (run["status"], run["condition"]) == (status, condition)
             assert run["values"]["said"] == ("built" if action == "approve" else "")
     assert (folder / "count").read_text() == "xxxx", "each call has acted once"
+
+
+@pytest.mark.parametrize("way", [Python, Shell, Http])
+async def test_what_a_person_says_of_a_lost_call_is_its_outcome(way: Any, holdfast: Type, folder: Path) -> None:
+    """§6.5, §11.4: as JSON, by its fields, for a node that reads an outcome; it is judged as any other, and needs no further evidence. What is none is asked for again."""
+    (folder / "work.py").write_text(SKILL)
+    at = way(holdfast)
+    async with at.rt:
+        for result, status, said in (({"stdout": "by hand"}, "completed", "by hand"), (None, "completed", ""), ({"exit_code": 3, "stderr": "no disk"}, "failed", "")):
+            run = await at.begin("lost")
+            (wait,) = run["waits"]
+            assert (wait["kind"], "record_result" in wait["available_actions"]) == ("effect", True)
+            run = await at.told(run["run_id"], result)
+            assert (run["status"], run["values"]["said"]) == (status, said), run["error"]
+        assert "no disk" in run["error"]["message"]
+
+        run = await at.begin("lost")
+        for wrong, why in (("it ran", "not 'it ran' of type str"), ({"code": 0}, "an outcome has no 'code'")):
+            run = await at.told(run["run_id"], wrong)
+            (wait,) = run["waits"]
+            assert wait["kind"] == "effect" and why in wait["verdict"]
+        assert (await at.told(run["run_id"], {"stdout": "at last"}))["values"]["said"] == "at last"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from holdfast import Context, Graph, Runtime, State, Tool
+from holdfast import Context, Graph, Happened, Runtime, State, Tool
 from holdfast.core.errors import InvalidInput
 from holdfast.core.evidence import Nowhere, Unseen, at, judge
 from holdfast.ports import ToolOutcome
@@ -117,6 +117,23 @@ async def test_a_runner_that_does_not_report_gives_no_evidence(tmp_path: Path) -
         run = await rt.invoke(graph, {})
         assert [w.kind for w in run.waits] == ["takeover"]
         assert from_runner == [(ExitCode(0),)]
+
+
+async def test_what_verify_found_is_evidence_enough(tmp_path: Path) -> None:
+    """Whatever it gives: the node gets that, and nobody is asked whether the call counts."""
+    tool = python(postconditions=[ExitCode(0)], side_effects="write")
+    graph: Graph[Work] = Graph("found", Work, version="1")
+
+    async def look(key: str, *args: Any) -> Any:
+        return Happened({"seen": True})
+
+    @graph.node(start=True)
+    async def work(state: Work, ctx: Context) -> dict[str, Any]:
+        return {"reports": [await ctx.tool(tool.name, ["-c", "import time; time.sleep(60)"], timeout=0.2, verify=look)]}
+
+    async with Runtime("memory:", skills=[graph], tools=[tool], workspace=space(tmp_path)) as rt:
+        run = await rt.invoke(graph, {})
+        assert (run.status, run.values["reports"]) == ("completed", [{"seen": True}]), run.error
 
 
 async def test_evidence_stays_in_the_workspace(tmp_path: Path) -> None:

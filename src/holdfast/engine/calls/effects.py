@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import nullcontext
 from typing import Any, NoReturn
 
@@ -32,6 +32,7 @@ from holdfast.core.errors import (
     EffectConflict,
     EffectFailed,
     EffectInProgress,
+    InvalidInput,
     LeaseLost,
     StepFailure,
     StepTimeout,
@@ -73,7 +74,8 @@ closed_owners: set[str] = set()
 
 class Options(msgspec.Struct, frozen=True):
     """What the author said about one effect; ``undoes`` is the one that this takes back (§6.11); ``show`` is what a wait about it shows,
-    else its arguments; ``elsewhere``: whom is asked to do it in the place of this process (§11.3)."""
+    else its arguments; ``elsewhere``: whom is asked to do it in the place of this process (§11.3); ``told``: makes of a person's word what
+    the call gives, where that is not what they said as it is, and refuses what says nothing."""
 
     key: str | None = None
     side_effects: str = "external_action"
@@ -90,6 +92,7 @@ class Options(msgspec.Struct, frozen=True):
     show: Any = None
     limit: str | None = None
     elsewhere: Elsewhere | None = None
+    told: Callable[[Any], Callable[[], Awaitable[Any]]] | None = None
 
 
 class NotBegun(Exception):
@@ -293,14 +296,36 @@ class Performance:
         if decision.action == APPROVE:
             return True, await self._reuse(effect)
         if decision.action == RECORD_RESULT:
-            data = decision.payload if decision.payload is not None else canon.encode(None)
-            return True, await self._settled(effect, canon.decode(data), data)
+            return await self._told(effect, decision.payload if decision.payload is not None else canon.encode(None))
         if decision.action == ABANDON:
             return True, await self._given_up(effect, fx.said_by(decision.actor, decision.note or ""))
         if ask.reason == fx.REPLAY:
             self.key, self.policy = self.apart, ReplayPolicy.REEXECUTE
             return False, None
         return await self._act(effect, same=False)
+
+    async def _told(self, effect: Effect, data: bytes) -> tuple[bool, Any]:
+        """What a person said that it gave, as the call gives it, or what the call fails with by that."""
+        value = canon.decode(data)
+        if self.options.told is None:
+            return True, await self._settled(effect, value, data)
+        try:
+            found = await self.options.told(value)()
+        except StepFailure as e:
+            if effect.run_id != self.journal.run.run_id:
+                raise  # it is another run's act, which that run judges
+            return await self._failed(effect, e)
+        return True, await self._settled(effect, *canon.pack(found, f"the result of {self.name}"))
+
+    def _unfit(self, decision: Decision) -> str | None:
+        """Why what a person said that it gave is asked for again; None where it may be used."""
+        if self.options.told is None or decision.action != RECORD_RESULT:
+            return None
+        try:
+            self.options.told(None if decision.payload is None else canon.decode(decision.payload))
+        except InvalidInput as e:
+            return f"the last answer, by {decision.actor}, did not fit: {e}"
+        return None
 
     def _superseded(self, place: str) -> bool:
         """Whether the question was asked anew there: an answer covers what was shown, and no later state of things (§5.8)."""
@@ -348,6 +373,7 @@ class Performance:
                 effect_id=self.act or effect.effect_id,
                 wait_id=self._question(place) if self.act else "",
                 path=place,
+                fits=self._unfit,
             ),
         )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -25,7 +25,7 @@ from holdfast.engine.calls import effects as performing
 from holdfast.engine.calls import waits as waiting
 from holdfast.engine.calls.attempt import Attempt
 from holdfast.engine.calls.elsewhere import Elsewhere
-from holdfast.ports import ToolOutcome, ToolRequest
+from holdfast.ports import ToolOutcome, ToolRequest, outcome_told
 
 SLACK_US = 15_000_000
 SHOWN = 500
@@ -93,6 +93,19 @@ class ToolCall:
             raise ToolFailed(f"the runner {answer.owner} answered with what is not the outcome of a tool")
         return await self._ended(outcome, None, told=answer.word is not None)
 
+    def told(self, value: Any) -> Callable[[], Awaitable[ToolOutcome]]:
+        """What the call gives by the word of a person: an outcome by the names of its fields, which is judged as any other; one of a program stays as it is.
+
+        Raises:
+            InvalidInput: they have said nothing that is an outcome.
+        """
+        outcome = value if isinstance(value, ToolOutcome) else outcome_told({} if value is None else value, "payload")
+
+        async def judged() -> ToolOutcome:
+            return outcome if outcome is value else await self._ended(outcome, None, told=True)
+
+        return judged
+
     async def _ended(self, outcome: ToolOutcome, request: ToolRequest | None, *, told: bool = False) -> ToolOutcome:
         """What a call is given by an outcome. ``request``: what this process ran; None where it ran elsewhere, and its files are in the store.
         ``told``: a person has said what the outcome is, which is all the evidence that is asked for."""
@@ -137,12 +150,14 @@ def _fed(given: Any) -> bytes:
     return b"" if given is None else msgspec.json.encode(canon.thaw(given))
 
 
-async def accepted(attempt: Attempt, tool: Tool, call: Awaitable[ToolOutcome]) -> ToolOutcome:
+async def accepted(attempt: Attempt, tool: Tool, call: Awaitable[Any]) -> Any:
     """The outcome of a call; where evidence of it is missing, a person says whether it counts (§11.4, T-96).
 
     The call is on record by then: approved, the run goes on with it, and nothing is done a second time.
     """
     outcome = await call
+    if not isinstance(outcome, ToolOutcome):
+        return outcome  # what a verify= has found, which is evidence
     unseen = [r for r in outcome.reports if r.ok is None]
     if unseen:
         said = "; ".join(f"{r.kind}: {r.detail}" for r in unseen)
@@ -172,6 +187,7 @@ def call_tool(
         retry=coerce(options.pop("retry", None)),
         limit=tool.limit if act.elsewhere is None else None,  # a runner elsewhere holds it while it acts
         elsewhere=act.elsewhere,
+        told=act.told,
         **options,
     )
     call = performing.perform(attempt, act, (argv, cwd or "", input), chosen)
