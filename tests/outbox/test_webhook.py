@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -223,3 +225,79 @@ async def test_a_receiver_that_hangs_hinders_nobody_else(tmp_path: Path) -> None
             release.set()
             stop.set()
             await sending
+
+
+BLOCKED = 40  # more than any pool of the loop's own has threads
+
+
+async def test_names_that_are_looked_up_for_ever_hinder_nobody_else(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name server that does not answer for some hosts: neither the others nor what else needs a thread waits for it."""
+    release, real, asked = threading.Event(), socket.getaddrinfo, list[str]()
+    loop, blocked = asyncio.get_running_loop(), asyncio.Event()
+
+    def looked_up(host: Any, port: Any, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        if len(asked) == BLOCKED:
+            loop.call_soon_threadsafe(blocked.set)
+        if host.startswith("hangs"):
+            release.wait(60)
+        return real("127.0.0.1", port, *args, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", looked_up)
+    hook = Webhook(allow=["127.0.0.1"], timeout=30)
+    async with receiver(says("200 OK")) as quick:
+        stuck = [asyncio.ensure_future(hook.send({"url": f"http://hangs{n}.example:{quick.port}/"}, "k")) for n in range(BLOCKED) for _ in range(2)]
+        try:
+            async with asyncio.timeout(10):
+                await blocked.wait()
+                answers = [await hook.send({"url": f"http://{host}:{quick.port}/in"}, "k") for host in ("quick.example", "127.0.0.1")]
+                await asyncio.to_thread(lambda: None)
+            assert [a["status"] for a in answers] == [200, 200] and len(quick.got) == 2
+            assert asked == [f"hangs{n}.example" for n in range(BLOCKED)] + ["quick.example"], "each name once, an address never"
+        finally:
+            release.set()
+        assert [(await s)["status"] for s in stuck] == [200] * (2 * BLOCKED), "who asked for the same name has the same answer"
+
+
+async def test_a_name_that_is_not_known_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What was found out is for those that asked meanwhile; a loop that has ended leaves nothing behind."""
+    asked: list[str] = []
+
+    def unknown(host: str, *args: Any, **options: Any) -> Any:
+        asked.append(host)
+        raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+
+    monkeypatch.setattr(socket, "getaddrinfo", unknown)
+    hook = Webhook()
+    for _ in range(2):
+        with pytest.raises(OSError, match="Temporary failure"):
+            await hook.send({"url": "http://unknown.example/"}, "k")
+    assert asked == ["unknown.example"] * 2
+
+
+async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    with contextlib.suppress(ConnectionError):
+        await reader.read()
+    writer.close()
+
+
+async def test_who_is_not_reached_in_time_has_not_got_it() -> None:
+    """Before the connection stands nothing is sent, so nobody has to be asked whether it was."""
+    server = await asyncio.start_server(silent, "127.0.0.1", 0)
+    url = f"https://127.0.0.1:{server.sockets[0].getsockname()[1]}/"  # it takes the connection, and never answers the handshake
+    try:
+        with pytest.raises(OSError, match="127.0.0.1 was not reached within 0.18 s") as found:
+            await Webhook(allow=["127.0.0.1"], timeout=0.2).send({"url": url}, "k")
+        assert type(found.value) is OSError
+        graph: Graph[Note] = Graph("unreached", Note, version="1")
+
+        @graph.node(start=True)
+        async def send(state: Note, ctx: Context) -> None:
+            ctx.send("webhook", {"url": state.url})
+
+        async with Runtime("memory:", transports={"webhook": Webhook(allow=["127.0.0.1"], timeout=0.2, dedupes=False)}) as rt:
+            run = await rt.invoke(graph, {"url": url})
+            (intent,) = await rt.intents(run.run_id)
+            assert (intent.state, [a.outcome for a in intent.attempts]) == ("queued", ["failed"])
+    finally:
+        server.close()

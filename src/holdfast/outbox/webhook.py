@@ -14,7 +14,6 @@ import hmac
 import ipaddress
 import os
 import re
-import socket
 import ssl
 import time
 from collections.abc import Mapping, Sequence
@@ -26,18 +25,21 @@ import msgspec
 from holdfast.core.arguments import checked
 from holdfast.core.bounds import NOTE_BYTES, amount, text, texts, wrong
 from holdfast.core.errors import MaybeSent, PermanentError, RetryAfter
+from holdfast.outbox.lookups import Lookups, Place
 
 ALLOW = "HOLDFAST_WEBHOOK_ALLOW"
 BODY_CAP = 16 * 1024 * 1024
 ANSWER_CAP = 64 * 1024
 HEAD_CAP = 64 * 1024
 LONGEST_PAUSE = 24 * 3600.0
+REACHED_PART = 0.9
 METHODS = ("POST", "PUT", "PATCH", "DELETE")
 OURS = frozenset({"host", "content-length", "transfer-encoding", "connection", "idempotency-key", "holdfast-signature", "expect", "upgrade"})
 AGAIN = frozenset({408, 409, 423, 425, 429})
 NAT64 = ipaddress.ip_network("64:ff9b::/96")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _VALUE = re.compile(r"[\t\x20-\x7e]*")
+_lookups = Lookups()
 
 
 class Answer(msgspec.Struct, frozen=True):
@@ -103,8 +105,7 @@ class Webhook:
             MaybeSent: the connection broke after the sending began.
         """
         asked = request(payload, key, self._secret, int(time.time()))
-        addresses = await self._addresses(asked.host, asked.port)
-        reader, writer = await self._connect(asked, addresses)
+        reader, writer = await self._reached(asked)
         try:
             answer = await _exchange(reader, writer, asked)
         except (OSError, EOFError, asyncio.IncompleteReadError, asyncio.LimitOverrunError, ValueError) as e:
@@ -113,7 +114,21 @@ class Webhook:
             writer.transport.abort()  # a receiver that still talks is not listened to
         return msgspec.structs.asdict(judged(asked.host, *answer))
 
-    async def _addresses(self, host: str, port: int) -> list[tuple[int, str]]:
+    async def _reached(self, asked: Request) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """A connection, in less time than the whole request has: who is not reached has got nothing, which is known.
+
+        Raises:
+            PermanentError: it may not be sent there.
+            OSError: the host was not reached.
+        """
+        seconds = self.timeout * REACHED_PART
+        try:
+            async with asyncio.timeout(seconds):
+                return await self._connect(asked, await self._addresses(asked.host, asked.port))
+        except TimeoutError:
+            raise OSError(f"{asked.host} was not reached within {seconds:g} s") from None
+
+    async def _addresses(self, host: str, port: int) -> list[Place]:
         """The addresses of a host that may be sent to, with their families.
 
         Raises:
@@ -121,18 +136,18 @@ class Webhook:
             OSError: the name is not known, now.
         """
         try:
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
+            found = await _lookups.addresses(host, port)
         except UnicodeError:
             raise PermanentError(f"{host!r} is not a host name") from None
         named = (*self._allow, *(w.strip() for w in os.environ.get(ALLOW, "").split(",") if w.strip()))
-        usable: list[tuple[int, str]] = [(family, str(place[0])) for family, _, _, _, place in found if permitted(host, port, str(place[0]), named)]
+        usable = [(family, address) for family, address in found if permitted(host, port, address, named)]
         if not usable:
             raise PermanentError(
                 f"{host} is a private, loopback or link-local address, and may not be sent to", hint=f"Webhook(allow=({host!r},)), or ${ALLOW}"
             )
         return usable
 
-    async def _connect(self, asked: Request, addresses: Sequence[tuple[int, str]]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _connect(self, asked: Request, addresses: Sequence[Place]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
         """A connection to the first address that takes one; before it nothing has been sent."""
         if asked.secure and self._tls is None:
             self._tls = await asyncio.to_thread(ssl.create_default_context)

@@ -1,0 +1,72 @@
+"""Looks host names up, each in a thread of its own.
+
+The threads of the loop's own pool are few, and a look-up cannot be ended: some names whose servers do not answer would keep all of them from
+other receivers, and from whatever else in this process needs a thread. Whoever asks for a name that is being looked up waits for that answer.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ipaddress
+import socket
+import threading
+
+Place = tuple[int, str]
+"""A family and an address."""
+
+
+class Lookups:
+    """The look-ups of one process that are under way."""
+
+    def __init__(self) -> None:
+        self._under_way: dict[tuple[asyncio.AbstractEventLoop, str, int], asyncio.Future[list[Place]]] = {}
+
+    async def addresses(self, host: str, port: int) -> list[Place]:
+        """The addresses of a host; an address is its own.
+
+        Raises:
+            OSError: the name is not known, now.
+            UnicodeError: it is no name.
+        """
+        with contextlib.suppress(ValueError):
+            return [(socket.AF_INET6 if ipaddress.ip_address(host).version == 6 else socket.AF_INET, host)]
+        loop = asyncio.get_running_loop()
+        key = (loop, host, port)
+        if (found := self._under_way.get(key)) is None:
+            found = self._under_way[key] = loop.create_future()
+            found.add_done_callback(_heard)
+            threading.Thread(target=self._look, args=(key, found), name=f"holdfast-look-up-{host}", daemon=True).start()
+        return await asyncio.shield(found)
+
+    def _look(self, key: tuple[asyncio.AbstractEventLoop, str, int], found: asyncio.Future[list[Place]]) -> None:
+        loop, host, port = key
+        places: list[Place] = []
+        failed: Exception | None = None
+        try:
+            places = [(family, str(place[0])) for family, _, _, _, place in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)]
+        except Exception as e:  # it is for whoever asked to judge
+            failed = e
+
+        def told() -> None:
+            self._under_way.pop(key, None)
+            if found.done():
+                return
+            if failed is not None:
+                found.set_exception(failed)
+            else:
+                found.set_result(places)
+
+        try:
+            loop.call_soon_threadsafe(told)
+        except RuntimeError:  # the loop has been closed, and nobody waits any more
+            self._under_way.pop(key, None)
+
+
+def _heard(found: asyncio.Future[list[Place]]) -> None:
+    """Whoever asked may have gone before there was an answer."""
+    if not found.cancelled():
+        found.exception()
+
+
+__all__ = ["Lookups", "Place"]
