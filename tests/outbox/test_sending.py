@@ -12,6 +12,7 @@ import pytest
 from holdfast import Context, Graph, Runtime, State, append
 from holdfast.core import canon
 from holdfast.core.errors import AttemptMayLive, IntentNotFound, IntentSettled, InvalidInput, StoreError, StoreFull, UsageError
+from holdfast.outbox.pace import EACH
 from holdfast.transports import Absent, Function, Further, Happened, MaybeSent, PermanentError, Retry, RetryAfter, Row, Signal, Unknown
 from tests.engine.support import World
 from tests.outbox.conftest import Open, Shared
@@ -385,6 +386,50 @@ async def test_what_a_hook_gives_is_kept_with_the_settlement(open_rt: Open) -> N
         (row,) = await rt.ledger(topic="mail")
         assert (row.key, row.data, row.run_id) == ("mine", {"answer": "ok"}, run.run_id)
         assert row.step_id.endswith(".1.send")
+
+
+@pytest.mark.parametrize("hook", ["on_response", "verify"])
+async def test_a_hook_that_hangs_hinders_no_other_receiver(tmp_path: Path, hook: str) -> None:
+    """A plain function that hangs keeps its thread, of those that its own receiver has; what others' hooks give comes meanwhile."""
+    release, hanging, got = threading.Event(), [], []
+    graph: Graph[Note] = Graph("hooked", Note, version="1")
+
+    @graph.node(start=True)
+    async def act(state: Note, ctx: Context) -> None:
+        for n in range(3 * EACH):
+            ctx.send("bad", {"url": f"http://bad{n % 3}.example/"})
+        ctx.send("good", {"url": "http://good.example/"})
+
+    def hangs(*args: Any) -> Any:
+        hanging.append(args)
+        release.wait(60)
+        return Happened() if hook == "verify" else None
+
+    def quick(*args: Any) -> Any:
+        got.append(args)
+        return Happened() if hook == "verify" else None
+
+    async def send(payload: Any, key: str) -> str:
+        return "ok"
+
+    url, types = f"sqlite:///{tmp_path}/a.db", ("bad", "good")
+    async with Runtime(url, skills=[graph]) as rt:
+        await rt.submit(graph, {})
+        await rt.worker(until_idle=True, dispatch=False)
+        if hook == "verify":  # each sender was lost, so each is asked whether it has sent
+            await rt.store.claim_intents("a sender that died", types, limit=1_000, ttl_us=1)
+    async with Runtime(url, transports={"bad": Function(send, **{hook: hangs}), "good": Function(send, **{hook: quick})}) as rt:
+        stop = asyncio.Event()
+        sending = asyncio.ensure_future(rt.dispatch(stop=stop))
+        try:
+            async with asyncio.timeout(10):
+                while len(hanging) < 3 * EACH or not got:
+                    await rt.store.wait_for_change(0.05)
+        finally:
+            release.set()
+            stop.set()
+            await sending
+        assert {i.state for i in await rt.intents(limit=500)} == {"sent"}
 
 
 @pytest.mark.parametrize("given", [42, [Signal("x", run_id="nobody")], RuntimeError("hook")], ids=["nonsense", "nobody", "raises"])

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -32,7 +33,7 @@ from holdfast.core.limits import SOON_US, Later, Limit
 from holdfast.handle import IntentView
 from holdfast.outbox.hands import Hands, NotReached
 from holdfast.outbox.pace import Lane, Pace
-from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, called, given
+from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, asynchronous, given
 from holdfast.ports import NO_LIMITS, Clock, Store
 
 POLL_SECONDS = 0.5
@@ -122,6 +123,7 @@ class Dispatcher:
         self._leaving: set[str] = set()
         self._news = asyncio.Event()
         self._hands: Hands | None = None
+        self._hooks: Hands | None = None
         self._rest: float | None = None
         self._swept = float("-inf")
         self._renewed = float("-inf")
@@ -333,7 +335,7 @@ class Dispatcher:
         assert route.verify is not None
         try:
             async with asyncio.timeout(VERIFY_SECONDS):
-                answer = fx.understood(await called(route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
+                answer = fx.understood(await self._called(intent.lane, route.verify, canon.thaw(canon.decode(intent.payload)), intent.key), f"verify of {intent.type}")
         except Exception as e:  # the hook is the author's code; one that raises or hangs does not know (X-05)
             answer = fx.Unknown(f"verify raised {type(e).__name__}: {e}")
         now = self._store.now()
@@ -438,12 +440,20 @@ class Dispatcher:
 
     # -- hooks --------------------------------------------------------------------------------------
 
+    async def _called(self, lane: Lane, hook: Callable[..., Any], *args: Any) -> Any:
+        """What a hook gives: awaited if it is asynchronous, else from a thread of those that its receiver has for hooks."""
+        if asynchronous(hook):
+            return await hook(*args)
+        self._hooks = self._hooks or Hands(self._pace.each)
+        value = await self._hooks.do(lane, functools.partial(hook, *args))
+        return await value if isinstance(value, Awaitable) else value
+
     async def _hooked(self, intent: Intent, after: Intent, route: Route, answer: Any) -> Settlement:
         """The settlement with what the transport's hook gives (§9.5). A hook that fails is told on the intent, which was sent all the same."""
         assert route.on_response is not None
         try:
             async with asyncio.timeout(route.timeout):
-                values = given(await called(route.on_response, IntentView.of(after), answer))
+                values = given(await self._called(intent.lane, route.on_response, IntentView.of(after), answer))
             return self._beside(intent, after, values)
         except Exception as e:  # the hook is the author's code and may raise anything
             return Settlement(intent, replace(after, detail=f"sent; on_response failed: {type(e).__name__}: {e}"[:1000]))

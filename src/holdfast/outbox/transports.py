@@ -117,7 +117,7 @@ def route(type: str, transport: Any) -> Route:
     timeout, limit = getattr(transport, "timeout", None), getattr(transport, "limit", None)
     how = Sending(bool(getattr(transport, "dedupes", False)), verify is not None, retry.max_attempts, retry.base_us)
     return Route(
-        type, send, how, TIMEOUT_SECONDS if timeout is None else float(timeout), not _asynchronous(send), verify, getattr(transport, "on_response", None),
+        type, send, how, TIMEOUT_SECONDS if timeout is None else float(timeout), not asynchronous(send), verify, getattr(transport, "on_response", None),
         None if limit is None else own_name(limit, f"the limit of the transport of {type!r}"), retry.on, getattr(transport, "admit", None), getattr(transport, "late", None),
     )
 
@@ -128,14 +128,9 @@ def routes(transports: Mapping[str, Any], own: Mapping[str, Route] = {}) -> dict
     return {**({} if alone else own), **{type: route(type, transport) for type, transport in transports.items()}}
 
 
-def _asynchronous(function: Callable[..., Any]) -> bool:
+def asynchronous(function: Callable[..., Any]) -> bool:
+    """Whether what a function gives has to be awaited, as far as can be told before it is called."""
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(getattr(function, "__call__", None))
-
-
-async def called(function: Callable[..., Any], *args: Any) -> Any:
-    """Calls a hook: awaited if it is asynchronous, else in a thread."""
-    value = function(*args) if _asynchronous(function) else await asyncio.to_thread(function, *args)
-    return await value if isinstance(value, Awaitable) else value
 
 
 def given(answer: Any) -> list[Given]:
@@ -263,4 +258,4 @@ async def _feed(stream: asyncio.StreamWriter | None, data: bytes) -> None:
         return  # a command need not read what it is given
 
 
-__all__ = ["Function", "Further", "Given", "NotConfigured", "Route", "Row", "Signal", "Subprocess", "called", "given", "route", "routes"]
+__all__ = ["Function", "Further", "Given", "NotConfigured", "Route", "Row", "Signal", "Subprocess", "asynchronous", "given", "route", "routes"]
