@@ -25,6 +25,7 @@ from holdfast.core.errors import (
     LaneBlocked,
     NothingEligible,
     SkillUnknown,
+    WorkspaceElsewhere,
 )
 from holdfast.core.jsons import json_of
 from holdfast.core.status import TERMINAL, Condition, Status
@@ -215,6 +216,9 @@ def resume(call: Call, run_id: str, target: str | None, acknowledge: str | None,
         except NothingEligible as e:  # the answer lists the open waits (§7.1)
             e.hint = call.spelled(e.hint)
             click.echo(o.inline(e.line()), err=True)
+        except WorkspaceElsewhere as e:
+            e.hint = "resume it where that folder is, named by [tool.holdfast] workspace in pyproject.toml or by $HOLDFAST_WORKSPACE"
+            raise
         except FingerprintMismatch as e:
             seen = {} if acknowledge or before.status is not Status.FAILED else {"acknowledge": before.stop_reason or ""}
             e.hint = f'to let the new code continue such runs, declare migrates=("{before.fingerprint}",) in the skill; for this run only: {call.typed(run_id=run_id, upgrade=True, **seen)}'
