@@ -34,6 +34,27 @@ def counting_statements(counts: Callable[[str], bool] = _every) -> Iterator[Coun
         apsw.connection_hooks.remove(hook)
 
 
+@contextmanager
+def counting_compilations() -> Iterator[Counter[str]]:
+    """The tables that statements of any connection opened meanwhile read, once for each time such a statement is compiled: compiled anew each time it
+    runs, a statement costs ten times as much."""
+    found: Counter[str] = Counter()
+
+    def asked(code: int, name: str | None, *_: Any) -> int:
+        if code == apsw.SQLITE_READ:
+            found[name or ""] += 1
+        return apsw.SQLITE_OK
+
+    def hook(db: apsw.Connection) -> None:
+        db.authorizer = asked
+
+    apsw.connection_hooks.append(hook)
+    try:
+        yield found
+    finally:
+        apsw.connection_hooks.remove(hook)
+
+
 class Work:
     """How many steps SQLite's machine has taken."""
 
@@ -58,4 +79,4 @@ def counting_work() -> Iterator[Work]:
         apsw.connection_hooks.remove(hook)
 
 
-__all__ = ["Work", "counting_statements", "counting_work"]
+__all__ = ["Work", "counting_compilations", "counting_statements", "counting_work"]

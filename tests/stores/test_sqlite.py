@@ -40,6 +40,7 @@ from holdfast.core.limits import Limit, Rule
 from holdfast.stores import MemoryStore, SqliteStore, open_url
 from holdfast.stores.sqlite import writer as writer_module
 from holdfast.stores.sqlite.anchor import Mark, pack, unpack
+from holdfast.stores.sqlite.connection import Q, connect
 from holdfast.testing.conformance import TTL, Script, rebuilt, refused
 from holdfast.testing.conformance import signal as signal_to
 
@@ -846,3 +847,16 @@ async def test_whoever_had_a_restored_store_open_writes_nothing(tmp_path: Path, 
     await other.close()
     with contextlib.suppress(IncarnationChanged):
         await stale.close()
+
+
+async def test_a_page_of_a_log_reads_its_own_rows_only(tmp_path: Path) -> None:
+    """§12.6: whatever the limit, no page goes through the rows of other runs."""
+    path = str(tmp_path / "runs.db")
+    store = SqliteStore(path)
+    await store.open()
+    await store.close()
+    db = connect(path)
+    for limit in (1, 50, 1_000):
+        plan = [detail for *_, detail in db.execute(f"EXPLAIN QUERY PLAN {Q.log_page}", (9, 0, 0, limit))]
+        assert any(detail.startswith("SEARCH l ") for detail in plan) and "SCAN l" not in plan
+    db.close()

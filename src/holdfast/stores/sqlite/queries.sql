@@ -328,13 +328,13 @@ WITH RECURSIVE chain (id, prev) AS (
 )
 SELECT l.seq, l.data, l.hash FROM chain c JOIN log l ON l.id = c.id;
 -- name: log_page
--- The oldest so many of such a chain.
+-- The oldest so many of such a chain. The join is in this order whatever the limit: the other way the whole log would be gone through.
 WITH RECURSIVE chain (id, prev) AS (
   SELECT id, prev FROM log WHERE id = ?1 AND id <> ?2 AND seq > ?3
   UNION ALL
   SELECT l.id, l.prev FROM chain c JOIN log l ON l.id = c.prev WHERE c.prev <> ?2 AND c.prev < c.id AND l.seq > ?3
 )
-SELECT l.seq, l.data, l.hash FROM (SELECT id FROM chain ORDER BY id LIMIT ?4) c JOIN log l ON l.id = c.id ORDER BY l.id;
+SELECT l.seq, l.data, l.hash FROM (SELECT id FROM chain ORDER BY id LIMIT ?4) c CROSS JOIN log l ON l.id = c.id ORDER BY l.id;
 -- name: heads
 -- The newest whole checkpoints of many runs.
 SELECT r.run_id, w.data FROM run r LEFT JOIN whole w ON w.run = r.id AND w.seq = (SELECT max(n.seq) FROM whole n WHERE n.run = r.id)
