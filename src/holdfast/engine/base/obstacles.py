@@ -127,12 +127,11 @@ def said(what: May, run: Run, lease: Lease) -> Blocked:
     return Blocked(run.run_id, f"{what}: {run.skill_id} v{run.skill_version} ({run.fingerprint}) is not registered here")
 
 
-async def blocked(services: Services, run: Run, lease: Lease, sight: Sight | None = None) -> Blocked | None:
-    """What a pending run waits behind now; None where nothing is in its way."""
+async def blocked(services: Services, run: Run, lease: Lease, sight: Sight | None = None, *, first: bool = False) -> Blocked | None:
+    """What a pending run waits behind now; None where nothing is in its way. ``first``: there is no other run in its session."""
     if run.status is not Status.PENDING or lease.owner is not None:
         return None
-    ahead = await before(services.store, run, lease, sight)
-    if ahead:
+    if not first and (ahead := await before(services.store, run, lease, sight)):
         return said(judged(services, *ahead[0]), *ahead[0])
     if not in_the_way(run, lease, services.store.now()) or (held := await limited(services, run, sight)) is None:
         return None

@@ -14,13 +14,14 @@ from holdfast.core.codec import open_row
 from holdfast.core.effects import Effect
 from holdfast.core.errors import CheckpointNotFound, InvalidInput
 from holdfast.core.lanes import Blocked
-from holdfast.core.lease import Lease
+from holdfast.core.lease import Lease, at_once
 from holdfast.core.masks import Mask
 from holdfast.core.offers import NoWorker
 from holdfast.core.progress import Progress
 from holdfast.core.status import AT_REST, TERMINAL, Status
 from holdfast.core.waits import WaitKind
 from holdfast.engine.base import obstacles
+from holdfast.engine.base.journal import Journal
 from holdfast.engine.base.services import Services
 from holdfast.engine.look.looker import Looker, Wanted
 from holdfast.engine.look.snapshot import found, missing
@@ -86,6 +87,19 @@ class Reader:
         given = progress.results.get(cps.INPUT_TASK) if progress.checkpoint.seq == 0 else None
         view = self._view(loaded.run, values if given is None else cps.written(given))
         return Run(loaded.run, loaded.lease, self._store.now(), values, view, blocked=blocked, no_worker=no_worker)
+
+    async def born(self, journal: Journal) -> Run[Any]:
+        """A run that was made a moment ago and not begun. It stands as its first commit left it, so it is not read back; what stands in its way is looked
+        up, but for other runs of its session where it has one of its own."""
+        if journal.tip is None:  # nobody is told of a run that is not on record, whatever has become of its commit (§1.7)
+            raise await missing(self._store, journal.progress.checkpoint.run_id)
+        run, now = journal.run, self._store.now()
+        lease = Lease(journal.fence, due=None if run.terminal else at_once(now) if run.begins_at is None else run.begins_at)
+        blocked = await obstacles.blocked(self._services, run, lease, first=run.session_key == run.run_id)
+        no_worker = await obstacles.lacking(self._store, run, lease)
+        progress = journal.progress
+        view = self._view(run, cps.written(progress.results[cps.INPUT_TASK]) if progress.checkpoint.seq == 0 else progress.checkpoint.values)
+        return Run(run, lease, now, progress.checkpoint.values, view, blocked=blocked, no_worker=no_worker)
 
     def ended(self, run: records.Run, values: Mapping[str, Any], fence: int) -> Run[Any]:
         """A run as its driver has just left it. What is live is what would be loaded (§4.5), so nothing is read back."""

@@ -162,7 +162,7 @@ class Conductor:
             return await self._existing(born)
         for item in draft.puts:
             await self._desk.settle(item.run_id)
-        return await self._reader.get(born.run_id)
+        return await self._reader.born(journal)
 
     async def _existing(self, born: Birth) -> Run[Any]:
         """The run that already has this request key, if it asked for the same."""
