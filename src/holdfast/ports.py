@@ -623,6 +623,31 @@ class Steps(Protocol):
 
 
 @runtime_checkable
+class Untaken(Protocol):
+    """A store that can give a run, in the place of its claim, as it stands: its first commit takes it. One without is asked for claims."""
+
+    async def claim_or_load(
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
+    ) -> list[Claim] | Loaded:
+        """``Runs.claim``; but where that would take one run, which has never been begun and which no limit concerns, nothing is taken and this run
+        is given.
+
+        A commit with ``Take`` under the next fence takes it. It is refused as a ``Conflict`` where the run, its inbox, its lane or the stored limits
+        are not as they were found: whoever is refused claims.
+
+        Raises:
+            LeaseLost: the claimer is not a known worker.
+        """
+
+
+@runtime_checkable
 class Sealing(Protocol):
     """A store that keeps payloads encrypted (§14.5)."""
 
@@ -683,6 +708,11 @@ def offers_threads(store: object) -> TypeGuard[Threads]:
 def offers_steps(store: object) -> TypeGuard[Steps]:
     """Whether a store takes sealed steps by the same hand as commits: whoever stands before its commits alone is to see them all."""
     return _offers(store, Steps) and _hand(store.step) == _hand(store.commit)  # type: ignore[attr-defined]
+
+
+def offers_untaken(store: object) -> TypeGuard[Untaken]:
+    """Whether a store gives a run in the place of its claim by the same hand as claims: whoever stands before its claims alone is to see them all."""
+    return _offers(store, Untaken) and _hand(store.claim_or_load) == _hand(store.claim)  # type: ignore[attr-defined]
 
 
 def _hand(verb: Any) -> tuple[int, str]:

@@ -64,9 +64,11 @@ class Lease(msgspec.Struct, frozen=True):
 
 
 class Take(msgspec.Struct, frozen=True):
-    """The commit takes the run for ``owner``: fence n becomes n + 1."""
+    """The commit takes the run for ``owner``: fence n becomes n + 1. ``found``: the run was there and due, and the commit stands in the place of its claim,
+    so that nothing may be in its inbox, and no limit stored."""
 
     owner: str
+    found: bool = False
 
 
 class Keep(msgspec.Struct, frozen=True):

@@ -53,7 +53,7 @@ from holdfast.core.run import Run, of_any
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
-from holdfast.ports import Claim, Dossier, Evidence, Pruned
+from holdfast.ports import Claim, Dossier, Evidence, Loaded, Pruned
 
 LAST_TURN = 2**62
 _NOWHERE = Tip(0, b"", 0)
@@ -228,10 +228,15 @@ class Sight(Protocol):
         """How many runs of a tenant wait in a queue and have not begun."""
 
 
-def admitted(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, taker: bool, now: int) -> Ruling:
+def _unasked() -> bool:
+    raise AssertionError("a store without ``ports.Untaken`` gives no run that its first commit takes")
+
+
+def admitted(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int, taker: bool, now: int, limited: Callable[[], bool] = _unasked) -> Ruling:
     """What a commit makes of a run in this state, once everything that it touches beside the run's row has been held against it.
 
-    It says nothing of the runs that the commit creates: each is admitted by itself.
+    It says nothing of the runs that the commit creates: each is admitted by itself. ``limited`` tells whether any limit is stored; it is asked where
+    the commit stands in the place of a claim.
 
     Raises:
         HoldfastError: why it may not be applied, as ``Store.commit`` has it.
@@ -243,6 +248,11 @@ def admitted(p: Prepared, found: Found | None, sight: Sight, *, incarnation: int
         raise ruling
     if ruling.lane is not None and (blocker := sight.blocker(run, ruling.lane)) is not None:
         raise lane_busy(run, blocker)
+    if isinstance(c.lease, Take) and c.lease.found:
+        if limited():
+            raise Conflict(f"a limit may concern {run.run_id}", hint="claim it", code="limited")
+        if sight.unread(run.run_id, c.took):
+            raise InboxUnread(f"the inbox of {run.run_id} holds a command that was not processed", hint="claim it")
     if c.follows is not None and sight.thread_end(run.tenant_id, run.thread_id) != c.follows:
         raise thread_moved(run)
     for key in c.took:
@@ -391,6 +401,12 @@ def woken(found: Found, due: int | None, now: int) -> int | None:
     if found.owner is not None or found.status in TERMINAL or (due is None and found.status in LIVE):
         return due
     return at_once(now) if due is None else min(at_once(now), due)
+
+
+def unbegun(loaded: Loaded) -> bool:
+    """Whether a run that nobody holds stands as its birth left it, so that it begins with its input and nothing else."""
+    run, plain = loaded.run, loaded.whole is None and len(loaded.rows) == 1 and not loaded.inbox and not loaded.emitted
+    return plain and run.status is Status.PENDING and loaded.lease.owner is None and run.source_run_id is None and not run.origin
 
 
 def takeable(found: Found, claimer: str) -> bool:
@@ -727,5 +743,5 @@ def claim_taken(kind: str, key: str, run_id: str) -> Conflict:
 __all__ = [
     "LAST_TURN", "WHOLE_FLOOR", "Adopted", "Aged", "Call", "Candidate", "Entry", "Found", "Keep", "Prepared", "Ruling", "Sight", "Stands", "Wanted", "admitted", "adopted", "backlog", "broken", "by_turns", "chosen", "claim_taken",
     "due_after", "due_at_rest", "entered", "inbox_taken", "lane_busy", "lender_gone", "lost", "mendable", "next_in_line", "prepare", "prunable", "queue_full", "rebuilt", "ruled",
-    "same", "schedule_moved", "sendable", "step_refused", "still_taken", "takeable", "taken", "thread_moved", "tombstones", "unread_at_the_end", "usable", "woken", "would_hold",
+    "same", "schedule_moved", "sendable", "step_refused", "still_taken", "takeable", "taken", "thread_moved", "tombstones", "unbegun", "unread_at_the_end", "usable", "woken", "would_hold",
 ]  # fmt: skip

@@ -30,7 +30,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.intents import Intent, IntentState, answer_lost, claimed, dropped, stands
 from holdfast.core.lease import Lease, Take, Touch, at_once
-from holdfast.core.limits import Backlog, Held, Later, Limit, Rule, Use, in_force
+from holdfast.core.limits import Backlog, Chosen, Held, Later, Limit, Rule, Use, in_force
 from holdfast.core.pruned import Tombstone, missing
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -178,7 +178,7 @@ class MemoryStore(Small):
         old = self._runs.get(run_id)
         taker = not isinstance(c.lease, Take) or c.lease.owner in self.present.workers
         found = None if old is None else self._found(old, taking=isinstance(c.lease, Take | Touch))
-        ruling = apply.admitted(p, found, Seen(self), incarnation=self.incarnation, taker=taker, now=now)
+        ruling = apply.admitted(p, found, Seen(self), incarnation=self.incarnation, taker=taker, now=now, limited=lambda: bool(self._rules))
         number = old.number if old else self._next()
         turn = ruling.turn or self._next()
         tip = p.tip(self._next())
@@ -300,14 +300,32 @@ class MemoryStore(Small):
             self.present.need(owner)
             if run_id is not None and run_id not in self._runs:
                 raise self._missing(run_id)
-            rows = self._runs.values() if run_id is None else [self._runs[run_id]]
-            candidates = [Candidate(r, r.run, self._found(r), r.due) for r in rows]
-            holders, seen, wanted = self._holders(), Seen(self), Wanted(owner, queues, skills, shapes, run_id)
-            use = Use(in_force(limits, self._rules.values()), owner, holders, self._buckets, now)
-            got = apply.chosen(candidates, wanted, seen, use, now, limit)
+            got = self._chosen(Wanted(owner, queues, skills, shapes, run_id), limits, limit)
             for name, full_at in got.buckets.items():
                 self._set(self._buckets, name, full_at)
             return [self._take(r, owner, now) for r in got.keys]
+
+    def _chosen(self, wanted: Wanted, limits: Mapping[str, Limit], limit: int) -> Chosen:
+        rows, now = self._runs.values() if wanted.run_id is None else [self._runs[wanted.run_id]], self.now()
+        use = Use(in_force(limits, self._rules.values()), wanted.claimer, self._holders(), self._buckets, now)
+        return apply.chosen([Candidate(r, r.run, self._found(r), r.due) for r in rows], wanted, Seen(self), use, now, limit)
+
+    async def claim_or_load(
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
+    ) -> list[Claim] | Loaded:
+        self.present.need(owner)
+        found = () if limits or self._rules else self._chosen(Wanted(owner, queues, skills, shapes), limits, min(limit, 2)).keys
+        loaded = await self.load(found[0].run.run_id) if len(found) == 1 and found[0].owner is None else None
+        if loaded is not None and apply.unbegun(loaded):
+            return loaded
+        return await self.claim(owner, queues, skills, limit=limit, shapes=shapes, limits=limits)
 
     # -- limits: ports.Limiting ---------------------------------------------------------------------
 

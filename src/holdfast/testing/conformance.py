@@ -24,6 +24,7 @@ from holdfast.core.errors import (
     EffectInProgress,
     ErrorValue,
     HoldfastError,
+    InboxUnread,
     LeaseLost,
     RunNotFound,
     RunPruned,
@@ -31,12 +32,13 @@ from holdfast.core.errors import (
     VersionConflict,
 )
 from holdfast.core.lease import COUNTER_BITS, KEEP, RELEASE, TOUCH, Alive, Keep, LeaseAction, Take, Touch, counter
+from holdfast.core.limits import Limit, Rule
 from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run, fold
 from holdfast.core.tokens import Token
 from holdfast.core.waits import Wait, WaitKind
 from holdfast.engine.keep.transfer import dossier
-from holdfast.ports import Loaded, RunFilter, Store, Upkeep, as_kept
+from holdfast.ports import Claim, Loaded, RunFilter, Store, Upkeep, as_kept, offers_untaken
 from holdfast.stores.apply import WHOLE_FLOOR
 from holdfast.stores.memory import MemoryStore
 from holdfast.stores.sealing import SealedStore
@@ -807,6 +809,70 @@ async def case_claims_race(h: Harness) -> None:
 
 
 # -- lanes ------------------------------------------------------------------------------------------
+
+
+@case
+async def case_found_and_taken_by_the_first_commit(h: Harness) -> None:
+    """§1.11, §10.1, §10.2: where a store gives a run in the place of its claim, the run's first commit takes it, once and only as it was found."""
+    store = h.store
+    finder: object = store
+    if not offers_untaken(finder):
+        return
+
+    async def born(run_id: str, **fields: Any) -> Script:
+        return await Script(store, run_id, **fields).submit()
+
+    async def look(owner: str = "w1") -> list[Claim] | Loaded:
+        assert offers_untaken(finder)
+        return await finder.claim_or_load(owner, (), None, limit=5)
+
+    def first(script: Script, owner: str = "w1") -> Commit:
+        return replace(script.taking(owner, ev.RunClaimed(owner, 2), ev.RunStarted()), lease=Take(owner, found=True))
+
+    await refused(LeaseLost, look())
+    for owner in ("w1", "w2"):
+        await store.register(owner, TTL)
+    assert await look() == []
+    script = await born("r1")
+    found = await look("w1"), await look("w2")
+    loaded = await store.load("r1")
+    assert found == (loaded, loaded) and loaded is not None and loaded.lease.owner is None, "both have found it, and nobody has taken it"
+    await refused(LeaseLost, store.commit(first(script, "nobody")))
+    commit, late = first(script), first(script, "w2")
+    await script.write(commit)
+    await refused(LeaseLost, store.commit(late))
+    after = await store.load("r1")
+    assert after is not None and (after.lease.owner, after.lease.fence, after.run) == ("w1", script.fence, commit.run)
+    assert await look("w2") == [] and await store.claim("w2", (), None, limit=5) == []
+    await script.complete()
+
+    # A command was put into its inbox meanwhile: it is claimed, and begins with that.
+    script = await born("r2")
+    assert isinstance(await look(), Loaded)
+    await store.put(signal("r2", "k", store.now()))
+    await refused(InboxUnread, store.commit(first(script)))
+    assert [c.run_id for c in await store.claim("w2", (), None, limit=5)] == ["r2"]
+
+    # Somebody else has its lane: another run of it was born and begun before, or is due before.
+    script = await born("r3", session_key="s")
+    assert isinstance(await look(), Loaded)
+    other = await born("r4", session_key="s")
+    await refused(Conflict, store.commit(first(other)), "lane_busy")
+    await script.write(first(script))
+    await refused(Conflict, store.commit(first(other)), "lane_busy")
+    assert await look() == []
+
+    # A limit was stored meanwhile: claims know of it, and commits do not.
+    script = await born("r5")
+    assert isinstance(await look(), Loaded)
+    assert await store.put_rule(Rule("queue:default", Limit(in_flight=1)), None)
+    await refused(Conflict, store.commit(first(script)), "limited")
+    assert await look() == []
+
+    # What was begun before, or has been told something, is claimed.
+    assert await store.put_rule(Rule("queue:default"), Rule("queue:default", Limit(in_flight=1)))
+    claims = await look("w2")
+    assert isinstance(claims, list) and [c.run_id for c in claims] == ["r5"]
 
 
 @case

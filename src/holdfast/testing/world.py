@@ -206,8 +206,8 @@ class World:
                 self.leases[args[0]] = answer
             case "retire":
                 self.leases.pop(args[0], None)
-            case "claim":
-                for claim in answer:
+            case "claim" | "claim_or_load":
+                for claim in answer if isinstance(answer, list) else ():
                     self._claimed(args[0], claim)
             case "put":
                 self.diary.note(f"asks {args[0].run_id}: {type(args[0].command).__name__}", run=args[0].run_id)

@@ -6,23 +6,28 @@ import asyncio
 import contextlib
 import math
 import time
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from typing import Any
 
 import msgspec
 
 from holdfast import logs, meters
-from holdfast.core.errors import HoldfastError, LeaseLost, Rejected, StoreError, UsageError
+from holdfast.core import events as ev
+from holdfast.core.errors import Conflict, HoldfastError, LeaseLost, Rejected, StoreError, UsageError
+from holdfast.core.lease import counter
 from holdfast.core.offers import NoWorker, Offer, Shape
 from holdfast.core.run import Run
 from holdfast.core.status import NOT_ENDED
 from holdfast.engine.base import failures
+from holdfast.engine.base.journal import Draft
 from holdfast.engine.base.obstacles import Sight, lacking
 from holdfast.engine.base.services import Services, may_be_held_still
 from holdfast.engine.drive.conductor import driven, let_go
-from holdfast.engine.drive.driver import loaded_driver
+from holdfast.engine.drive.driver import Driver, loaded_driver
 from holdfast.engine.drive.tails import surface
+from holdfast.engine.look.threads import carries
 from holdfast.outbox.dispatcher import Dispatcher
-from holdfast.ports import Claim, RunFilter
+from holdfast.ports import Claim, Loaded, RunFilter, offers_untaken
 from holdfast.workers.sweeper import Sweeper
 
 IDLE_SECONDS = 0.5
@@ -111,13 +116,15 @@ class Worker:
         self._offered: tuple[tuple[str, ...], tuple[str, ...]] | None = None
         self._looked = -math.inf
         self._sweeper = Sweeper(services, self._queues, self._unfired) if schedules else None
-        self._running: set[asyncio.Task[Report]] = set()
+        self._running: set[asyncio.Task[Report | None]] = set()
         self._draining = asyncio.Event()
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
         self._trouble = Trouble(services.entropy)
         self._beside = Trouble(services.entropy)
+        self._gives = offers_untaken(services.store)
+        self._refused = False  # somebody else has taken, or told something, the run that was to be taken by its first commit
         self._doubt = True  # a claim whose answer was lost may have given this owner runs that nobody drives
 
     @property
@@ -222,23 +229,41 @@ class Worker:
             await self._found()
         more = await self._sweeper.sweep() if self._sweeper is not None else False
         room = await self._room()
-        skills = services.skills
         asked_at = time.perf_counter() if meters.METERS else 0.0
-        claims = await services.store.claim(services.owner, self._queues, skills.ids, limit=room, shapes=services.claimed(upgrade=self._upgrade), limits=services.limits) if room > 0 else []
+        found = await self._claimed(room) if room > 0 else []
         if asked_at and room > 0:
             meters.claimed(time.perf_counter() - asked_at)
-        claims += await self._reclaimed(room - len(claims)) if room > 0 else []
+        if isinstance(found, Loaded):
+            self._refused, begun = True, asyncio.Event()  # until the commit says that it was not
+            claim = Claim(found.run.run_id, found.lease.fence + 1)
+            self._start(claim.run_id, self._one(claim, found, begun)).add_done_callback(lambda _: begun.set())
+            await begun.wait()  # until it is taken it is due, and would be found again
+            return True
+        claims = found + (await self._reclaimed(room - len(found)) if room > 0 else [])
         for claim in claims:
-            services.driving.add(claim.run_id)
-            task = asyncio.ensure_future(self._one(claim))
-            failures.serve(task)
-            task.add_done_callback(lambda _: self._news.set())
-            self._running.add(task)
+            self._start(claim.run_id, self._one(claim))
         if not claims:
             await self._pass_over()
         if not claims and not more and not self._running and self._until_idle and room > 0:
             return None
         return bool(claims) or more
+
+    async def _claimed(self, room: int) -> list[Claim] | Loaded:
+        """What this worker takes next; a lone run that has never been begun is given as it stands, to be taken by its first commit (§1.11)."""
+        services, store = self._services, self._services.store
+        skills, shapes = services.skills.ids, services.claimed(upgrade=self._upgrade)
+        if self._gives and not self._running and not self._refused and offers_untaken(store):
+            return await store.claim_or_load(services.owner, self._queues, skills, limit=room, shapes=shapes, limits=services.limits)
+        self._refused = False
+        return await store.claim(services.owner, self._queues, skills, limit=room, shapes=shapes, limits=services.limits)
+
+    def _start(self, run_id: str, driving: Coroutine[Any, Any, Report | None]) -> asyncio.Task[Report | None]:
+        self._services.driving.add(run_id)
+        task = asyncio.ensure_future(driving)
+        failures.serve(task)
+        task.add_done_callback(lambda _: self._news.set())
+        self._running.add(task)
+        return task
 
     def _failed(self, error: StoreError) -> None:
         """Notes that the store failed, or passes it on where waiting is no use, or somebody waits."""
@@ -340,7 +365,8 @@ class Worker:
             self._running.discard(task)
             if task.cancelled():
                 continue
-            report = task.result()
+            if (report := task.result()) is None:
+                continue
             if not isinstance(report.error, StoreError):
                 self._trouble.worked(driving=True)
             elif report.error.passing and not self._until_idle:
@@ -356,19 +382,31 @@ class Worker:
     async def _unfired(self, schedule_id: str, error: Exception) -> None:
         await self._tell(Report("", None, error, schedule_id))
 
-    async def _one(self, claim: Claim) -> Report:
-        """Drives one claim; what became of it is a report. Only who stops this process ends the worker."""
+    async def _one(self, claim: Claim, found: Loaded | None = None, begun: asyncio.Event | None = None) -> Report | None:
+        """Drives one claim; what became of it is a report. Only who stops this process ends the worker.
+
+        A run that was ``found`` is still to be taken, by its first commit; ``begun`` is set after that. None where that commit was refused, or the run
+        does not begin so: it is claimed then like any other.
+        """
         services = self._services
         try:
-            loaded = await services.threads.load(claim.run_id)
+            loaded = found or await services.threads.load(claim.run_id)
             assert loaded is not None, "a claimed run is there"
             try:
                 driver = loaded_driver(services, loaded, claim, upgrade=self._upgrade)
-            except (Rejected, UsageError) as e:
+            except HoldfastError as e:
+                if found is not None:
+                    return None
+                if not isinstance(e, Rejected | UsageError):
+                    raise
                 await let_go(services, claim.run_id, claim.fence, e, due=services.store.now() + REFUSED_US)
                 return Report(claim.run_id, None, e)
             with services.drivers.on(claim.run_id, driver):
-                run = await driven(services, driver, claim, loaded.inbox)
+                if begun is not None and not await self._taken(driver, claim, loaded.run):
+                    return None
+                if begun is not None:
+                    begun.set()
+                run = await driven(services, driver, None if begun is not None else claim, loaded.inbox)
             return Report(claim.run_id, run)
         except asyncio.CancelledError as e:
             await asyncio.shield(let_go(services, claim.run_id, claim.fence, e))
@@ -381,6 +419,23 @@ class Worker:
             return Report(claim.run_id, None, e)
         finally:
             services.driving.discard(claim.run_id)
+
+    async def _taken(self, driver: Driver, claim: Claim, run: Run) -> bool:
+        """Takes a run and begins it, in one commit. False where that was refused: somebody has taken the run, or told it something."""
+        services, program, lent = self._services, self._services.skills.for_run(run, upgrade=self._upgrade), None
+        if carries(program):
+            try:
+                lent = await services.threads.ahead(program, run.tenant_id, run.thread_id)
+            except HoldfastError:  # whoever has claimed it meets that again, and says so on the run
+                return False
+            if lent is None:
+                return False
+        try:
+            await driver.begin(Draft(facts=[ev.RunClaimed(services.owner, counter(claim.fence))]), lent)
+        except Conflict:
+            return False
+        self._refused = False
+        return True
 
 
 async def worked(

@@ -435,7 +435,7 @@ class Driver:
             draft.facts.append(ev.RunStarted())
         draft.facts += _started(checkpoint)
         behind = None if lent is None else lent.behind(delta.carries)
-        await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner), behind=behind, follows=None if lent is None else lent.follows)
+        await journal.checkpointed(draft, delta, checkpoint, lease=KEEP if born is None else Take(self._services.owner, found=journal.tip is not None), behind=behind, follows=None if lent is None else lent.follows)
 
     async def _begin_there(self) -> None:
         """A replay or fork starts at the checkpoint it was born with (§7.6)."""

@@ -282,7 +282,8 @@ class Committer:
             return apply.admitted(p, None, sight, incarnation=self._incarnation(), taker=taker, now=now)
         tip, fence, owner, holds, turn, status, digest, _ = state
         live = owner is not None and isinstance(lease, Take | Touch) and self._owners.lost(self._owners.find(self.db, owner)) is None
-        return apply.admitted(p, Found(fence, owner, live, tip, digest, bool(holds), turn, status), sight, incarnation=0, taker=taker, now=now)
+        there = Found(fence, owner, live, tip, digest, bool(holds), turn, status)
+        return apply.admitted(p, there, sight, incarnation=0, taker=taker, now=now, limited=lambda: bool(row(self.db, Q.rule_any)[0]))
 
     def _known(self, owner: str) -> bool:
         """Whether there is such a worker; looked up once in a transaction."""

@@ -267,6 +267,8 @@ UPDATE run SET owner = NULL, fence = fence + 1, due = ?1, seal = standing(run_id
 
 -- name: rules
 SELECT name, data FROM rule ORDER BY name;
+-- name: rule_any
+SELECT EXISTS (SELECT 1 FROM rule);
 -- name: rule_put
 INSERT INTO rule (name, data) VALUES (?, ?) ON CONFLICT (name) DO UPDATE SET data = excluded.data;
 -- name: buckets
@@ -311,7 +313,13 @@ FROM run r INDEXED BY run_due WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.
 -- Reads ---------------------------------------------------------------------------------------------
 
 -- name: run_load
-SELECT r.id, r.tip, r.since, r.whole, l.hash, l.seq FROM run r LEFT JOIN log l ON l.id = r.tip WHERE r.run_id = ?;
+-- A run with its newest log row, and what else there is to read of it: most runs have no whole checkpoint, nothing in the inbox and no chunks.
+SELECT r.run_id, r.doc, r.status, r.version, r.step, r.head, r.fence, r.owner, r.due, r.id, r.tip, r.since, r.whole, l.seq, l.hash, l.data, l.prev,
+       EXISTS (SELECT 1 FROM whole w WHERE w.run = r.id),
+       EXISTS (SELECT 1 FROM inbox i WHERE i.run = r.id AND i.taken IS NULL)
+         OR EXISTS (SELECT 1 FROM vouch v INDEXED BY vouch_untaken WHERE v.run = r.run_id AND v.kind = 'inbox' AND v.mark IS NULL),
+       EXISTS (SELECT 1 FROM chunk c WHERE c.run = r.id AND c.gone IS NULL)
+FROM run r LEFT JOIN log l ON l.id = r.tip WHERE r.run_id = ?;
 -- name: run_get
 SELECT run_id, doc, status, version, step, head, fence, owner, due FROM run WHERE run_id = ?;
 -- name: whole_newest

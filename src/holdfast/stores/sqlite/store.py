@@ -129,6 +129,10 @@ class _Wanted(NamedTuple):
     shapes: str | None
     limits: Mapping[str, Limit]
 
+    @classmethod
+    def of(cls, queues: Sequence[str], skills: Sequence[str] | None, shapes: Sequence[str] | None, limits: Mapping[str, Limit]) -> _Wanted:
+        return cls(tuple(queues), None if skills is None else json.dumps(list(skills)), None if shapes is None else json.dumps(list(shapes)), limits)
+
 
 class SqliteStore:
     """A store in one SQLite file. ``now`` replaces its clock (microseconds since 1970), so that tests can move time."""
@@ -429,22 +433,53 @@ class SqliteStore:
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
     ) -> list[Claim]:
-        writer = self._write()
-        wanted = _Wanted(
-            tuple(queues), None if skills is None else json.dumps(list(skills)), None if shapes is None else json.dumps(list(shapes)), limits
-        )
+        self._write()
+        wanted = _Wanted.of(queues, skills, shapes, limits)
         with mapped(self.path):
             db = self._read()
             if run_id is not None:
-                if not self._candidate(db, owner, run_id, limits, self._now())[0]:
-                    if self._owners.find(db, owner) is None:
-                        raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-                    return []
+                found = self._candidate(db, owner, run_id, limits, self._now())[0]
             else:
-                if not self._candidates(db, self._owners.holding(db), owner, wanted, min(limit, 1))[0] and not self._litter(db, owner):
-                    if self._owners.find(db, owner) is None:
-                        raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-                    return []
+                found = self._candidates(db, self._owners.holding(db), owner, wanted, min(limit, 1))[0]
+        return await self._claimed(owner, wanted, limit, run_id, found)
+
+    async def claim_or_load(
+        self,
+        owner: str,
+        queues: Sequence[str],
+        skills: Sequence[str] | None,
+        *,
+        limit: int,
+        shapes: Sequence[str] | None = None,
+        limits: Mapping[str, Limit] = NO_LIMITS,
+    ) -> list[Claim] | Loaded:
+        self._write()
+        wanted = _Wanted.of(queues, skills, shapes, limits)
+        with mapped(self.path):
+            db = self._read()
+            found = self._candidates(db, self._owners.holding(db), owner, wanted, min(limit, 2))[0]
+            if len(found) == 1 and found[0].holds is not None and (loaded := self._unbegun(db, found[0].run_id, limits)) is not None:
+                return loaded
+        return await self._claimed(owner, wanted, limit, None, found)
+
+    def _unbegun(self, db: apsw.Connection, run_id: str, declared: Mapping[str, Limit]) -> Loaded | None:
+        """A run as it stands, if it was only ever born and no limit concerns it. One that cannot be read is claimed: its claimer says so on the run."""
+        if declared or row(db, Q.rule_any)[0]:
+            return None
+        with contextlib.suppress(HoldfastError, UnicodeDecodeError), reading(db):
+            if (loaded := self._loaded(db, run_id)) is not None and apply.unbegun(loaded):
+                return loaded
+        return None
+
+    async def _claimed(self, owner: str, wanted: _Wanted, limit: int, run_id: str | None, found: Sequence[_Candidate]) -> list[Claim]:
+        """Takes what there is to take; ``found``: some of it, as a look has shown."""
+        writer = self._write()
+        with mapped(self.path):
+            db = self._read()
+            if not found and (run_id is not None or not self._litter(db, owner)):
+                if self._owners.find(db, owner) is None:
+                    raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
+                return []
 
         def work(committer: Committer) -> list[tuple[int, Claim]]:
             with committer.writing():
@@ -694,19 +729,22 @@ class SqliteStore:
     async def load(self, run_id: str) -> Loaded | None:
         db = self._read()
         with mapped(self.path), reading(db):
-            found = row(db, Q.run_get, (run_id,))
-            if found is None:
-                return None
-            run, lease = self._run(found), self._lease(db, *found[6:])
-            key, tip, since, size, digest, seq = row(db, Q.run_load, (run_id,))
-            if digest is None:
-                raise StoreCorrupt(f"the newest commit of {run_id} is missing from the log", hint="restore a backup", code="checkpoint_head_missing")
-            newest = row(db, Q.whole_newest, (key,))
-            whole = None if newest is None else codec.decode_whole(run_id, newest[2])
-            since_then = _back(db, tip, 0 if newest is None else newest[1], 0)
-            items = tuple(besides.inbox(db, run_id, key, taken=False))
-            emitted = tuple(chunks.read(run_id, (data for (data,) in rows(db, Q.chunks_newest, (key,)))))
-            return Loaded(run, Tip(seq, digest, tip, since, size), lease, whole, tuple(since_then), items, emitted)
+            return self._loaded(db, run_id)
+
+    def _loaded(self, db: apsw.Connection, run_id: str) -> Loaded | None:
+        """A run with all that is needed to go on with it; what there is nothing of is not asked for."""
+        found = row(db, Q.run_load, (run_id,))
+        if found is None:
+            return None
+        run, lease, (key, tip, since, size, seq, digest, data, prev, saved, told, emitted) = self._run(found), self._lease(db, *found[6:9]), found[9:]
+        if digest is None:
+            raise StoreCorrupt(f"the newest commit of {run_id} is missing from the log", hint="restore a backup", code="checkpoint_head_missing")
+        newest = row(db, Q.whole_newest, (key,)) if saved else None
+        whole, stop = (None, 0) if newest is None else (codec.decode_whole(run_id, newest[2]), newest[1])
+        since_then = [Row(seq, data, digest)] if prev == stop else _back(db, tip, stop, 0)
+        items = tuple(besides.inbox(db, run_id, key, taken=False)) if told else ()
+        batches = tuple(chunks.read(run_id, (data for (data,) in rows(db, Q.chunks_newest, (key,))))) if emitted else ()
+        return Loaded(run, Tip(seq, digest, tip, since, size), lease, whole, tuple(since_then), items, batches)
 
     async def runs(self, query: RunFilter) -> list[tuple[Run, Lease]]:
         db = self._read()

@@ -73,7 +73,8 @@ class Writer:
 
     async def commit(self, w: Write) -> Tip:
         """Writes a commit, alone or with what else waits; answers after the sync."""
-        if (alone := self._alone(w)) and time.perf_counter() > self._turn_ends:
+        lone = (alone := self._alone(w)) and self._stands_for_a_claim(w)  # its worker has just looked, and nothing else is due: there is nobody to give way to
+        if alone and not lone and time.perf_counter() > self._turn_ends:
             # Commits in place never wait, so one run would keep the loop to itself until its end: now and then the
             # others get a turn. Those that have something to write are no longer committed one by one after that, and
             # of several that were about to begin alone none is.
@@ -86,7 +87,10 @@ class Writer:
             alone = self._alone(w) and not self._giving_way
         if alone and not self._pending and not self._away and self._average < SLOW:
             try:
-                return self._finish(w, self._in_place(w))
+                applied = self._in_place(w)
+                if lone:
+                    self._turn_ends = time.perf_counter() + TURN
+                return self._finish(w, applied)
             except apsw.BusyError:
                 pass  # another process writes: the thread waits for it, the loop does not
             except apsw.Error as e:
@@ -104,6 +108,9 @@ class Writer:
         if not self._keys:
             return type(w) is Prepared and isinstance(w.commit.lease, Take)
         return len(self._keys) == 1 and w.run_id in self._keys
+
+    def _stands_for_a_claim(self, w: Write) -> bool:
+        return type(w) is Prepared and isinstance(w.commit.lease, Take) and w.commit.lease.found
 
     def _in_place(self, w: Write) -> Applied:
         applied = self._here.one(w, self._keys.get(w.run_id))
