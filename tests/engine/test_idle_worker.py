@@ -199,3 +199,24 @@ async def test_a_damaged_run_is_claimed_and_said_to_be_damaged(tmp_path: Any, da
         other = await rt.submit(graph, {})
         await rt.worker(until_idle=True)
         assert (await rt.result(other.run_id)).n == 1
+
+
+async def test_a_few_of_many_runs_begin_before_the_others_are_loaded(tmp_path: Any, told: list[str]) -> None:
+    """After a crash, or with a long queue, the first step waits for a few loads and not for all; the commits are still shared."""
+    many, before = 60, []
+    graph = Graph("counted", Count, version="1")
+
+    @graph.node(start=True)
+    async def step(state: Count) -> dict[str, Any]:
+        before.append(told.count(Q.run_load))
+        return {"n": state.n + 1}
+
+    async with Runtime(f"sqlite:///{tmp_path}/a.db", skills=[graph]) as rt:
+        for _ in range(many):
+            await rt.submit(graph, {})
+        told.clear()
+        await rt.worker(until_idle=True, concurrency=many)
+        commits = told.count(Q.commit)
+    assert len(before) == many
+    assert before[0] <= 4, "it was as many as there are runs"
+    assert commits <= 9, "claims, beginnings and ends of two groups"

@@ -37,6 +37,8 @@ STALL_SECONDS = 1.0
 BACK_OFF_SECONDS = 0.5  # after the first failure of the store; doubled after each more, up to the most
 MOST_SECONDS = 30.0
 SOUND_SECONDS = 5.0  # what has gone on for so long is well again
+AHEAD = 4  # of many runs that are claimed together so many are begun first: their steps need not wait until the others are loaded
+AHEAD_TURNS = 10  # in so many turns of the loop they have come to their steps, where commits are quick
 REFUSED_US = 60_000_000  # a run whose code is not here is left to others for so long before it is looked at again
 
 
@@ -240,8 +242,9 @@ class Worker:
             await begun.wait()  # until it is taken it is due, and would be found again
             return True
         claims = found + (await self._reclaimed(room - len(found)) if room > 0 else [])
-        for claim in claims:
-            self._start(claim.run_id, self._one(claim))
+        ahead = asyncio.ensure_future(_turns(AHEAD_TURNS)) if len(claims) > AHEAD else None
+        for n, claim in enumerate(claims):
+            self._start(claim.run_id, self._one(claim, after=None if n < AHEAD else ahead))
         if not claims:
             await self._pass_over()
         if not claims and not more and not self._running and self._until_idle and room > 0:
@@ -382,14 +385,16 @@ class Worker:
     async def _unfired(self, schedule_id: str, error: Exception) -> None:
         await self._tell(Report("", None, error, schedule_id))
 
-    async def _one(self, claim: Claim, found: Loaded | None = None, begun: asyncio.Event | None = None) -> Report | None:
-        """Drives one claim; what became of it is a report. Only who stops this process ends the worker.
+    async def _one(self, claim: Claim, found: Loaded | None = None, begun: asyncio.Event | None = None, after: asyncio.Future[None] | None = None) -> Report | None:
+        """Drives one claim; what became of it is a report. Only who stops this process ends the worker. It is begun ``after`` others.
 
         A run that was ``found`` is still to be taken, by its first commit; ``begun`` is set after that. None where that commit was refused, or the run
         does not begin so: it is claimed then like any other.
         """
         services = self._services
         try:
+            if after is not None:
+                await asyncio.shield(after)
             loaded = found or await services.threads.load(claim.run_id)
             assert loaded is not None, "a claimed run is there"
             try:
@@ -436,6 +441,12 @@ class Worker:
             return False
         self._refused = False
         return True
+
+
+async def _turns(count: int) -> None:
+    """So many turns of the loop, which others have meanwhile."""
+    for _ in range(count):
+        await asyncio.sleep(0)
 
 
 async def worked(
