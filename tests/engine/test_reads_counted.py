@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,7 +13,9 @@ import msgspec
 import pytest
 
 from holdfast import Context, Graph, Runtime, State, append, thread
+from holdfast.core.codec import Row
 from holdfast.core.errors import ChainBroken
+from holdfast.core.progress import Progress
 from holdfast.engine.look.looker import Wanted
 from holdfast.stores import MemoryStore, PostgresStore, SqliteStore
 from tests.postgres.server import shared
@@ -202,3 +205,31 @@ async def test_whoever_waits_for_a_result_reads_the_log_once(tmp_path: Path) -> 
         await work
     assert asked["get"] >= 6, asked
     assert (asked["load"], asked["log rows"]) == (1, 0), asked
+
+
+async def test_an_approval_walks_the_log_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer is recorded on the run as it was loaded; whoever goes on with the run walks its log."""
+    walked: list[int] = []
+    walk = Progress.walk
+
+    def counted(progress: Progress, rows: Sequence[Row]) -> Progress:
+        walked.append(len(rows))
+        return walk(progress, rows)
+
+    graph = Graph("asking", Count)
+
+    @graph.node("s", start=True)
+    async def s(state: Count) -> dict[str, Any]:
+        return {"n": state.n + 1}
+
+    @graph.node("asks")
+    async def asks(state: Count, ctx: Context) -> None:
+        await ctx.approve("Go on?")
+
+    graph.branch("s", lambda state: "s" if state.n < 60 else "asks")
+    async with Runtime(f"sqlite:///{tmp_path}/a.db") as rt:
+        run = await rt.invoke(graph, {})
+        assert run.status == "waiting_for_human"
+        monkeypatch.setattr(Progress, "walk", counted)
+        assert (await rt.approve(run.run_id)).status == "completed"
+        assert len(walked) == 1 and walked[0] > 60, walked

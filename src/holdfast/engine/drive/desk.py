@@ -36,6 +36,7 @@ from holdfast.core.errors import (
 )
 from holdfast.core.graph import Program
 from holdfast.core.lease import AT_ONCE, TOUCH, Alive
+from holdfast.core.progress import Progress
 from holdfast.core.status import LIVE, TERMINAL, WAITING
 from holdfast.core.tokens import Token, hashed
 from holdfast.core.waits import ABANDON, RECORD_RESULT, REEXECUTE, WaitKind, answering, decidable
@@ -224,9 +225,15 @@ class Desk:
         """One commit on a run as it was loaded, and as what is written was decided on; False if somebody drives it, or came first."""
         if loaded.lease.live(self._store.now()):
             return False
-        journal = Journal.load(self._store, loaded, loaded.lease.fence + 1)
-        if due is None and source is None and (any(d.resume for d in loaded.run.decisions) or await self.woken(loaded.run, journal, draft)):
+        fence = loaded.lease.fence + 1
+        if due is None and source is None and any(d.resume for d in loaded.run.decisions):
             due = AT_ONCE  # an answer on record has queued a resume, which nothing written meanwhile may unqueue
+        if due is not None and source is None and not draft.results:  # how far the run has come does not matter: whoever goes on with it walks its log
+            journal = Journal(self._store, loaded.run, loaded.tip, fence, Progress(loaded.run.run_id))
+        else:
+            journal = Journal.load(self._store, loaded, fence)
+            if due is None and source is None and await self.woken(loaded.run, journal, draft):
+                due = AT_ONCE
         try:
             if source is None:
                 await journal.leave(draft, lease=TOUCH, due=due, actor=actor)
