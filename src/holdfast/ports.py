@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from enum import IntFlag
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
 import msgspec
@@ -31,6 +32,21 @@ from holdfast.core.tokens import Token
 NO_LIMITS: Mapping[str, Limit] = {}
 
 
+class News(IntFlag):
+    """What may have changed in a store, by whom it concerns: a run has become due, or what may be claimed was decided anew (``DUE``); a run was let
+    go of, so that what a limit or a lane held back may go (``FREED``); a command was put into an inbox (``INBOX``); an intent was made or settled
+    (``OUTBOX``); anything else (``OTHER``)."""
+
+    DUE = 1
+    FREED = 2
+    INBOX = 4
+    OUTBOX = 8
+    OTHER = 16
+
+
+ANYTHING = News.DUE | News.FREED | News.INBOX | News.OUTBOX | News.OTHER
+
+
 class Claim(msgspec.Struct, frozen=True):
     """A run that now belongs to its claimer under ``fence``. ``previous_owner`` is set when it was taken over."""
 
@@ -38,6 +54,15 @@ class Claim(msgspec.Struct, frozen=True):
     fence: int
     previous_owner: str | None = None
     cause: str = ""
+
+
+class Claims(list[Claim]):
+    """The runs that a claimer was given. ``again``: when, by the store's clock, a rate lets another run go that it holds back now; None if no rate
+    holds any back."""
+
+    def __init__(self, claims: Iterable[Claim] = (), again: int | None = None) -> None:
+        super().__init__(claims)
+        self.again = again
 
 
 class Loaded(msgspec.Struct, frozen=True):
@@ -320,7 +345,7 @@ class Runs(Protocol):
         run_id: str | None = None,
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
-    ) -> list[Claim]:
+    ) -> Claims:
         """Takes due runs, expired or proven-dead owners' runs included; with ``run_id`` that one, due or not, if nobody lives on it,
         or if it is the claimer's own: then under a new fence, the cause is ``reclaimed``.
 
@@ -366,8 +391,9 @@ class Runs(Protocol):
             StoreCorrupt: with the code ``blob_unreadable``: it is gone, or not what was written.
         """
 
-    async def wait_for_change(self, timeout: float) -> None:
-        """Returns when something may have changed, or after ``timeout`` seconds: a hint, never the truth (§1.5)."""
+    async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
+        """Returns when something may have changed, or after ``timeout`` seconds: a hint, never the truth (§1.5). ``about``: only what concerns the
+        caller; gives what may have changed of it, nothing after the timeout. A store that cannot tell of which kind a change was tells of all."""
 
 
 class Store(Runs, Owners, Links, Schedules, Streams, Outbox, Limiting, Protocol):
@@ -635,7 +661,7 @@ class Untaken(Protocol):
         limit: int,
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
-    ) -> list[Claim] | Loaded:
+    ) -> Claims | Loaded:
         """``Runs.claim``; but where that would take one run, which has never been begun and which no limit concerns, nothing is taken and this run
         is given.
 

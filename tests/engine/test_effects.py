@@ -437,7 +437,7 @@ async def test_a_second_caller_is_told_in_time(house: House) -> None:
     first = asyncio.ensure_future(one.invoke(skill, {"text": "a"}))
     await world.reached.wait()
 
-    async def passes(timeout: float) -> None:
+    async def passes(timeout: float, about: object = None) -> None:
         await house.clock.sleep(1)
 
     two.store.wait_for_change = passes  # type: ignore[method-assign]

@@ -14,7 +14,7 @@ from holdfast.core.commit import Commit, InboxItem, Tip
 from holdfast.core.errors import FingerprintMismatch, LeaseLost, RunFailed, StoreError, StoreFull
 from holdfast.core.status import Condition, Status
 from holdfast.machine import SystemClock
-from holdfast.ports import Claim
+from holdfast.ports import ANYTHING, Claim, News
 from holdfast.stores.memory import MemoryStore
 from holdfast.workers.worker import Report
 
@@ -414,9 +414,10 @@ class Still(MemoryStore):
         super().__init__()
         self.watched = asyncio.Event()
 
-    async def wait_for_change(self, timeout: float) -> None:
+    async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
         self.watched.set()
         await asyncio.Event().wait()
+        return about
 
 
 async def test_a_drain_wakes_an_idle_worker() -> None:

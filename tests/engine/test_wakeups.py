@@ -7,22 +7,25 @@ import asyncio
 import pytest
 
 from holdfast import Graph, Runtime, State
+from holdfast.ports import ANYTHING, News
 from holdfast.stores.memory import MemoryStore
 
 
 class Deaf(MemoryStore):
     """No wake-up ever arrives: whoever waits comes back by itself."""
 
-    async def wait_for_change(self, timeout: float) -> None:
+    async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
         await asyncio.sleep(0)
+        return about
 
 
 class Nervous(MemoryStore):
     """Every wake-up arrives many times: nobody is ever let to wait."""
 
-    async def wait_for_change(self, timeout: float) -> None:
+    async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
         for _ in range(3):
-            await super().wait_for_change(0)
+            await super().wait_for_change(0, about)
+        return about
 
 
 class Count(State):

@@ -7,13 +7,13 @@ import threading
 from collections.abc import Callable
 from typing import Any, cast
 
-from holdfast.ports import Store
+from holdfast.ports import ANYTHING, News, Store
 from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.store import PostgresStore
 from tests.postgres.server import shared
 
 SECONDS = 60.0
-NEWS = frozenset({"commit", "put", "redeem_token", "put_schedule", "settle_effect", "settle_intents", "retire", "rebuild", "adopt"})
+TELLING = frozenset({"commit", "put", "redeem_token", "put_schedule", "settle_effect", "settle_intents", "retire", "rebuild", "adopt"})
 
 
 class Blocking:
@@ -33,13 +33,13 @@ class Blocking:
             try:
                 return asyncio.run_coroutine_threadsafe(target(*args, **options), self._loop).result(SECONDS)
             finally:
-                if name in NEWS:
+                if name in TELLING:
                     self._changes.tell()
 
         return verb
 
-    async def wait_for_change(self, timeout: float) -> None:
-        await self._changes.wait(timeout)
+    async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
+        return await self._changes.wait(timeout, about)
 
     async def close(self) -> None:
         self.end()

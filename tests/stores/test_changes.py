@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 import pathlib
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 
 import pytest
 
 from holdfast.core.errors import StoreClosed, StoreError
-from holdfast.stores.changes import PLACES, Bell, Changes
+from holdfast.core.limits import Rule
+from holdfast.ports import ANYTHING, News
+from holdfast.stores.changes import PLACES, Bell, Board, Changes
 from holdfast.stores.sqlite.store import SqliteStore
 
 
@@ -125,3 +127,89 @@ async def test_a_store_whose_time_is_given_rings_no_bell(tmp_path: pathlib.Path)
         await store.open()
         assert store.rings is rings
         await store.close()
+
+
+# -- of which kind news is --------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def pair(tmp_path: pathlib.Path) -> AsyncIterator[tuple[SqliteStore, SqliteStore]]:
+    """Two stores over one file, as two processes have them."""
+    one, two = SqliteStore(tmp_path / "a.db"), SqliteStore(tmp_path / "a.db")
+    await one.open()
+    await two.open()
+    yield one, two
+    await one.close()
+    await two.close()
+
+
+async def heard(store: SqliteStore, about: News, write: Callable[[], Awaitable[object]]) -> News:
+    """What a task that waits for these kinds is told after a write elsewhere; nothing where the write is none of its business."""
+    told: list[News] = []
+    waits = asyncio.Event()
+
+    async def wait() -> None:
+        await store.wait_for_change(0, about)
+        waits.set()
+        told.append(await store.wait_for_change(3600, about))
+
+    waiting = asyncio.ensure_future(wait())
+    any_change = asyncio.ensure_future(_two_waits(store, waits))
+    await waits.wait()
+    await asyncio.sleep(0)
+    await write()
+    await any_change  # the store has seen that something was written
+    for _ in range(10):
+        await asyncio.sleep(0)
+    waiting.cancel()
+    return told[0] if told else News(0)
+
+
+async def _two_waits(store: SqliteStore, waits: asyncio.Event) -> None:
+    await store.wait_for_change(0)
+    await waits.wait()
+    await store.wait_for_change(3600)
+
+
+async def test_whoever_waits_for_one_kind_of_news_is_not_woken_by_another(pair: tuple[SqliteStore, SqliteStore]) -> None:
+    """A worker is not woken by each commit of any process: a lease that was renewed, or registered, makes nothing due."""
+    one, two = pair
+    await two.register("w", 60_000_000)
+    for about in (News.DUE, News.FREED, News.INBOX, News.OUTBOX, News.DUE | News.FREED):
+        assert await heard(one, about, lambda: two.renew("w", 60_000_000)) == News(0)
+        assert await heard(one, about, lambda: two.put_rule(Rule("queue:q"), None)) == about & News.DUE
+        await two.put_rule(Rule("queue:q"), Rule("queue:q"))
+        assert await heard(one, about, lambda: two.retire("nobody")) == about & (News.DUE | News.FREED)
+
+
+async def test_what_is_written_here_is_told_here_once(pair: tuple[SqliteStore, SqliteStore]) -> None:
+    """Its own number on the board is no news to whoever put it there."""
+    one, _ = pair
+    await one.wait_for_change(0, News.DUE)
+    await one.retire("nobody")
+    assert await one.wait_for_change(0, News.DUE) == News.DUE
+    assert await one.wait_for_change(0.02, News.DUE) == News(0)
+
+
+async def test_without_a_board_every_change_is_of_every_kind(pair: tuple[SqliteStore, SqliteStore], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder in which nothing can be made keeps no worker from its work: each change wakes it."""
+    one, two = pair
+    monkeypatch.setattr(Board, "of", lambda *_: None)
+    await one.close()
+    await one.open()
+    await two.register("w", 60_000_000)
+    assert await heard(one, News.DUE, lambda: two.renew("w", 60_000_000)) == ANYTHING
+
+
+def test_a_board_tells_of_what_others_wrote(tmp_path: pathlib.Path) -> None:
+    database = tmp_path / "a.db"
+    database.touch()
+    mine, theirs = (Board.of(str(tmp_path / "live" / "!news"), str(database)) for _ in range(2))
+    assert mine is not None and theirs is not None
+    mine.say(News.DUE)
+    assert mine.heard() == 0 and theirs.heard() == News.DUE
+    mine.say(News.FREED | News.OTHER)
+    theirs.say(News.DUE | News.OUTBOX)
+    assert mine.heard() == News.DUE | News.OUTBOX and theirs.heard() == News.FREED
+    assert mine.heard() == theirs.heard() == 0
+    assert Board.of(str(database / "live" / "!news"), str(database)) is None

@@ -26,7 +26,7 @@ from holdfast.core.limits import Backlog, Held, Later, Limit, Rule, Use, in_forc
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.tokens import Token
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, Loaded, Pruned, RunFilter, Usage
+from holdfast.ports import NO_LIMITS, Claims, Dossier, Evidence, Loaded, Pruned, RunFilter, Usage
 from holdfast.stores import apply, small
 from holdfast.stores.apply import Aged, Call, Candidate, Found, Prepared, Stands, Wanted
 from holdfast.stores.changes import Changes
@@ -256,7 +256,7 @@ class ThirdStore(Small):
 
     async def claim(
         self, owner: str, queues: Sequence[str], skills: Sequence[str] | None, *, limit: int, run_id: str | None = None, shapes: Sequence[str] | None = None, limits: Mapping[str, Limit] = NO_LIMITS
-    ) -> list[Claim]:
+    ) -> Claims:
         with self._writing() as books:
             self.present.need(owner)
             if run_id is not None and not books.there(run_id):
@@ -267,7 +267,7 @@ class ThirdStore(Small):
             books.buckets.put(*got.buckets.items())
             claims = [apply.taken(k.run.run_id, k.fence, k.owner, owner, self.present.lost(k.owner) if k.owner else None) for k in got.keys]
             books.runs.put(*(replace(k, owner=owner, fence=k.fence + 1, holds=True, due=min(at_once(now), k.due or 0)) for k in got.keys))
-            return claims
+            return Claims(claims, got.again)
 
     async def rules(self) -> list[Rule]:
         return self._books.rules.where("1 ORDER BY name")

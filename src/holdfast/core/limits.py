@@ -212,19 +212,22 @@ class Held(NamedTuple):
 
 
 class Chosen(NamedTuple):
-    """Which runs are claimed, by their keys in order, and the buckets after that."""
+    """Which runs are claimed, by their keys in order, the buckets after that, and when a rate lets another one go that it holds back now."""
 
     keys: tuple[Any, ...]
     buckets: dict[str, int]
+    again: int | None = None
 
 
 class Use:
-    """What is in use, and what a claim may still add to it: all of a run's limits, or none (T-85)."""
+    """What is in use, and what a claim may still add to it: all of a run's limits, or none (T-85). ``again``: when a rate lets a run go that was
+    found to be held back by nothing else."""
 
     def __init__(self, rules: Rules, owner: str, held: Iterable[Held], buckets: Mapping[str, int], now: int) -> None:
         self._rules, self._owner, self._now = rules, owner, now
         self._before = buckets
         self.buckets: dict[str, int] = {}
+        self.again: int | None = None
         self.queues: Counter[str] = Counter()
         self.tenants: Counter[str] = Counter()
         self.shares: Counter[tuple[str, str]] = Counter()
@@ -252,6 +255,7 @@ class Use:
         later = [(next_token(b.limit, self._full_at(b.name), self._now), b) for b, _ in self._asked(queue, tenant)]
         at, last = max(later, key=lambda x: x[0], default=(0, None))
         if last is not None and at > self._now:
+            self.again = at if self.again is None else min(at, self.again)
             return f"limit {last.name}: {last.limit.per_second:g} per second", at
         return None
 
@@ -291,7 +295,7 @@ def chosen(waiting: Iterable[Due], use: Use, room: int) -> Chosen:
         keys.append(lines[line].popleft().key)
         if lines[line]:
             heapq.heappush(heap, (place(line), line))
-    return Chosen(tuple(keys), use.buckets)
+    return Chosen(tuple(keys), use.buckets, use.again)
 
 
 # -- calls --------------------------------------------------------------------------------------------

@@ -34,7 +34,7 @@ from holdfast.handle import IntentView
 from holdfast.outbox.hands import Hands, NotReached
 from holdfast.outbox.pace import Lane, Pace
 from holdfast.outbox.transports import Further, Given, NotConfigured, Route, Row, Signal, asynchronous, given
-from holdfast.ports import NO_LIMITS, Clock, Store
+from holdfast.ports import NO_LIMITS, Clock, News, Store
 
 POLL_SECONDS = 0.5
 TURNS = 20  # of the loop, after a group: about what a short run needs for a step
@@ -178,7 +178,7 @@ class Dispatcher:
             stopped.add_done_callback(lambda _: self._news.set())
         try:
             while True:
-                await self._store.wait_for_change(POLL_SECONDS)
+                await self._store.wait_for_change(POLL_SECONDS, News.OUTBOX)
                 self._news.set()
                 await asyncio.sleep(0)  # a store that was closed meanwhile lets everybody go at once
         finally:

@@ -53,11 +53,12 @@ from holdfast.core.run import Run, of_any
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import LIVE, TERMINAL, WAITING, Status
 from holdfast.core.tokens import Token
-from holdfast.ports import Claim, Dossier, Evidence, Loaded, Pruned
+from holdfast.ports import Claim, Dossier, Evidence, Loaded, News, Pruned
 
 LAST_TURN = 2**62
 _NOWHERE = Tip(0, b"", 0)
 _ENDING = frozenset({StepCompleted, RunCompleted})
+_DUE, _FREED, _INBOX, _OUTBOX = int(News.DUE), int(News.FREED), int(News.INBOX), int(News.OUTBOX)
 
 _delta = msgspec.msgpack.Decoder(Delta)
 
@@ -385,6 +386,18 @@ def due_at_rest(run: Run, now: int, unread: bool) -> int | None:
     if run.status is Status.PENDING:
         return at_once(now) if run.begins_at is None else run.begins_at
     return run.wake_at if run.status in WAITING else at_once(now)
+
+
+def news_of(p: Prepared, owned: bool) -> int:
+    """Whom a commit concerns, beside those who wait for its run (``ports.News``). ``owned``: whether somebody holds the run after it."""
+    c, found = p.commit, 0
+    if not owned:
+        found = _FREED if c.run.status in TERMINAL else _FREED | _DUE
+    if c.creates:
+        found |= _DUE
+    if c.puts:
+        found |= _DUE | _INBOX
+    return found | _OUTBOX if c.intents else found
 
 
 def due_ranges(now: int) -> tuple[tuple[int, int], ...]:

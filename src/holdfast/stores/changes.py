@@ -1,7 +1,8 @@
 """Waiting for news: a hint that shortens a poll, never the truth (§1.5, §10.16).
 
 Whoever waits is woken by whatever happened since *its own* last return, so a change between looking and waiting is not
-missed. With a ``probe`` (a number that moves when another process writes) one timer polls for all waiters together.
+missed. With a ``probe`` (a number that moves when another process writes) one timer polls for all waiters together. A ``Board`` says which
+kinds of news the other processes have written: whoever waits for one of these only is not woken by everything else, and does not probe.
 
 A ``Bell`` tells the other processes of this machine that have the same file open: an empty datagram, upon which they look. It
 may be lost, and processes elsewhere never hear it: the poll goes on, and is the truth. Where others hear, it may be slow.
@@ -20,6 +21,7 @@ from collections.abc import Callable
 from typing import Any
 
 from holdfast.core.errors import HoldfastError, StoreClosed
+from holdfast.ports import ANYTHING, News
 
 # A look and its turn of the loop cost about 25 us: a part in 40 of one processor for a second after news, in 400 after that.
 ACTIVE_POLL = 0.001
@@ -27,6 +29,12 @@ IDLE_POLL = 0.010
 ACTIVE_FOR = 1.0
 PLACES = 16
 ASK_AGAIN_SECONDS = 1.0
+BOARD = "!news"  # in the folder of those that live, where it can be the name of none of them
+_KINDS = tuple(int(kind) for kind in News)  # plain numbers: to combine flags costs several calls each time
+OTHER = int(News.OTHER)
+_POSTED = tuple(kind for kind in _KINDS if kind != OTHER)
+_WIDTH = 8
+_MOST = 1 << 8 * _WIDTH
 
 
 class Bell:
@@ -89,15 +97,72 @@ class Bell:
         self._socket.close()
 
 
+class Board:
+    """A file beside the database that says of which kind the last news was, so that whoever waits for one kind need not look at each commit.
+
+    Each kind has eight bytes, and whoever has written something of that kind puts a number there that nobody has put there before. To ask costs one read
+    of a few bytes and no statement. Like the bell it is a hint: a process that dies between its commit and its number told nobody, and those who wait come
+    back by themselves after a while.
+    """
+
+    def __init__(self, path: str, mode: int) -> None:
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
+        self.close = weakref.finalize(self, os.close, self._fd)
+        with contextlib.suppress(OSError):  # another user's, who has done it
+            os.fchmod(self._fd, mode)  # whoever may write the database may write here, whatever the umask of its first user was
+        self._number = int.from_bytes(os.urandom(_WIDTH))  # two processes never count through the same numbers
+        self._mine = [bytes(_WIDTH)] * len(_POSTED)
+        self._seen = self._read()
+
+    @classmethod
+    def of(cls, path: str, database: str) -> Board | None:
+        """The board at a path; None where it can be neither made nor written."""
+        try:
+            return cls(path, os.stat(database).st_mode & 0o666)
+        except OSError:
+            return None
+
+    def _read(self) -> bytes:
+        return os.pread(self._fd, _WIDTH * len(_POSTED), 0).ljust(_WIDTH * len(_POSTED), b"\0")
+
+    def say(self, news: int) -> None:
+        """Says that something of these kinds was written. Who waits in this process is to be told afterwards: a number of another process
+        that this one covers belongs to what was committed before."""
+        for i, kind in enumerate(_POSTED):
+            if kind & news:
+                self._number = (self._number + 1) % _MOST
+                self._mine[i] = number = self._number.to_bytes(_WIDTH)
+                try:
+                    os.pwrite(self._fd, number, i * _WIDTH)
+                except OSError:  # no room on the disk: the others come back by themselves
+                    return
+
+    def heard(self) -> int:
+        """The kinds of which other processes have written something since this was last asked."""
+        now, before = self._read(), self._seen
+        if now == before:
+            return 0
+        self._seen, found = now, 0
+        for i, kind in enumerate(_POSTED):
+            number = now[i * _WIDTH : (i + 1) * _WIDTH]
+            if number != before[i * _WIDTH : (i + 1) * _WIDTH] and number != self._mine[i]:
+                found |= kind
+        return found
+
+
 class Changes:
     """The waiters of one store. ``tell`` may be called from the loop's thread only."""
 
     def __init__(self, probe: Callable[[], int] | None = None) -> None:
         self._probe = probe
         self._probed: int | None = None
-        self._generation = 0
-        self._waiters: dict[asyncio.Future[None], None] = {}  # in order, so that whoever waited first is woken first
-        self._seen: weakref.WeakKeyDictionary[asyncio.Task[Any], int] = weakref.WeakKeyDictionary()
+        self._generations = [0] * len(_KINDS)  # replaced with each news, never changed
+        self._waiters: dict[asyncio.Future[None], int] = {}  # in order, so that whoever waited first is woken first
+        self._seen: weakref.WeakKeyDictionary[asyncio.Task[Any], list[int]] = weakref.WeakKeyDictionary()
+        self._board: Callable[[], Board | None] = _none
+        self._posted: Board | None = None
+        self._asked = False
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
         self._news = False
         self._active_until = 0.0  # by the clock of the loop that waits
@@ -107,29 +172,39 @@ class Changes:
         self._rings = False
         self.looks = 0
 
-    def tell(self) -> None:
+    def tell(self, news: int = int(ANYTHING)) -> None:
         """Something of interest to others was written here. Their answer may not be long in coming: that is looked out for more often."""
+        board = self._posted if self._asked else self._posting()
+        if board is not None:
+            board.say(news)
         if self.bell is not None and not self._rings:
             self._rings = True
             asyncio.get_running_loop().call_soon(self._ring)  # what is written in this turn is told of once
-        self._wake()
+        self._wake(news | OTHER)
+
+    def _posting(self) -> Board | None:
+        """The board, made when it is first needed: whoever only reads makes no file."""
+        if not self._asked:
+            self._asked, self._posted = True, self._board()
+        return self._posted
 
     def _ring(self) -> None:
         self._rings = False
         if self.bell is not None:
             self.bell.ring()
 
-    def _wake(self) -> None:
-        self._generation += 1
+    def _wake(self, news: int) -> None:
+        self._generations = [n + 1 if news & kind else n for kind, n in zip(_KINDS, self._generations, strict=True)]
         self._news = True
         if self._waiters:
-            for waiter in self._waiters:
-                if not waiter.done():
-                    waiter.set_result(None)
-            self._waiters.clear()
+            for waiter, about in list(self._waiters.items()):
+                if about & news:
+                    if not waiter.done():
+                        waiter.set_result(None)
+                    del self._waiters[waiter]
 
-    async def wait(self, timeout: float) -> None:
-        """Returns at once if anything changed since this task's last return, else at the next change or the timeout.
+    async def wait(self, timeout: float, about: News = ANYTHING) -> News:
+        """Returns at once if anything of it changed since this task's last return, else at the next change or the timeout; gives what changed.
 
         Raises:
             StoreClosed: it was closed before or meanwhile: nothing will change any more.
@@ -137,17 +212,28 @@ class Changes:
         """
         task = asyncio.current_task()
         assert task is not None
-        self._look()
-        if self._seen.get(task) == self._generation and not self._closed:
-            await self._sleep(timeout)
+        kinds = int(about)
+        if kinds & OTHER or (self._probe is not None and self._posting() is None):
+            kinds = OTHER  # of every change, which the probe finds; without a board it is of no kind
+        self._look(kinds)
+        if not self._unseen(task, kinds) and not self._closed:
+            await self._sleep(timeout, kinds)
         if self._closed:
             raise StoreClosed
-        self._seen[task] = self._generation
+        found = self._unseen(task, kinds)
+        self._seen[task] = self._generations
+        return ANYTHING if found & OTHER else News(found)
 
-    async def _sleep(self, timeout: float) -> None:
+    def _unseen(self, task: asyncio.Task[Any], about: int) -> int:
+        seen = self._seen.get(task)
+        if seen is None:
+            return about
+        return 0 if seen is self._generations else sum([kind for kind, n, now in zip(_KINDS, seen, self._generations, strict=True) if n != now and kind & about])
+
+    async def _sleep(self, timeout: float, about: int) -> None:
         loop = asyncio.get_running_loop()
         waiter: asyncio.Future[None] = loop.create_future()
-        self._waiters[waiter] = None
+        self._waiters[waiter] = about
         self._listen(loop)
         self._arm(loop)
         handle = loop.call_later(max(0.0, timeout), _release, waiter)
@@ -186,7 +272,7 @@ class Changes:
         if self._closed or not self._waiters:
             return
         try:
-            self._look()
+            self._look(OTHER if OTHER in self._waiters.values() else 0)
         except HoldfastError as e:  # nobody awaits this timer: whoever waits for news hears what was wrong (X-14)
             self._tell_error(e)
         if self._waiters:
@@ -198,16 +284,19 @@ class Changes:
                 waiter.set_exception(error)
         self._waiters.clear()
 
-    def _look(self) -> None:
-        """Compares the probe with what it said last."""
+    def _look(self, about: int) -> None:
+        """Looks for what others have written: of which kinds, and where somebody waits for any change by the probe too."""
         if self._probe is None or self._closed:
             return
         self.looks += 1
-        value = self._probe()
-        if value != self._probed:
-            first, self._probed = self._probed is None, value
-            if not first:
-                self._wake()
+        news = 0 if self._posted is None else self._posted.heard()
+        if about & OTHER:
+            value = self._probe()
+            if value != self._probed:
+                first, self._probed = self._probed is None, value
+                news |= 0 if first else OTHER
+        if news:
+            self._wake(news)
 
     def close(self) -> None:
         """Lets everybody go."""
@@ -220,12 +309,21 @@ class Changes:
                 self._listens.remove_reader(self.bell)
             self.bell.close()
             self.bell = self._listens = None
-        self._wake()
+        if self._posted is not None:
+            self._posted.close()
+        self._posted, self._asked = None, False
+        self._wake(int(ANYTHING))
 
-    def reopen(self, bell: Bell | None = None) -> None:
+    def reopen(self, bell: Bell | None = None, board: Callable[[], Board | None] | None = None) -> None:
+        """``board`` makes the board when it is first needed."""
         self._closed = False
         self._probed = None
         self.bell = bell
+        self._board = board or _none
+
+
+def _none() -> None:
+    return None
 
 
 def _release(waiter: asyncio.Future[None]) -> None:

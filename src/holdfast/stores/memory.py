@@ -37,7 +37,7 @@ from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.machine import ticks
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, Loaded, Pruned, RunFilter, Usage
+from holdfast.ports import NO_LIMITS, Claim, Claims, Dossier, Evidence, Loaded, Pruned, RunFilter, Usage
 from holdfast.stores import apply, small
 from holdfast.stores.apply import Aged, Call, Candidate, Found, Prepared, Stands, Wanted
 from holdfast.stores.changes import Changes
@@ -294,7 +294,7 @@ class MemoryStore(Small):
         run_id: str | None = None,
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
-    ) -> list[Claim]:
+    ) -> Claims:
         now = self.now()
         with self._atomic():
             self.present.need(owner)
@@ -303,7 +303,7 @@ class MemoryStore(Small):
             got = self._chosen(Wanted(owner, queues, skills, shapes, run_id), limits, limit)
             for name, full_at in got.buckets.items():
                 self._set(self._buckets, name, full_at)
-            return [self._take(r, owner, now) for r in got.keys]
+            return Claims([self._take(r, owner, now) for r in got.keys], got.again)
 
     def _chosen(self, wanted: Wanted, limits: Mapping[str, Limit], limit: int) -> Chosen:
         rows, now = self._runs.values() if wanted.run_id is None else [self._runs[wanted.run_id]], self.now()
@@ -319,7 +319,7 @@ class MemoryStore(Small):
         limit: int,
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
-    ) -> list[Claim] | Loaded:
+    ) -> Claims | Loaded:
         self.present.need(owner)
         found = () if limits or self._rules else self._chosen(Wanted(owner, queues, skills, shapes), limits, min(limit, 2)).keys
         loaded = await self.load(found[0].run.run_id) if len(found) == 1 and found[0].owner is None else None

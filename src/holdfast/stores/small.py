@@ -25,7 +25,7 @@ from holdfast.core.lease import Alive, Lease
 from holdfast.core.offers import Offer
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
-from holdfast.ports import Evidence, IntentCount, Problem, RunFilter, Shelves, Store, Upkeep, Worker
+from holdfast.ports import ANYTHING, Evidence, IntentCount, News, Problem, RunFilter, Shelves, Store, Upkeep, Worker
 from holdfast.stores import apply
 from holdfast.stores.changes import Changes
 
@@ -227,8 +227,8 @@ class Small:
     changes: Changes
     has_server: bool = False
 
-    async def wait_for_change(self, timeout: float) -> None:
-        await self.changes.wait(timeout)
+    async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
+        return await self.changes.wait(timeout, about)
 
     async def register(self, owner: str, ttl_us: int) -> None:
         self.present.register(owner, ttl_us)

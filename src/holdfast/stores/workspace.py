@@ -58,7 +58,7 @@ from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run, fold
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, IntentCount, Pruned, RunFilter
+from holdfast.ports import NO_LIMITS, Claims, Dossier, Evidence, IntentCount, Pruned, RunFilter
 from holdfast.stores import apply, small
 from holdfast.stores.apply import Prepared
 from holdfast.stores.documents import agenda, document, revived, scheduled
@@ -829,7 +829,7 @@ class WorkspaceStore(MemoryStore):
         run_id: str | None = None,
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
-    ) -> list[Claim]:
+    ) -> Claims:
         self._look(run_id)
         if run_id is not None:
             self._usable(run_id)

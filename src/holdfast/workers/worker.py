@@ -27,7 +27,7 @@ from holdfast.engine.drive.driver import Driver, loaded_driver
 from holdfast.engine.drive.tails import surface
 from holdfast.engine.look.threads import carries
 from holdfast.outbox.dispatcher import Dispatcher
-from holdfast.ports import Claim, Loaded, RunFilter, offers_untaken
+from holdfast.ports import Claim, Claims, Loaded, News, RunFilter, offers_untaken
 from holdfast.workers.sweeper import Sweeper
 
 IDLE_SECONDS = 0.5
@@ -39,6 +39,8 @@ MOST_SECONDS = 30.0
 SOUND_SECONDS = 5.0  # what has gone on for so long is well again
 AHEAD = 4  # of many runs that are claimed together so many are begun first: their steps need not wait until the others are loaded
 AHEAD_TURNS = 10  # in so many turns of the loop they have come to their steps, where commits are quick
+VAIN_SECONDS, MOST_VAIN_SECONDS = 0.002, 0.1  # a worker that others were quicker than leaves the next place to them for so long
+CALM_SECONDS = 1.0
 REFUSED_US = 60_000_000  # a run whose code is not here is left to others for so long before it is looked at again
 
 
@@ -88,6 +90,31 @@ class Trouble:
         return min(MOST_SECONDS, pause) * (0.5 + u)
 
 
+class Patience:
+    """How long a worker leaves what others let go of to the others: not at all at first, and longer with each look that was in vain. Of many workers
+    that a limit holds back only one gets the place that becomes free; each has a random part of its pause, so that they do not all look at once."""
+
+    def __init__(self, dice: Callable[[], int]) -> None:
+        self._dice = dice
+        self._vain = 0
+        self._freed = -math.inf
+
+    def freed(self, now: float) -> float:
+        """Seconds to wait after something was let go of at this moment."""
+        if now - self._freed > CALM_SECONDS:
+            self._vain = 0
+        self._freed = now
+        return self.seconds()
+
+    def looked(self, *, in_vain: bool) -> None:
+        self._vain = self._vain + 1 if in_vain else 0
+
+    def seconds(self) -> float:
+        """A random part of the pause."""
+        most: float = VAIN_SECONDS * 2 ** min(self._vain - 1, 10)
+        return 0.0 if not self._vain else min(MOST_VAIN_SECONDS, most) * (self._dice() % 1_000 / 1_000)
+
+
 class Worker:
     """Claims and drives. A wake-up only shortens the wait: what is claimable is found by query (§10.16).
 
@@ -123,6 +150,8 @@ class Worker:
         self._closing = asyncio.Event()
         self._ended = asyncio.Event()
         self._news = asyncio.Event()
+        self._patience = Patience(services.entropy)
+        self._later: tuple[float, asyncio.Task[None]] | None = None
         self._trouble = Trouble(services.entropy)
         self._beside = Trouble(services.entropy)
         self._gives = offers_untaken(services.store)
@@ -170,15 +199,40 @@ class Worker:
         await self._ended.wait()
 
     async def _watch(self) -> None:
-        """Looks out for changes in one task that stays: a store tells each task what it has not yet been told."""
+        """Looks out for changes in one task that stays: a store tells each task what it has not yet been told. What has become due is looked for
+        at once; what others let go of, such as the place of a limit, as soon as it is this worker's turn."""
+        clock = self._services.clock
         while True:
+            pause = 0.0
             try:
-                await self._services.store.wait_for_change(IDLE_SECONDS)
+                if await self._services.store.wait_for_change(IDLE_SECONDS, News.DUE | News.FREED) == News.FREED:
+                    pause = self._patience.freed(clock.monotonic())
             except StoreError as e:
                 if not e.passing:
                     raise
-                await self._services.clock.sleep(IDLE_SECONDS)
+                await clock.sleep(IDLE_SECONDS)
+            if pause:
+                self._look_in(pause)
+            else:
+                self._news.set()
+
+    def _look_in(self, seconds: float) -> None:
+        """Has this worker look after so many seconds, if nothing has it look earlier."""
+
+        async def look() -> None:
+            await self._services.clock.sleep(seconds)
+            self._later = None
             self._news.set()
+
+        at = self._services.clock.monotonic() + seconds
+        if self._later is None or at < self._later[0]:
+            self._look_no_more()
+            self._later = (at, asyncio.ensure_future(look()))
+
+    def _look_no_more(self) -> None:
+        later, self._later = self._later, None
+        if later is not None:
+            later[1].cancel()
 
     async def run(self) -> None:
         """Works until drained; with ``until_idle`` also until nothing is due.
@@ -211,6 +265,7 @@ class Worker:
             raise
         finally:
             watch.cancel()
+            self._look_no_more()
             if self._closing.is_set():
                 self._stop()
             if self._running:
@@ -232,7 +287,8 @@ class Worker:
         more = await self._sweeper.sweep() if self._sweeper is not None else False
         room = await self._room()
         asked_at = time.perf_counter() if meters.METERS else 0.0
-        found = await self._claimed(room) if room > 0 else []
+        self._look_no_more()
+        found = await self._claimed(room) if room > 0 else Claims()
         if asked_at and room > 0:
             meters.claimed(time.perf_counter() - asked_at)
         if isinstance(found, Loaded):
@@ -241,6 +297,10 @@ class Worker:
             self._start(claim.run_id, self._one(claim, found, begun)).add_done_callback(lambda _: begun.set())
             await begun.wait()  # until it is taken it is due, and would be found again
             return True
+        if room > 0:
+            self._patience.looked(in_vain=not found)
+        if found.again is not None and len(found) < room:
+            self._look_in(max(0, found.again - services.store.now()) / 1_000_000 + self._patience.seconds())
         claims = found + (await self._reclaimed(room - len(found)) if room > 0 else [])
         ahead = asyncio.ensure_future(_turns(AHEAD_TURNS)) if len(claims) > AHEAD else None
         for n, claim in enumerate(claims):
@@ -251,7 +311,7 @@ class Worker:
             return None
         return bool(claims) or more
 
-    async def _claimed(self, room: int) -> list[Claim] | Loaded:
+    async def _claimed(self, room: int) -> Claims | Loaded:
         """What this worker takes next; a lone run that has never been begun is given as it stands, to be taken by its first commit (§1.11)."""
         services, store = self._services, self._services.store
         skills, shapes = services.skills.ids, services.claimed(upgrade=self._upgrade)
@@ -343,7 +403,7 @@ class Worker:
     async def _reclaimed(self, room: int) -> list[Claim]:
         """Runs that are held here and that nobody drives, because the store failed under their driver, or the lease was not
         safe for a while: taken up again, under a new fence. Else they would be nobody's while this process lives (X-09)."""
-        services, out = self._services, []
+        services, out = self._services, list[Claim]()
         now = services.clock.monotonic()
         due = [r for r, at in services.stalled.items() if at <= now and r not in services.driving]
         for run_id in due[: max(0, room)]:

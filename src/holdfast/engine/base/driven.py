@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from typing import Protocol
 
 from holdfast.core.errors import StoreError
-from holdfast.ports import Clock, Store
+from holdfast.ports import Clock, News, Store
 
 LOOK_SECONDS = 0.5
 REST_SECONDS = 0.002
@@ -141,7 +141,7 @@ class Drivers:
         """A store that fails for a while is asked again; the drivers meet its error with their next commit."""
         while self._drivers:
             try:
-                await self._store.wait_for_change(LOOK_SECONDS)
+                await self._store.wait_for_change(LOOK_SECONDS, News.INBOX)
                 for run_id in await self._store.marked(self._owner()):
                     self.nudge(run_id)
             except StoreError as e:

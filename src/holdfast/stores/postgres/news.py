@@ -17,6 +17,7 @@ from collections.abc import Awaitable, Callable
 import psycopg
 
 from holdfast.core.errors import HoldfastError
+from holdfast.ports import News as Kinds
 from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.connection import LAST_ANSWER, Connections, Place, connect
 
@@ -85,8 +86,8 @@ class News:
         if self._moved_at > time.monotonic() - QUIET and self._pool is pool:
             self._saying = asyncio.ensure_future(self._say(pool))
 
-    async def wait(self, timeout: float) -> None:
-        """Returns at once if anything changed since this task's last return, else at the next change or the timeout."""
+    async def wait(self, timeout: float, about: Kinds) -> Kinds:
+        """Returns at once if anything of it changed since this task's last return, else at the next change or the timeout; gives what changed."""
         if self._pool is not None and not self._tasks:
             self._tasks.append(asyncio.ensure_future(self._poll()))
             if self._place.listen is not None:
@@ -94,7 +95,7 @@ class News:
         self._waiting += 1
         self._wanted.set()
         try:
-            await self._changes.wait(timeout)
+            return await self._changes.wait(timeout, about)
         finally:
             self._waiting -= 1
 

@@ -60,7 +60,24 @@ from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
 from holdfast.core.vouch import OWN, Voucher
 from holdfast.machine import boot, ticks
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, Head, IntentCount, Loaded, LostTail, Pruned, RunFilter, Tally, Usage, Worker
+from holdfast.ports import (
+    ANYTHING,
+    NO_LIMITS,
+    Claim,
+    Claims,
+    Dossier,
+    Evidence,
+    Head,
+    IntentCount,
+    Loaded,
+    LostTail,
+    Pruned,
+    RunFilter,
+    Tally,
+    Usage,
+    Worker,
+)
+from holdfast.ports import News as Kinds
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
@@ -459,24 +476,24 @@ class PostgresStore:
         run_id: str | None = None,
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
-    ) -> list[Claim]:
+    ) -> Claims:
         if limit <= 0:
-            return []
+            return Claims()
         committer = self._commits()
 
-        async def work(db: Connection, sent: int) -> list[tuple[Key, Claim]]:
+        async def work(db: Connection, sent: int) -> tuple[list[tuple[Key, Claim]], int | None]:
             if sent and (found := await self._answers_lost(db, owner)):
-                return found  # the claim whose answer was lost
+                return found, None  # the claim whose answer was lost
             if run_id is not None:
-                return await self._claim_one(db, owner, run_id, limits)
+                return await self._claim_one(db, owner, run_id, limits), None
             if self._moved and not await self._spoken(db):
-                return []
+                return [], None
             return await self._claim(db, owner, queues, skills, shapes, limit, limits)
 
-        taken = await self._do(work)
+        taken, again = await self._do(work)
         for key, claim in taken:
             committer.drives(claim.run_id, key, claim.fence)
-        return [claim for _, claim in taken]
+        return Claims([claim for _, claim in taken], again)
 
     async def _claim(
         self,
@@ -487,7 +504,7 @@ class PostgresStore:
         shapes: Sequence[str] | None,
         limit: int,
         declared: Mapping[str, Limit],
-    ) -> list[tuple[Key, Claim]]:
+    ) -> tuple[list[tuple[Key, Claim]], int | None]:
         values = {
             "simple": not declared, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
             "shapes": None if shapes is None else list(shapes), "limit": limit, "dead": list(self._dead), "now": self._clock(),
@@ -503,13 +520,14 @@ class PostgresStore:
             if dead and len(found) < limit and not bounded:
                 found += [r for r in await _all(db, Q.claim, {**values, "dead": list(dead), "limit": limit - len(found)}) if r[0] is not None]
             await self._tidy(db, owner)
+        again = None
         if bounded:
-            found = await self._chosen(db, {**values, "dead": list(dead)}, declared)
+            found, again = await self._chosen(db, {**values, "dead": list(dead)}, declared)
         at = self.now()
         found.sort(key=lambda r: (-r[6], due_since(r[7], at), r[8]))
-        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in found]
+        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in found], again
 
-    async def _chosen(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> list[tuple[Any, ...]]:
+    async def _chosen(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> tuple[list[tuple[Any, ...]], int | None]:
         """The claim where a limit may hold runs back, or several tenants wait: what is in use is counted, and who may go is chosen (§10.11)."""
         at, owner, room = {"now": self._clock()}, values["owner"], values["limit"]
         _, stored, full, holders, lines, ((now, _),) = await many(
@@ -523,11 +541,11 @@ class PostgresStore:
                    for b, id, _, queue, tenant, priority, due_at, turn, previous, cause in (*orphans, *due)}  # fmt: skip
         got = chosen([d for d, _, _ in waiting.values()], use, room)
         if not got.keys:
-            return []
+            return [], got.again
         await bounds.keep_buckets(db, got.buckets)
         lost = [waiting[key][1:] for key in got.keys]
         taking = {"b": [b for b, _ in got.keys], "id": [id for _, id in got.keys], "previous": [p for p, _ in lost], "cause": [c for _, c in lost]}
-        return await _all(db, Q.take_chosen, {**at, "owner": owner, **taking})
+        return await _all(db, Q.take_chosen, {**at, "owner": owner, **taking}), got.again
 
     async def _tidy(self, db: Connection, owner: str) -> None:
         """Lets go of owners that are gone for good, hold nothing, and whom no attempt names that is not closed: that they are dead must stay provable."""
@@ -1109,8 +1127,8 @@ class PostgresStore:
         self._heard = (now, ticks())
         return int(number)
 
-    async def wait_for_change(self, timeout: float) -> None:
-        await self._news.wait(timeout)
+    async def wait_for_change(self, timeout: float, about: Kinds = ANYTHING) -> Kinds:
+        return await self._news.wait(timeout, about)
 
     # -- the store as a whole -----------------------------------------------------------------------
 

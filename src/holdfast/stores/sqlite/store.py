@@ -58,10 +58,27 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
-from holdfast.ports import NO_LIMITS, Claim, Dossier, Evidence, Head, IntentCount, Loaded, Problem, Pruned, RunFilter, Tally, Usage, Worker
+from holdfast.ports import (
+    ANYTHING,
+    NO_LIMITS,
+    Claim,
+    Claims,
+    Dossier,
+    Evidence,
+    Head,
+    IntentCount,
+    Loaded,
+    News,
+    Problem,
+    Pruned,
+    RunFilter,
+    Tally,
+    Usage,
+    Worker,
+)
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
-from holdfast.stores.changes import Bell, Changes
+from holdfast.stores.changes import BOARD, Bell, Board, Changes
 from holdfast.stores.files import Identity, on_disk, store_error
 from holdfast.stores.liveness import Liveness
 from holdfast.stores.sqlite import besides, limits, outbox, upkeep
@@ -119,6 +136,22 @@ class _Candidate(NamedTuple):
     fence: int
     previous: str | None
     holds: int | None
+
+
+class _Found(NamedTuple):
+    """The runs that may be claimed, the buckets after that, and when a rate lets another run go."""
+
+    runs: Sequence[_Candidate] = ()
+    buckets: Mapping[str, int] = {}
+    again: int | None = None
+
+
+class _Nothing(Exception):
+    """Others were first: the transaction of a claim that takes nothing is undone, so that nobody is told of it."""
+
+    def __init__(self, again: int | None) -> None:
+        super().__init__(again)
+        self.again = again
 
 
 class _Wanted(NamedTuple):
@@ -188,7 +221,8 @@ class SqliteStore:
         self._writer = Writer(self.path, self._committer(self._db), self._thread_committer, self._after, self._changes.tell)
         self._forks = machine.forks()
         self._anchor.keep_synced()
-        self._changes.reopen(None if self._moved else Bell.of(self.path))  # where time is given, so is the order of what happens
+        posted = partial(Board.of, os.path.join(self.path + "-live", BOARD), self.path)
+        self._changes.reopen(None if self._moved else Bell.of(self.path), posted)  # where time is given, so is the order of what happens
 
     def _prepare(self, db: apsw.Connection) -> None:
         """Makes the tables where there are none, and looks what the file is."""
@@ -405,7 +439,7 @@ class SqliteStore:
                 return committer.put(item, self._now())
 
         kept = await self._write().run(work)
-        self._changes.tell()
+        self._changes.tell(News.DUE | News.INBOX)
         return kept
 
     async def settle_effect(self, effect: Effect, expected: str) -> bool:
@@ -417,7 +451,7 @@ class SqliteStore:
                 return True
 
         done = await self._write().run(work)
-        self._changes.tell()
+        self._changes.tell(News.OTHER)
         return done
 
     # -- leases and lanes ---------------------------------------------------------------------------
@@ -432,15 +466,11 @@ class SqliteStore:
         run_id: str | None = None,
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
-    ) -> list[Claim]:
+    ) -> Claims:
         self._write()
         wanted = _Wanted.of(queues, skills, shapes, limits)
         with mapped(self.path):
-            db = self._read()
-            if run_id is not None:
-                found = self._candidate(db, owner, run_id, limits, self._now())[0]
-            else:
-                found = self._candidates(db, self._owners.holding(db), owner, wanted, min(limit, 1))[0]
+            found = self._found(self._read(), owner, wanted, min(limit, 1), run_id)
         return await self._claimed(owner, wanted, limit, run_id, found)
 
     async def claim_or_load(
@@ -452,13 +482,13 @@ class SqliteStore:
         limit: int,
         shapes: Sequence[str] | None = None,
         limits: Mapping[str, Limit] = NO_LIMITS,
-    ) -> list[Claim] | Loaded:
+    ) -> Claims | Loaded:
         self._write()
         wanted = _Wanted.of(queues, skills, shapes, limits)
         with mapped(self.path):
             db = self._read()
-            found = self._candidates(db, self._owners.holding(db), owner, wanted, min(limit, 2))[0]
-            if len(found) == 1 and found[0].holds is not None and (loaded := self._unbegun(db, found[0].run_id, limits)) is not None:
+            found = self._found(db, owner, wanted, min(limit, 2), None)
+            if len(found.runs) == 1 and found.runs[0].holds is not None and (loaded := self._unbegun(db, found.runs[0].run_id, limits)) is not None:
                 return loaded
         return await self._claimed(owner, wanted, limit, None, found)
 
@@ -471,36 +501,52 @@ class SqliteStore:
                 return loaded
         return None
 
-    async def _claimed(self, owner: str, wanted: _Wanted, limit: int, run_id: str | None, found: Sequence[_Candidate]) -> list[Claim]:
+    async def _claimed(self, owner: str, wanted: _Wanted, limit: int, run_id: str | None, found: _Found) -> Claims:
         """Takes what there is to take; ``found``: some of it, as a look has shown."""
         writer = self._write()
         with mapped(self.path):
-            db = self._read()
-            if not found and (run_id is not None or not self._litter(db, owner)):
-                if self._owners.find(db, owner) is None:
-                    raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-                return []
+            if not found.runs and (run_id is not None or not self._litter(self._read(), owner)):
+                self._known(self._read(), owner)
+                return Claims((), found.again)
 
-        def work(committer: Committer) -> list[tuple[int, Claim]]:
+        def work(committer: Committer) -> tuple[list[tuple[int, Claim]], int | None]:
             with committer.writing():
-                return self._claim(committer.db, owner, wanted, limit, run_id)
+                self._known(committer.db, owner)
+                found = self._found(committer.db, owner, wanted, limit, run_id)
+                if not found.runs and not self._litter(committer.db, owner):
+                    raise _Nothing(found.again)
+                return self._taken(committer.db, owner, found), found.again
 
-        taken = await writer.run(work)
+        try:
+            taken, again = await writer.run(work)
+        except _Nothing as e:
+            return Claims((), e.again)
         for key, claim in taken:
             writer.drives(claim.run_id, key)
-        return [claim for _, claim in taken]
+        return Claims([claim for _, claim in taken], again)
 
-    def _claim(self, db: apsw.Connection, owner: str, wanted: _Wanted, limit: int, run_id: str | None) -> list[tuple[int, Claim]]:
+    def _found(self, db: apsw.Connection, owner: str, wanted: _Wanted, limit: int, run_id: str | None) -> _Found:
+        if run_id is not None:
+            return self._candidate(db, owner, run_id, wanted.limits, self._now())
+        return self._candidates(db, self._owners.holding(db), owner, wanted, limit)
+
+    def _known(self, db: apsw.Connection, owner: str) -> None:
+        """
+        Raises:
+            LeaseLost: the claimer is not a known worker.
+        """
         if self._owners.find(db, owner) is None:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
-        now, workers = self._now(), self._owners.holding(db)
-        found, spent = self._candidates(db, workers, owner, wanted, limit) if run_id is None else self._candidate(db, owner, run_id, wanted.limits, now)
-        limits.keep_buckets(db, spent)
+
+    def _taken(self, db: apsw.Connection, owner: str, found: _Found) -> list[tuple[int, Claim]]:
+        """Inside a transaction: gives an owner what was found, and drops the owners that are gone for good."""
+        now = self._now()
+        limits.keep_buckets(db, found.buckets)
         for holds, statement in ((0, Q.take_due), (1, Q.take_due_holder)):
-            if due := [(owner, c.key, c.fence) for c in found if c.holds == holds]:
+            if due := [(owner, c.key, c.fence) for c in found.runs if c.holds == holds]:
                 db.executemany(statement, due)
-        out = [(c.key, Claim(c.run_id, c.fence + 1) if c.holds is not None else self._take(db, c, owner, now)) for c in found]
-        if any(c.previous is not None for c in found):
+        out = [(c.key, Claim(c.run_id, c.fence + 1) if c.holds is not None else self._take(db, c, owner, now)) for c in found.runs]
+        if any(c.previous is not None for c in found.runs):
             self._tidied = -math.inf  # somebody is gone
         for gone in self._litter(db, owner):
             if self._owners.drop(db, Q.worker_delete_idle, gone):
@@ -528,7 +574,7 @@ class SqliteStore:
 
     def _candidates(
         self, db: apsw.Connection, workers: Sequence[Seen], owner: str, wanted: _Wanted, limit: int
-    ) -> tuple[list[_Candidate], Mapping[str, int]]:
+    ) -> _Found:
         """What may be claimed, most urgent first: due runs at rest, and the runs of lost owners; and the buckets after that."""
         now = self._now()
         rules = in_force(wanted.limits, limits.rules(db))
@@ -552,31 +598,31 @@ class SqliteStore:
             use = limits.use(db, workers, rules, owner, now)
         if use is None:
             found.sort(key=lambda r: (-r[4], due_since(r[5], now), r[7]))
-            return [candidates[r[0]] for r in found[:limit]], {}
+            return _Found([candidates[r[0]] for r in found[:limit]])
         got = chosen([Due(r[0], r[8], r[9], r[4], due_since(r[5], now), r[7]) for r in found], use, limit)
-        return [candidates[key] for key in got.keys], got.buckets
+        return _Found([candidates[key] for key in got.keys], got.buckets, got.again)
 
     def _candidate(
         self, db: apsw.Connection, claimer: str, run_id: str, declared: Mapping[str, Limit], now: int
-    ) -> tuple[list[_Candidate], Mapping[str, int]]:
+    ) -> _Found:
         found = row(db, Q.claim_one, (run_id,))
         if found is None:
             raise besides.missing(db, run_id)
         key, fence, owner, status, tenant, session, lane, holds, turn, queue = found
         live = owner is not None and self._owners.lost(self._owners.find(db, owner)) is None
         if not apply.takeable(Found(fence, owner, live, 0, b"", bool(holds), turn, status), claimer):
-            return [], {}
+            return _Found()
         if not holds and lane_blocker(db, (tenant, session, lane), key, turn, now) is not None:
-            return [], {}
+            return _Found()
         one = [_Candidate(key, run_id, fence, owner, None)]
         rules = in_force(declared, limits.rules(db))
         if owner == claimer or not rules.touches(queue, tenant):
-            return one, {}
+            return _Found(one)
         use = limits.use(db, self._owners.holding(db), rules, claimer, now)
         if use.in_the_way(queue, tenant) is not None:
-            return [], {}
+            return _Found(again=use.again)
         use.take(queue, tenant)
-        return one, use.buckets
+        return _Found(one, use.buckets)
 
     async def register(self, owner: str, ttl_us: int) -> None:
         writer = self._write()
@@ -612,7 +658,7 @@ class SqliteStore:
         await writer.run(work)
         writer.forget()
         self._liveness.release(owner)
-        self._changes.tell()
+        self._changes.tell(News.DUE | News.FREED)
 
     async def outlive(self, owner: str) -> None:
         self._liveness.keep(owner)
@@ -661,7 +707,7 @@ class SqliteStore:
                 return limits.put_rule(committer.db, rule, before)
 
         done = await self._write().run(work)
-        self._changes.tell()
+        self._changes.tell(News.DUE)
         return done
 
     async def usage(self) -> Usage:
@@ -694,7 +740,7 @@ class SqliteStore:
                 limits.leave(committer.db, owner, places, self._now())
 
         await self._write().run(work)
-        self._changes.tell()
+        self._changes.tell(News.DUE)
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -956,7 +1002,7 @@ class SqliteStore:
                 return kept
 
         done = await self._write().run(work)
-        self._changes.tell()
+        self._changes.tell(News.OUTBOX | News.DUE | News.INBOX if any(s.puts for s in settlements) else News.OUTBOX)
         return done
 
     async def drop_payloads(self, before: int, limit: int) -> int:
@@ -1003,7 +1049,7 @@ class SqliteStore:
                         besides.emit(committer.db, key, e, self.now())
 
         await self._write().run(work)
-        self._changes.tell()
+        self._changes.tell(News.OTHER)
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
         with mapped(self.path):
@@ -1055,8 +1101,8 @@ class SqliteStore:
         """Whether it tells other processes of this machine what it writes."""
         return self._changes.bell is not None
 
-    async def wait_for_change(self, timeout: float) -> None:
-        await self._changes.wait(timeout)
+    async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
+        return await self._changes.wait(timeout, about)
 
     # -- the store as a whole -----------------------------------------------------------------------
 

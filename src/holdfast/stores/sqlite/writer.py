@@ -24,7 +24,7 @@ from holdfast import meters
 from holdfast.core.commit import Step, Tip
 from holdfast.core.errors import HoldfastError, StoreClosed
 from holdfast.core.lease import Take
-from holdfast.stores.apply import Prepared
+from holdfast.stores.apply import Prepared, news_of
 from holdfast.stores.sqlite.commits import Applied, Committer, Write, step_of
 from holdfast.stores.sqlite.connection import shut, translate
 
@@ -53,7 +53,7 @@ class Writer:
     transaction before anybody is answered, and may give an error to answer instead.
     """
 
-    def __init__(self, path: str, here: Committer, there: Callable[[], Committer], after: Callable[[Committer], HoldfastError | None], tell: Callable[[], None]) -> None:
+    def __init__(self, path: str, here: Committer, there: Callable[[], Committer], after: Callable[[Committer], HoldfastError | None], tell: Callable[[int], None]) -> None:
         self._path = path
         self._here = here
         self._there = there
@@ -217,7 +217,7 @@ class Writer:
         else:
             self._keys.pop(run_id, None)
         if type(w) is Prepared and (w.sealed.doc is not None or not w.plain):
-            self._tell()
+            self._tell(news_of(w, applied.owned))
         return applied.tip
 
     def _note(self, took: float) -> None:
