@@ -175,7 +175,7 @@ async def kept(saver: HoldfastSaver, count: int) -> None:
     """Returns once so many writes of the plan's tasks are in the store."""
     async with asyncio.timeout(20):
         while True:
-            writes = [w for _, data in await saver.shelf.scan("t/w/", limit=1000) for w in r.writes_of(data)]
+            writes = [w for key, data in await saver.shelf.scan("t/c/", limit=1000) if not r.of_checkpoint(key) for w in r.writes_of(data)]
             values = [saver.serde.loads_typed((w.kind, w.body)) for w in writes if w.channel == "log"]
             if len([v for v in values if v and not isinstance(v[0], str)]) >= count:
                 return

@@ -599,7 +599,7 @@ async def test_writes_over_some_that_were_lost_are_refused(tmp_path: Path) -> No
         await saver.aput(at("t"), made(1, {}, {}), {}, {})
         await saver.aput_writes(config, [("said", "first")], "task")
     db = apsw.Connection(str(path))
-    db.execute("DELETE FROM shelf WHERE key LIKE 't/w/%'")
+    db.execute("DELETE FROM shelf WHERE key LIKE 't/c/%~w/%'")
     assert db.changes() == 1
     db.close()
     async with HoldfastSaver.from_url(url) as saver:

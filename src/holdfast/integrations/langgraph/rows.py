@@ -1,10 +1,17 @@
 """The rows in which a saver keeps checkpoints: their keys, their bytes, and values that only grew.
 
 Theory of operation. Everything of a thread lies under keys that begin with the thread, so that one deletion ends it. Under it lie
-checkpoints (``c``), channel values apart from them (``v``) and the writes of tasks (``w``). A scan gives rows by key, ascending; the
-newest checkpoint is wanted first, so a checkpoint's place spells its id with each character mirrored.
+checkpoints (``c``), each with the writes of its tasks behind it, channel values apart from them (``v``), and maps of versions (``m``). A scan
+gives rows by key, ascending; the newest checkpoint is wanted first, so a checkpoint's place spells its id with each character mirrored. What
+a super-step puts is so few rows, and side by side: a store writes as many pages as the keys of a commit are places. Earlier releases kept the
+writes of tasks apart from their checkpoint (``w``).
 
-A value is kept once for each version. A list that only grew is kept as its tail behind an earlier version (``Value.base``); ``whole`` is
+A value is kept once for each version: a small one (``NEAR_BYTES``) in the row of the checkpoint that it came with (``Checkpoint.inside``); the
+checkpoints after it say in which (``Checkpoint.elsewhere``). When that row is deleted the value is put apart. The versions that a checkpoint
+has seen are two maps that grow with the graph and of which a step changes two or three entries: where they have many, a row has those that are
+not as in the maps ``Checkpoint.maps`` (``Maps.rest``), and maps are put anew when these become many.
+
+A larger value is kept apart. A list that only grew is kept as its tail behind an earlier version (``Value.base``); ``whole`` is
 the version where the chain of tails begins. Tail number i of a chain stands behind number i less its lowest bit (as in a Fenwick tree; 0 is
 the whole value): a read follows as many rows as i has bits, at most log2(i), and each item of a list is written log2(i) / 2 times in the
 mean. A tail grows to 4 MiB so, and not beyond: behind that, tails follow one another. Rows of earlier releases stand behind the version
@@ -17,7 +24,7 @@ import functools
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 from urllib.parse import quote, unquote
 
 import msgspec
@@ -35,13 +42,19 @@ LONGEST_TAIL = 4 * 1024 * 1024
 """A tail is not made longer than that to shorten a chain."""
 TAIL_BYTES = 512
 """From this size on a value is compared with the version before."""
+NEAR_BYTES = 1024
+"""A value of at most so many bytes lies in the row of the checkpoint that it came with."""
+MANY = 64
+"""Maps of fewer entries are in the checkpoint's own row."""
 _PLAIN = re.compile(r"[A-Za-z0-9_.~-]+")
 """Text that quoting leaves as it is: most of what makes up a key."""
 _MIRROR = {c: 0xA3 - c for c in range(0x25, 0x7F)}
 
 
 class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
-    """A checkpoint without the values that lie apart: ``apart`` are the channels whose values do."""
+    """A checkpoint without the values that lie apart: ``apart`` are the channels whose values do, ``inside`` are values that came with it, and
+    ``elsewhere`` names, of a channel, the checkpoint that its value came with. ``maps`` are the maps of versions of which ``body`` has what
+    differs. ``behind``: the writes of its tasks lie behind it; to those of earlier releases none do, or only some."""
 
     ns: str
     id: str
@@ -53,6 +66,10 @@ class Checkpoint(msgspec.Struct, frozen=True, array_like=True):
     meta_kind: str
     meta: bytes
     apart: tuple[str, ...] = ()
+    inside: dict[str, tuple[str, bytes]] = {}
+    elsewhere: dict[str, str] = {}
+    maps: str | None = None
+    behind: bool = False
 
 
 class Value(msgspec.Struct, frozen=True, array_like=True):
@@ -136,6 +153,18 @@ def _part(text: str) -> str:
     return f"{found[:24]}%{hashlib.sha256(text.encode()).hexdigest()}"
 
 
+@functools.lru_cache(REMEMBERED)
+def _mirrored(text: str) -> str:
+    """A part of a key such that of two texts the later one comes first."""
+    return _part(text).translate(_MIRROR)
+
+
+@functools.lru_cache(REMEMBERED)
+def _named(prefix: str) -> str:
+    """The thread whose keys begin so."""
+    return unquote(prefix.rstrip("/").rstrip("%"))
+
+
 class Thread(NamedTuple):
     """The keys of one thread."""
 
@@ -155,13 +184,13 @@ class Thread(NamedTuple):
 
     @property
     def id(self) -> str:
-        return unquote(self.prefix.rstrip("/").rstrip("%"))
+        return _named(self.prefix)
 
     def checkpoints(self, ns: str | None = None) -> str:
         return f"{self.prefix}c/" if ns is None else f"{self.prefix}c/{_part(ns)}/"
 
     def checkpoint(self, ns: str, id: str) -> str:
-        return f"{self.checkpoints(ns)}{_part(id).translate(_MIRROR)}~"
+        return f"{self.checkpoints(ns)}{_mirrored(id)}~"
 
     def values(self, ns: str | None = None, channel: str | None = None) -> str:
         if ns is None:
@@ -171,7 +200,15 @@ class Thread(NamedTuple):
     def value(self, ns: str, channel: str, version: str) -> str:
         return f"{self.values(ns, channel)}{_part(version)}"
 
+    def maps(self, ns: str | None = None, id: str = "") -> str:
+        return f"{self.prefix}m/" if ns is None else f"{self.prefix}m/{_part(ns)}/{_part(id)}"
+
     def writes(self, ns: str, id: str) -> str:
+        """Where the writes of a checkpoint's tasks are. No mirrored id has a ``w``."""
+        return f"{self.checkpoint(ns, id)}w/"
+
+    def writes_apart(self, ns: str, id: str) -> str:
+        """Where earlier releases have put them."""
         return f"{self.prefix}w/{_part(ns)}/{_part(id)}/"
 
     def task(self, ns: str, id: str, task: str) -> str:
@@ -185,6 +222,16 @@ class Thread(NamedTuple):
         return f"{self.task(ns, id, task)}_"
 
 
+def of_checkpoint(key: str) -> bool:
+    """Whether the row at a key among the checkpoints is one; else it is of a task's writes."""
+    return key.endswith("~")
+
+
+def behind_writes(key: str) -> str:
+    """Behind the writes of the checkpoint to which these belong."""
+    return f"{key[: key.index('~w/')]}~w0"
+
+
 def thread_of(key: str) -> Thread:
     """The thread that a row belongs to."""
     return Thread(f"{key.partition('/')[0]}/")
@@ -193,6 +240,30 @@ def thread_of(key: str) -> Thread:
 def of_run(run: str) -> str:
     """Where the checkpoints of a run are listed; no thread's key begins so."""
     return f"!r/{_part(run)}/"
+
+
+# -- maps of versions -------------------------------------------------------------------------------
+
+
+Seen = dict[str, dict[str, Any]]
+
+
+class Maps(NamedTuple):
+    """The versions of a checkpoint's channels and those that its nodes have seen, as they were put under ``id``."""
+
+    id: str
+    versions: dict[str, Any]
+    seen: Seen
+
+    def rest(self, versions: dict[str, Any], seen: Seen) -> tuple[dict[str, Any], Seen] | None:
+        """What of later maps is not as in these; None where they lack an entry of these, or so much differs that they are better put anew: what
+        the rows behind them repeat is then as much as they are."""
+        if not (self.versions.keys() <= versions.keys() and self.seen.keys() <= seen.keys()):
+            return None
+        was, had = self.versions.get, self.seen.get
+        new = {name: version for name, version in versions.items() if was(name) != version}
+        met = {name: each for name, each in seen.items() if had(name) != each}
+        return (new, met) if (len(new) + len(met)) ** 2 <= 2 * (len(versions) + len(seen)) else None
 
 
 # -- values that grow -------------------------------------------------------------------------------

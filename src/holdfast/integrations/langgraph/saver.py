@@ -42,6 +42,9 @@ SMALL = 128
 PAGE = 500
 REMEMBERED = 1024
 READ_BYTES = 16_000_000
+MAPS = ("channel_versions", "versions_seen")
+MAPS_READ = "\0maps"
+"""Under this name the maps that were read last are remembered: no channel has it."""
 MET = 10_000
 """When so many threads were met, those of which nothing is remembered any more are left out."""
 
@@ -77,6 +80,8 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self._kept: OrderedDict[tuple[str, str, str], Kept] = OrderedDict()
         self._read: Recent[r.Slot, tuple[str, tuple[str, bytes]]] = Recent(READ_BYTES)
         self._known: OrderedDict[str, None] = OrderedDict()
+        self._inside: OrderedDict[r.Slot, tuple[str, str]] = OrderedDict()
+        self._maps: OrderedDict[tuple[str, str], r.Maps] = OrderedDict()
         self._met: set[str] = set()
         self._most_met = MET
 
@@ -120,39 +125,71 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     async def _put(self, config: RunnableConfig, checkpoint: Checkpoint, metadata: CheckpointMetadata, new_versions: ChannelVersions) -> RunnableConfig:
         thread, ns, parent = _place(config)
+        id = checkpoint["id"]
         made: dict[str, bytes] = {}
         near: dict[str, Any] = {}
+        inside: dict[str, tuple[str, bytes]] = {}
+        elsewhere: dict[str, str] = {}
         apart: list[str] = []
         versions = checkpoint["channel_versions"]
         for channel, value in checkpoint["channel_values"].items():
             version = versions.get(channel)
-            key = "" if version is None else thread.value(ns, channel, str(version))
-            if version is not None and channel not in new_versions and key in self._known:
-                apart.append(channel)
-                continue
-            kind, body = self.serde.dumps_typed(value)
-            if version is None or len(body) <= SMALL:
+            if version is not None and channel not in new_versions:
+                at = self._inside.get((thread.prefix, ns, channel))
+                if at is not None and at[0] == version:
+                    elsewhere[channel] = at[1]
+                    continue
+                if thread.value(ns, channel, str(version)) in self._known:
+                    apart.append(channel)
+                    continue
+            if version is None or _short(value):
                 near[channel] = value
                 continue
-            apart.append(channel)
+            kind, body = self.serde.dumps_typed(value)
+            if len(body) <= SMALL:
+                near[channel] = value
+                continue
             self._meet(thread)
+            if len(body) <= r.NEAR_BYTES:
+                inside[channel] = (kind, body)
+                _remember(self._inside, (thread.prefix, ns, channel), (version, id))
+                continue
+            apart.append(channel)
+            key = thread.value(ns, channel, str(version))
             made[key] = r.encode(self._value(thread, ns, channel, str(version), kind, body))
             _remember(self._known, key, None)
-        kind, body = self.serde.dumps_typed({**checkpoint, "channel_values": near})
+        shown: dict[str, Any] = {**checkpoint, "channel_values": near}
+        maps = self._mapped(thread, ns, checkpoint, shown, made)
+        kind, body = self.serde.dumps_typed(shown)
         meta = get_checkpoint_metadata(config, metadata)
         meta_kind, told = self.serde.dumps_typed(meta)
-        run = meta.get("run_id")
-        row = r.Checkpoint(ns, checkpoint["id"], parent, None if run is None else str(run), checkpoint["ts"], kind, body, meta_kind, told, tuple(apart))
-        key = thread.checkpoint(ns, row.id)
+        run = None if (given := meta.get("run_id")) is None else str(given)
+        row = r.Checkpoint(ns, id, parent, run, checkpoint["ts"], kind, body, meta_kind, told, tuple(apart), inside, elsewhere, maps, True)
+        key = thread.checkpoint(ns, id)
         made[key] = r.encode(row)
-        if row.run is not None:
-            made[r.of_run(row.run) + key] = b""
+        if run is not None:
+            made[r.of_run(run) + key] = b""
         try:
             await self._writer.write(made)
         except BaseException:
             self._forget(thread)  # nothing later may build on what was not written
             raise
-        return _config(thread, ns, row.id)
+        return _config(thread, ns, id)
+
+    def _mapped(self, thread: Thread, ns: str, checkpoint: Checkpoint, shown: dict[str, Any], made: dict[str, bytes]) -> str | None:
+        """Leaves in ``shown`` what of the maps of versions differs from those that were put last, which it names. Those are put anew where need be."""
+        versions, seen = checkpoint["channel_versions"], checkpoint["versions_seen"]
+        if len(versions) + len(seen) < r.MANY:
+            return None
+        before = self._maps.get((thread.prefix, ns))
+        rest = None if before is None else before.rest(versions, seen)
+        if before is None or rest is None:
+            before, rest = r.Maps(checkpoint["id"], dict(versions), {name: dict(each) for name, each in seen.items()}), ({}, {})
+            made[thread.maps(ns, before.id)] = r.encode(Value(*self.serde.dumps_typed({"channel_versions": versions, "versions_seen": seen})))
+            self._meet(thread)
+            _remember(self._maps, (thread.prefix, ns), before)
+        shown["channel_versions"], shown["versions_seen"] = rest
+        return before.id
 
     def _value(self, thread: Thread, ns: str, channel: str, version: str, kind: str, body: bytes) -> Value:
         slot = (thread.prefix, ns, channel)
@@ -208,11 +245,28 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     async def _row(self, config: RunnableConfig) -> tuple[Thread, r.Checkpoint] | None:
         thread, ns, id = _place(config)
-        if id is None:
-            found = await self.shelf.scan(thread.checkpoints(ns), limit=1)
-            return (thread, r.checkpoint_of(found[0][1])) if found else None
-        data = await self.shelf.get(thread.checkpoint(ns, id))
-        return None if data is None else (thread, r.checkpoint_of(data))
+        if id is not None:
+            data = await self.shelf.get(thread.checkpoint(ns, id))
+            return None if data is None else (thread, r.checkpoint_of(data))
+        after: str | None = None
+        while found := await self.shelf.scan(thread.checkpoints(ns), after=after, limit=1):
+            if r.of_checkpoint(found[0][0]):
+                return thread, r.checkpoint_of(found[0][1])
+            after = r.behind_writes(found[0][0])  # of a checkpoint that was never put
+        return None
+
+    async def _near(self, thread: Thread, row: r.Checkpoint, channel: str, version: str) -> Any:
+        """The value that a checkpoint's channel has had since an earlier checkpoint; apart where that one was deleted."""
+        slot = (thread.prefix, row.ns, channel)
+        if (read := self._read.get(slot)) is not None and read[0] == version:
+            return self._value_of(read[1])
+        data = await self.shelf.get(thread.checkpoint(row.ns, row.elsewhere[channel]))
+        found = None if data is None else r.checkpoint_of(data).inside.get(channel)
+        if found is None:
+            return await self._loaded(thread, row.ns, channel, version)
+        self._meet(thread)
+        self._read.keep(slot, (version, found), len(found[1]))
+        return self._value_of(found)
 
     async def _loaded(self, thread: Thread, ns: str, channel: str, version: str) -> Any:
         slot = (thread.prefix, ns, channel)
@@ -239,22 +293,54 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         self._read.keep(slot, (version, found), len(body))
         return self._value_of(found)
 
-    async def _writes(self, thread: Thread, ns: str, id: str) -> list[PendingWrite]:
+    async def _writes(self, thread: Thread, row: r.Checkpoint) -> list[PendingWrite]:
         found: dict[tuple[str, int], Write] = {}
-        async for _, data in self._rows(thread.writes(ns, id)):
-            for write in r.writes_of(data):
-                found.setdefault((write.task, write.index), write)
+        for prefix in (thread.writes(row.ns, row.id),) if row.behind else (thread.writes_apart(row.ns, row.id), thread.writes(row.ns, row.id)):
+            async for _, data in self._rows(prefix):
+                for write in r.writes_of(data):
+                    found.setdefault((write.task, write.index), write)
         return [(w.task, w.channel, self._value_of((w.kind, w.body))) for w in sorted(found.values(), key=lambda w: w.order)]
 
     async def _tuple(self, thread: Thread, row: r.Checkpoint, wanted: set[str] | None = None) -> CheckpointTuple:
-        body: Checkpoint = self._value_of((row.kind, row.body))
-        if not isinstance(body, dict) or not {"channel_values", "channel_versions"} <= body.keys():
-            raise StoreCorrupt(f"the checkpoint {row.id!r} of the thread {thread.id!r} is not a valid checkpoint", code="row_unreadable", hint="delete the thread, or restore a backup")
+        body = await self._body(thread, row)
+        values, versions = body["channel_values"], body["channel_versions"]
+        for channel, kept in row.inside.items():
+            if wanted is None or channel in wanted:
+                values[channel] = self._value_of(kept)
+        for channel in row.elsewhere:
+            if wanted is None or channel in wanted:
+                values[channel] = await self._near(thread, row, channel, str(versions[channel]))
         for channel in row.apart:
             if wanted is None or channel in wanted:
-                body["channel_values"][channel] = await self._loaded(thread, row.ns, channel, str(body["channel_versions"][channel]))
+                values[channel] = await self._loaded(thread, row.ns, channel, str(versions[channel]))
         parent = None if row.parent is None else _config(thread, row.ns, row.parent)
-        return CheckpointTuple(_config(thread, row.ns, row.id), body, self._meta(row), parent, await self._writes(thread, row.ns, row.id))
+        return CheckpointTuple(_config(thread, row.ns, row.id), body, self._meta(row), parent, await self._writes(thread, row))
+
+    async def _body(self, thread: Thread, row: r.Checkpoint) -> Checkpoint:
+        """A checkpoint with its maps of versions, and with those of its values that are in its own body."""
+        body = self._value_of((row.kind, row.body))
+        maps = {} if row.maps is None else await self._mapping(thread, row, row.maps)
+        for each in (body, maps):
+            if not isinstance(each, dict) or not all(isinstance(each.get(name, {}), dict) for name in MAPS):
+                raise _invalid(thread, row)
+        if not {"channel_values", "channel_versions"} <= body.keys():
+            raise _invalid(thread, row)
+        for name in MAPS if maps else ():
+            body[name] = {**maps.get(name, {}), **body.get(name, {})}
+        return cast(Checkpoint, body)
+
+    async def _mapping(self, thread: Thread, row: r.Checkpoint, id: str) -> Any:
+        """Maps of versions as they were put."""
+        slot = (thread.prefix, row.ns, MAPS_READ)
+        if (read := self._read.get(slot)) is not None and read[0] == id:
+            return self._value_of(read[1])
+        data = await self.shelf.get(thread.maps(row.ns, id))
+        if data is None:
+            raise StoreCorrupt(f"the versions of the checkpoint {row.id!r} of the thread {thread.id!r} are not in the store", code="value_missing", hint="restore a backup")
+        kept = r.value_of(data)
+        self._meet(thread)
+        self._read.keep(slot, (id, (kept.kind, kept.body)), len(kept.body))
+        return self._value_of((kept.kind, kept.body))
 
     def _value_of(self, kept: tuple[str, bytes]) -> Any:
         try:
@@ -273,7 +359,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             return None
         loaded = await self._tuple(*found)
         if _place(config)[2] is None:
-            self._refresh(found[0], found[1].ns, loaded.checkpoint["channel_versions"])
+            self._refresh(found[0], found[1], loaded.checkpoint["channel_versions"])
         return loaded
 
     async def _list(
@@ -300,8 +386,9 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
     async def _newest_first(self, thread: Thread | None, ns: str | None, until: str | None) -> AsyncIterator[tuple[Thread, r.Checkpoint]]:
         if thread is not None and ns is not None:
             start = thread.checkpoint(ns, until) if until else None
-            async for _, data in self._rows(thread.checkpoints(ns), start):
-                yield thread, r.checkpoint_of(data)
+            async for key, data in self._rows(thread.checkpoints(ns), start):
+                if r.of_checkpoint(key):
+                    yield thread, r.checkpoint_of(data)
             return
         owners = [thread] if thread is not None else [Thread.of(t) for t in await self._threads()]
         found = [(owner, row) for owner in owners for row in await self._checkpoints(owner)]
@@ -309,7 +396,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             yield each
 
     async def _checkpoints(self, thread: Thread) -> list[r.Checkpoint]:
-        return [r.checkpoint_of(data) async for _, data in self._rows(thread.checkpoints())]
+        return [r.checkpoint_of(data) async for key, data in self._rows(thread.checkpoints()) if r.of_checkpoint(key)]
 
     async def _threads(self) -> list[str]:
         """The ids of all threads, one look for each."""
@@ -350,10 +437,17 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
 
     # -- keeping -------------------------------------------------------------------------------------
 
-    def _refresh(self, thread: Thread, ns: str, versions: ChannelVersions) -> None:
-        """Forgets the values that are not those of the newest checkpoint: another process may have deleted or pruned them."""
+    def _refresh(self, thread: Thread, row: r.Checkpoint, versions: ChannelVersions) -> None:
+        """Forgets the values and maps that are not those of the newest checkpoint: another process may have deleted or pruned them."""
+        if thread.prefix not in self._met:
+            return
+        place = (thread.prefix, row.ns)
+        if place in self._maps and self._maps[place].id != row.maps:
+            del self._maps[place]
         for channel, version in versions.items():
-            slot = (thread.prefix, ns, channel)
+            slot = (*place, channel)
+            if slot in self._inside and self._inside[slot][0] != str(version):
+                del self._inside[slot]
             if (read := self._read.get(slot)) is not None and read[0] != str(version):
                 self._read.drop(slot)
             if slot in self._kept and self._kept[slot].version != str(version):
@@ -363,7 +457,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         """Something of this thread is to be remembered."""
         if len(self._met) >= self._most_met:
             known = {r.thread_of(key).prefix for key in self._known}
-            self._met.intersection_update(known.union((slot[0] for slot in self._kept), (slot[0] for slot in self._read)))
+            self._met.intersection_update(known.union(slot[0] for slots in (self._kept, self._read, self._inside, self._maps) for slot in slots))
             self._most_met = max(MET, 2 * len(self._met))
         self._met.add(thread.prefix)
 
@@ -371,8 +465,10 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         if thread.prefix not in self._met:
             return  # a look through all that is remembered takes longer than the read that found no such thread
         self._met.discard(thread.prefix)
-        for slot in [s for s in self._kept if s[0] == thread.prefix]:
-            del self._kept[slot]
+        remembers: tuple[OrderedDict[Any, Any], ...] = (self._kept, self._inside, self._maps)
+        for remembered in remembers:
+            for place in [p for p in remembered if p[0] == thread.prefix]:
+                del remembered[place]
         self._read.drop_where(lambda slot: slot[0] == thread.prefix)
         for key in [k for k in self._known if k.startswith(thread.prefix)]:
             del self._known[key]
@@ -393,32 +489,42 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
         async for key, data in self._rows(source.prefix):
             moved = target.prefix + key.removeprefix(source.prefix)
             made[moved] = data
-            if key.startswith(source.checkpoints()) and (run := r.checkpoint_of(data).run) is not None:
+            if key.startswith(source.checkpoints()) and r.of_checkpoint(key) and (run := r.checkpoint_of(data).run) is not None:
                 made[r.of_run(run) + moved] = b""
         if made:
             await self.shelf.put_many(made)
 
     async def _drop(self, thread: Thread, gone: Sequence[r.Checkpoint]) -> None:
-        """Deletes checkpoints of a thread, and what nothing names any more then."""
+        """Deletes checkpoints of a thread, and what nothing names any more then. Values that came with them, and that others still have, are
+        put apart first."""
         if not gone:
             return
+        going = {(row.ns, row.id): row for row in gone}
+        used: set[str] = set()
+        saved: dict[str, bytes] = {}
+        for row in [row for row in await self._checkpoints(thread) if (row.ns, row.id) not in going]:
+            versions = (await self._body(thread, row))["channel_versions"]
+            used |= {thread.value(row.ns, channel, str(versions[channel])) for channel in (*row.apart, *row.elsewhere)}
+            used |= set() if row.maps is None else {thread.maps(row.ns, row.maps)}
+            for channel, id in row.elsewhere.items():
+                if (leaving := going.get((row.ns, id))) is not None and channel in leaving.inside:
+                    saved[thread.value(row.ns, channel, str(versions[channel]))] = r.encode(Value(*leaving.inside[channel]))
+        if saved:
+            await self.shelf.put_many(saved)
         for row in gone:
             key = thread.checkpoint(row.ns, row.id)
             await self.shelf.delete(key)
-            await self.shelf.delete(thread.writes(row.ns, row.id))
+            await self.shelf.delete(thread.writes_apart(row.ns, row.id))
             if row.run is not None:
                 await self.shelf.delete(r.of_run(row.run) + key)
         self._forget(thread)
-        used: set[str] = set()
-        for row in await self._checkpoints(thread):
-            versions = self._value_of((row.kind, row.body))["channel_versions"]
-            used |= {thread.value(row.ns, channel, str(versions[channel])) for channel in row.apart}
         values = {key: r.value_of(data) async for key, data in self._rows(thread.values())}
         for key in list(used):
             while (row_at := values.get(key)) is not None and row_at.base is not None:
                 key = f"{key.rpartition('/')[0]}/{row_at.base}"
                 used.add(key)
-        for key in values.keys() - used:
+        maps = {key async for key, _ in self._rows(thread.maps())}
+        for key in (values.keys() | maps) - used:
             await self.shelf.delete(key)
 
     async def _delete_runs(self, run_ids: Sequence[str]) -> None:
@@ -460,7 +566,7 @@ class HoldfastSaver(BaseCheckpointSaver[str]):
             at = by_place.get((at.ns, at.parent))
             if at is not None:
                 needed.append((at.ns, at.id))
-                left -= {*at.apart, *self._value_of((at.kind, at.body))["channel_values"]}
+                left -= {*at.apart, *at.inside, *at.elsewhere, *self._value_of((at.kind, at.body))["channel_values"]}
         return needed
 
     # -- the checkpointer's verbs, for coroutines ----------------------------------------------------
@@ -578,6 +684,12 @@ def _remember(cache: OrderedDict[K, Any], key: K, value: Any) -> None:
         cache.popitem(last=False)
 
 
+def _short(value: Any) -> bool:
+    """Whether a value takes at most ``SMALL`` bytes for certain; of others that shows when they are encoded."""
+    kind = type(value)
+    return value is None or kind is bool or kind is float or (kind is int and -(2**63) <= value < 2**63) or (kind is str and len(value) * 4 < SMALL)
+
+
 def _place(config: RunnableConfig) -> tuple[Thread, str, str | None]:
     """The thread, the namespace and the checkpoint that a config names."""
     given = config["configurable"]
@@ -586,6 +698,11 @@ def _place(config: RunnableConfig) -> tuple[Thread, str, str | None]:
 
 def _config(thread: Thread, ns: str, id: str) -> RunnableConfig:
     return {"configurable": {"thread_id": thread.id, "checkpoint_ns": ns, "checkpoint_id": id}}
+
+
+def _invalid(thread: Thread, row: r.Checkpoint) -> StoreCorrupt:
+    about = f"the checkpoint {row.id!r} of the thread {thread.id!r} is not a valid checkpoint"
+    return StoreCorrupt(about, code="row_unreadable", hint="delete the thread, or restore a backup")
 
 
 def _lost(thread: Thread, channel: str, version: str) -> StoreCorrupt:
