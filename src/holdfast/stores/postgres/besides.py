@@ -190,6 +190,28 @@ def shelf_range(shelf: str, prefix: str, after: str = "") -> dict[str, Any]:
     return {"name": shelf, "first": first, "end": end, "id": vouch.shelf_id(shelf, first), "id_end": behind(vouch.shelf_id(shelf, prefix))}
 
 
+def _with_vouchers(rows: str, vouchers: str) -> str:
+    """Two selects in one: rows of a shelf, and what vouches for some. One statement sees one snapshot, and is a round trip without a transaction
+    around it. Rows come without a kind."""
+    kept, known = (text.strip().rstrip(";") for text in (rows, vouchers))
+    return f"SELECT NULL AS run, NULL AS kind, key AS id, data AS seal, name AS under, NULL::bigint AS mark FROM ({kept}) AS kept UNION ALL SELECT * FROM ({known}) AS known"
+
+
+SCAN_SHELF = _with_vouchers(Q.shelf_scan, Q.vouch_shelf)
+READ_SHELF = _with_vouchers(Q.shelf_get, Q.vouch_some)
+
+
+def shelf_rows(found: Found) -> list[tuple[str, bytes]]:
+    """The rows that such a statement gives, by key, each held against what vouches for it.
+
+    Raises:
+        RecordDamaged: the first that is gone, or is not what was written.
+    """
+    kept = sorted((under, id, seal) for _, kind, id, seal, under, _ in found if kind is None)
+    hold(map(shelf_row, kept), [row for row in found if row[1] is not None])
+    return [(key, bytes(data)) for _, key, data in kept]
+
+
 def put_shelf(shelf: str, rows: Mapping[str, bytes], once: Collection[str]) -> Statement:
     keys = sorted(rows)  # everybody locks them in this order
     seals = [vouch.shelf_seal(shelf, key, rows[key]) for key in keys]

@@ -1094,19 +1094,18 @@ class PostgresStore:
         async def work(db: Connection, sent: int) -> bytes | None:
             if await _first(db, Q.shelf_new, values) is not None:
                 return None
-            there = _shelved(await many(db, _shelf_read(shelf, key)))
+            there = _shelved(await _all(db, *_shelf_read(shelf, key)))
             return None if sent and there == data else there
 
         return await self._do(work)
 
     async def shelved(self, shelf: str, key: str) -> bytes | None:
-        return _shelved(await self._ask(*_shelf_read(shelf, key)))
+        return _shelved(*await self._ask(_shelf_read(shelf, key)))
 
     async def shelf_scan(self, shelf: str, prefix: str = "", after: str = "", limit: int = 100) -> list[tuple[str, bytes]]:
         asked = besides.shelf_range(shelf, prefix, after) | {"limit": limit}
-        found, stated = await self._ask((Q.shelf_scan, asked), (Q.vouch_shelf, asked))
-        besides.hold(map(besides.shelf_row, found), stated)
-        return [(key, data) for _, key, data in found]
+        (found,) = await self._ask((besides.SCAN_SHELF, asked))
+        return besides.shelf_rows(found)
 
     async def unshelve(self, shelf: str, prefix: str) -> int:
         async def work(db: Connection, sent: int) -> int:
@@ -1331,14 +1330,13 @@ def _offer(owner: str, data: bytes | None, seal: bytes | None) -> Offer | None:
     return None if data is None or vouch.of_offer(owner, data).seal != seal else codec.decode_offer(data)
 
 
-def _shelf_read(shelf: str, key: str) -> tuple[Statement, Statement]:
-    return (Q.shelf_get, (shelf, key)), (Q.vouch_some, (OWN, "shelf", [vouch.shelf_id(shelf, key)]))
+def _shelf_read(shelf: str, key: str) -> Statement:
+    return besides.READ_SHELF, (shelf, key, OWN, "shelf", [vouch.shelf_id(shelf, key)])
 
 
-def _shelved(answers: Sequence[Sequence[tuple[Any, ...]]]) -> bytes | None:
-    found, stated = answers
-    besides.hold(map(besides.shelf_row, found), stated)
-    return bytes(found[0][2]) if found else None
+def _shelved(found: Sequence[tuple[Any, ...]]) -> bytes | None:
+    rows = besides.shelf_rows(found)
+    return rows[0][1] if rows else None
 
 
 async def _vouch_for_meta(db: Connection) -> None:
