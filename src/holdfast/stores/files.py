@@ -7,6 +7,7 @@ import errno
 import functools
 import inspect
 import os
+import stat
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any, TypeVar
 
@@ -77,7 +78,9 @@ class Identity:
     def _now(self) -> tuple[tuple[int, int, int] | None, int]:
         """Which file is there, by which name of its own, and its size."""
         try:
-            found, name = os.stat(self._path), os.lstat(self._path)
+            found = name = os.stat(self._path, follow_symlinks=False)
+            if stat.S_ISLNK(name.st_mode):
+                found = os.stat(self._path)
         except FileNotFoundError:
             return None, 0
         return (found.st_dev, found.st_ino, name.st_ino), found.st_size
