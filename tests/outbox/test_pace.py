@@ -19,7 +19,7 @@ from holdfast.core.errors import ErrorValue
 from holdfast.core.intents import Doubtful, Failed, Intent, Outcome, Sent
 from holdfast.outbox.dispatcher import Dispatcher, Sender
 from holdfast.outbox.hands import Hands, NotReached
-from holdfast.outbox.pace import CONCURRENCY, EACH, EXTRA, LONGEST_REST, LONGEST_REST_SERVED, MOST, Lane, Pace
+from holdfast.outbox.pace import CONCURRENCY, EACH, EXTRA, LONGEST_REST, LONGEST_REST_SERVED, MOST, SERVED_SECONDS, Lane, Pace
 from holdfast.outbox.transports import route
 from tests.outbox.conftest import Open
 from tests.postgres.server import shared
@@ -154,10 +154,11 @@ async def test_groups_grow_as_far_as_the_store_lets_them(served: bool, tmp_path:
     assert max(sizes) == (MOST // 2 if served else MOST)
 
 
-@pytest.mark.parametrize(("served", "longest"), [(False, LONGEST_REST), (True, LONGEST_REST_SERVED)])
-def test_behind_a_server_the_others_need_no_long_rest(served: bool, longest: float) -> None:
+@pytest.mark.parametrize(("served", "short", "longest"), [(False, 0.0, LONGEST_REST), (True, SERVED_SECONDS * EACH - 0.001, LONGEST_REST_SERVED)])
+def test_behind_a_server_the_others_need_no_long_rest_but_always_some(served: bool, short: float, longest: float) -> None:
     pace = Pace(served=served)
-    assert [pace.wrote(EACH, seconds) for seconds in (0.001, 0.005, 0.500)] == [0.0, pytest.approx(0.003), longest]
+    assert [pace.wrote(EACH, seconds) for seconds in (0.001, 0.005, 0.500)] == [pytest.approx(short), pytest.approx(0.003), longest]
+    assert pace.wrote(EACH - 1, 0.001) is None
 
 
 def test_what_is_remembered_of_receivers_is_bounded() -> None:

@@ -8,7 +8,8 @@ of it and then keeps, those that the others begin with are not touched.
 What is claimed at once is a *group*, as is what is settled. It is as large as it has to be for the wanted pace and no larger, for the
 store, and the loop, are kept from the runs meanwhile: it grows while an intent's part of a transaction takes long, as where each waits for a
 slow disk, and shrinks where it does not. Behind a server it grows to half of that: there most of the time goes into each intent, so that
-a larger group gains little pace, and a run beside it waits twice as long for the server and for the loop.
+a larger group gains little pace, and a run beside it waits twice as long for the server and for the loop. There the rests are such that no more
+than the wanted pace is reached, for each intent takes of the loop and of the server what runs could have.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ EXTRA = 128  # above what receivers begin with, all together
 SLOW_SECONDS, SHORT_SECONDS = 0.000_100, 0.000_050  # an intent's part of a transaction, of which each has two: 2,000 a second leave 500 us
 FREE_SECONDS = 0.002  # what is shorter hinders nobody
 LONGEST_REST = 0.020
-LONGEST_REST_SERVED = 0.004  # behind a server, which lets others write meanwhile: a longer rest would halve the pace and help nobody
+LONGEST_REST_SERVED = 0.004  # behind a server, which lets others write meanwhile: after a slow transaction a longer rest would halve the pace
+SERVED_SECONDS = 0.000_170  # an intent's part of a transaction and of the rest after it, behind a server: some 2,400 a second, so that runs have the others
 QUICK_SECONDS = 0.025
 LANES = 1_000  # so many are remembered
 
@@ -39,6 +41,7 @@ class Pace:
 
     def __init__(self, concurrency: int = CONCURRENCY, each: int = EACH, *, served: bool = False) -> None:
         self._concurrency = concurrency
+        self._served = served
         self._largest = MOST_SERVED if served else MOST
         self._longest_rest = LONGEST_REST_SERVED if served else LONGEST_REST
         self.each = each
@@ -52,7 +55,10 @@ class Pace:
             self.group = min(self.group * 2, self._largest)
         elif seconds < SHORT_SECONDS * count:
             self.group = max(self.group * 3 // 4, self.each)
-        return min(max(0.0, seconds - FREE_SECONDS), self._longest_rest) if count >= self.each else None
+        if count < self.each:
+            return None
+        rest = min(max(0.0, seconds - FREE_SECONDS), self._longest_rest)
+        return max(rest, SERVED_SECONDS * count - seconds) if self._served else rest
 
     def of(self, lane: Lane) -> int:
         """How many intents a receiver may have at once."""
