@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import IntFlag
 from typing import Any, Protocol, TypeGuard, runtime_checkable
 
@@ -22,7 +22,7 @@ from holdfast.core.events import EffectFact
 from holdfast.core.evidence import Artifact, Postcondition, Report
 from holdfast.core.intents import Intent
 from holdfast.core.lease import Alive, Lease
-from holdfast.core.limits import Backlog, Held, Later, Limit, Rule
+from holdfast.core.limits import Backlog, Given, Held, Later, Limit, Rule
 from holdfast.core.offers import Offer
 from holdfast.core.pruned import Tombstone
 from holdfast.core.run import Run
@@ -56,13 +56,8 @@ class Claim(msgspec.Struct, frozen=True):
     cause: str = ""
 
 
-class Claims(list[Claim]):
-    """The runs that a claimer was given. ``again``: when, by the store's clock, a rate lets another run go that it holds back now; None if no rate
-    holds any back."""
-
-    def __init__(self, claims: Iterable[Claim] = (), again: int | None = None) -> None:
-        super().__init__(claims)
-        self.again = again
+class Claims(Given[Claim]):
+    """The runs that a claimer was given; ``again`` is when a rate lets another one go."""
 
 
 class Loaded(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from holdfast.core.limits import (
     Backlog,
     Change,
     Due,
+    Given,
     Held,
     Later,
     Limit,
@@ -218,3 +219,10 @@ def test_a_damaged_rule_is_one_error_with_a_way_out(data: bytes) -> None:
     with pytest.raises(EventUnreadable, match="limit cannot be read") as caught:
         codec.decode_rule(data)
     assert "limits set" in caught.value.hint
+
+
+def test_what_is_given_is_a_list_that_says_when_more_goes() -> None:
+    assert Given() == [] and Given().again is None
+    some = Given(["r1"], 7)
+    some += ["r2"]
+    assert some == ["r1", "r2"] and some.again == 7

@@ -34,6 +34,7 @@ from holdfast.core.errors import (
 from holdfast.core.intents import Sending, Sent
 from holdfast.engine.keep.check import Checker
 from holdfast.engine.keep.repair import Repairer
+from holdfast.ports import News
 from holdfast.stores import PostgresStore, open_url
 from holdfast.stores.postgres import besides, news
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts, taught
@@ -449,7 +450,7 @@ async def test_who_cannot_listen_tries_ever_more_seldom(monkeypatch: pytest.Monk
     pool: Any = object()
     hints = news.News(Place("", "", listen="nobody"), look)
     hints.open(pool)
-    waiting = asyncio.ensure_future(hints.wait(60))
+    waiting = asyncio.ensure_future(hints.wait(60, News.DUE))
     async with asyncio.timeout(20):
         await enough.wait()
     await hints.close()

@@ -10,7 +10,7 @@ import heapq
 import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -18,6 +18,7 @@ from holdfast.core import bounds
 from holdfast.core.arguments import Declared
 from holdfast.core.errors import InvalidInput
 
+T = TypeVar("T")
 SECOND = 1_000_000
 MOST = 1_000_000
 WORKER = "worker"
@@ -25,6 +26,14 @@ QUEUE, TENANT, ANY = "queue:", "tenant:", "*"
 KEPT_CHANGES = 100
 SOON_US = SECOND  # what waits longer for its turn rests instead
 LONGEST_WAIT_US = 30 * SECOND
+
+
+class Given(list[T]):
+    """What limits let go now. ``again``: when, by the store's clock, a rate lets another go that it holds back now; None if no rate holds any back."""
+
+    def __init__(self, items: Iterable[T] = (), again: int | None = None) -> None:
+        super().__init__(items)
+        self.again = again
 
 
 class Limit(msgspec.Struct, frozen=True, kw_only=True, metaclass=Declared):
@@ -397,6 +406,6 @@ def queues(backlog: Sequence[Backlog], held: Sequence[Held], rules: Rules, bucke
 
 
 __all__ = [
-    "Backlog", "Bounded", "Change", "Chosen", "Due", "Held", "Later", "Limit", "QueueState", "Rule", "Rules", "Use", "admitted", "chosen", "come_back", "in_force", "may_enter", "name",
+    "Backlog", "Bounded", "Change", "Chosen", "Due", "Given", "Held", "Later", "Limit", "QueueState", "Rule", "Rules", "Use", "admitted", "chosen", "come_back", "in_force", "may_enter", "name",
     "next_token", "own_name", "queues", "taken",
 ]  # fmt: skip
