@@ -25,7 +25,7 @@ from typing import Any
 from record import Recorder
 from sending import graph
 
-from holdfast import Runtime
+from holdfast import Runtime, machine
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
@@ -58,6 +58,7 @@ async def drain(url: str, count: int) -> dict[str, Any]:
         return None
 
     found: dict[str, Any] = {"count": count}
+    machine.settle()  # as ``holdfast worker`` and ``holdfast dispatch`` do
     for name in ("alone", "with_runs"):
         async with Runtime(url) as rt:
             for _ in range(count // A_RUN):

@@ -28,14 +28,14 @@ class Here(NamedTuple):
 
 
 LOOKED_AFTER = (10_000, 10, 20)
-"""Of the garbage collector of a process that serves: new objects, and generations, before it looks again."""
+"""Of the garbage collector of such a process: new objects, and generations, before it looks again."""
 
 
 def settle() -> None:
-    """For a process that serves from now on: the garbage collector passes over what has been loaded, and looks less often.
+    """For a process that serves, or executes runs, from now on: the garbage collector passes over what has been loaded, and looks less often.
 
-    While it looks through everything no request is answered. That took 30 ms and more, every two seconds under load, and nearly all it looked at were
-    modules.
+    While it looks through everything no request is answered, and no run goes on. That took 30 ms and more, every two seconds under load, and
+    nearly all it looked at were modules.
     """
     gc.collect()
     gc.freeze()

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from holdfast import logs
+from holdfast import logs, machine
 from holdfast.cli import output as o
 from holdfast.cli import pages, targets
 from holdfast.cli.progress import Progress, watched
@@ -146,6 +146,7 @@ def worker(
 
     async def act(rt: Runtime) -> None:
         stop = asyncio.Event()
+        machine.settle()
         names = ", ".join(dict.fromkeys(s.id for s in chosen))
         click.echo(f"worker {rt.owner}: {names}, up to {o.counted(concurrency, 'run')} at the same time", err=True)
         work = asyncio.ensure_future(

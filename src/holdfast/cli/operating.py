@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+from holdfast import machine
 from holdfast.cli import output as o
 from holdfast.cli import pages, sendings
 from holdfast.cli.session import MOST, Call, Project, Within, actor_option, handling, options, over, page, paged, parsed, run_argument
@@ -110,6 +111,7 @@ def dispatch(call: Call, until_idle: bool, transports: str | None) -> int:
 
     async def act(rt: Runtime) -> int:
         stop = asyncio.Event()
+        machine.settle()
         click.echo(f"dispatcher {rt.owner}: {', '.join(map(o.inline, rt.transports))}", err=True)
         with handling(asyncio.get_running_loop(), lambda _: stop.set()):
             return await rt.dispatch(stop=stop, until_idle=until_idle)
