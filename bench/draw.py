@@ -25,6 +25,10 @@ BLOCK = re.compile(r"(<!-- bench: ([a-z-]+) -->\n)(?:(?!<!-- bench: ).)*?(<!-- e
 Record = Mapping[str, Any]
 
 
+
+def lasted(seconds: float) -> str:
+    return f"{seconds:.0f} seconds" if seconds < 100 else f"{seconds / 60:.0f} minutes"
+
 def record(bench: str) -> Record:
     return json.loads((RESULTS / f"{bench}.json").read_text("utf-8"))  # type: ignore[no-any-return]
 
@@ -144,7 +148,7 @@ def about(bench: str) -> str:
     machine, versions = made["machine"], ", ".join(f"{name} {number}" for name, number in made["versions"].items())
     beside = made["beside"] or "nothing else that we started"
     return (
-        f"Recorded {made['date'][:16].replace('T', ' ')} UTC by `{made['command']}` in {made['seconds'] / 60:.0f} minutes, on {machine['cores']} cores of "
+        f"Recorded {made['date'][:16].replace('T', ' ')} UTC by `{made['command']}` in {lasted(made['seconds'])}, on {machine['cores']} cores of "
         f"{machine['cpu']} with {machine['memory_gib']} GiB. Meanwhile the machine also ran: {beside} (load {made['load']['first']} when the benchmark began, {made['load']['last']} when it ended). "
         f"Versions: {versions}."
     )
