@@ -142,6 +142,7 @@ def tool_runner(call: Call, folder: str, tools: str | None, until_idle: bool) ->
 
     async def act(rt: Runtime) -> int:
         stop = asyncio.Event()
+        machine.settle()
         click.echo(f"tool runner {rt.owner}: workspace {there.workspace}, {o.inline(', '.join(there.names), 240)}", err=True)
         work = asyncio.ensure_future(rt.dispatch(stop=stop, until_idle=until_idle))
 

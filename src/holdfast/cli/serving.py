@@ -107,6 +107,7 @@ def mcp(call: Call, target: tuple[str, ...], token_file: str | None, scopes: str
 
             server = made.server(rt, actor=given.actor, scopes=allowed, tenant_id=given.tenant, check=check)
         stop = asyncio.Event()
+        machine.settle()
         driving = asyncio.ensure_future(rt.worker(stop=stop)) if chosen else None
         click.echo(f"serving {call.store} to an MCP client on standard input and output", err=True)
         end = _relayed()
