@@ -212,4 +212,6 @@ def test_a_board_tells_of_what_others_wrote(tmp_path: pathlib.Path) -> None:
     theirs.say(News.DUE | News.OUTBOX)
     assert mine.heard() == News.DUE | News.OUTBOX and theirs.heard() == News.FREED
     assert mine.heard() == theirs.heard() == 0
+    mine.close()
+    assert mine.heard() == int(ANYTHING), "what cannot be read may say anything"
     assert Board.of(str(database / "live" / "!news"), str(database)) is None
