@@ -448,7 +448,7 @@ async def test_who_cannot_listen_tries_ever_more_seldom(monkeypatch: pytest.Monk
     monkeypatch.setattr(asyncio, "sleep", paused)
     monkeypatch.setattr(news.random, "random", lambda: 0.5)
     pool: Any = object()
-    hints = news.News(Place("", "", listen="nobody"), look)
+    hints = news.Hearing(Place("", "", listen="nobody"), look)
     hints.open(pool)
     waiting = asyncio.ensure_future(hints.wait(60, News.DUE))
     async with asyncio.timeout(20):

@@ -17,7 +17,7 @@ from collections.abc import Awaitable, Callable
 import psycopg
 
 from holdfast.core.errors import HoldfastError
-from holdfast.ports import News as Kinds
+from holdfast.ports import News
 from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.connection import LAST_ANSWER, Connections, Place, connect
 
@@ -30,7 +30,7 @@ HEARTBEAT = 5.0
 CHANNEL = "holdfast_news"
 
 
-class News:
+class Hearing:
     """The waiters of one store, and the tasks that look out for them. Everything belongs to the loop that opened the store."""
 
     def __init__(self, place: Place, look: Callable[[], Awaitable[int]], crowded: Callable[[], bool] = lambda: False) -> None:
@@ -86,7 +86,7 @@ class News:
         if self._moved_at > time.monotonic() - QUIET and self._pool is pool:
             self._saying = asyncio.ensure_future(self._say(pool))
 
-    async def wait(self, timeout: float, about: Kinds) -> Kinds:
+    async def wait(self, timeout: float, about: News) -> News:
         """Returns at once if anything of it changed since this task's last return, else at the next change or the timeout; gives what changed."""
         if self._pool is not None and not self._tasks:
             self._tasks.append(asyncio.ensure_future(self._poll()))
@@ -159,4 +159,4 @@ class News:
                 await db.close()
 
 
-__all__ = ["News"]
+__all__ = ["Hearing"]

@@ -71,13 +71,13 @@ from holdfast.ports import (
     IntentCount,
     Loaded,
     LostTail,
+    News,
     Pruned,
     RunFilter,
     Tally,
     Usage,
     Worker,
 )
-from holdfast.ports import News as Kinds
 from holdfast.stores import apply
 from holdfast.stores.apply import Found
 from holdfast.stores.liveness import Liveness
@@ -97,7 +97,7 @@ from holdfast.stores.postgres.connection import (
     too_many,
     translate,
 )
-from holdfast.stores.postgres.news import News
+from holdfast.stores.postgres.news import Hearing
 from holdfast.stores.postgres.remembered import Remembered, said
 
 OPEN_PATIENCE = 5.0
@@ -149,7 +149,7 @@ class PostgresStore:
         self._dead: tuple[str, ...] = ()
         self._pool: Connections | None = None
         self._committer: Committer | None = None
-        self._news = News(self._place, self._look_for_news, lambda: self._pool is not None and self._pool.crowded)
+        self._news = Hearing(self._place, self._look_for_news, lambda: self._pool is not None and self._pool.crowded)
         self._renewing: psycopg.Connection[tuple[Any, ...]] | None = None
         self._renewal = threading.Lock()
         self._home: asyncio.AbstractEventLoop | None = None
@@ -1126,7 +1126,7 @@ class PostgresStore:
         self._heard = (now, ticks())
         return int(number)
 
-    async def wait_for_change(self, timeout: float, about: Kinds = ANYTHING) -> Kinds:
+    async def wait_for_change(self, timeout: float, about: News = ANYTHING) -> News:
         return await self._news.wait(timeout, about)
 
     # -- the store as a whole -----------------------------------------------------------------------
