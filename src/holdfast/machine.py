@@ -42,6 +42,12 @@ def settle() -> None:
     gc.set_threshold(*LOOKED_AFTER)
 
 
+def note_error(ended: asyncio.Future[Any]) -> None:
+    """Reads the error of a task whose caller may have gone before it ended: the event loop reports each that nobody has read."""
+    if not ended.cancelled():
+        ended.exception()
+
+
 def boot() -> str:
     """Which boot of which machine this is: a lock or a tick count means something only within it."""
     try:

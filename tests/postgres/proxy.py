@@ -64,6 +64,10 @@ class Proxy:
     def heal(self) -> None:
         self.forwards.set()
 
+    def backends(self) -> list[int]:
+        """The process numbers of the backends that it has clients connected with."""
+        return list(self._cuts)
+
     def cut_backend(self, pid: int) -> bool:
         """Cuts the client off from that backend, whatever it does now; False if none of ours is connected with it."""
         if (cut := self._cuts.pop(pid, None)) is None:
@@ -77,7 +81,7 @@ class Proxy:
         assert task is not None
         self._tasks.add(task)
         try:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, asyncio.CancelledError):  # cancelled where the proxy ends, which asyncio's streams would report
                 await self._between(reader, writer)
         finally:
             self._tasks.discard(task)

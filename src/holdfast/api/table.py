@@ -28,6 +28,7 @@ from holdfast.core.status import AT_REST, TERMINAL
 from holdfast.core.tokens import hashed
 from holdfast.core.views import iso
 from holdfast.engine.look.looker import Wanted, skills
+from holdfast.machine import note_error
 from holdfast.runtime import Runtime
 
 LONGEST_WAIT = 60.0
@@ -507,13 +508,7 @@ async def went_on(
     if job.done():
         job.result()
     else:
-        job.add_done_callback(_heard)
-
-
-def _heard(job: asyncio.Task[Any]) -> None:
-    """What becomes of a drive behind its answer is told by the run itself."""
-    if not job.cancelled():
-        job.exception()
+        job.add_done_callback(note_error)  # what becomes of a drive behind its answer is told by the run itself
 
 
 async def replay_run(c: Call) -> Answer:

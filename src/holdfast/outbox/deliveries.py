@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable
 
 from holdfast import logs
 from holdfast.core.errors import StoreError
+from holdfast.machine import note_error
 from holdfast.outbox.dispatcher import Dispatcher
 from holdfast.ports import Clock
 
@@ -46,7 +47,9 @@ class Deliveries:
         own = self._runs.get(run_id)
         if own is not None:
             own.news.set()
-            own.task = own.task or asyncio.ensure_future(self._send(run_id, own))
+            if own.task is None:
+                own.task = asyncio.ensure_future(self._send(run_id, own))
+                own.task.add_done_callback(note_error)  # a run that is left does not wait for it
 
     async def delivered(self, run_id: str) -> None:
         """The run rests: what it has to be sent is sent, as far as that can be done now."""

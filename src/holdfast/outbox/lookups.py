@@ -12,6 +12,8 @@ import ipaddress
 import socket
 import threading
 
+from holdfast.machine import note_error
+
 Place = tuple[int, str]
 """A family and an address."""
 
@@ -35,7 +37,7 @@ class Lookups:
         key = (loop, host, port)
         if (found := self._under_way.get(key)) is None:
             found = self._under_way[key] = loop.create_future()
-            found.add_done_callback(_heard)
+            found.add_done_callback(note_error)
             threading.Thread(target=self._look, args=(key, found), name=f"holdfast-look-up-{host}", daemon=True).start()
         return await asyncio.shield(found)
 
@@ -61,12 +63,6 @@ class Lookups:
             loop.call_soon_threadsafe(told)
         except RuntimeError:  # the loop has been closed, and nobody waits any more
             self._under_way.pop(key, None)
-
-
-def _heard(found: asyncio.Future[list[Place]]) -> None:
-    """Whoever asked may have gone before there was an answer."""
-    if not found.cancelled():
-        found.exception()
 
 
 __all__ = ["Lookups", "Place"]

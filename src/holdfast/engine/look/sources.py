@@ -25,6 +25,7 @@ from holdfast.core.masks import Mask
 from holdfast.core.run import Run
 from holdfast.engine.look.looker import Looker
 from holdfast.handle import EventView
+from holdfast.machine import note_error
 from holdfast.ports import Store
 
 POLL_SECONDS = 0.5
@@ -119,7 +120,7 @@ class SharedSource:
         kept = self._kept.get(point)
         if kept is None:
             kept = self._kept[point] = asyncio.ensure_future(self._read(point, turn))
-            kept.add_done_callback(_noted)
+            kept.add_done_callback(note_error)
         return await asyncio.shield(kept)
 
     async def _read(self, point: Point, turn: int) -> Seen:
@@ -187,6 +188,7 @@ class SharedSource:
         """Whether there is anything after a place."""
         if (asked := self._asked.get(point)) is None:
             asked = self._asked[point] = asyncio.ensure_future(self._ask(point))
+            asked.add_done_callback(note_error)
         return await asyncio.shield(asked)
 
     async def _ask(self, point: Point) -> bool:
@@ -197,12 +199,6 @@ class SharedSource:
 
     def _everybody(self) -> Iterable[asyncio.Future[bool]]:
         return [waiter for waiters in self._waiting.values() for waiter in waiters]
-
-
-def _noted(kept: asyncio.Future[Seen]) -> None:
-    """Takes note of an error, also where everybody who asked has gone."""
-    if not kept.cancelled():
-        kept.exception()
 
 
 def _tell(waiter: asyncio.Future[bool], news: bool) -> None:

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from holdfast.core.bounds import sized
+from holdfast.machine import note_error
 from holdfast.shelf import Shelf
 
 WAIT_SECONDS = 0.002
@@ -67,7 +68,7 @@ class Writer:
         if self._riding:
             # Nobody waits for this one. If it fails its rows ride with the next, whose writer hears of the error.
             unheard = asyncio.get_running_loop().create_future()
-            unheard.add_done_callback(lambda done: done.cancelled() or done.exception())
+            unheard.add_done_callback(note_error)
             self._waiting.append(unheard)
             self._serve()
 

@@ -36,6 +36,7 @@ from holdfast.core.errors import (
     VersionConflict,
 )
 from holdfast.core.lease import AT_ONCE
+from holdfast.machine import note_error
 from holdfast.stores.postgres.arrays import taught
 from holdfast.stores.statements import named, numbered
 
@@ -282,6 +283,7 @@ class Connections:
         task = asyncio.ensure_future(self._answered(ask))
         self._asked.add(task)
         task.add_done_callback(self._asked.discard)
+        task.add_done_callback(note_error)  # the server may go meanwhile; what that means for the connection is looked after where it is held
         return await asyncio.shield(task)
 
     async def _answered(self, ask: Callable[[Connection], Awaitable[T]]) -> T:
