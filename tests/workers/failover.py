@@ -110,7 +110,7 @@ class Failover:
                     if self.synchronous:
                         await asyncio.to_thread(self._follow, server, standby)
                     late = (await rt.submit(skill, {"name": "late", "times": 3})).run_id  # its birth is in the tail
-                    await self._some(len(self._acts.done) + 3 * self._runs)
+                    await self._each(3)
                     at = await self._fail_over(address, server, standby)
                     if self.synchronous:
                         await self._goes_on(rt, runs, at)
@@ -131,6 +131,19 @@ class Failover:
             if time.monotonic() > until:
                 raise AssertionError("the workers do nothing")
             await asyncio.sleep(0.01)
+
+    async def _each(self, acts: int) -> None:
+        """Until so much more was done outside for each run: what each has committed last is in the tail."""
+        names = [f"p{i}." for i in range(self._runs)]
+        before = [self._of(name) for name in names]
+        until = time.monotonic() + PATIENCE
+        while any(self._of(name) < already + acts for name, already in zip(names, before, strict=True)):
+            if time.monotonic() > until:
+                raise AssertionError("a run does not go on")
+            await asyncio.sleep(0.01)
+
+    def _of(self, name: str) -> int:
+        return sum(what.startswith(name) for what in self._acts.done)
 
     def _follow(self, server: Server, standby: Server) -> None:
         """The standby follows, and no commit is answered before it has it."""
@@ -200,7 +213,10 @@ class Failover:
                 self.wrong.append(f"{missing} acts of {run_id} are on record no more")
             told = [e.payload["cause"] for e in await rt.events(run_id) if e.type == "run.interrupted"]
             self.surfaced += sum("side effects of its lost commits" in str(t) for t in told)
-            await rt.resume(run_id, actor="ada")  # now it goes on, or asks about what nobody knows
+            try:
+                await rt.resume(run_id, actor="ada")  # now it goes on, or asks about what nobody knows
+            except HoldfastError as e:
+                self.wrong.append(f"{run_id} lost commits and cannot be resumed: {e}; {[v.type for v in await rt.events(run_id)][-12:]}")
 
     async def _judge(self, rt: Runtime, runs: list[str]) -> None:
         self.wrong += [f"{what} was done twice" for what in self._acts.twice]
