@@ -3,6 +3,10 @@
 SQLite cannot see that its write-ahead log was lost or that an old copy was put back. The anchor holds the store's
 incarnation, the last acknowledged log id and that row's hash. It is written after COMMIT and before the answer,
 without a sync, so it is exact after a killed process and never ahead of the log; a thread syncs it each second.
+
+Many processes write it, and none waits for another: a process that is stopped in the middle of a write holds up nobody. So
+each acknowledged log id has a place of its own in the file, by its remainder, and the newest place counts. One that is written
+too late takes nothing away from a newer one.
 """
 
 from __future__ import annotations
@@ -12,19 +16,29 @@ import fcntl
 import os
 import struct
 import threading
+import time
 import weakref
 import zlib
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+from holdfast.core.errors import StoreBusy
 from holdfast.stores.files import on_disk
 
-_LAYOUT = struct.Struct(">4sIQ16sQ")
-_MAGIC = b"HFA2"
-_SIZE = _LAYOUT.size + 4
-_FIRST = struct.Struct(">4sIQ16s")
-_FIRST_MAGIC = b"HFA1"  # release 0.1.0 counted log rows only
+_HEAD = struct.Struct(">4sI20x")
+_ROW = struct.Struct(">IQ16s")
+_WRITES = struct.Struct(">IQ16x")
+_PLACE = 32  # bytes: 28 of one of these, and their checksum
+ROWS, WRITES = 64, 63
+"""How many places there are for log ids, behind the head, and for the count of other transactions, behind those."""
+SIZE = (1 + ROWS + WRITES) * _PLACE
+_MAGIC = b"HFA3"
+_NOTHING = bytes(_PLACE)
+_PAST = {b"HFA1": struct.Struct(">4sIQ16s"), b"HFA2": struct.Struct(">4sIQ16sQ")}
+"""One mark was the whole file in 0.1.0, which counted log rows only, and later."""
 SYNC_EVERY = 1.0
+PATIENCE = 5.0
+"""Seconds to wait for another process that begins the file afresh."""
 
 
 class Mark(NamedTuple):
@@ -35,31 +49,59 @@ class Mark(NamedTuple):
     hash: bytes
     writes: int = 0
 
-    def raised(self, other: Mark) -> Mark:
-        """The newer of both in each respect."""
-        last, digest = max((self.last, self.hash), (other.last, other.hash), key=lambda end: end[0])
-        return Mark(self.incarnation, last, digest, max(self.writes, other.writes))
-
 
 def pack(mark: Mark) -> bytes:
-    body = _LAYOUT.pack(_MAGIC, mark.incarnation, mark.last, mark.hash.ljust(16, b"\0"), mark.writes)
-    return body + zlib.crc32(body).to_bytes(4, "big")
+    """The whole file, with this mark alone."""
+    data = bytearray(SIZE)
+    data[:_PLACE] = _checked(_HEAD.pack(_MAGIC, mark.incarnation))
+    for at, place in _places(mark):
+        data[at : at + _PLACE] = place
+    return bytes(data)
 
 
 def unpack(data: bytes) -> Mark | None:
-    """The mark, or None if the bytes are no whole, undamaged one."""
-    if zlib.crc32(data[:-4]).to_bytes(4, "big") != data[-4:]:
+    """The mark, or None if the bytes are no whole, undamaged file."""
+    if data[:4] in _PAST:
+        return _past(_PAST[data[:4]], data)
+    places = [data[at : at + _PLACE] for at in range(0, SIZE, _PLACE)]
+    if len(data) != SIZE or data[:4] != _MAGIC or any(place != _NOTHING and _checked(place[:-4]) != place for place in places):
         return None
-    if len(data) == _SIZE and data[:4] == _MAGIC:
-        return Mark(*_LAYOUT.unpack(data[:-4])[1:])
-    if len(data) == _FIRST.size + 4 and data[:4] == _FIRST_MAGIC:
-        return Mark(*_FIRST.unpack(data[:-4])[1:])
-    return None
+    incarnation = int(_HEAD.unpack(places[0][:-4])[1])
+    rows = [_ROW.unpack(place[:-4]) for place in places[1 : 1 + ROWS]]
+    counts = [_WRITES.unpack(place[:-4]) for place in places[1 + ROWS :]]
+    # A process that stood still may write of an incarnation that is over.
+    _, last, digest = max((r for r in rows if r[0] == incarnation), key=lambda r: r[1], default=(0, 0, b""))
+    return Mark(incarnation, last, digest, max((n for of, n in counts if of == incarnation), default=0))
 
 
-def pack_head(incarnation: int) -> bytes:
-    """The bytes before the log id."""
+def _begins(incarnation: int) -> bytes:
+    """What the file of an incarnation begins with."""
     return _MAGIC + incarnation.to_bytes(4, "big")
+
+
+def _past(layout: struct.Struct, data: bytes) -> Mark | None:
+    whole = len(data) == layout.size + 4 and zlib.crc32(data[:-4]).to_bytes(4, "big") == data[-4:]
+    return Mark(*layout.unpack(data[:-4])[1:]) if whole else None
+
+
+def _checked(body: bytes) -> bytes:
+    return body + zlib.crc32(body).to_bytes(4, "big")
+
+
+def _places(mark: Mark) -> Iterator[tuple[int, bytes]]:
+    """Where what of a mark goes."""
+    if mark.last:
+        yield _row_at(mark.last), _checked(_ROW.pack(mark.incarnation, mark.last, mark.hash))
+    if mark.writes:
+        yield _writes_at(mark.writes), _checked(_WRITES.pack(mark.incarnation, mark.writes))
+
+
+def _row_at(last: int) -> int:
+    return (1 + last % ROWS) * _PLACE
+
+
+def _writes_at(writes: int) -> int:
+    return (1 + ROWS + writes % WRITES) * _PLACE
 
 
 def _work(of: weakref.ref[Anchor], stop: threading.Event) -> None:
@@ -80,15 +122,27 @@ class Anchor:
         self._each_second = each_second
         self._fd = -1
         self._dirty = False
-        # Threads share the descriptor, and a file lock does not keep them apart.
         self._threads = threading.Lock()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
-        with self._threads:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
+    def _alone(self) -> Iterator[None]:
+        """Nobody else begins the file afresh meanwhile.
+
+        Raises:
+            StoreBusy: somebody does, and has not come to its end for a while.
+        """
+        with self._threads:  # they share the descriptor, and a file lock does not keep them apart
+            until = time.monotonic() + PATIENCE
+            while True:
+                try:
+                    fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    break
+                except BlockingIOError:
+                    if time.monotonic() > until:
+                        raise StoreBusy(f"another process has locked {self.path}", hint="look for one that is stopped: end it, or let it continue") from None
+                    time.sleep(0.01)
             try:
                 yield
             finally:
@@ -106,40 +160,53 @@ class Anchor:
             return self.read()
 
     def read(self) -> Mark | None:
-        return unpack(os.pread(self._fd, _SIZE + 1, 0))
+        return unpack(os.pread(self._fd, SIZE + 1, 0))
 
     def begin(self, mark: Mark, *, first: bool = False) -> None:
-        """Starts afresh, downwards too: a new incarnation, or with ``first`` a new store unless another process was quicker."""
-        with on_disk(self.path), self._locked():
-            if first and self.read() is not None:
-                return
-            os.pwrite(self._fd, pack(mark), 0)
-            os.ftruncate(self._fd, _SIZE)
-            os.fsync(self._fd)
+        """Starts afresh, downwards too: a new incarnation, or with ``first`` a new store unless another process was quicker.
+
+        Raises:
+            StoreFull, StoreReadOnly, StoreError: by what the disk says.
+            StoreBusy: another process begins it, and does not come to its end.
+        """
+        with on_disk(self.path), self._alone():
+            if not first or self.read() is None:
+                self._write(mark)
+
+    def renew(self) -> None:
+        """A file of a past release becomes one of this; what is still at work there writes no more.
+
+        Raises:
+            StoreFull, StoreReadOnly, StoreError: by what the disk says.
+            StoreBusy: another process begins it, and does not come to its end.
+        """
+        with on_disk(self.path):
+            if os.pread(self._fd, 4, 0) in _PAST:
+                with self._alone():
+                    there = self.read()
+                    if there is not None and os.pread(self._fd, 4, 0) in _PAST:
+                        self._write(there)
+
+    def _write(self, mark: Mark) -> None:
+        os.pwrite(self._fd, pack(mark), 0)
+        os.ftruncate(self._fd, SIZE)
+        os.fsync(self._fd)
 
     def raise_to(self, mark: Mark) -> bool:
         """Moves the anchor upwards; False if the store has another incarnation by now, and nothing was written."""
         with self._threads:
-            fcntl.flock(self._fd, fcntl.LOCK_EX)
-            try:
-                data = os.pread(self._fd, _SIZE + 1, 0)
-                if data[:8] != pack_head(mark.incarnation):  # of another incarnation, or of a past release
-                    there = unpack(data)
-                    if there is None or there.incarnation != mark.incarnation:
-                        return False
-                else:  # on the way of every commit: what is known of its bytes is read as numbers
-                    there = Mark(mark.incarnation, int.from_bytes(data[8:16], "big"), data[16:32], int.from_bytes(data[32:40], "big"))
-                if there.last < mark.last or there.writes < mark.writes or data[:4] != _MAGIC:
-                    os.pwrite(self._fd, pack(there.raised(mark)), 0)
+            data = os.pread(self._fd, SIZE, 0)
+            if data[:8] != _begins(mark.incarnation):
+                return False
+            for at, place in _places(mark):
+                if data[at : at + 12] < place[:12] or data[at : at + 4] != place[:4]:  # the incarnation and the number, compared as numbers are
+                    os.pwrite(self._fd, place, at)
                     self._dirty = True
-                return True
-            finally:
-                fcntl.flock(self._fd, fcntl.LOCK_UN)
+            return True
 
     def of(self, incarnation: int) -> bool:
         """Whether it still is that of this incarnation."""
-        there = self.read()
-        return there is not None and there.incarnation == incarnation
+        return os.pread(self._fd, 8, 0) == _begins(incarnation)
 
     def keep_synced(self) -> None:
         """Starts the thread that syncs about each second. It keeps no store alive that its owner has dropped without closing it, and ends with it."""

@@ -281,7 +281,7 @@ class SqliteStore:
             found = row(db, Q.log_hash, (mark.last,))
             if found is None or found[0] != mark.hash:
                 return LogRolledBack(f"{self.path}: log row {mark.last} is not the one that was acknowledged", hint=way_out)
-        self._anchor.raise_to(mark)  # one of a past release becomes one of this: what is still at work there writes no more
+        self._anchor.renew()
         return None
 
     def _after(self, committer: Committer) -> HoldfastError | None:
