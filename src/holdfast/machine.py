@@ -57,6 +57,14 @@ def boot() -> str:
         return socket.gethostname()
 
 
+def wall() -> int:
+    """Microseconds of the wall clock of this machine: all its processes share it, whatever one of them has put in the place of ``time.time``.
+
+    A store that is a file on this machine has no other clock (§10.3).
+    """
+    return time.clock_gettime_ns(time.CLOCK_REALTIME) // 1000
+
+
 def ticks() -> int:
     """Microseconds of a clock that goes on while the machine sleeps and that nobody sets (§10.3)."""
     return time.clock_gettime_ns(getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)) // 1000

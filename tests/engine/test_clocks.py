@@ -28,8 +28,9 @@ class Wall:
     """The host's wall clock, which somebody sets."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.off, real = 0.0, time.time_ns
+        self.off, real, read = 0.0, time.time_ns, time.clock_gettime_ns
         monkeypatch.setattr(time, "time_ns", lambda: real() + int(self.off * 1e9))
+        monkeypatch.setattr(time, "clock_gettime_ns", lambda clock: read(clock) + (int(self.off * 1e9) if clock == time.CLOCK_REALTIME else 0))
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ import bisect
 import contextlib
 import secrets
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -36,7 +35,7 @@ from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
 from holdfast.core.status import TERMINAL, Status
 from holdfast.core.tokens import Token
-from holdfast.machine import ticks
+from holdfast.machine import ticks, wall
 from holdfast.ports import NO_LIMITS, Claim, Claims, Dossier, Evidence, Loaded, Pruned, RunFilter, Usage
 from holdfast.stores import apply, small
 from holdfast.stores.apply import Aged, Call, Candidate, Found, Prepared, Stands, Wanted
@@ -80,7 +79,7 @@ class MemoryStore(Small):
     url = "memory:"
 
     def __init__(self, *, now: Callable[[], int] | None = None) -> None:
-        self._now = now or (lambda: time.time_ns() // 1000)
+        self._now = now or wall
         self._ticks = now or ticks
         self.incarnation = secrets.randbits(31)
         self._runs: dict[str, _Row] = {}

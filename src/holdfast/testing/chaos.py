@@ -144,15 +144,16 @@ def skills(outside: Outside) -> list[object]:
 
 
 async def work(url: str, folder: Path) -> None:
-    """A worker whose wall clock goes by a file of its own."""
-    offset, real = folder / f"clock-{os.getpid()}", time.time_ns
+    """A worker whose wall clock goes by a file of its own, and with it that of its store."""
+    offset, real, read = folder / f"clock-{os.getpid()}", time.time_ns, time.clock_gettime_ns
 
-    def now() -> int:
+    def off() -> int:
         with contextlib.suppress(OSError, ValueError):
-            return real() + int(offset.read_text()) * 1_000_000_000
-        return real()
+            return int(offset.read_text()) * 1_000_000_000
+        return 0
 
-    time.time_ns = now
+    time.time_ns = lambda: real() + off()
+    time.clock_gettime_ns = lambda clock: read(clock) + (off() if clock == time.CLOCK_REALTIME else 0)
     async with Runtime(url, skills=skills(Outside(folder)), lease=LEASE) as rt:  # type: ignore[arg-type]
         (folder / f"up-{os.getpid()}").touch()
         await rt.worker(concurrency=8)
@@ -167,6 +168,7 @@ class Chaos:
 
     names: Sequence[str] = ("verified", "verified", "blind", "asking", "listening")
     workers_wanted = WORKERS
+    greedy_each = GREEDY
 
     def __init__(
         self,
@@ -237,7 +239,8 @@ class Chaos:
         while self.in_time and (len(self.runs) < report.runs or sum(self.faults.values()) < report.faults or under_way):
             await self._staff()
             for _ in range(min(share, report.runs - len(self.runs))):
-                skill = "greedy" if len(self.runs) % GREEDY == GREEDY // 2 else self.dice.choice(self.names)
+                greedy = self.greedy_each > 0 and len(self.runs) % self.greedy_each == self.greedy_each // 2
+                skill = "greedy" if greedy else self.dice.choice(self.names)
                 with contextlib.suppress(HoldfastError):  # a frozen commit holds the file: it is tried again
                     self.runs.append((await rt.submit(skill, {"name": f"{skill}{len(self.runs)}"}, key=f"{skill}{len(self.runs)}")).run_id)
             await asyncio.sleep(self.dice.random() * 0.15)

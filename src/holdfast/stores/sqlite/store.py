@@ -178,7 +178,7 @@ class SqliteStore:
         self.incarnation = 0
         self.suspect: HoldfastError | None = None
         self.patience = PATIENCE
-        self._now = now or (lambda: time.time_ns() // 1000)
+        self._now = now or machine.wall
         self._anchor = Anchor(self.path + "-anchor", self._unsynced, self._each_second)
         self._liveness = Liveness(self.path + "-live")
         self._moved = now is not None
