@@ -14,6 +14,8 @@ from contextlib import contextmanager
 
 HERE = pathlib.Path(__file__).resolve().parent
 HOME = pathlib.Path(os.environ.get("BENCH_HOME") or HERE / ".home")
+DATABASE = os.environ.get("BENCH_DATABASE", "")
+"""The URL of the empty PostgreSQL database that a case is given, where the bench runs over one."""
 clock = time.perf_counter
 
 NODES = 100  # of the linear graph
@@ -56,5 +58,12 @@ def latencies(metric: str, seconds: Sequence[float]) -> None:
 
 
 def size(path: pathlib.Path) -> int:
-    """Bytes on disk of a database and its log."""
+    """Bytes on disk of a database and its log; of a PostgreSQL database its own."""
+    if DATABASE:
+        import psycopg
+
+        with psycopg.connect(DATABASE, autocommit=True) as db:
+            found = db.execute("SELECT pg_database_size(current_database())").fetchone()
+        assert found is not None
+        return int(found[0])
     return sum(p.stat().st_size for p in path.parent.iterdir() if p.is_file() and p.name.startswith(path.name))

@@ -1,4 +1,4 @@
-"""DBOS's cases, over its SQLite system database at its defaults."""
+"""DBOS's cases, over its system database at its defaults."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from common import NODES, RUNS, SHORT, TASKS, TEXT, clock, emit, folder, latencies, rate, size
+from common import DATABASE, NODES, RUNS, SHORT, TASKS, TEXT, clock, emit, folder, latencies, rate, size
 from dbos import DBOS, DBOSConfig
 
 
@@ -104,7 +104,7 @@ CASES = {"lin": lin, "wf": wf, "conc": conc, "fan": fan, "noop": noop, "signal":
 
 def main(case: Callable[[], Coroutine[Any, Any, None]], *, queued: bool = False) -> None:
     with folder() as where:
-        DBOS(config=DBOSConfig(name="bench", system_database_url=f"sqlite:///{where}/dbos.db", log_level="ERROR"))
+        DBOS(config=DBOSConfig(name="bench", system_database_url=DATABASE or f"sqlite:///{where}/dbos.db", log_level="ERROR"))
         DBOS.launch()
         if queued:
             DBOS.register_queue("bench")

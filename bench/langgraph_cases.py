@@ -1,15 +1,16 @@
-"""LangGraph's cases, over its SQLite saver for asyncio; ``durability`` is the case's own word, ``async`` being its default."""
+"""LangGraph's cases, over its savers for asyncio: SQLite's, or PostgreSQL's with a pool of eight; ``durability`` is the case's own word, ``async`` being its default."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import operator
 import pathlib
 import sys
+from collections.abc import AsyncIterator
 from typing import Annotated, Any, TypedDict
 
-from common import NODES, RUNS, SHORT, TASKS, TEXT, clock, emit, folder, percentile, rate, size
-from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+from common import DATABASE, NODES, RUNS, SHORT, TASKS, TEXT, clock, emit, folder, percentile, rate, size
 from langgraph.graph import END, START, StateGraph
 from langgraph.types import Send
 
@@ -33,8 +34,23 @@ def line(nodes: int, saver: Any) -> Any:
     return graph.compile(checkpointer=saver)
 
 
-def saver(where: pathlib.Path) -> Any:
-    return AsyncSqliteSaver.from_conn_string(str(where / "lg.db"))
+@contextlib.asynccontextmanager
+async def saver(where: pathlib.Path) -> AsyncIterator[Any]:
+    if not DATABASE:
+        from langgraph.checkpoint.sqlite.aio import AsyncSqliteSaver
+
+        async with AsyncSqliteSaver.from_conn_string(str(where / "lg.db")) as kept:
+            yield kept
+        return
+    from langgraph.checkpoint.postgres.aio import AsyncPostgresSaver
+    from psycopg.rows import dict_row
+    from psycopg_pool import AsyncConnectionPool
+
+    options = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
+    async with AsyncConnectionPool(DATABASE, min_size=8, max_size=8, open=False, kwargs=options) as pool:
+        over = AsyncPostgresSaver(pool)  # type: ignore[arg-type]
+        await over.setup()
+        yield over
 
 
 def on(thread: str) -> dict[str, Any]:

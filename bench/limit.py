@@ -1,6 +1,7 @@
-"""The raw limit: what SQLite itself gives for the least that a durable step has to write, without an engine.
+"""The raw limit: what the database itself gives for the least that a durable step has to write, without an engine.
 
-One row of 600 bytes appended, one row updated, one commit with its sync: ``1`` of them a transaction, or ``100``.
+SQLite: one row of 600 bytes appended, one row updated, one commit with its sync: ``1`` of them a transaction, or ``100``. PostgreSQL: one row
+appended by one prepared statement, which is a transaction of its own, or ``100`` by one.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import os
 import sys
 
 import apsw
-from common import RUNS, clock, emit, folder
+from common import DATABASE, RUNS, clock, emit, folder
 
 
 def limit(together: int, seconds: float) -> None:
@@ -36,6 +37,25 @@ def limit(together: int, seconds: float) -> None:
         db.close()
 
 
+def limit_of_server(together: int, seconds: float) -> None:
+    import psycopg
+
+    with psycopg.connect(DATABASE, autocommit=True) as db:
+        db.prepare_threshold = 1
+        db.execute("CREATE TABLE log (run int, n bigint, data bytea, PRIMARY KEY (run, n))")
+        data, done, began = os.urandom(600), 0, 0.0
+        lone, many = "INSERT INTO log VALUES (%s, %s, %b)", "INSERT INTO log SELECT * FROM unnest(%s::int[], %s::bigint[], %s::bytea[])"
+        for warm in (True, False):
+            first, began = done, clock()
+            while clock() - began < (seconds / 3 if warm else seconds):
+                if together == 1:
+                    db.execute(lone, (0, done, data))
+                else:
+                    db.execute(many, (list(range(together)), [done] * together, [data] * together))
+                done += together
+        emit("lin" if together == 1 else "conc-long", (done - first) / (clock() - began), "steps/s")
+
+
 def sync() -> None:
     """What a bare sync takes: 4 KiB written in place, and ``fdatasync``."""
     with folder() as where, open(where / "raw", "wb", buffering=0) as file:
@@ -53,4 +73,4 @@ def sync() -> None:
 if __name__ == "__main__" and sys.argv[1] == "sync":
     sync()
 elif __name__ == "__main__":
-    limit(RUNS if sys.argv[1] == "conc-long" else 1, 1.0)
+    (limit_of_server if DATABASE else limit)(RUNS if sys.argv[1] == "conc-long" else 1, 1.0)

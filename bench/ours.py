@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import functools
 import os
 import pathlib
@@ -13,7 +14,7 @@ import sys
 import time
 from typing import Annotated, Any
 
-from common import NODES, RUNS, SHORT, TASKS, TEXT, clock, emit, folder, latencies, percentile, rate, size
+from common import DATABASE, NODES, RUNS, SHORT, TASKS, TEXT, clock, emit, folder, latencies, percentile, rate, size
 
 from holdfast import Context, Goto, Graph, Runtime, Send, State, append, flow, merge, override, thread
 
@@ -35,8 +36,8 @@ def line(nodes: int) -> Graph[Line]:
     return graph
 
 
-def url(where: pathlib.Path) -> str:
-    return f"sqlite:///{where}/runs.db"
+def url(where: pathlib.Path | str) -> str:
+    return DATABASE + os.environ.get("BENCH_OPTIONS", "") if DATABASE else f"sqlite:///{where}/runs.db"
 
 
 # -- speed ------------------------------------------------------------------------------------------
@@ -243,7 +244,7 @@ async def park(waiting: int = 1_000_000, due: int = 100) -> None:
 
     One run is put to rest by the engine; its rows are then copied a million times, under other ids, in SQL.
     """
-    import apsw
+
 
     @flow("sleeper", version="1")
     async def sleeper(ctx: Context) -> None:
@@ -253,7 +254,35 @@ async def park(waiting: int = 1_000_000, due: int = 100) -> None:
         async with Runtime(url(where)) as rt:
             await rt.submit(sleeper, {})
             await rt.worker(until_idle=True)
-        db = apsw.Connection(str(where / "runs.db"))
+        if DATABASE:
+            copied_on_a_server(waiting, due)
+        else:
+            copied_in_a_file(where, waiting, due)
+        emit("park: database per waiting run", size(where / "runs.db") / waiting, "B")
+        child = subprocess.run([sys.executable, __file__, "park-child", str(where), str(due)], stdout=subprocess.PIPE, text=True, check=True)
+        print(child.stdout, end="", flush=True)
+
+
+def copied_on_a_server(waiting: int, due: int) -> None:
+    import psycopg
+
+    with psycopg.connect(DATABASE, autocommit=True) as db:
+        columns = [str(name) for (name,) in db.execute("SELECT attname FROM pg_attribute WHERE attrelid = 'holdfast.run'::regclass AND attnum > 0 AND NOT attisdropped")]
+        fresh = dict.fromkeys(("run_id", "thread_id", "session_key", "lineage_root"), "made") | {"id": "n + 1000", "turn": "n + 1000"}
+        fresh["due"] = f"CASE WHEN n > {waiting // 2} AND n <= {waiting // 2 + due} THEN 1 ELSE r.due END"  # put to rest together, due together
+        fresh["seal"] = f"holdfast.standing(made, fence, owner, {fresh['due']}, holds, n + 1000)"
+        picked = ", ".join(fresh.get(c, f"r.{c}") for c in columns)
+        db.execute(
+            f"INSERT INTO holdfast.run ({', '.join(columns)}) SELECT {picked} FROM holdfast.run r, generate_series(1, {waiting}) AS n, "
+            "LATERAL (SELECT 'copy' || lpad(n::text, 20, '0') || right(r.run_id, 2) AS made) m".encode()
+        )
+        db.execute("VACUUM ANALYZE holdfast.run")
+
+
+def copied_in_a_file(where: pathlib.Path, waiting: int, due: int) -> None:
+    import apsw
+
+    with contextlib.closing(apsw.Connection(str(where / "runs.db"))) as db:
         columns = [row[1] for row in db.execute("PRAGMA table_info(run)")]
         fresh = {"id": "n + 10", "run_id": "printf('copy%022d', n)", "thread_id": "printf('copy%022d', n)", "session_key": "printf('copy%022d', n)"}
         picked = ", ".join(fresh.get(c, c) for c in columns)
@@ -264,15 +293,11 @@ async def park(waiting: int = 1_000_000, due: int = 100) -> None:
         )
         db.execute(f"UPDATE run SET due = 1 WHERE id > {waiting // 2} AND id <= {waiting // 2 + due}")  # put to rest together, due together
         db.pragma("wal_checkpoint", "TRUNCATE")
-        db.close()
-        emit("park: database per waiting run", os.path.getsize(where / "runs.db") / waiting, "B")
-        child = subprocess.run([sys.executable, __file__, "park-child", str(where), str(due)], stdout=subprocess.PIPE, text=True, check=True)
-        print(child.stdout, end="", flush=True)
 
 
 async def park_child(where: str, due: str) -> None:
     before = resident()
-    async with Runtime(f"sqlite:///{where}/runs.db") as rt:
+    async with Runtime(url(where)) as rt:
         await rt.invoke(line(10), {})
         taken = []
         for _ in range(15):  # each time the same 100: they are handed back in between
@@ -325,7 +350,7 @@ SERVED = (stamped, signalled, approved, line(NODES))
 
 async def serve(where: str) -> None:
     """An idle worker in a process of its own."""
-    async with Runtime(f"sqlite:///{where}/runs.db", skills=SERVED) as rt:
+    async with Runtime(url(where), skills=SERVED) as rt:
         print("ready", flush=True)
         await rt.worker(concurrency=10)
 
@@ -336,7 +361,13 @@ def worker_process(where: pathlib.Path) -> subprocess.Popen[str]:
     return child
 
 
-async def noop() -> None:
+async def noop_polling() -> None:
+    """The same by polling alone: without LISTEN, as behind a transaction pooler."""
+    os.environ["BENCH_OPTIONS"] = "&pooler=transaction"
+    await noop("noop, polling alone")
+
+
+async def noop(name: str = "noop") -> None:
     """Submit to an idle worker in another process, and have the result here."""
     with folder() as where:
         child = worker_process(where)
@@ -349,7 +380,7 @@ async def noop() -> None:
                     run = await rt.submit(stamped, {})
                     await rt.result(run.run_id)
                     taken.append(clock() - began)
-                latencies("noop", taken[5:])
+                latencies(name, taken[5:])
         finally:
             child.kill()
             child.wait()
@@ -483,10 +514,10 @@ async def recover() -> None:
 
 async def recover_child(where: str) -> None:
     if os.environ.get("HANG"):
-        async with Runtime(f"sqlite:///{where}/runs.db", skills=[halves]) as rt:
+        async with Runtime(url(where), skills=[halves]) as rt:
             await asyncio.gather(*[rt.invoke(halves, {}) for _ in range(RUNS)])
     print("OPEN", time.time(), flush=True)
-    async with Runtime(f"sqlite:///{where}/runs.db", skills=[halves]) as rt:
+    async with Runtime(url(where), skills=[halves]) as rt:
         done = await rt.recover()
         print("DONE", time.time(), flush=True)
         assert len(done) == RUNS and all(r.status == "completed" for r in done), len(done)
@@ -527,7 +558,7 @@ async def effect() -> None:
 
 CASES = {
     "effect": effect, "lin": lin, "conc": conc, "conc-long": conc_long, "fan": fan, "wf": wf, "turns": turns, "delta": delta, "resume": resume, "park": park,
-    "noop": noop, "noop-rested": noop_rested, "workers": workers, "signal": signal_, "approval": approval, "recover": recover,
+    "noop": noop, "noop-polling": noop_polling, "noop-rested": noop_rested, "workers": workers, "signal": signal_, "approval": approval, "recover": recover,
     "serve": serve, "park-child": park_child, "recover-child": recover_child,
 }  # fmt: skip
 

@@ -51,6 +51,23 @@ GOALS = (
     Goal("packages in the core install", "packages in the core install", 8, 6, at_most=True),
 )  # fmt: skip
 
+GOALS_OVER_A_SERVER = (
+    Goal("one run, against LangGraph at its default", "lin", 3, 4, ("langgraph", "lin")),
+    Goal("one run, against DBOS", "lin", 4.5, 6, ("dbos", "lin")),
+    Goal("one run, against Absurd", "lin", 1.7, 2.2, ("absurd", "lin")),
+    Goal("100 runs at once, against LangGraph", "conc", 25, 50, ("langgraph", "conc")),
+    Goal("100 runs at once, against DBOS", "conc", 30, 60, ("dbos", "conc")),
+    Goal("100 runs at once, against Absurd", "conc", 15, 30, ("absurd", "conc")),
+    Goal("fan-out of 100, against LangGraph", "fan", 12, 25, ("langgraph", "fan")),
+    Goal("2 workers against one, steps/s", "workers: 2 against 1, steps/s", 1.0, 1.3),
+    Goal("4 workers against one, steps/s", "workers: 4 against 1, steps/s", 1.0, 1.3),
+    Goal("no-op through an idle worker, p50 ms", "noop p50", 5, 2, at_most=True),
+    Goal("no-op through an idle worker, p99 ms", "noop p99", 20, None, at_most=True),
+    Goal("no-op by polling alone, p99 ms", "noop, polling alone p99", 60, None, at_most=True),
+    Goal("1,000,000 waiting: claim of 100 due, ms", "park: claim of 100 due among 1,000,000", 3, 1, at_most=True),
+)
+"""The same for PostgreSQL."""
+
 
 def by_metric(results: Iterable[dict[str, Any]]) -> Found:
     found: Found = {}
@@ -68,14 +85,14 @@ def short(value: float) -> str:
     return f"{value:,.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
-def report(results: list[dict[str, Any]]) -> str:
+def report(results: list[dict[str, Any]], goals: Iterable[Goal] = GOALS) -> str:
     """Three tables: what was measured, what was aimed at, what a step consists of."""
     failed = [f"{r['who']} {r['metric']} in round {r['round']}: {r.get('why')}" for r in results if "FAILED" in r["metric"]]
-    return "\n\n".join(part for part in ["\n".join(measured(results)), "\n".join(aims(results)), "\n".join(counted(results)), *failed] if part)
+    return "\n\n".join(part for part in ["\n".join(measured(results)), "\n".join(aims(results, goals)), "\n".join(counted(results)), *failed] if part)
 
 
 def parties(found: Found) -> list[str]:
-    return [w for w in ("ours", "langgraph", "dbos", "limit") if any(who == w for who, _ in found)]
+    return [w for w in ("ours", "langgraph", "dbos", "absurd", "limit") if any(who == w for who, _ in found)]
 
 
 def measured(results: list[dict[str, Any]]) -> list[str]:
@@ -89,11 +106,11 @@ def measured(results: list[dict[str, Any]]) -> list[str]:
     return out
 
 
-def aims(results: list[dict[str, Any]]) -> list[str]:
+def aims(results: list[dict[str, Any]], goals: Iterable[Goal] = GOALS) -> list[str]:
     """A row for each goal that something was measured for."""
     found = by_metric(results)
     out = ["| aimed at | must | stretch | measured: median [least..most] | |", "|---|---|---|---|---|"]
-    for goal in GOALS:
+    for goal in goals:
         if values := compared(goal, found):
             stretch = "" if goal.stretch is None else short(goal.stretch)
             out.append(f"| {goal.name} | {short(goal.must)} | {stretch} | {spread(values)} | {verdict(goal, statistics.median(values))} |")
