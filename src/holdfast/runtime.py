@@ -212,6 +212,7 @@ class Runtime:
         self._working: set[Worker] = set()
         self._following: set[asyncio.Future[None]] = set()
         self._registered = False
+        self._registering = asyncio.Lock()
         self._sending = 0
         self._open = False
 
@@ -249,6 +250,7 @@ class Runtime:
         self._deliveries = Deliveries(self._clock, self._dispatcher)
         self._services.sendings = self._deliveries
         self._registered = False
+        self._registering = asyncio.Lock()
 
     def _here(self, part: T) -> T:
         """A part of the engine, for the loop and the process that this runtime was entered in.
@@ -292,10 +294,12 @@ class Runtime:
         self._here(None)
         if self._registered:
             return
-        await self._store.register(self._services.owner, self._ttl_us)
-        self._registered = True
-        self._heartbeat.start()
-        self._watch.start()
+        async with self._registering:  # of many runs that begin together, one registers
+            if not self._registered:
+                await self._store.register(self._services.owner, self._ttl_us)
+                self._registered = True
+                self._heartbeat.start()
+                self._watch.start()
 
     async def close(self) -> None:
         """Releases the leases, so that other workers can continue the runs, and closes the store (§10.4).
