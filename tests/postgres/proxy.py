@@ -10,12 +10,35 @@ import tempfile
 from pathlib import Path
 
 READY = b"Z\x00\x00\x00\x05"
+EXECUTED = b"QE"  # a text, or one that was parsed before
 KEY = b"K\x00\x00\x00\x0c"  # which backend it is
 
 
+class Kinds:
+    """Tells the kinds of the messages of one direction as their bytes come. ``greeted``: whether the first of a client, which has no kind, is past."""
+
+    def __init__(self, *, greeted: bool) -> None:
+        self._greeted = greeted
+        self._rest = b""
+
+    def of(self, data: bytes) -> bytes:
+        """The kinds of the messages that are whole with these bytes."""
+        data, found = self._rest + data, bytearray()
+        while len(data) >= 5:
+            head = int(self._greeted)
+            length = head + int.from_bytes(data[head : head + 4], "big")
+            if len(data) < length:
+                break
+            if self._greeted:
+                found += data[:1]
+            data, self._greeted = data[length:], True
+        self._rest = data
+        return bytes(found)
+
+
 class Proxy:
-    """Listens in a folder of its own. ``cut`` arms it for the next message that holds ``needle``; ``answers`` counts round trips, ``served`` the
-    connections, ``marked`` the messages that hold ``mark``."""
+    """Listens in a folder of its own. ``cut`` arms it for the next message that holds ``needle``; ``answers`` counts round trips, ``statements`` what
+    the server was told to execute, ``served`` the connections, ``marked`` the messages that hold ``mark``."""
 
     def __init__(self, to: Path, database: str = "holdfast") -> None:
         self._to = to / ".s.PGSQL.5432"
@@ -23,6 +46,7 @@ class Proxy:
         self.url = f"postgresql:///{database}?host={self.folder}&user=holdfast"
         self.cuts = 0
         self.answers = 0
+        self.statements = 0
         self.served = 0
         self.marked = 0
         self.mark = b"\0no message holds this"
@@ -93,11 +117,13 @@ class Proxy:
         from_server, to_server = await asyncio.open_unix_connection(self._to)
         muted, cut = asyncio.Event(), asyncio.Event()
         pids: list[int] = []
+        asked = Kinds(greeted=False)
 
         async def forth() -> None:
             while data := await reader.read(1 << 16):
                 await self.forwards.wait()
                 self.marked += self.mark in data
+                self.statements += sum(kind in EXECUTED for kind in asked.of(data))
                 if self._needle and self._needle in data:
                     self._needle = b""
                     self.cuts += 1

@@ -70,9 +70,9 @@ class Server:
     def _group(self) -> int | None:
         return None if self._user is None else pwd.getpwnam(self._user).pw_gid
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def _run(self, program: str, *arguments: str) -> str:
         with self._dropped() as how:
-            subprocess.run([self._bin / program, *arguments], check=True, capture_output=True, cwd=self.folder, **how)
+            return subprocess.run([self._bin / program, *arguments], check=True, capture_output=True, text=True, cwd=self.folder, **how).stdout
 
     @contextlib.contextmanager
     def _dropped(self) -> Iterator[dict[str, object]]:
@@ -158,6 +158,10 @@ class Server:
     def admin(self, database: str = "postgres") -> psycopg.Connection[tuple[object, ...]]:
         """A connection as superuser, each statement a transaction of its own."""
         return psycopg.connect(self.dsn(database, "postgres"), autocommit=True)
+
+    def written(self, begin: str, end: str) -> list[str]:
+        """The records of the write-ahead log between two places in it, as ``pg_waldump`` tells them; they have to be on disk."""
+        return self._run("pg_waldump", "--path", str(self._data / "pg_wal"), "--start", begin, "--end", end).splitlines() if begin != end else []
 
     def fresh(self, database: str = "holdfast") -> str:
         """The URL of an empty store: what earlier tests left is deleted."""

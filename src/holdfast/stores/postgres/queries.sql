@@ -289,13 +289,14 @@ SELECT bucket, id, owner, status FROM holdfast.run WHERE bucket = %s AND run_id 
 -- name: put
 -- A run at rest becomes claimable in the transaction that put something into its inbox, unless it is interrupted. Its row was locked before:
 -- a rest that is being committed is over, and is seen. Gives the item that was there already, if any, with what vouches for it; or a
--- row of nothing, where one was there and is lost.
+-- row of nothing, where one was there and is lost: then nothing is put in its place.
 WITH put AS (
   INSERT INTO holdfast.inbox (bucket, run, key, put_at, command)
   SELECT bucket, id, %(key)s, %(at)s, %(command)b FROM holdfast.run WHERE bucket = %(b)s AND run_id = %(run)s
+    AND NOT EXISTS (SELECT 1 FROM holdfast.vouch WHERE run = %(run)s AND kind = 'inbox' AND id = %(key)s)
   ON CONFLICT DO NOTHING RETURNING bucket, run
 ), vouched AS (
-  INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT %(run)s, 'inbox', %(key)s, %(seal)b, '', NULL FROM put ON CONFLICT DO NOTHING RETURNING 1
+  INSERT INTO holdfast.vouch (run, kind, id, seal, under, mark) SELECT %(run)s, 'inbox', %(key)s, %(seal)b, '', NULL FROM put ON CONFLICT DO NOTHING
 ), woken AS (
   UPDATE holdfast.run r SET due = least(r.due, n.once), seal = holdfast.standing(r.run_id, r.fence, r.owner, least(r.due, n.once), r.holds, r.turn)
   FROM put, (SELECT {at_once} AS once) n
@@ -305,7 +306,8 @@ WITH put AS (
 SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END, v.seal, v.mark FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id
 LEFT JOIN holdfast.vouch v ON v.run = r.run_id AND v.kind = 'inbox' AND v.id = i.key
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND i.key = %(key)s AND NOT EXISTS (SELECT 1 FROM put)
-UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL FROM put WHERE NOT EXISTS (SELECT 1 FROM vouched);
+UNION ALL SELECT NULL, NULL, NULL, NULL, NULL, NULL FROM holdfast.vouch v WHERE v.run = %(run)s AND v.kind = 'inbox' AND v.id = %(key)s AND NOT EXISTS (
+  SELECT 1 FROM holdfast.inbox i JOIN holdfast.run r ON i.bucket = r.bucket AND i.run = r.id WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND i.key = %(key)s);
 -- name: inbox_of
 SELECT i.key, i.command, i.put_at, CASE WHEN i.placed = i.id THEN i.taken ELSE -1 END FROM holdfast.inbox i JOIN holdfast.run r ON r.bucket = i.bucket AND r.id = i.run
 WHERE r.bucket = %(b)s AND r.run_id = %(run)s AND (%(taken)s OR i.taken IS NULL) ORDER BY i.id;
@@ -324,9 +326,10 @@ SELECT r.run_id FROM holdfast.run r WHERE r.owner = %s
 -- The runs of owners that are proven dead or whose lease has run out, then what is due. Priorities are walked from the highest down, so
 -- that what is due within each is one range of the index for each kind (`due_ranges` in stores/apply); whoever waits longest goes first.
 -- A run whose lane is held, or has somebody due before it, is left; one that is being claimed by another is passed over.
+-- The claimer's own row is locked, so that nobody lets go of it meanwhile, once there is something to take: a claim that finds nothing writes nothing.
 -- OFFSET 0 keeps each EXISTS a look-up in its index: else what the statistics of a quiet time say makes it a join, or a hash, that reads the queue.
 -- ORDER BY does the same for the search of another tenant: where the statistics know of the queue, it would read all of it and find none.
-WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner = %(owner)s FOR KEY SHARE), gone AS MATERIALIZED (
+WITH RECURSIVE gone AS MATERIALIZED (
   SELECT w.owner, CASE WHEN w.owner = ANY(%(dead)s::text[]) THEN 'owner_dead' ELSE 'expired' END AS cause FROM holdfast.worker w
   WHERE w.owner <> %(owner)s AND (w.owner = ANY(%(dead)s::text[]) OR {expiry} <= {now})
 ), level AS (
@@ -340,7 +343,7 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
      ORDER BY r.queue, r.priority DESC, r.tenant_id LIMIT 1)
     LIMIT 1) n
 ), simple AS MATERIALIZED (
-  SELECT owner FROM me WHERE %(simple)s::boolean AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND NOT EXISTS (
+  SELECT 1 WHERE %(simple)s::boolean AND NOT EXISTS (SELECT 1 FROM holdfast.rule) AND NOT EXISTS (
     SELECT 1 FROM level l WHERE (%(queues)s::text[] IS NULL OR l.queue = ANY(%(queues)s::text[])) AND (
       SELECT r.tenant_id FROM holdfast.run r
       WHERE r.due IS NOT NULL AND r.owner IS NULL AND r.queue = l.queue AND r.priority = l.priority AND r.tenant_id > l.tenant_id
@@ -371,19 +374,21 @@ WITH RECURSIVE me AS MATERIALIZED (SELECT owner FROM holdfast.worker WHERE owner
     ORDER BY r.due, r.turn LIMIT %(limit)s::bigint FOR NO KEY UPDATE OF r SKIP LOCKED) d
     ORDER BY CASE WHEN k.ahead THEN 0 ELSE d.due - k.origin END, d.turn LIMIT %(limit)s::bigint
   ) c LIMIT greatest(%(limit)s::bigint - (SELECT count(*) FROM orphans), 0)
+), me AS MATERIALIZED (
+  SELECT owner FROM holdfast.worker WHERE owner = %(owner)s AND (EXISTS (SELECT 1 FROM orphans) OR EXISTS (SELECT 1 FROM due)) FOR KEY SHARE
 ), taken_over AS (
   UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, due = least(r.due, n.once),
     previous = o.owner, cause = o.cause, seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, least(r.due, n.once), true, r.turn, o.owner, o.cause)
-  FROM orphans o, (SELECT {at_once} AS once) n WHERE r.bucket = o.bucket AND r.id = o.id
+  FROM orphans o, (SELECT {at_once} AS once) n WHERE r.bucket = o.bucket AND r.id = o.id AND EXISTS (SELECT 1 FROM me)
   RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
 ), taken AS (
   UPDATE holdfast.run r SET owner = %(owner)s, fence = r.fence + 1, holds = true, previous = NULL, cause = NULL,
     seal = holdfast.standing(r.run_id, r.fence + 1, %(owner)s, r.due, true, r.turn) FROM due
-  WHERE r.bucket = due.bucket AND r.id = due.id
+  WHERE r.bucket = due.bucket AND r.id = due.id AND EXISTS (SELECT 1 FROM me)
   RETURNING r.run_id, r.bucket, r.id, r.fence, r.previous, r.cause, r.priority, r.due, r.turn
 )
 SELECT * FROM taken_over UNION ALL SELECT * FROM taken
-UNION ALL SELECT NULL, 0::smallint, 0, 0, NULL, NULL, 0, 0, 0 FROM me WHERE NOT EXISTS (SELECT 1 FROM simple);
+UNION ALL SELECT NULL, 0::smallint, 0, 0, NULL, NULL, 0, 0, 0 WHERE NOT EXISTS (SELECT 1 FROM simple);
 -- name: limits_lock
 -- Whoever judges by what is in use does so alone; the lock ends with the transaction.
 SELECT pg_advisory_xact_lock(4854);
@@ -753,7 +758,7 @@ FROM (SELECT sum(numbackends)::float8 / current_setting('max_connections')::int 
 SELECT sum(numbackends)::float8 / current_setting('max_connections')::int,
   (SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
     WHERE application_name = 'holdfast' AND usename = current_user AND datname = current_database() AND pid <> pg_backend_pid()
-      AND state LIKE 'idle in transaction%' AND backend_xid IS NOT NULL AND state_change < clock_timestamp() - interval '2 seconds')
+      AND (state LIKE 'idle in transaction%' OR (state = 'active' AND wait_event = 'ClientRead')) AND backend_xid IS NOT NULL AND state_change < clock_timestamp() - interval '2 seconds')
 FROM pg_stat_database;
 -- name: news
 -- A number that moves when anything is written, without a look at any table; and the time.

@@ -407,7 +407,7 @@ class PostgresStore:
             done = await _first(db, statement, values) is not None
             return done or (sent > 0 and mine is not None and await mine(db))
 
-        return await self._do(work)
+        return await self._do(work, whole=True)
 
     # -- writing ------------------------------------------------------------------------------------
 
@@ -428,7 +428,7 @@ class PostgresStore:
         async def work(db: Connection, sent: int) -> InboxItem:
             return _mine(await self._put(db, item), item, sent)
 
-        kept = await self._do(work)
+        kept = await self._do(work, whole=True)
         self._news.tell()
         return kept
 
@@ -480,52 +480,65 @@ class PostgresStore:
         if limit <= 0:
             return Claims()
         committer = self._commits()
+        if run_id is not None:
+            named = run_id
 
-        async def work(db: Connection, sent: int) -> tuple[list[tuple[Key, Claim]], int | None]:
-            if sent and (found := await self._answers_lost(db, owner)):
-                return found, None  # the claim whose answer was lost
-            if run_id is not None:
-                return await self._claim_one(db, owner, run_id, limits), None
-            if self._moved and not await self._spoken(db):
-                return [], None
-            return await self._claim(db, owner, queues, skills, shapes, limit, limits)
+            async def by_name(db: Connection, sent: int) -> list[tuple[Key, Claim]]:
+                return (await self._answers_lost(db, owner) if sent else []) or await self._claim_one(db, owner, named, limits)
 
-        taken, again = await self._do(work)
-        for key, claim in taken:
-            committer.drives(claim.run_id, key, claim.fence)
-        return Claims([claim for _, claim in taken], again)
-
-    async def _claim(
-        self,
-        db: Connection,
-        owner: str,
-        queues: Sequence[str],
-        skills: Sequence[str] | None,
-        shapes: Sequence[str] | None,
-        limit: int,
-        declared: Mapping[str, Limit],
-    ) -> tuple[list[tuple[Key, Claim]], int | None]:
+            return _driven(committer, await self._do(by_name, whole=True))
         values = {
-            "simple": not declared, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
+            "simple": not limits, "owner": owner, "queues": list(queues) or None, "skills": None if skills is None else list(skills),
             "shapes": None if shapes is None else list(shapes), "limit": limit, "dead": list(self._dead), "now": self._clock(),
         }  # fmt: skip
-        here = {"owner": owner, "boot": self._boot}
-        found, known = await many(db, [(Q.claim, values), (Q.claimers, here)])
+        taken, dead, bounded = await self._do(lambda db, sent: self._claim(db, sent, values), whole=True)
+        claims = _driven(committer, taken)  # from here on what is claimed below, and its answer lost, can be told from these
+        if dead == self._dead and not bounded:
+            return claims
+        values |= {"dead": list(dead), "limit": limit - len(taken)}
+        try:
+            more, again = await self._do(lambda db, sent: self._claim_beside(db, sent, values, limits, bounded=bounded))
+        except HoldfastError:
+            if not taken:
+                raise
+            return claims  # they are held: whoever asks again finds the rest
+        self._dead = dead
+        return Claims([*claims, *_driven(committer, more)], again)
+
+    async def _claim(self, db: Connection, sent: int, values: Mapping[str, Any]) -> tuple[list[tuple[Key, Claim]], tuple[str, ...], bool]:
+        """What is due, where nothing has to be counted: one round trip, which is a transaction of its own, and writes nothing where it finds nothing.
+        Gives too which owners are proven dead, and whether a limit may hold runs back, or several tenants wait: then it takes none."""
+        owner = values["owner"]
+        if sent and (found := await self._answers_lost(db, owner)):
+            return found, self._dead, False  # the claim whose answer was lost
+        if self._moved and not await self._spoken(db):
+            return [], self._dead, False
+        rows, known = await many(db, [(Q.claim, values), (Q.claimers, {"owner": owner, "boot": self._boot})])
         if owner not in {name for name, _ in known}:
             raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         dead = tuple([name for name, its in known if name != owner and self._alive(name, its) is Alive.NO])
-        bounded = bool(found) and found[0][0] is None
-        if dead != self._dead:
-            self._dead = dead
-            if dead and len(found) < limit and not bounded:
-                found += [r for r in await _all(db, Q.claim, {**values, "dead": list(dead), "limit": limit - len(found)}) if r[0] is not None]
-            await self._tidy(db, owner)
-        again = None
+        bounded = bool(rows) and rows[0][0] is None
+        return [] if bounded else self._claimed(rows), dead, bounded
+
+    async def _claim_beside(
+        self, db: Connection, sent: int, values: Mapping[str, Any], declared: Mapping[str, Limit], *, bounded: bool
+    ) -> tuple[list[tuple[Key, Claim]], int | None]:
+        """The runs of owners that have been found dead just now, or what limits leave."""
+        if sent and (found := await self._answers_lost(db, values["owner"])):
+            return found, None
+        rows, again = [], None
+        if values["dead"] != list(self._dead):
+            if values["dead"] and values["limit"] and not bounded:
+                rows = [r for r in await _all(db, Q.claim, values) if r[0] is not None]
+            await self._tidy(db, values["owner"], values["dead"])
         if bounded:
-            found, again = await self._chosen(db, {**values, "dead": list(dead)}, declared)
+            rows, again = await self._chosen(db, values, declared)
+        return self._claimed(rows), again
+
+    def _claimed(self, rows: list[tuple[Any, ...]]) -> list[tuple[Key, Claim]]:
         at = self.now()
-        found.sort(key=lambda r: (-r[6], due_since(r[7], at), r[8]))
-        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in found], again
+        rows.sort(key=lambda r: (-r[6], due_since(r[7], at), r[8]))
+        return [(Key(bucket, id), Claim(run, fence, previous, cause or "")) for run, bucket, id, fence, previous, cause, *_ in rows]
 
     async def _chosen(self, db: Connection, values: Mapping[str, Any], declared: Mapping[str, Limit]) -> tuple[list[tuple[Any, ...]], int | None]:
         """The claim where a limit may hold runs back, or several tenants wait: what is in use is counted, and who may go is chosen (§10.11)."""
@@ -542,23 +555,39 @@ class PostgresStore:
         got = chosen([d for d, _, _ in waiting.values()], use, room)
         if not got.keys:
             return [], got.again
+        if not await _all(db, Q.see_takers, {"owners": [owner]}):
+            raise LeaseLost(f"{owner} is not a known worker", hint="register it first")
         await bounds.keep_buckets(db, got.buckets)
         lost = [waiting[key][1:] for key in got.keys]
         taking = {"b": [b for b, _ in got.keys], "id": [id for _, id in got.keys], "previous": [p for p, _ in lost], "cause": [c for _, c in lost]}
         return await _all(db, Q.take_chosen, {**at, "owner": owner, **taking}), got.again
 
-    async def _tidy(self, db: Connection, owner: str) -> None:
+    async def _tidy(self, db: Connection, owner: str, dead: Sequence[str]) -> None:
         """Lets go of owners that are gone for good, hold nothing, and whom no attempt names that is not closed: that they are dead must stay provable."""
-        idle, unsettled = await many(db, [(Q.workers_idle, {"owner": owner, "dead": list(self._dead), "now": self._clock()}), (Q.effects_open, None)])
+        idle, unsettled = await many(db, [(Q.workers_idle, {"owner": owner, "dead": dead, "now": self._clock()}), (Q.effects_open, None)])
         named = {e.owner for e in besides.sound(unsettled, vouch.of_effect_row, besides.decode_effect) if not e.closed}
         for (gone,) in await _all(db, Q.workers_delete, ([name for (name,) in idle if name not in named],)):
             self._proofs().forget(gone)
 
     async def _claim_one(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> list[tuple[Key, Claim]]:
+        """A transaction of two round trips, and one more where the run's lane has to be looked at, or what limits it."""
+        taken = await self._may_take(db, owner, run_id, declared)
+        if taken is None:
+            await db.rollback()
+            return []
+        key, claim = taken
+        taking = {"owner": owner, "previous": claim.previous_owner, "cause": claim.cause or None, "b": key.bucket, "id": key.id, "now": self._clock()}
+        await many(db, [(Q.take, taking), (Q.commit, None)])
+        return [taken]
+
+    async def _may_take(self, db: Connection, owner: str, run_id: str, declared: Mapping[str, Limit]) -> tuple[Key, Claim] | None:
+        """Begins a transaction, and says how a run that was asked for by name may be claimed in it."""
         at = self._clock()
-        stored, known, found, see = await many(
+        _, _, stored, known, found, see = await many(
             db,
             [
+                (Q.begin, None),
+                (Q.bounded, None),
                 (Q.rules, None),
                 (Q.see_takers, {"owners": [owner]}),
                 (Q.claim_one, (ids.bucket_number(run_id), run_id)),
@@ -573,24 +602,21 @@ class PostgresStore:
         its, left = see[0]
         lost = None if previous is None else self._lost(previous, its, left)
         if not apply.takeable(Found(fence, previous, lost is None, 0, b"", holds, turn, status), owner):
-            return []
+            return None
         if not holds:
             asked = {"run": [run_id], "tenant": [tenant], "session": [session], "lane": [lane], "now": at}
             (_, holder, first, before), *_ = await _all(db, Q.see_lanes, asked)
             if holder is not None or (first is not None and before < turn):
-                return []
+                return None
         rules = in_force(declared, bounds.decoded(stored))
         if previous != owner and rules.touches(queue, tenant):
             _, full, holders, ((now, _),) = await many(db, [(Q.limits_lock, None), (Q.buckets, None), (Q.holders, {"now": at}), (Q.see_now, {"now": at})])
             use = Use(rules, owner, bounds.held(holders, self._lost), dict(full), now)
             if use.in_the_way(queue, tenant) is not None:
-                return []
+                return None
             use.take(queue, tenant)
             await bounds.keep_buckets(db, use.buckets)
-        claim = apply.taken(run_id, fence, previous, owner, lost)
-        taking = {"owner": owner, "previous": claim.previous_owner, "cause": claim.cause or None, "b": bucket, "id": id, "now": at}
-        await db.execute(Q.take, taking)
-        return [(Key(bucket, id), claim)]
+        return Key(bucket, id), apply.taken(run_id, fence, previous, owner, lost)
 
     async def _answers_lost(self, db: Connection, owner: str) -> list[tuple[Key, Claim]]:
         """What an owner holds and has never been told of: claims whose answer was lost."""
@@ -610,7 +636,7 @@ class PostgresStore:
                 await db.execute(Q.worker_insert, values)
 
         try:
-            await self._do(work)
+            await self._do(work, whole=True)
         except BaseException:
             proofs.release(owner)
             raise
@@ -656,8 +682,8 @@ class PostgresStore:
             try:
                 if self._renewing is None or self._renewing.closed:
                     self._renewing = psycopg.connect(self._place.conninfo, autocommit=True, connect_timeout=5, tcp_user_timeout=5_000, prepare_threshold=None)
-                found = self._renewed(self._renewing, owner, ttl_us)
-                self._crowded(self._renewing.execute(Q.full).fetchone()[0])  # type: ignore[index]  # it gives a row whatever there is
+                found, full = self._renewed(self._renewing, owner, ttl_us)
+                self._crowded(full)
                 if self._pool is None or self._pool.crowded:
                     self._renewing.close()
                     self._renewing = None
@@ -668,11 +694,15 @@ class PostgresStore:
                 raise translate(e, self.url) from e
         return found
 
-    def _renewed(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[Any, ...] | None:
-        """The new expiry and the time. What this process knows of its own owner is written anew; of another's, what is there."""
+    def _renewed(self, db: psycopg.Connection[tuple[Any, ...]], owner: str, ttl_us: int) -> tuple[tuple[Any, ...] | None, float]:
+        """The new expiry and the time, and how full the server is, in one round trip. What this process knows of its own owner is written anew; of
+        another's, what is there."""
         known = self._mine.get(owner)
         row = (owner, *(known[name] for name in _WORKER[1:])) if known is not None else db.execute(Q.worker_row, (owner,)).fetchone()
-        return None if row is None else db.execute(Q.worker_renew, _worker_values(row, ttl_us, self._clock())).fetchone()
+        with db.pipeline():
+            renewed = None if row is None else db.execute(Q.worker_renew, _worker_values(row, ttl_us, self._clock()))
+            full = db.execute(Q.full)
+        return None if renewed is None else renewed.fetchone(), full.fetchone()[0]  # type: ignore[index]  # it gives a row whatever there is
 
     async def retire(self, owner: str) -> None:
         async def work(db: Connection, sent: int) -> None:
@@ -721,11 +751,10 @@ class PostgresStore:
 
     async def offer(self, owner: str, offer: Offer) -> None:
         async def work(db: Connection, sent: int) -> None:
-            await db.execute(Q.offers_forget)
             data = codec.encode_offer(offer)
-            await db.execute(Q.offer_put, {"owner": owner, "data": data, "seal": vouch.of_offer(owner, data).seal})
+            await many(db, [(Q.offers_forget, None), (Q.offer_put, {"owner": owner, "data": data, "seal": vouch.of_offer(owner, data).seal})])
 
-        await self._do(work)
+        await self._do(work, whole=True)
 
     # -- limits: ports.Limiting ---------------------------------------------------------------------
 
@@ -1314,6 +1343,13 @@ def _proofs(store: str) -> str:
     """The folder of a store's proofs of life on this machine, this user's alone."""
     base = os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
     return os.path.join(base, f"holdfast-{os.getuid()}", hashlib.sha256(store.encode()).hexdigest()[:24])
+
+
+def _driven(committer: Committer, taken: Sequence[tuple[Key, Claim]]) -> Claims:
+    """What was claimed through this store, as its caller is told of it."""
+    for key, claim in taken:
+        committer.drives(claim.run_id, key, claim.fence)
+    return Claims([claim for _, claim in taken])
 
 
 _WORKER = ("owner", "started", "ttl", "boot", "host", "pid")
