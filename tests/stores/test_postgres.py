@@ -145,7 +145,7 @@ async def test_a_read_whose_caller_goes_costs_no_connection() -> None:
             proxy.heal()
             assert await store.shelved("cups", "a") == b"1"
             async with asyncio.timeout(20):
-                for _ in itertools.takewhile(lambda _: proxy.answers < answered + 2, itertools.count()):  # both were asked before the next is
+                for _ in itertools.takewhile(lambda _, wanted=answered + 2: proxy.answers < wanted, itertools.count()):  # both were asked before the next is
                     await asyncio.sleep(0)
             for _ in range(20):  # by then the answer has been read
                 await asyncio.sleep(0)

@@ -17,8 +17,8 @@ import asyncio
 import functools
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 import psycopg
@@ -29,8 +29,8 @@ from holdfast import meters
 from holdfast.core import canon, chunks, codec, commit, ids, vouch
 from holdfast.core.blobs import Blob
 from holdfast.core.chunks import LINGER_US, Emitted
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, ThreadEnd, Tip
-from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StatementFailed, StoreError
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, Step, ThreadEnd, Tip
+from holdfast.core.errors import HoldfastError, RecordDamaged, RunNotFound, StatementFailed, StoreError, VersionConflict
 from holdfast.core.lease import Take, Touch
 from holdfast.core.run import Run
 from holdfast.core.schedules import Schedule
@@ -39,6 +39,7 @@ from holdfast.core.vouch import OWN
 from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.postgres import besides
+from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
 from holdfast.stores.postgres.connection import UNPREPARED, Connection, Connections, Q, many, outlasting, passing, translate
 from holdfast.stores.postgres.outbox import put_intents
 
@@ -57,12 +58,29 @@ class Key(msgspec.Struct, frozen=True, gc=False):
     id: int
 
 
+class _Stepping(msgspec.Struct, gc=False):
+    """A plain step nobody has answered yet. ``sent``: it has been sent before, and the answer was lost."""
+
+    step: Step
+    future: asyncio.Future[Tip]
+    sent: bool = False
+
+    def touched(self) -> tuple[set[object], set[object]]:
+        return {self.step.run_id}, set()
+
+
 class _Waiting(msgspec.Struct, gc=False):
-    """A commit nobody has answered yet. ``sent``: it has been sent before, and the answer was lost."""
+    """Any other commit nobody has answered yet."""
 
     prepared: Prepared
     future: asyncio.Future[Tip]
     sent: bool = False
+
+    def touched(self) -> tuple[set[object], set[object]]:
+        return _touched(self.prepared)
+
+
+W = TypeVar("W", _Stepping, _Waiting)
 
 
 class Seen(msgspec.Struct):
@@ -147,15 +165,23 @@ class Committer:
         self._given = given
         self._judge = judge
         self._tell = tell
-        self._steps: list[_Waiting] = []
+        self._steps: list[_Stepping] = []
         self._others: list[_Waiting] = []
         self._busy = 0
         self._armed = False
         self._under_way: set[asyncio.Task[None]] = set()
 
     async def commit(self, p: Prepared) -> Tip:
+        if p.step is not None:
+            return await self.step(p.step)
         future: asyncio.Future[Tip] = asyncio.get_running_loop().create_future()
-        (self._steps if p.step and p.commit.run.run_id in self.keys else self._others).append(_Waiting(p, future))
+        self._others.append(_Waiting(p, future))
+        self._arm()
+        return await future
+
+    async def step(self, step: Step) -> Tip:
+        future: asyncio.Future[Tip] = asyncio.get_running_loop().create_future()
+        self._steps.append(_Stepping(step, future))
         self._arm()
         return await future
 
@@ -170,7 +196,8 @@ class Committer:
 
     async def close(self) -> None:
         """Ends what is under way; commits nobody has sent yet are refused."""
-        waiting, self._steps, self._others = self._steps + self._others, [], []
+        waiting: list[_Waiting | _Stepping] = [*self._steps, *self._others]
+        self._steps, self._others = [], []
         for w in waiting:
             _fail(w, StoreError("the store was closed", code="store_closed"))
         if self._under_way:
@@ -188,18 +215,19 @@ class Committer:
         self._armed = False
         while self._busy < WRITERS and (self._steps or self._others):
             if self._steps:
-                batch, self._steps = _apart(self._steps, STEPS)
-                write = self._write_steps
+                steps, self._steps = _apart(self._steps, STEPS)
+                self._send(len(steps), self._write_steps(steps))
             else:
-                batch, self._others = _apart(self._others, GROUP)
-                write = self._write_others
-            if batch:
-                self._busy += 1
-                task = asyncio.ensure_future(write(batch))
-                self._under_way.add(task)
-                task.add_done_callback(self._ended)
-                if meters.METERS:
-                    task.add_done_callback(functools.partial(_metered, len(batch), time.perf_counter()))
+                others, self._others = _apart(self._others, GROUP)
+                self._send(len(others), self._write_others(others))
+
+    def _send(self, size: int, writing: Coroutine[Any, Any, None]) -> None:
+        self._busy += 1
+        task = asyncio.ensure_future(writing)
+        self._under_way.add(task)
+        task.add_done_callback(self._ended)
+        if meters.METERS:
+            task.add_done_callback(functools.partial(_metered, size, time.perf_counter()))
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._under_way.discard(task)
@@ -208,11 +236,11 @@ class Committer:
 
     # -- steps --------------------------------------------------------------------------------------
 
-    async def _write_steps(self, batch: list[_Waiting]) -> None:
-        """One statement for all; whichever was not written goes the general way."""
+    async def _write_steps(self, batch: list[_Stepping]) -> None:
+        """One statement for all; what became of those that were not written is looked into."""
         try:
             async with asyncio.timeout(self._patience), self._pool.held() as db:
-                written = await self._step(db, batch)
+                written = await self._step(db, [w.step for w in batch])
         except (psycopg.Error, OSError) as e:
             if not passing(e) and not isinstance(e, UNPREPARED):
                 for w in batch:
@@ -221,30 +249,83 @@ class Committer:
             for w in batch:
                 w.sent = True
             written = set()
+        left = []
         for w in batch:
-            c = w.prepared.commit
-            if c.run.run_id in written:
-                _answer(w, w.prepared.tip(_number(c)))
+            if w.step.run_id in written:
+                _answer(w, w.step.tip(w.step.after.row + 1))
             elif not w.future.done():
-                self._others.append(w)
+                left.append(w)
+        if left:
+            await self._look_into(left)
 
-    async def _step(self, db: Connection, batch: Sequence[_Waiting]) -> set[str]:
-        rows: list[tuple[Any, ...]] = []
+    async def _step(self, db: Connection, steps: Sequence[Step]) -> set[str]:
+        """Gives the runs whose step was written: those that are driven here, under this fence, and whose log ends where the step says."""
         names: dict[int, str] = {}
-        for w in batch:
-            p, c = w.prepared, w.prepared.commit
-            key, log, run, after = self.keys.get(c.run.run_id, _NOWHERE), p.sealed.row, c.run, c.after
-            assert after is not None, "the commit of a step must follow an earlier commit of its run"
-            names[key.id] = run.run_id
-            rows.append(
-                (key.bucket, key.id, c.fence, log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data,
-                 after.row, after.hash)
-            )  # fmt: skip
+        rows: list[tuple[Any, ...]] = []
+        for s in steps:
+            if (key := self.keys.get(s.run_id)) is not None:
+                names[key.id] = s.run_id
+                rows.append((key.bucket, key.id, s.fence, s.seq, s.since, s.after.whole, s.version, s.step, s.head, s.hash, s.data, s.after.row, s.after.hash))
+        if not rows:
+            return set()
         if len(rows) == 1:
             cursor = await db.execute(Q.step, rows[0])
             return {names[rows[0][1]]} if cursor.rowcount == 1 else set()
-        cursor = await db.execute(Q.steps, [list(column) for column in zip(*sorted(rows), strict=True)])
+        columns = zip(_COLUMNS, zip(*sorted(rows), strict=True), strict=True)
+        cursor = await db.execute(Q.steps, [array(column) for array, column in columns])
         return {names[run] for (run,) in await cursor.fetchall()}
+
+    async def _look_into(self, batch: Sequence[_Stepping]) -> None:
+        """Writes steps of runs that were not known to be driven here, and settles those whose answer was lost; the others are told why not."""
+
+        async def work(sent: int) -> list[Tip | HoldfastError]:
+            async with self._pool.held() as db:
+                return await self._settled(db, batch, sent > 0)
+
+        try:
+            outcomes = await outlasting(work, self._url, self._patience)
+        except Exception as e:
+            for w in batch:
+                _fail(w, translate(e, self._url))
+            return
+        for w, outcome in zip(batch, outcomes, strict=True):
+            if isinstance(outcome, Tip):
+                _answer(w, outcome)
+            else:
+                self.keys.pop(w.step.run_id, None)
+                _fail(w, outcome)
+
+    async def _settled(self, db: Connection, batch: Sequence[_Stepping], again: bool) -> list[Tip | HoldfastError]:
+        asked = {
+            "b": [ids.bucket_number(w.step.run_id) for w in batch], "run": [w.step.run_id for w in batch], "n": [w.step.after.row + 1 for w in batch],
+            "took": ["[]"] * len(batch),
+        }  # fmt: skip
+        _, _, locked, ends = await many(db, [(Q.begin, None), (Q.bounded, None), (Q.lock_runs, asked), (Q.see_runs, {**asked, "now": self._given()})])
+        tips = {run: (n or 0, digest or b"", after) for run, n, digest, after, *_ in ends}
+        found = {run: (bucket, id, fence, owner) for run, bucket, id, fence, owner, *_ in locked}
+        outcomes: dict[str, Tip | HoldfastError] = {}
+        steps: list[Step] = []
+        for w in batch:
+            s = w.step
+            if s.run_id not in found:
+                outcomes[s.run_id] = RunNotFound(f"there is no run {s.run_id}")
+                continue
+            bucket, id, fence, owner = found[s.run_id]
+            n, digest, after = tips[s.run_id]
+            self.keys[s.run_id] = Key(bucket, id)
+            error = apply.step_refused(s, Found(fence, owner, False, n, digest))
+            if error is None:
+                steps.append(s)
+            elif (w.sent or again) and after == s.hash:
+                outcomes[s.run_id] = s.tip(s.after.row + 1)  # the answer that was lost was a yes
+            else:
+                outcomes[s.run_id] = error
+        written = await self._step(db, steps)
+        await db.execute(Q.commit)
+        for s in steps:
+            stale = VersionConflict(f"the log of {s.run_id} has new events since it was read", hint="load it again")
+            outcomes[s.run_id] = s.tip(s.after.row + 1) if s.run_id in written else stale
+        return [outcomes[w.step.run_id] for w in batch]
 
     # -- the general way ----------------------------------------------------------------------------
 
@@ -513,7 +594,8 @@ def _param(value: Any) -> Any:
     return Jsonb(value) if isinstance(value, dict) else value
 
 
-_NOWHERE = Key(0, 0)
+_COLUMNS = (Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Texts, Texts, Blobs, Blobs, Numbers, Blobs)
+"""Of the statement for steps of many runs."""
 
 
 def _number(c: Commit) -> int:
@@ -525,17 +607,17 @@ def _takers(every: Iterable[Prepared]) -> list[str]:
     return sorted({q.commit.lease.owner for q in every if isinstance(q.commit.lease, Take)})
 
 
-def _apart(waiting: Sequence[_Waiting], most: int) -> tuple[list[_Waiting], list[_Waiting]]:
+def _apart(waiting: Sequence[W], most: int) -> tuple[list[W], list[W]]:
     """The oldest commits that have nothing to do with each other, and the rest: what one of them does to a run, a lane or a key that
     another needs to see, is done when that other one is looked at."""
-    batch: list[_Waiting] = []
-    rest: list[_Waiting] = []
+    batch: list[W] = []
+    rest: list[W] = []
     written: set[object] = set()
     told: set[object] = set()
     for w in waiting:
         if w.future.done():
             continue  # its task was cancelled before anything was sent
-        writes, tells = _touched(w.prepared)
+        writes, tells = w.touched()
         if len(batch) == most or writes & written or writes & told or tells & written:
             rest.append(w)
         else:
@@ -549,8 +631,6 @@ def _touched(p: Prepared) -> tuple[set[object], set[object]]:
     """What a commit changes, and the runs it puts something into, which several may do at once."""
     c = p.commit
     writes: set[object] = {c.run.run_id}
-    if p.step:
-        return writes, set()
     if c.after is None or isinstance(c.lease, Take | Touch):
         writes.add((c.run.tenant_id, c.run.session_key, c.run.lane))
     if c.max_queued is not None:
@@ -570,12 +650,12 @@ def _metered(size: int, began: float, _: asyncio.Task[None]) -> None:
     meters.group(size, time.perf_counter() - began)
 
 
-def _answer(w: _Waiting, tip: Tip) -> None:
+def _answer(w: _Waiting | _Stepping, tip: Tip) -> None:
     if not w.future.done():
         w.future.set_result(tip)
 
 
-def _fail(w: _Waiting, error: HoldfastError) -> None:
+def _fail(w: _Waiting | _Stepping, error: HoldfastError) -> None:
     if not w.future.done():
         w.future.set_exception(error)
 

@@ -30,8 +30,8 @@ ON CONFLICT DO NOTHING;
 -- name: steps
 -- Steps of many runs. Gives the runs whose step was written; what became of the others, and why, the general way finds out.
 WITH given AS MATERIALIZED (
-  SELECT * FROM unnest(%s::smallint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::bigint[], %s::text[], %s::text[],
-    %b::bytea[], %b::bytea[], %s::bigint[], %b::bytea[]) AS t (b, run, fence, seq, since, whole, version, step, head, hash, data, n, after)
+  SELECT * FROM unnest(%b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[],
+    %b::bytea[], %b::bytea[], %b::bigint[], %b::bytea[]) AS t (b, run, fence, seq, since, whole, version, step, head, hash, data, n, after)
 ), held AS MATERIALIZED (
   SELECT r.bucket, r.id FROM given g JOIN holdfast.run r ON r.bucket = g.b AND r.id = g.run
   WHERE r.fence = g.fence AND r.owner IS NOT NULL ORDER BY r.bucket, r.id FOR SHARE OF r

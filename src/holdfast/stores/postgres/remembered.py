@@ -33,15 +33,18 @@ class Remembered:
         self.named: dict[str, str] = {}
 
     def committed(self, commit: Commit, tip: Tip) -> None:
-        run_id = commit.run.run_id
-        known = self._known.pop(run_id, None) or Known(tip)
-        known.tip = tip
-        self._known[run_id] = known
+        known = self.stepped(commit.run.run_id, tip)
         if commit.effects:
             known.facts += [e.fact for e in commit.events if isinstance(e.fact, ev.EffectFact)]
             known.effects |= {e.effect_id: e for e in commit.effects}
+
+    def stepped(self, run_id: str, tip: Tip) -> Known:
+        known = self._known.pop(run_id, None) or Known(tip)
+        known.tip = tip
+        self._known[run_id] = known
         if len(self._known) > MOST:
             self._known.popitem(last=False)
+        return known
 
     def tip(self, run_id: str) -> Tip | None:
         found = self._known.get(run_id)

@@ -33,7 +33,7 @@ from holdfast.core import blobs, canon, chunks, codec, ids, vouch
 from holdfast.core.checkpoint import Checkpoint
 from holdfast.core.chunks import Emitted, Stored
 from holdfast.core.codec import Row
-from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Tip
+from holdfast.core.commit import Commit, DedupClaim, InboxItem, LedgerRow, Settlement, Step, Tip
 from holdfast.core.consistency import Problem, record_problem
 from holdfast.core.effects import Effect, EffectStatus
 from holdfast.core.errors import (
@@ -422,6 +422,16 @@ class PostgresStore:
         except RunNotFound as e:
             raise await self._missing(e, commit.run.run_id, *(i.run_id for i in commit.puts)) from None
         self._remembered.committed(commit, tip)
+        return tip
+
+    async def step(self, step: Step) -> Tip:
+        committer = self._commits()
+        self._writable()
+        try:
+            tip = await committer.step(step)
+        except RunNotFound as e:
+            raise await self._missing(e, step.run_id) from None
+        self._remembered.stepped(step.run_id, tip)
         return tip
 
     async def put(self, item: InboxItem) -> InboxItem:
