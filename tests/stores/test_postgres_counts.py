@@ -88,7 +88,7 @@ async def birth_under_a_key(store: PostgresStore, name: str) -> AsyncIterator[No
     await script.write(script.first(claims=(DedupClaim("request", "default", name, name, "d"),)))
 
 
-@costs(trips=2, statements=26, syncs=1, wal=35_000)
+@costs(trips=2, statements=7, syncs=1, wal=35_000)
 async def births_of_twenty_runs(store: PostgresStore, name: str) -> AsyncIterator[None]:
     yield
     await asyncio.gather(*[Script(store, f"{name}.{n}").submit() for n in range(MANY)])

@@ -27,7 +27,7 @@ class Texts(list[str | None]):
     """A ``text[]``."""
 
 
-class Blobs(list[bytes]):
+class Blobs(list[bytes | None]):
     """A ``bytea[]``."""
 
 

@@ -1,7 +1,7 @@
 """Commits: who goes with whom, and in how many round trips (§1.11).
 
 Commits that wait at the same time go together. Plain steps of runs that are driven here share one statement that only inserts, one
-round trip in all; a step that was not written, for whatever reason, goes the general way, which says why.
+round trip in all; those that were not written, for whatever reason, are looked into together, which says why.
 
 The general way is one transaction for a whole group in two round trips: the first locks the runs, in the order of their ids, and reads
 what ``apply`` asks for; the second writes what it ruled. A commit that may not be applied is a verdict and leaves its neighbours alone;
@@ -143,6 +143,29 @@ class Seen(msgspec.Struct):
         return self.queued[queue, tenant_id]
 
 
+class _Rows:
+    """The rows of runs that a group writes, each with its log row: of those that are born, and of those that are there."""
+
+    def __init__(self) -> None:
+        self.born: list[tuple[Any, ...]] = []
+        self.moved: list[tuple[Any, ...]] = []
+
+    def statements(self) -> list[Statement]:
+        """One for each kind, births last, which gives their names and keys. A lone row has plain parameters, of many each column is an array."""
+        asked: list[Statement] = []
+        if len(self.moved) == 1:
+            (row,) = self.moved
+            asked.append((Q.run_update, (*row[:10], *row[1:5], *row[10:])))
+        elif self.moved:
+            asked.append((Q.runs_update, _columns(_MOVED, self.moved)))
+        if len(self.born) == 1:
+            (row,) = self.born
+            asked.append((Q.run_insert, (*row[:19], *row[1:6], *row[19:])))
+        elif self.born:
+            asked.append((Q.runs_insert, _columns(_BORN, self.born)))
+        return asked
+
+
 class Committer:
     """The way in for commits. ``keys``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them.
     ``given`` is a clock that tests move; ``judge`` says why an owner is lost, by its name, boot and what is
@@ -196,7 +219,7 @@ class Committer:
 
     async def close(self) -> None:
         """Ends what is under way; commits nobody has sent yet are refused."""
-        waiting: list[_Waiting | _Stepping] = [*self._steps, *self._others]
+        waiting: list[_Stepping | _Waiting] = [*self._steps, *self._others]
         self._steps, self._others = [], []
         for w in waiting:
             _fail(w, StoreError("the store was closed", code="store_closed"))
@@ -216,10 +239,12 @@ class Committer:
         while self._busy < WRITERS and (self._steps or self._others):
             if self._steps:
                 steps, self._steps = _apart(self._steps, STEPS)
-                self._send(len(steps), self._write_steps(steps))
+                if steps:
+                    self._send(len(steps), self._write_steps(steps))
             else:
                 others, self._others = _apart(self._others, GROUP)
-                self._send(len(others), self._write_others(others))
+                if others:
+                    self._send(len(others), self._write_others(others))
 
     def _send(self, size: int, writing: Coroutine[Any, Any, None]) -> None:
         self._busy += 1
@@ -271,8 +296,7 @@ class Committer:
         if len(rows) == 1:
             cursor = await db.execute(Q.step, rows[0])
             return {names[rows[0][1]]} if cursor.rowcount == 1 else set()
-        columns = zip(_COLUMNS, zip(*sorted(rows), strict=True), strict=True)
-        cursor = await db.execute(Q.steps, [array(column) for array, column in columns])
+        cursor = await db.execute(Q.steps, _columns(_STEPPED, sorted(rows)))
         return {names[run] for (run,) in await cursor.fetchall()}
 
     async def _look_into(self, batch: Sequence[_Stepping]) -> None:
@@ -297,8 +321,8 @@ class Committer:
 
     async def _settled(self, db: Connection, batch: Sequence[_Stepping], again: bool) -> list[Tip | HoldfastError]:
         asked = {
-            "b": [ids.bucket_number(w.step.run_id) for w in batch], "run": [w.step.run_id for w in batch], "n": [w.step.after.row + 1 for w in batch],
-            "took": ["[]"] * len(batch),
+            "b": _buckets([w.step.run_id for w in batch]), "run": Texts([w.step.run_id for w in batch]),
+            "n": Numbers([w.step.after.row + 1 for w in batch]), "took": Texts(["[]"] * len(batch)),
         }  # fmt: skip
         _, _, locked, ends = await many(db, [(Q.begin, None), (Q.bounded, None), (Q.lock_runs, asked), (Q.see_runs, {**asked, "now": self._given()})])
         tips = {run: (n or 0, digest or b"", after) for run, n, digest, after, *_ in ends}
@@ -381,9 +405,10 @@ class Committer:
     async def _transaction(self, db: Connection, batch: Sequence[_Waiting]) -> list[Tip | HoldfastError]:
         seen = await self._look(db, [w.prepared for w in batch])
         outcomes: list[Tip | HoldfastError] = []
-        writes: list[Statement] = []
+        rows = _Rows()
+        beside: list[Statement] = []
         application: list[commit.Statement] = []
-        begun: list[tuple[int, str]] = []  # births that keep their owner, by the statement that tells their key
+        begun: list[str] = []  # births that keep their owner
         for w in batch:
             p = w.prepared
             c, run_id = p.commit, p.commit.run.run_id
@@ -395,8 +420,8 @@ class Committer:
                 outcomes.append(ruling)
                 continue
             if run_id not in seen.keys and ruling.owner is not None:
-                begun.append((len(writes), run_id))
-            writes += self._written(p, ruling, seen)
+                begun.append(run_id)
+            beside += self._written(p, ruling, seen, rows)
             application += c.statements
             outcomes.append(p.tip(_number(c)))
             if run_id in seen.keys and ruling.owner is not None:
@@ -404,12 +429,11 @@ class Committer:
             else:
                 self.keys.pop(run_id, None)
         await _application(db, application)
-        if writes:
-            answers = await many(db, [*writes, (Q.commit, None)])
-            for place, run_id in begun:
-                self.keys[run_id] = Key(ids.bucket_number(run_id), answers[place][0][0])
-        else:
-            await db.execute(Q.commit)
+        writes = rows.statements()
+        answers = await many(db, [*writes, *beside, (Q.commit, None)])
+        born = dict(answers[len(writes) - 1]) if rows.born else {}
+        for run_id in begun:
+            self.keys[run_id] = Key(ids.bucket_number(run_id), born[run_id])
         return outcomes
 
     async def _look(self, db: Connection, prepared: Sequence[Prepared]) -> Seen:
@@ -430,18 +454,18 @@ class Committer:
         asked: list[Statement] = [
             (Q.begin, None),
             (Q.bounded, None),
-            (Q.lock_runs, {"b": [ids.bucket_number(r) for r in runs], "run": runs}),
+            (Q.lock_runs, {"b": _buckets(runs), "run": Texts(runs)}),
             (Q.see_runs, {
-                **at, "b": [ids.bucket_number(r) for r in named], "run": list(named), "n": [_number(q.commit) for q in named.values()],
-                "took": [json.dumps(q.commit.took) for q in named.values()],
+                **at, "b": _buckets(named), "run": Texts(named), "n": Numbers([_number(q.commit) for q in named.values()]),
+                "took": Texts([json.dumps(q.commit.took) for q in named.values()]),
             }),
             (Q.see_now, at),
         ]  # fmt: skip
         beside: list[tuple[bool, Statement]] = [
             (any(isinstance(q.commit.lease, Take) for q in every), (Q.see_takers, {"owners": _takers(every)})),
             (bool(lanes), (Q.see_lanes, {
-                **at, "run": [r.run_id for r in lanes], "tenant": [r.tenant_id for r in lanes], "session": [r.session_key for r in lanes],
-                "lane": [r.lane for r in lanes],
+                **at, "run": Texts([r.run_id for r in lanes]), "tenant": Texts([r.tenant_id for r in lanes]),
+                "session": Texts([r.session_key for r in lanes]), "lane": Texts([r.lane for r in lanes]),
             })),
             (bool(lenders), (Q.see_lenders, {"b": [ids.bucket_number(r) for r in lenders], "run": lenders})),
             (bool(claims), (Q.see_claims, {
@@ -516,21 +540,20 @@ class Committer:
 
     # -- what is written ----------------------------------------------------------------------------
 
-    def _written(self, p: Prepared, ruling: Ruling, seen: Seen) -> Iterator[Statement]:
-        """The statements of a commit, the run's own first: its answer is the run's key."""
+    def _written(self, p: Prepared, ruling: Ruling, seen: Seen, rows: _Rows) -> Iterator[Statement]:
+        """What a commit writes beside its log row and its run's, which go into ``rows``: they are there before anything else is written."""
         c, run, log = p.commit, p.commit.run, p.sealed.row
         key = seen.keys.get(run.run_id)
-        due = ruling.due
         end = (log.seq, p.since, p.whole_size, run.version, run.current_step_id, run.checkpoint_head, log.hash, log.data)
         ended = run.finished_at if run.terminal else None
         if key is None:
             found_by = (run.tenant_id, run.skill_id, run.shape, run.thread_id, run.session_key, run.lane, run.queue)
             doc = p.sealed.doc or codec.encode_run(run)
-            place = (ids.bucket_number(run.run_id), run.run_id, c.fence, ruling.owner, due, ruling.holds, run.status.value)
-            yield Q.run_insert, (*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, doc, *place[1:6], *end)
+            place = (ids.bucket_number(run.run_id), run.run_id, c.fence, ruling.owner, ruling.due, ruling.holds, run.status.value)
+            rows.born.append((*place, *found_by, run.priority, run.parent_run_id, run.lineage_root, ended, doc, *end))
         else:
-            stands = (c.fence, ruling.owner, due, ruling.holds)
-            yield Q.run_update, (ruling.turn or None, *stands, run.status.value, run.priority, run.shape, ended, p.sealed.doc, *stands, key.bucket, key.id, _number(c), *end)
+            stands = (ruling.turn or None, c.fence, ruling.owner, ruling.due, ruling.holds)
+            rows.moved.append((*stands, run.status.value, run.priority, run.shape, ended, p.sealed.doc, key.bucket, key.id, _number(c), *end))
             if c.took:
                 yield Q.inbox_take, {"seq": log.seq, "b": key.bucket, "run": key.id, "keys": list(c.took), "count": len(c.took), "name": run.run_id}
         if p.whole is not None:
@@ -540,9 +563,9 @@ class Committer:
         if p.closed:
             yield from besides.revoked(seen.tokens, run.run_id, p.closed, seen.now)
         if not p.plain:
-            yield from self._beside(p, seen)
+            yield from self._beside(p, seen, rows)
 
-    def _beside(self, p: Prepared, seen: Seen) -> Iterator[Statement]:
+    def _beside(self, p: Prepared, seen: Seen, rows: _Rows) -> Iterator[Statement]:
         """What a commit writes beside its log row."""
         c, at = p.commit, self._given()
         for m in c.claims:
@@ -559,7 +582,7 @@ class Committer:
         for child in p.creates:
             ruling = self._rule(child, seen)
             assert isinstance(ruling, Ruling), "it was ruled on before"
-            yield from self._written(child, ruling, seen)
+            yield from self._written(child, ruling, seen, rows)
         for item in c.puts:
             yield Q.put, put_values(item, at)
         for move in c.moves:
@@ -594,8 +617,19 @@ def _param(value: Any) -> Any:
     return Jsonb(value) if isinstance(value, dict) else value
 
 
-_COLUMNS = (Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Numbers, Texts, Texts, Blobs, Blobs, Numbers, Blobs)
-"""Of the statement for steps of many runs."""
+# What the columns of the statements for many rows hold.
+_LOGGED = (Numbers, Numbers, Numbers, Numbers, Texts, Texts, Blobs, Blobs)
+_STEPPED = (Numbers, Numbers, Numbers, *_LOGGED, Numbers, Blobs)
+_BORN = (Numbers, Texts, Numbers, Texts, Numbers, Numbers, *[Texts] * 8, Numbers, Texts, Texts, Numbers, Blobs, *_LOGGED)
+_MOVED = (Numbers, Numbers, Texts, Numbers, Numbers, Texts, Numbers, Texts, Numbers, Blobs, Numbers, Numbers, Numbers, *_LOGGED)
+
+
+def _columns(arrays: Sequence[Callable[[Any], Any]], rows: Sequence[tuple[Any, ...]]) -> list[Any]:
+    return [array(column) for array, column in zip(arrays, zip(*rows, strict=True), strict=True)]
+
+
+def _buckets(runs: Iterable[str]) -> Numbers:
+    return Numbers([ids.bucket_number(r) for r in runs])
 
 
 def _number(c: Commit) -> int:

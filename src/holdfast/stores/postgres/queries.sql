@@ -105,14 +105,36 @@ SELECT schedule_id, tenant_id, CASE WHEN placed = id THEN due ELSE -1 END, data 
 -- Any other commit: what it writes -------------------------------------------------------------------
 
 -- name: run_insert
+-- Gives the run's name and its key.
 WITH n AS MATERIALIZED (SELECT nextval('holdfast.number') AS turn), r AS (
   INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
     priority, parent_run_id, lineage_root, ended, doc, seal)
   SELECT %s, %s, %s, %s, %s, %s, n.turn, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %b, holdfast.standing(%s, %s, %s, %s, %s, n.turn) FROM n
-  RETURNING bucket, id
+  RETURNING bucket, id, run_id
+), l AS (
+  INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+  SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %b, %b FROM r
 )
-INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
-SELECT bucket, id, 1, %s, %s, %s, %s, %s, %s, %b, %b FROM r RETURNING run;
+SELECT run_id, id FROM r;
+-- name: runs_insert
+-- Many at once, numbered in the order in which they are given.
+WITH n AS MATERIALIZED (
+  SELECT *, nextval('holdfast.number') AS turn FROM unnest(%b::bigint[], %b::text[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::text[],
+    %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::text[], %b::bigint[], %b::text[], %b::text[], %b::bigint[], %b::bytea[],
+    %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::bytea[], %b::bytea[])
+    AS t (bucket, run_id, fence, owner, due, holds, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue, priority, parent_run_id,
+      lineage_root, ended, doc, seq, since, whole, version, step, head, hash, data)
+), r AS (
+  INSERT INTO holdfast.run (bucket, run_id, fence, owner, due, holds, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
+    priority, parent_run_id, lineage_root, ended, doc, seal)
+  SELECT bucket, run_id, fence, owner, due, holds <> 0, turn, status, tenant_id, skill_id, fingerprint, thread_id, session_key, lane, queue,
+    priority, parent_run_id, lineage_root, ended, doc, holdfast.standing(run_id, fence, owner, due, holds <> 0, turn) FROM n
+  RETURNING bucket, id, run_id
+), l AS (
+  INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+  SELECT r.bucket, r.id, 1, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.run_id = n.run_id
+)
+SELECT run_id, id FROM r;
 -- name: run_update
 -- The row was locked in this transaction, so nothing needs comparing again. A null doc leaves the cold part as it is, a null turn the place.
 WITH n AS MATERIALIZED (SELECT coalesce(%s::bigint, nextval('holdfast.number')) AS turn), r AS (
@@ -122,6 +144,21 @@ WITH n AS MATERIALIZED (SELECT coalesce(%s::bigint, nextval('holdfast.number')) 
 )
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT bucket, id, %s, %s, %s, %s, %s, %s, %s, %b, %b FROM r RETURNING run;
+-- name: runs_update
+-- Many at once.
+WITH n AS MATERIALIZED (
+  SELECT coalesce(t.place, nextval('holdfast.number')) AS turn, t.* FROM unnest(%b::bigint[], %b::bigint[], %b::text[], %b::bigint[], %b::bigint[], %b::text[],
+    %b::bigint[], %b::text[], %b::bigint[], %b::bytea[], %b::bigint[], %b::bigint[], %b::bigint[],
+    %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[], %b::bytea[], %b::bytea[])
+    AS t (place, fence, owner, due, holds, status, priority, fingerprint, ended, doc, bucket, id, n, seq, since, whole, version, step, head, hash, data)
+), r AS (
+  UPDATE holdfast.run r SET fence = n.fence, owner = n.owner, due = n.due, holds = n.holds <> 0, turn = n.turn, status = n.status, priority = n.priority,
+    fingerprint = n.fingerprint, ended = n.ended, doc = coalesce(n.doc, r.doc), previous = NULL, cause = NULL,
+    seal = holdfast.standing(r.run_id, n.fence, n.owner, n.due, n.holds <> 0, n.turn) FROM n WHERE r.bucket = n.bucket AND r.id = n.id
+  RETURNING r.bucket, r.id
+)
+INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
+SELECT r.bucket, r.id, n.n, n.seq, n.since, n.whole, n.version, n.step, n.head, n.hash, n.data FROM n JOIN r ON r.bucket = n.bucket AND r.id = n.id;
 -- name: whole_insert
 INSERT INTO holdfast.whole (bucket, run, seq, n, data) SELECT bucket, id, %s, %s, %b FROM holdfast.run WHERE bucket = %s AND run_id = %s;
 -- name: carry_insert
