@@ -90,6 +90,8 @@ def committed(commit: Commit) -> None:
         listener(commit)
     for meter in METERS:
         meter.heard(commit)
+    if not LOG.isEnabledFor(logging.INFO) and LOUD.isdisjoint([event.fact.wire for event in commit.events]):
+        return  # nearly always: nobody listens to what goes well
     if not LOG.isEnabledFor(logging.WARNING) or _muted.get():
         return
     run = commit.run

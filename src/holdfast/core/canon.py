@@ -463,9 +463,9 @@ def _box(value: Any) -> Any:
     if kind in _NATIVE:
         return value
     if kind is FrozenList or kind is list:
-        return [_box(x) for x in value]
+        return [x if type(x) in _NATIVE else _box(x) for x in value]
     if kind is FrozenDict or kind is dict:
-        return {k: _box(v) for k, v in value.items()}
+        return {k: v if type(v) in _NATIVE else _box(v) for k, v in value.items()}
     if kind is int and _INT_MIN <= value <= _INT_MAX:
         return value
     codec = _by_type[kind]

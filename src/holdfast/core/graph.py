@@ -124,7 +124,8 @@ class Straight(msgspec.Struct, frozen=True):
 class Program(msgspec.Struct, frozen=True, kw_only=True):
     """A skill as the engine runs it. ``listeners``: channel to the nodes it may wake, in declaration order;
     ``lasting``: the channels whose writes replace their values; ``plain``: what each plain node may write of these and of ``reducing``, the channels with a built-in reducer of another kind, by its tag (``core/line``);
-    ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to; ``writes`` and ``values``: what may be written to a channel, and what
+    ``straight``: what follows a node where that is one and the same; ``heard``: the channels of the state that nodes listen to;
+    ``carried``: those that a thread carries from one run to the next; ``writes`` and ``values``: what may be written to a channel, and what
     its value may be (§3.7)."""
 
     id: str
@@ -146,6 +147,7 @@ class Program(msgspec.Struct, frozen=True, kw_only=True):
     reducing: Mapping[str, str] = {}
     straight: Mapping[str, Straight] = {}
     heard: frozenset[str] = frozenset()
+    carried: tuple[str, ...] = ()
     writes: Mapping[str, Kind] = {}
     values: Mapping[str, Kind] = {}
 
@@ -205,6 +207,7 @@ def compile(
         reducing=reducing,
         straight={n: s for n in nodes if (s := _straight(n, nodes, listeners)) is not None},
         heard=heard,
+        carried=tuple([c.name for c in channels.values() if c.thread]),
         writes={c.name: k for c in channels.values() if (k := kinds.of_write(c.type, c.reducer.tag, c.default, _takes(c.reducer.function))) is not None},
         values={c.name: k for c in channels.values() if (k := kinds.of_value(c.type, c.default)) is not None},
         flow=flow,

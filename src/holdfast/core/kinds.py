@@ -13,6 +13,7 @@ import dataclasses
 import datetime as dt
 import decimal
 import enum
+import operator
 import pathlib
 import types
 import typing
@@ -268,7 +269,7 @@ def _items(value: Any, each: Fit | None, path: str) -> list[Any] | None:
     if each is None:
         return None
     made = [each(item, f"{path}[{n}]") for n, item in enumerate(value)]
-    return None if all(a is b for a, b in zip(made, value, strict=True)) else made
+    return None if all(map(operator.is_, made, value)) else made
 
 
 def _list(inner: tuple[Any, ...]) -> Fit:
@@ -327,7 +328,8 @@ def _dict(inner: tuple[Any, ...]) -> Fit:
         made = {
             (k if names is None else names(k, f"a key of {path}")): (v if values is None else values(v, f"{path}.{k}")) for k, v in value.items()
         }
-        return value if all(made.get(k) is v for k, v in value.items()) else made
+        same = len(made) == len(value) and all(map(operator.is_, made, value)) and all(map(operator.is_, made.values(), value.values()))
+        return value if same else made
 
     return fit
 

@@ -113,7 +113,7 @@ def prepare(commit: Commit) -> Prepared:
         after = _NOWHERE
     effects = written(commit.effects)
     closed = tuple([e.fact.wait_id for e in commit.events if isinstance(e.fact, WaitClosed)])
-    creates = tuple([prepare(c) for c in commit.creates])
+    creates = tuple(map(prepare, commit.creates))
     sealed = codec.seal(commit, after.hash)
     since, size = len(sealed.row.data) + after.since + SIGNAL_EXTRA_BYTES * commit.signals, after.whole
     if commit.behind is not None:  # what a load goes through in the runs before counts as if it were this run's own (§4.15)
@@ -132,8 +132,9 @@ def prepare(commit: Commit) -> Prepared:
 
 def written(effects: Sequence[Effect]) -> tuple[Effect, ...]:
     """Effects as a commit that names them leaves them, what is settled before what begins."""
-    last = tuple({e.effect_id: e for e in effects}.values())
-    return last if len(last) < 2 else tuple(sorted(last, key=lambda e: e.open))
+    if len(effects) < 2:
+        return tuple(effects)
+    return tuple(sorted({e.effect_id: e for e in effects}.values(), key=lambda e: e.open))
 
 
 def _advanced(commit: Commit) -> bool:

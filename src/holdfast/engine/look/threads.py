@@ -76,7 +76,7 @@ class _Log(msgspec.Struct, frozen=True):
 
 def carries(program: Program) -> bool:
     """Whether runs of this program begin with what their thread's last run left."""
-    return any(c.thread for c in program.channels.values())
+    return bool(program.carried)
 
 
 class Threads:
@@ -96,8 +96,7 @@ class Threads:
         """
         if not offers_threads(self._store):
             return None
-        wanted = [c.name for c in program.channels.values() if c.thread]
-        kept = self._ends.get((tenant_id, thread_id))
+        wanted, kept = program.carried, self._ends.get((tenant_id, thread_id))
         if kept is not None and wanted and kept[0].checkpoint.values.keys() >= set(wanted):
             end = kept[0]
             mine = {n: end.checkpoint.values[n] for n in wanted}
@@ -116,7 +115,7 @@ class Threads:
         and one of another skill may lack some: for those the run before it is asked, so that a conversation is not lost
         to a run that took no part in it.
         """
-        wanted = [c.name for c in program.channels.values() if c.thread]
+        wanted = list(program.carried)
         if not wanted:
             return None
         found: dict[str, Any] = {}

@@ -88,20 +88,14 @@ def _checked(body: bytes) -> bytes:
     return body + zlib.crc32(body).to_bytes(4, "big")
 
 
-def _places(mark: Mark) -> Iterator[tuple[int, bytes]]:
+def _places(mark: Mark) -> list[tuple[int, bytes]]:
     """Where what of a mark goes."""
+    places = []
     if mark.last:
-        yield _row_at(mark.last), _checked(_ROW.pack(mark.incarnation, mark.last, mark.hash))
+        places.append(((1 + mark.last % ROWS) * _PLACE, _checked(_ROW.pack(mark.incarnation, mark.last, mark.hash))))
     if mark.writes:
-        yield _writes_at(mark.writes), _checked(_WRITES.pack(mark.incarnation, mark.writes))
-
-
-def _row_at(last: int) -> int:
-    return (1 + last % ROWS) * _PLACE
-
-
-def _writes_at(writes: int) -> int:
-    return (1 + ROWS + writes % WRITES) * _PLACE
+        places.append(((1 + ROWS + mark.writes % WRITES) * _PLACE, _checked(_WRITES.pack(mark.incarnation, mark.writes))))
+    return places
 
 
 def _work(of: weakref.ref[Anchor], stop: threading.Event) -> None:

@@ -158,22 +158,18 @@ class Committer:
     def _births(self, batch: Sequence[Write], done: list[Applied | None], now: int) -> None:
         """The births in a batch that begin at once; one that another run's lane, or its id, stands against has the group refused."""
         number, digest, born, log = self._log_id, self._log_hash, [], []
-        key, owner, known, incarnation = 0, "", False, 0
-        carried = []
+        key, carried = 0, []
         for i, p in enumerate(batch):
             if done[i] is not None or not isinstance(p, Prepared) or not p.birth:
                 continue
             c, run = p.commit, p.commit.run
-            if c.lease.owner != owner:  # type: ignore[union-attr]
-                owner = c.lease.owner  # type: ignore[union-attr]
-                last, incarnation, known = row(self.db, Q.looks, (owner,))
-                key = key or last
+            owner: str = c.lease.owner  # type: ignore[union-attr]
+            asked = None if c.follows is None else run.thread_id
+            last, incarnation, known, busy, *ended = row(self.db, Q.birth_look, (owner, run.tenant_id, run.session_key, run.lane, now, asked))
             ruling = apply.ruled(p, None, incarnation=int(incarnation), taker=bool(known))
-            if isinstance(ruling, HoldfastError) or lane_blocker(self.db, (run.tenant_id, run.session_key, run.lane), 0, apply.LAST_TURN, now) is not None:
+            if isinstance(ruling, HoldfastError) or busy or (asked is not None and thread_end(ended) != c.follows):
                 continue  # the general way says what is wrong
-            if c.follows is not None and Sight(self.db, now, 0, False).thread_end(run.tenant_id, run.thread_id) != c.follows:
-                continue
-            key += 1
+            key = (key or last) + 1
             carried += [(key, lender) for lender in (() if c.behind is None else c.behind.runs)]
             number += 1
             digest = p.sealed.row.hash
@@ -367,8 +363,7 @@ class Sight:
         return lane_blocker(self._db, (run.tenant_id, run.session_key, run.lane), self._key, turn, self._now)
 
     def thread_end(self, tenant_id: str, thread_id: str) -> ThreadEnd:
-        found = row(self._db, Q.thread_end, (thread_id, tenant_id))
-        return ThreadEnd() if found is None else ThreadEnd(*found)
+        return thread_end(row(self._db, Q.thread_end, (thread_id, tenant_id)))
 
     def unread(self, run_id: str, took: Sequence[str]) -> bool:
         return bool(self._untaken().difference(took)) if took else self._unread
@@ -416,6 +411,11 @@ def _cold(p: Prepared, ruling: Ruling, number: int) -> tuple[Any, ...]:
 def _found_by(run: Run) -> tuple[Any, ...]:
     """What a run is found by, from its birth on."""
     return (run.run_id, run.tenant_id, run.skill_id, run.thread_id, run.session_key, run.lane, run.queue, run.parent_run_id, run.lineage_root)
+
+
+def thread_end(found: Sequence[Any] | None) -> ThreadEnd:
+    """How a thread ends, by what was found of its newest ended run, if anything was."""
+    return ThreadEnd(*found) if found and found[0] is not None else ThreadEnd()
 
 
 def lane_blocker(db: apsw.Connection, lane: tuple[str, str, str], key: int, turn: int, now: int) -> str | None:

@@ -38,9 +38,17 @@ WHERE id = ?8 AND fence = ?9 AND tip = ?10 AND (SELECT hash FROM log WHERE log.i
   AND status NOT IN ('completed', 'failed', 'canceled') AND NOT EXISTS (SELECT 1 FROM inbox WHERE inbox.run = ?8 AND taken IS NULL);
 -- name: last_log
 SELECT ifnull(max(id), 0) FROM log;
--- name: looks
--- What a group of births needs to know: the last run's number, the store's incarnation, and whether their taker is known.
-SELECT (SELECT ifnull(max(id), 0) FROM run), (SELECT value FROM meta WHERE key = 'incarnation'), EXISTS (SELECT 1 FROM worker WHERE owner = ?);
+-- name: birth_look
+-- What a birth needs to know: the last run's number, the store's incarnation, whether its taker is known, who holds its lane or is due in it, and how
+-- its thread ends, where that is asked.
+SELECT (SELECT ifnull(max(id), 0) FROM run), (SELECT value FROM meta WHERE key = 'incarnation'), EXISTS (SELECT 1 FROM worker WHERE owner = ?1),
+       EXISTS (SELECT 1 FROM run WHERE tenant_id = ?2 AND session_key = ?3 AND lane = ?4 AND holds = 1)
+       OR EXISTS (SELECT 1 FROM run WHERE tenant_id = ?2 AND session_key = ?3 AND lane = ?4 AND due IS NOT NULL AND due <= ?5),
+       ended.run_id, ended.version, ended.fence
+FROM (SELECT 1) LEFT JOIN (
+  SELECT run_id, version, fence FROM run INDEXED BY run_thread_turn
+  WHERE thread_id = ?6 AND tenant_id = ?2 AND status IN ('completed', 'failed', 'canceled') ORDER BY turn DESC LIMIT 1
+) ended;
 
 -- Any other commit ----------------------------------------------------------------------------------
 
