@@ -206,7 +206,7 @@ def test_the_general_way_says_what_may_not_be_merged_and_how_much_there_may_be()
         task = line.task
         assert task is not None
         assert line.decide(task, writes, raw(writes), AT) is None
-        assert line.end(task, writes, raw(writes), AT) is None
+        assert line.decide(task, writes, raw(writes), AT, ends=True) is None
 
 
 def test_the_end_of_a_run_is_its_commit() -> None:
@@ -217,8 +217,9 @@ def test_the_end_of_a_run_is_its_commit() -> None:
     task = line.task
     assert task is not None
     writes = {"l": [2], "x": 5}
-    commit = line.end(task, canon.admit(writes, ""), raw(writes), AT)
-    assert commit is not None
+    assert line.decide(task, canon.admit(writes, ""), raw(writes), AT) is None, "somebody is asked about its end"
+    commit = line.decide(task, canon.admit(writes, ""), raw(writes), AT, ends=True)
+    assert isinstance(commit, Commit) and commit.delta is not None
     delta, moved = ss.barrier(prog, world.head, {"a": TaskResult("a", writes=raw(writes))}, inline={"a"}, decoded={})
     assert commit.delta == codec.encode_delta(delta)
     assert [type(e.fact) for e in commit.events] == [ev.StepCompleted, ev.RunCompleted]

@@ -23,7 +23,7 @@ end is looked at. That ends the line.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, Literal, overload
 
 import msgspec
 
@@ -99,8 +99,15 @@ class Line:
             return None
         return task
 
-    def decide(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int) -> Step | None:
-        """What a plain task's end makes durable; None if there is more to it. ``packed`` are its writes, encoded, if it wrote.
+    @overload
+    def decide(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int, ends: Literal[False] = False) -> Step | None: ...
+
+    @overload
+    def decide(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int, ends: bool) -> Step | Commit | None: ...
+
+    def decide(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int, ends: bool = False) -> Step | Commit | None:
+        """What a plain task's end makes durable; None if there is more to it. ``packed`` are its writes, encoded, if it wrote; ``ends``: where nothing
+        comes after it, nobody is asked about the run's end.
 
         Nothing has changed by it: that is for ``keep``, once it is durable.
         """
@@ -111,7 +118,7 @@ class Line:
         news = [f"done:{node}", *writes]
         pending = self._after(node, step, upto, writes, news)
         if not pending:
-            return None
+            return self._end(task, writes, packed, at, upto, kinds, news) if ends else None
         data = codec.encode_delta(Delta(step, Source.LOOP, (TaskResult(node, OK, packed),), kinds, pending=pending))
         hash = canon.chain(self.hash, data)
         facts: list[ev.Fact] = [ev.StepCompleted(step, node, OK, hash), *[ev.StepStarted(step + 1, t.node) for t in pending]]
@@ -143,12 +150,11 @@ class Line:
             upto[channel] = self.versions.get(channel, 0)
         return upto
 
-    def end(self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int) -> Commit | None:
-        """The commit of a plain task after which nothing comes: the run has completed. None if something comes."""
+    def _end(
+        self, task: Task, writes: Mapping[str, Any], packed: bytes | None, at: int, upto: Mapping[str, int], kinds: dict[str, str], news: list[str]
+    ) -> Commit:
+        """The commit of a plain task after which nothing comes: the run has completed."""
         node, step, run, last, tip = task.node, self.step + 1, self.run, self.checkpoint, self._tip
-        upto, news, kinds = self._seen(task), [f"done:{node}", *writes], self._kinds(writes)
-        if kinds is None or self._after(node, step, upto, writes, news):
-            return None
         values = dict(self.values)
         for name, value in writes.items():
             values[name] = reduce(kinds[name], values.get(name, MISSING), value) if name in kinds else value

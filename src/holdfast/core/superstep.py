@@ -485,7 +485,7 @@ def first(
     delta = Delta(step=0, source=source, done=done, kinds=kinds, values=values, carries=carries)
     if lent:
         start = msgspec.structs.replace(start, values=canon.FrozenDict({**start.values, **lent}))
-    moved = advance(start, delta, {INPUT_TASK: given, CARRY_TASK: TaskResult(CARRY_TASK)}, seq=0, at=0, hash=b"")
+    moved = advance(start, delta, {INPUT_TASK: given, CARRY_TASK: TaskResult(CARRY_TASK)}, seq=0, at=0, hash=b"", decoded={INPUT_TASK: writes})
     tasks = plan(program, moved, [START, *moved.values])
     return _with_pending(delta, moved, tasks)
 

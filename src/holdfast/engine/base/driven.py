@@ -58,6 +58,7 @@ class Drivers:
         self._expected: dict[str, int] = {}
         self._deadlines: list[tuple[int, str]] = []  # a heap of these, and of such as are no longer expected
         self._task: asyncio.Task[None] | None = None
+        self._soon: asyncio.TimerHandle | None = None
         self._closed = asyncio.Event()
         self.draining = False
         self.left: list[str] = []
@@ -69,9 +70,9 @@ class Drivers:
         self.expect(run_id, driver.due())
         if self.draining:
             driver.drain()
-        if self._task is None or self._task.done():
-            self._task = asyncio.ensure_future(self._watch())
-            self._task.add_done_callback(self._ended)
+        if self._soon is None and (self._task is None or self._task.done()):
+            # No sooner than one look follows another: what ends before that has no task made for it, and no look.
+            self._soon = asyncio.get_running_loop().call_later(REST_SECONDS, self._begin)
         try:
             yield
         finally:
@@ -79,9 +80,18 @@ class Drivers:
             self._expected.pop(run_id, None)
             if not self._drivers:
                 self._closed.set()
+            if not self._drivers and self._soon is not None:
+                self._soon.cancel()
+                self._soon = None
             if not self._drivers and self._task is not None:
                 self._task.cancel()
                 self._task = None
+
+    def _begin(self) -> None:
+        """Begins to watch."""
+        self._soon = None
+        self._task = asyncio.ensure_future(self._watch())
+        self._task.add_done_callback(self._ended)
 
     def expect(self, run_id: str, due: int | None) -> None:
         """The next deadline of a run that is driven here; None: it has none."""

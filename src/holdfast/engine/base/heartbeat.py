@@ -75,6 +75,8 @@ class Heartbeat:
 
         A run whose code keeps the interpreter for longer than a lease would go from one late owner to the next for ever (§10.6).
         """
+        if times == 1 and run_id not in self._times:
+            return False
         before = self._ttl_us
         self._times = {r: t for r, t in self._times.items() if r != run_id} | ({run_id: times} if times > 1 else {})
         return self._ttl_us != before

@@ -169,9 +169,7 @@ class Fused:
                     return None
         elif value is not None:
             return None
-        at = now()
-        step = line.decide(task, writes, packed, at)
-        return line.end(task, writes, packed, at) if step is None and not self._asked and not node.delivers else step
+        return line.decide(task, writes, packed, now(), not self._asked and not node.delivers)
 
 
 class _Hand:

@@ -99,7 +99,7 @@ class Committer:
     def one(self, w: Write, key: int | None) -> Applied:
         """One commit in a transaction of its own."""
         step = step_of(w)
-        with contextlib.suppress(Refused):  # the general way refuses it with the reason
+        try:
             if key is not None and step is not None:
                 return self.step(step, key)
             if key is not None and isinstance(w, Prepared) and w.end:
@@ -108,6 +108,8 @@ class Committer:
                 return Applied(w.tip(self._lone((key, log.seq, w.commit.after.row, log.hash, log.data), Q.end_run, _ended(w, key))), key, False)
             if isinstance(w, Prepared) and w.birth:
                 return self._transaction([w], {}, plainly=True)[0]
+        except Refused:
+            pass  # the general way refuses it with the reason
         return self._transaction([w], {})[0]
 
     def together(self, batch: Sequence[Write], keys: Mapping[str, int]) -> list[Applied]:
