@@ -7,15 +7,19 @@
 import faulthandler
 import gc
 import os
+import pathlib
 import subprocess
 import sys
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 from _pytest.terminal import TerminalReporter
 from hypothesis import HealthCheck, settings
 
+from holdfast.stores import MemoryStore, SqliteStore
+from holdfast.testing import VirtualClock, World
+from tests.postgres.blocking import at_once, blocking, finish
 from tests.postgres.instead import stand_in
 from tests.postgres.pooler import WHICH
 
@@ -89,6 +93,15 @@ def other_store(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Puts the store that was asked for in the place of those that tests name."""
     if request.config.getoption("--store") == "postgres":
         stand_in(monkeypatch)
+
+
+@pytest.fixture(params=["memory", "sqlite", "postgres"])
+def each_world(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> Iterator[World]:
+    """Simulated hosts over each kind of store in turn, each of its verbs done at once: virtual time does not wait for a disk or a server."""
+    clock = VirtualClock()
+    store = MemoryStore(now=clock.now) if request.param == "memory" else at_once(SqliteStore(tmp_path / "a.db", now=clock.now)) if request.param == "sqlite" else blocking(clock.now)
+    yield World(store, clock=clock)
+    finish()
 
 
 def pytest_terminal_summary(terminalreporter: TerminalReporter) -> None:

@@ -89,7 +89,7 @@ def test_siblings_keep_what_they_finished() -> None:
     assert crashed_between > 2
 
 
-def test_what_nobody_knows_is_not_repeated() -> None:
+def test_what_nobody_knows_is_not_repeated(maker: Maker) -> None:
     """T-39, T-76, L-21, §6.5: killed between an effect's attempt and its result, it is done once all the same: a person is
     asked, looks outside, and says what happened."""
     asked: list[str] = []
@@ -98,7 +98,7 @@ def test_what_nobody_knows_is_not_repeated() -> None:
         asked.extend(w.kind for w in run.waits if w.kind == "effect")
         await approve_all(host, run)
 
-    ends = crash_everywhere(acting(idempotent=False), {"name": "Ada"}, fresh=stage.enter, script=look)[1]
+    ends = crash_everywhere(acting(idempotent=False), {"name": "Ada"}, fresh=stage.enter, script=look, store=maker)[1]
     for end in ends:
         assert (end.run.status, outcome(end.run)) == ("completed", EXPECTED["effect"])
         assert sum(end.world.outside.acts.values()) == 1

@@ -66,10 +66,10 @@ def test_a_call_that_failed_in_the_store_can_be_resumed(holdfast_world: World) -
     assert holdfast_world.run(story()).status == "completed"
 
 
-def test_a_lost_lease_is_no_failure_of_the_step(holdfast_world: World) -> None:
+def test_a_lost_lease_is_no_failure_of_the_step(each_world: World) -> None:
     """T-79: a worker that could not renew begins no effect; that it did not is never recorded as what came of the call."""
     graph = Graph("two", State)
-    world = holdfast_world
+    world = each_world
 
     async def slow() -> None:
         await world.clock.sleep(1)
@@ -84,6 +84,7 @@ def test_a_lost_lease_is_no_failure_of_the_step(holdfast_world: World) -> None:
         await ctx.gather(ctx.effect(act), asyncio.sleep(0))
 
     async def story() -> Any:
+        await world.store.open()
         host = await world.host(graph)
         run = await host.do(host.rt.submit(graph, {}))
         host.start(host.rt.worker())

@@ -16,9 +16,9 @@ LINE = PLAYS["line"].skill
 
 
 @pytest.mark.parametrize(("workers", "concurrency"), [(1, 1), (1, 4), (2, 1), (3, 2)])
-def test_runs_of_one_lane_never_overlap_whoever_works(workers: int, concurrency: int) -> None:
+def test_runs_of_one_lane_never_overlap_whoever_works(workers: int, concurrency: int, each_world: World) -> None:
     """T-81, §10.7, §10.8: a lane is held by a run, not by a worker: the same owner does not get it twice."""
-    world = World()
+    world = each_world
     STAGE.world = world
 
     async def story() -> list[Run]:
@@ -47,7 +47,7 @@ class S(State):
     items: Annotated[list[str], append]
 
 
-def test_a_failed_run_begins_nothing_more() -> None:
+def test_a_failed_run_begins_nothing_more(each_world: World) -> None:
     """T-87: siblings that had finished stay finished, those that waited for the failed one never begin, and nothing stays claimed."""
     graph = Graph("breaks", S)
 
@@ -62,7 +62,7 @@ def test_a_failed_run_begins_nothing_more() -> None:
 
     graph.node("after_quick", after="quick")(lambda state: {"items": "after quick"})
     graph.node("after_both", after=["quick", "breaks"])(lambda state: {"items": "after both"})
-    world = World()
+    world = each_world
 
     async def story() -> None:
         await world.store.open()

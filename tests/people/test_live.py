@@ -11,6 +11,7 @@ import pytest
 from holdfast import Context, Graph, Runtime, State, append, flow
 from holdfast.core import policy
 from holdfast.core.errors import AlreadyTerminal, Denied
+from tests.postgres.server import shared
 
 
 class Trail(State):
@@ -25,7 +26,8 @@ async def kinds(rt: Runtime, run_id: str) -> list[str]:
     return [e.type for e in await rt.events(run_id)]
 
 
-async def test_a_cancel_reaches_a_step_in_another_process(tmp_path: Path) -> None:
+@pytest.mark.parametrize("over", ["sqlite", "postgres"])
+async def test_a_cancel_reaches_a_step_in_another_process(over: str, tmp_path: Path) -> None:
     """T-89, L-20: the request is on record first, the effect in flight ends and is recorded, then the run ends."""
     begun, seen = asyncio.Event(), []
 
@@ -41,7 +43,8 @@ async def test_a_cancel_reaches_a_step_in_another_process(tmp_path: Path) -> Non
         await asyncio.Event().wait()
 
     asked = asyncio.Event()
-    async with Runtime(url(tmp_path), skills=[long]) as owner, Runtime(url(tmp_path)) as other:
+    place = url(tmp_path) if over == "sqlite" else shared().fresh()
+    async with Runtime(place, skills=[long]) as owner, Runtime(place) as other:
         driving = asyncio.ensure_future(owner.invoke(long, {}, thread_id="t"))
         await asyncio.wait_for(begun.wait(), 20)
         run_id = (await other.runs(thread_id="t"))[0].run_id

@@ -10,6 +10,7 @@ from typing import Any, cast
 from holdfast.ports import ANYTHING, News, Store
 from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.store import PostgresStore
+from holdfast.stores.sqlite.store import SqliteStore
 from tests.postgres.server import shared
 
 SECONDS = 60.0
@@ -19,7 +20,7 @@ TELLING = frozenset({"commit", "put", "redeem_token", "put_schedule", "settle_ef
 class Blocking:
     """Stands before a store and hands on its verbs. Whoever waits for changes waits for those that are made through here."""
 
-    def __init__(self, store: PostgresStore, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, store: PostgresStore | SqliteStore, loop: asyncio.AbstractEventLoop) -> None:
         self._store = store
         self._loop = loop
         self._changes = Changes()
@@ -62,12 +63,18 @@ def _there() -> asyncio.AbstractEventLoop:
     return _loop
 
 
-def blocking(now: Callable[[], int]) -> Store:
-    """An empty store over PostgreSQL, for a loop in virtual time. There is one at a time: the one before is closed."""
+def at_once(store: PostgresStore | SqliteStore) -> Store:
+    """A store whose verbs are done at once. There is one at a time: the one before is closed."""
     global _last
     finish()
-    _last = Blocking(PostgresStore(shared().fresh(), now=now), _there())
+    _last = Blocking(store, _there())
     return cast(Store, _last)
+
+
+def blocking(now: Callable[[], int]) -> Store:
+    """An empty store over PostgreSQL, for a loop in virtual time."""
+    finish()  # before its tables are emptied
+    return at_once(PostgresStore(shared().fresh(), now=now))
 
 
 def finish() -> None:

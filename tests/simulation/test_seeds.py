@@ -5,10 +5,17 @@ T-71, T-73, T-75, T-78, T-79, T-83, T-84, T-86, T-90, T-92, L-21, X-07, X-08, X-
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
 
 import pytest
+from tests.postgres.blocking import at_once, blocking, finish
 
+from holdfast.ports import Store
+from holdfast.stores import SqliteStore
+from holdfast.testing import VirtualClock
 from holdfast.testing.simulate import main, simulate
 
 PARTS = 20
@@ -25,6 +32,42 @@ def test_seeds(part: int) -> None:
         assert story.ok, str(story)
         happened.update(story.happened)
     assert happened.keys() >= HAPPENS, "a world in which nothing goes wrong proves nothing"
+
+
+SQL = [("sqlite", range(6)), ("postgres", range(4))]
+FAULTS = {"after", "applied", "before", "frozen", "killed", "lost", "thawed"}
+
+
+def over(name: str, folder: Path) -> Callable[[VirtualClock], Store]:
+    """What makes the store of each seed's world; each of its verbs is done at once, for virtual time does not wait for a disk or a server."""
+    numbers = itertools.count()
+    if name == "sqlite":
+        return lambda clock: at_once(SqliteStore(folder / f"{next(numbers)}.db", now=clock.now))
+    return lambda clock: blocking(clock.now)
+
+
+def played(store: Callable[[VirtualClock], Store], seeds: range) -> Counter[str]:
+    happened: Counter[str] = Counter()
+    try:
+        for seed in seeds:
+            story = simulate(seed, store=store)
+            assert story.ok, str(story)
+            happened.update(story.happened)
+    finally:
+        finish()
+    return happened
+
+
+@pytest.mark.parametrize(("name", "seeds"), [pytest.param(*part, id=f"{part[0]}-{part[1].start}") for part in SQL])
+def test_seeds_over_a_database(name: str, seeds: range, tmp_path: Path) -> None:
+    """The same faults over both SQL stores: the judge finds nothing wrong there either."""
+    assert played(over(name, tmp_path), seeds).keys() >= FAULTS
+
+
+@pytest.mark.heavy
+@pytest.mark.parametrize("name", ["sqlite", "postgres"])
+def test_three_hundred_seeds_over_a_database(name: str, tmp_path: Path) -> None:
+    assert played(over(name, tmp_path), range(1000, 1300)).keys() >= HAPPENS
 
 
 def test_a_seed_is_one_story() -> None:

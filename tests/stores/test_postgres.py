@@ -75,13 +75,6 @@ async def test_a_step_is_one_statement_and_one_round_trip() -> None:
         assert counted[1] - counted[0] == 20
 
 
-async def test_many_runs_begin_together_as_the_first_thing() -> None:
-    """The process is registered as an owner of leases once, though that takes a while over a server."""
-    async with Runtime(shared().fresh(), skills=[line(2)]) as rt:
-        runs = await asyncio.gather(*(rt.invoke(line(2), {}) for _ in range(10)))
-        assert [r.status for r in runs] == ["completed"] * 10
-
-
 async def test_steps_of_many_runs_share_round_trips() -> None:
     shared().fresh()
     async with Proxy(shared().folder) as proxy, Runtime(proxy.url + "&listen=") as rt:

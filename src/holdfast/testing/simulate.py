@@ -16,7 +16,7 @@ import asyncio
 import sys
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -24,7 +24,8 @@ import msgspec
 from holdfast.core.errors import HoldfastError, StoreError
 from holdfast.core.status import TERMINAL, Status
 from holdfast.handle import Run
-from holdfast.testing.clock import Livelock
+from holdfast.ports import Store
+from holdfast.testing.clock import Livelock, VirtualClock
 from holdfast.testing.crash import Fault, SimulatedCrash
 from holdfast.testing.invariants import Violation
 from holdfast.testing.plays import PLAYS, STAGE, Play
@@ -96,9 +97,10 @@ class Story(msgspec.Struct, frozen=True):
 class Simulation:
     """One seed's life."""
 
-    def __init__(self, seed: int) -> None:
+    def __init__(self, seed: int, store: Callable[[VirtualClock], Store] | None = None) -> None:
         self.seed = seed
-        self.world = World(lease=LEASE, seed=seed)
+        clock = VirtualClock()
+        self.world = World(None if store is None else store(clock), lease=LEASE, seed=seed, clock=clock)
         self.draw = self.world.rng
         self.odds = Odds.of(self.draw)
         self.calm = False
@@ -336,9 +338,10 @@ def _differs(expected: Any, run: Run[Any]) -> str:
     return "" if values == expected else f"the values are {values!r}, not {expected!r}"
 
 
-def simulate(seed: int, *, tell: bool = False) -> Story:
-    """Plays one seed and judges it. A broken one tells its story; ``tell``: a whole one too."""
-    simulation = Simulation(seed)
+def simulate(seed: int, *, tell: bool = False, store: Callable[[VirtualClock], Store] | None = None) -> Story:
+    """Plays one seed and judges it. A broken one tells its story; ``tell``: a whole one too. ``store`` makes the store of its world, over the
+    world's clock; by default it is one in memory."""
+    simulation = Simulation(seed, store)
 
     async def whole() -> Story:
         try:

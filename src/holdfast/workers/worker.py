@@ -288,7 +288,9 @@ class Worker:
         room = await self._room()
         asked_at = time.perf_counter() if meters.METERS else 0.0
         self._look_no_more()
-        found = await self._claimed(room) if room > 0 else Claims()
+        async with services.claiming:
+            found = await self._claimed(room) if room > 0 else Claims()
+            claims = [] if isinstance(found, Loaded) else await self._begin(found, room)
         if asked_at and room > 0:
             meters.claimed(time.perf_counter() - asked_at)
         if isinstance(found, Loaded):
@@ -297,19 +299,23 @@ class Worker:
             self._start(claim.run_id, self._one(claim, found, begun)).add_done_callback(lambda _: begun.set())
             await begun.wait()  # until it is taken it is due, and would be found again
             return True
-        if room > 0:
-            self._patience.looked(in_vain=not found)
-        if found.again is not None and len(found) < room:
-            self._look_in(max(0, found.again - services.store.now()) / 1_000_000 + self._patience.seconds())
-        claims = found + (await self._reclaimed(room - len(found)) if room > 0 else [])
-        ahead = asyncio.ensure_future(_turns(AHEAD_TURNS)) if len(claims) > AHEAD else None
-        for n, claim in enumerate(claims):
-            self._start(claim.run_id, self._one(claim, after=None if n < AHEAD else ahead))
         if not claims:
             await self._pass_over()
         if not claims and not more and not self._running and self._until_idle and room > 0:
             return None
         return bool(claims) or more
+
+    async def _begin(self, found: Claims, room: int) -> list[Claim]:
+        """Begins to drive what was claimed, and what was left here; gives all of it."""
+        if room > 0:
+            self._patience.looked(in_vain=not found)
+        if found.again is not None and len(found) < room:
+            self._look_in(max(0, found.again - self._services.store.now()) / 1_000_000 + self._patience.seconds())
+        claims = found + (await self._reclaimed(room - len(found)) if room > 0 else [])
+        ahead = asyncio.ensure_future(_turns(AHEAD_TURNS)) if len(claims) > AHEAD else None
+        for n, claim in enumerate(claims):
+            self._start(claim.run_id, self._one(claim, after=None if n < AHEAD else ahead))
+        return claims
 
     async def _claimed(self, room: int) -> Claims | Loaded:
         """What this worker takes next; a lone run that has never been begun is given as it stands, to be taken by its first commit (§1.11)."""

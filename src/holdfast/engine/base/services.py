@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import dataclasses
 import os
 from collections.abc import Awaitable, Callable, Mapping
@@ -150,7 +151,7 @@ class Services:
 
     ``alive()`` is False once the lease may have been lost (§10.3), ``renew`` confirms it now, out of turn, ``confirm`` has that done
     for a thread, and ``failed()`` is the error of a renewal that does not succeed. ``lengthen`` makes leases so many times as long
-    while a run is driven whose earlier owners were late; 1 ends that. ``driving``: the runs that some task of this process has claimed and drives;
+    while a run is driven whose earlier owners were late; 1 ends that. ``driving``: the runs that some task of this process has claimed and drives; ``claiming`` is held from a claim's question until they are among these;
     ``stalled``: those whose driving broke off though their lease may be held here, with the time (``clock.monotonic``) from
     which they may be taken up again. ``undos``: what takes an effect back, by the effect's place, as this process was told. ``limits`` are those declared here,
     ``max_queued`` how many runs of a tenant may wait in a queue; ``leaving``: calls that have ended and whose limits are to be given back; ``unbounded``: limits that calls named and nobody declares, as was said once;
@@ -173,6 +174,7 @@ class Services:
     max_takeovers: int = 10
     alive: Callable[[], bool] = lambda: True
     driving: set[str] = dataclasses.field(default_factory=set)
+    claiming: asyncio.Lock = dataclasses.field(default_factory=asyncio.Lock)
     stalled: dict[str, float] = dataclasses.field(default_factory=dict)
     renew: Callable[[], Awaitable[bool]] | None = None
     confirm: Callable[[], bool] = lambda: True
@@ -243,6 +245,7 @@ class Services:
         self.pool = Pool()
         self.acting.clear()
         self.driving.clear()
+        self.claiming = asyncio.Lock()
         self.stalled.clear()
         self.leaving.clear()
         self.sends = ()

@@ -227,16 +227,17 @@ class Conductor:
     async def _claim(self, run_id: str) -> Claim | None:
         await self._own()
         await self._services.holds()
-        if run_id in self._services.driving:  # taken here a moment ago: taken once more, it would be torn from whoever drives it
-            await self._store.wait_for_change(POLL_SECONDS)
-            return None
         got: list[Claim] = []
-        self._services.driving.add(run_id)
-        try:
-            got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id, limits=self._services.limits)
-        finally:
-            if not got:
-                self._services.driving.discard(run_id)
+        async with self._services.claiming:
+            if not (taken := run_id in self._services.driving):  # taken here a moment ago: taken once more, it would be torn from whoever drives it
+                self._services.driving.add(run_id)
+                try:
+                    got = await self._store.claim(self._services.owner, (), None, limit=1, run_id=run_id, limits=self._services.limits)
+                finally:
+                    if not got:
+                        self._services.driving.discard(run_id)
+        if taken:
+            await self._store.wait_for_change(POLL_SECONDS)
         return got[0] if got else None
 
     async def _drive_claim(

@@ -536,6 +536,8 @@ class PostgresStore:
         """The runs of owners that have been found dead just now, or what limits leave."""
         if sent and (found := await self._answers_lost(db, values["owner"])):
             return found, None
+        if self._moved and not await self._spoken(db):
+            return [], None
         rows, again = [], None
         if values["dead"] != list(self._dead):
             if values["dead"] and values["limit"] and not bounded:
