@@ -86,6 +86,22 @@ async def test_steps_of_many_runs_share_round_trips() -> None:
         assert proxy.answers - before < 50 * 20 / 2, "births and ends included"
 
 
+async def test_a_group_of_steps_looks_the_rows_before_up_by_their_whole_keys() -> None:
+    """As a planner that knows the tables makes its plan for any values: else a step reads all the log that its run has."""
+    store = PostgresStore(shared().fresh())
+    await store.open()
+    await store.register("w", TTL)
+    scripts = [await Script(store, f"r{n}").begin("w") for n in range(20)]
+    await asyncio.gather(*(script.steps(50) for script in scripts))
+    await store.close()
+    with shared().admin("holdfast") as db:
+        db.execute("ANALYZE holdfast.run, holdfast.log")
+        numbers = itertools.count(1)
+        statement = re.sub("%[sb]", lambda _: f"${next(numbers)}", Q.steps)
+        plan = "\n".join(str(line) for (line,) in db.execute(f"EXPLAIN (GENERIC_PLAN) {statement}".encode()))
+    assert re.search(r"using log_pkey.*\n.*Index Cond: .*n = g.n", plan), plan
+
+
 async def test_rows_of_a_shelf_are_one_round_trip_with_their_digests() -> None:
     """Those that are to be new too; a lost answer does not make one's own rows another's."""
     shared().fresh()

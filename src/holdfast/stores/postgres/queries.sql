@@ -28,7 +28,8 @@ SELECT held.bucket, held.id, before.n + 1, %s, %s, %s, %s, %s, %s, %b, %b
 FROM held JOIN holdfast.log before ON before.bucket = held.bucket AND before.run = held.id AND before.n = %s AND before.hash = %b
 ON CONFLICT DO NOTHING;
 -- name: steps
--- Steps of many runs. Gives the runs whose step was written; what became of the others, and why, the general way finds out.
+-- Steps of many runs. Gives the runs whose step was written; what became of the others, and why, is looked into.
+-- OFFSET 0 keeps the row before a look-up by the whole key: as a join it was one by bucket and run, which read all the log that a run has.
 WITH given AS MATERIALIZED (
   SELECT * FROM unnest(%b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::bigint[], %b::text[], %b::text[],
     %b::bytea[], %b::bytea[], %b::bigint[], %b::bytea[]) AS t (b, run, fence, seq, since, whole, version, step, head, hash, data, n, after)
@@ -39,7 +40,7 @@ WITH given AS MATERIALIZED (
 INSERT INTO holdfast.log (bucket, run, n, seq, since, whole, version, step, head, hash, data)
 SELECT g.b, g.run, g.n + 1, g.seq, g.since, g.whole, g.version, g.step, g.head, g.hash, g.data
 FROM given g JOIN held ON held.bucket = g.b AND held.id = g.run
-JOIN holdfast.log before ON before.bucket = g.b AND before.run = g.run AND before.n = g.n AND before.hash = g.after
+CROSS JOIN LATERAL (SELECT 1 FROM holdfast.log l WHERE l.bucket = g.b AND l.run = g.run AND l.n = g.n AND l.hash = g.after OFFSET 0) before
 ON CONFLICT DO NOTHING
 RETURNING run;
 
