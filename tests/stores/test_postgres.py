@@ -10,6 +10,7 @@ import time
 from types import SimpleNamespace
 from typing import Any
 
+import psycopg
 import pytest
 from psycopg import AsyncConnection
 from psycopg.errors import InvalidSqlStatementName, OperationalError, UniqueViolation
@@ -464,6 +465,34 @@ async def test_a_scan_of_a_shelf_reads_ranges_of_keys() -> None:
         with pytest.raises(RecordDamaged):
             await store.shelf_scan("cups", prefix, after, limit)
     assert len(await store.shelf_scan("cups", "b/", "b/012", 1000)) == 287
+    await store.close()
+
+
+async def test_what_is_seen_later_than_it_is_logged_is_news_when_it_is_seen() -> None:
+    """A commit is in the log before others see it; here a standby that never answers keeps it there. Whoever looked meanwhile is told again."""
+    store = PostgresStore(shared().fresh() + "&listen=")
+    await store.open()
+    await store.register("w", TTL)
+    with shared().admin() as db, psycopg.connect(shared().dsn(), autocommit=True) as writer:
+        writer.execute("SET synchronous_commit = on")
+        try:
+            db.execute("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+            db.execute("SELECT pg_reload_conf()")
+            writing: asyncio.Future[Any] | None = None
+            async with asyncio.timeout(20):
+                while db.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'").fetchone() is None:  # the setting takes a moment
+                    if writing is None or writing.done():
+                        writing = asyncio.ensure_future(asyncio.to_thread(writer.execute, "UPDATE holdfast.meta SET value = value WHERE key = 'store'"))
+                    await asyncio.to_thread(db.execute, "SELECT 1")
+            assert writing is not None
+            while await store.wait_for_change(0.3):
+                pass  # that it was logged
+            assert not writing.done()
+        finally:
+            db.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            db.execute("SELECT pg_reload_conf()")
+        await writing
+        assert await store.wait_for_change(5)
     await store.close()
 
 

@@ -799,8 +799,9 @@ SELECT sum(numbackends)::float8 / current_setting('max_connections')::int,
       AND (state LIKE 'idle in transaction%' OR (state = 'active' AND wait_event = 'ClientRead')) AND backend_xid IS NOT NULL AND state_change < clock_timestamp() - interval '2 seconds')
 FROM pg_stat_database;
 -- name: news
--- A number that moves when anything is written, without a look at any table; and the time.
-SELECT pg_current_wal_insert_lsn() - '0/0'::pg_lsn, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
+-- A number that moves when anything is written, and again when others see it, without a look at any table; and the time. A commit is in the log
+-- before it is seen, by the time that a sync takes: whoever looked in between would not look again.
+SELECT hashtextextended(pg_current_wal_insert_lsn()::text || ' ' || pg_current_snapshot()::text, 0), (extract(epoch FROM clock_timestamp()) * 1000000)::bigint;
 -- name: move_fences
 -- A new incarnation: every fence given out before is refused from now on, every run is at rest.
 UPDATE holdfast.run SET fence = (%(incarnation)s::bigint << 32) | (fence & 4294967295), due = CASE WHEN owner IS NULL THEN due ELSE n.once END, owner = NULL,
