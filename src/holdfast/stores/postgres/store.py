@@ -146,6 +146,7 @@ class PostgresStore:
         self._full = self._counted = 0.0
         self.suspect: HoldfastError | None = None
         self._history: tuple[int, int] = (0, 0)
+        self._finding = asyncio.Lock()
         self._dead: tuple[str, ...] = ()
         self._pool: Connections | None = None
         self._committer: Committer | None = None
@@ -164,6 +165,7 @@ class PostgresStore:
         """
         if self._pool is not None:
             return
+        self._finding = asyncio.Lock()
         pool = Connections(self._place, check=self._same_server)
 
         async def work(sent: int) -> None:
@@ -216,7 +218,7 @@ class PostgresStore:
         self.incarnation, self._moved = meta["incarnation"], meta.get("moved", 0)
         self._liveness = self._liveness or Liveness(_proofs(f"{meta['system']}.{meta['store']}"))
         if (meta["system"], meta["timeline"]) != self._history:
-            await self._new_incarnation(db)
+            await self._new_incarnation(db, self._history)
 
     async def _migrate(self, db: Connection) -> int:
         """Brings an older schema up to date, in one transaction. What is there counts as it is; whoever still writes as before is refused."""
@@ -243,10 +245,10 @@ class PostgresStore:
         self._heard = (now, ticks())
         if recovering:
             raise sql.ReadOnlySqlTransaction(f"{self.url} is a standby")
-        if self._history not in ((0, 0), (system, timeline)):
+        async with self._finding:  # no connection is used before what is remembered has been held against what is here
+            if self._history not in ((0, 0), (system, timeline)):
+                await self._new_incarnation(db, (system, timeline))
             self._history = (system, timeline)
-            await self._new_incarnation(db)
-        self._history = (system, timeline)
 
     def _crowded(self, full: float) -> None:
         """Notes how much of its connections the server has given away."""
@@ -261,15 +263,15 @@ class PostgresStore:
                 finally:
                     self._renewal.release()
 
-    async def _new_incarnation(self, db: Connection) -> None:
-        """Every fence given out before is void; whoever comes first takes the new one, the others read it."""
+    async def _new_incarnation(self, db: Connection, history: tuple[int, int]) -> None:
+        """Every fence given out before is void; whoever comes first takes the new one, the others read it. ``history``: the server's."""
         async with db.transaction():
             meta = dict(await _all(db, Q.meta_lock))
-            if (meta["system"], meta["timeline"]) != self._history:
+            if (meta["system"], meta["timeline"]) != history:
                 sound = [list(row) for row in await _all(db, Q.vouch_some, (OWN, "meta", ["store"]))] == [list(vouch.of_meta(meta))]
                 meta["incarnation"] = await self._void(db, meta["incarnation"])
-                await db.execute(Q.meta_set, ("system", self._history[0]))
-                await db.execute(Q.meta_set, ("timeline", self._history[1]))
+                await db.execute(Q.meta_set, ("system", history[0]))
+                await db.execute(Q.meta_set, ("timeline", history[1]))
                 ((now, _),) = await _all(db, Q.see_now, {"now": self._clock()})
                 await db.execute(Q.meta_set, ("moved", now))
                 meta["moved"] = now
@@ -663,7 +665,12 @@ class PostgresStore:
         pool = self._open()
         self._writable()
         found = await self._renew_beside(pool, owner, ttl_us) if pool.crowded else None
-        found = found or await asyncio.to_thread(self._renew, owner, ttl_us)
+        try:
+            found = found or await asyncio.to_thread(self._renew, owner, ttl_us)
+        except StoreUnavailable:
+            found = await self._renew_beside(pool, owner, ttl_us)
+            if found is None:
+                raise
         if found is None:
             return 0
         self._heard = (found[1], ticks())
@@ -694,6 +701,9 @@ class PostgresStore:
             try:
                 if self._renewing is None or self._renewing.closed:
                     self._renewing = psycopg.connect(self._place.conninfo, autocommit=True, connect_timeout=5, tcp_user_timeout=5_000, prepare_threshold=None)
+                    at = self._renewing.execute(Q.server).fetchone()
+                    if at is None or at[:2] != self._history:  # a worker that has renewed has held what it remembers against what is here
+                        raise psycopg.OperationalError("the server is another one: the other connections have to find it first")
                 found, full = self._renewed(self._renewing, owner, ttl_us)
                 self._crowded(full)
                 if self._pool is None or self._pool.crowded:
