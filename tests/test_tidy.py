@@ -38,6 +38,8 @@ MAY_SLEEP: dict[str, str] = {
     "tests/workers/distress.py": "real leases run out behind a proxy that forwards nothing",
     "tests/workers/failover.py": "a server takes a moment until another is in its place",
     "tests/workers/faults.py": "real workers are stopped past real leases, and real servers crash",
+    "tests/workers/load.py": "the pace of real workers is measured over a span, and their steps take one",
+    "tests/workers/pressure.py": "a real snapshot is held for a span, and real paces are measured over another",
 }
 
 Found = list[tuple[int, str]]
