@@ -556,6 +556,11 @@ async def test_a_pooler_that_nobody_told_of_is_found_out() -> None:
     await store.close()
 
 
+def _begun(look: psycopg.Connection[tuple[object, ...]], pid: int) -> tuple[object, ...] | None:
+    """Whether a session has written or locked anything in its transaction."""
+    return look.execute("SELECT 1 FROM pg_stat_activity WHERE pid = %s AND backend_xid IS NOT NULL", (pid,)).fetchone()
+
+
 async def test_whoever_is_cut_off_in_the_middle_of_a_message_keeps_no_run_locked() -> None:
     """A client that is stopped between two statements of one round trip is in no transaction that the server's own bound ends: whoever renews ends it."""
     store = PostgresStore(shared().fresh() + "&listen=")
@@ -568,6 +573,10 @@ async def test_whoever_is_cut_off_in_the_middle_of_a_message_keeps_no_run_locked
         async with stopped.pipeline():
             await stopped.execute("SELECT id FROM holdfast.run FOR NO KEY UPDATE")
             async with asyncio.timeout(20):
+                locked = None
+                with shared().admin() as look:
+                    while locked is None:  # before that it would have nothing to keep
+                        locked = await asyncio.to_thread(_begun, look, stopped.info.backend_pid)
                 putting = asyncio.ensure_future(store.put(signal("r1", "k", store.now())))
                 while not putting.done():
                     await store.renew("w", TTL)
