@@ -586,3 +586,22 @@ async def test_whoever_is_cut_off_in_the_middle_of_a_message_keeps_no_run_locked
         await sends()
     await stopped.close()
     await store.close()
+
+
+async def test_a_worker_whose_renewals_were_lost_is_waited_for() -> None:
+    """§1.9: after a failover that lost the tail its lease looks as if it had run out; what it remembers counts for one TTL all the same."""
+    now = 1_700_000_000_000_000
+    store = PostgresStore(shared().fresh("spoken") + "&listen=", now=lambda: now)
+    await store.open()
+    await store.register("w", TTL)
+    moved = now + 3 * TTL
+    with shared().admin("spoken") as db:
+
+        def waited_for(at: int) -> bool:
+            return db.execute(Q.unspoken.encode(), {"moved": moved, "now": at}).fetchone() is not None
+
+        assert [waited_for(moved + after) for after in (0, TTL - 1, TTL + 1)] == [True, True, False]
+        now = moved + 1
+        await store.renew("w", TTL)
+        assert not waited_for(now)
+    await store.close()

@@ -820,8 +820,9 @@ SELECT effect_id, status FROM holdfast.effect WHERE run_id = %s;
 UPDATE holdfast.run r SET due = NULL, seal = holdfast.standing(r.run_id, r.fence, NULL, NULL, r.holds, r.turn)
 FROM unnest(%(b)s::smallint[], %(run)s::text[]) AS x (b, run) WHERE r.bucket = x.b AND r.run_id = x.run AND r.owner IS NULL;
 -- name: unspoken
--- A living worker that has not renewed its lease since then.
-SELECT 1 FROM holdfast.worker w WHERE w.expires_at - w.ttl < %(moved)s::bigint AND w.expires_at > {now} LIMIT 1;
+-- A worker that may live and has not renewed its lease since then. Its latest renewals may be among what was lost: none counts as gone before one
+-- TTL after that.
+SELECT 1 FROM holdfast.worker w WHERE w.expires_at - w.ttl < %(moved)s::bigint AND greatest(w.expires_at, %(moved)s::bigint + w.ttl) > {now} LIMIT 1;
 -- name: forget_workers
 WITH vouched AS (DELETE FROM holdfast.vouch WHERE run = '' AND kind = 'worker')
 DELETE FROM holdfast.worker;
