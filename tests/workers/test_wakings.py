@@ -15,10 +15,13 @@ import pytest
 from holdfast import Graph, Limit, Runtime, State
 from holdfast.ports import Claims
 from holdfast.stores.memory import MemoryStore
+from holdfast.stores.postgres.news import HEARD_POLL
+from holdfast.stores.postgres.store import PostgresStore
 from holdfast.stores.sqlite.store import SqliteStore
 from holdfast.testing import VirtualClock
 from holdfast.testing.clock import VirtualLoop
 from holdfast.workers.worker import CALM_SECONDS, IDLE_SECONDS, MOST_VAIN_SECONDS, Patience
+from tests.postgres.server import shared
 
 TTL = 30_000_000
 STEPS = 60
@@ -76,6 +79,30 @@ async def test_the_steps_of_one_worker_wake_no_other(tmp_path: Path, looks: Look
         assert [(await busy.get(run_id)).state.n for run_id in runs] == [STEPS] * 3
         polls = 1 + int((time.monotonic() - began) / IDLE_SECONDS)
         assert looks[idle.owner] - before <= 2 * len(runs) + polls, looks
+        stop.set()
+        await waiting
+
+
+async def test_the_steps_of_one_worker_wake_no_other_over_postgres(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same over PostgreSQL, where notifications say of which kind the news is; what is not told of is found by a slow poll."""
+    claims = Counter[str]()
+    claim = PostgresStore.claim
+
+    async def counted(self: PostgresStore, owner: str, *given: Any, **more: Any) -> Claims:
+        claims[owner] += 1
+        return await claim(self, owner, *given, **more)
+
+    monkeypatch.setattr(PostgresStore, "claim", counted)
+    url, stop = shared().fresh(), asyncio.Event()
+    async with Runtime(url, skills=[long]) as busy, Runtime(url, skills=[short]) as idle:
+        waiting = asyncio.ensure_future(idle.worker(stop=stop, dispatch=False))
+        await idle.result((await idle.submit(short, {})).run_id)  # by then it listens
+        began, before = time.monotonic(), claims[idle.owner]
+        runs = [(await busy.submit(long, {})).run_id for _ in range(3)]
+        await busy.worker(until_idle=True, dispatch=False)
+        assert [(await busy.get(run_id)).state.n for run_id in runs] == [STEPS] * 3
+        polls = 1 + int((time.monotonic() - began) / HEARD_POLL)
+        assert claims[idle.owner] - before <= 2 * len(runs) + polls, claims
         stop.set()
         await waiting
 

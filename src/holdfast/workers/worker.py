@@ -278,8 +278,8 @@ class Worker:
             failures.cancel(task)
 
     async def _turn(self) -> bool | None:
-        """Fires what is due, claims what there is room for, and begins to drive it. Whether there was anything; None once it is idle
-        and was to work no longer."""
+        """Fires what is due, claims what there is room for, and begins to drive it. Whether there may be more of it at once: a claim that left room
+        found all there was, and of what comes later there is news. None once it is idle and was to work no longer."""
         services = self._services
         await surface(services)
         if self._doubt:
@@ -303,7 +303,7 @@ class Worker:
             await self._pass_over()
         if not claims and not more and not self._running and self._until_idle and room > 0:
             return None
-        return bool(claims) or more
+        return len(claims) >= room > 0 or more
 
     async def _begin(self, found: Claims, room: int) -> list[Claim]:
         """Begins to drive what was claimed, and what was left here; gives all of it."""

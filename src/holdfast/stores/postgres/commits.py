@@ -23,6 +23,7 @@ from typing import Any, TypeVar
 import msgspec
 import psycopg
 from psycopg import errors as sql
+from psycopg.pq.abc import PGresult
 from psycopg.types.json import Jsonb
 
 from holdfast import meters
@@ -40,7 +41,7 @@ from holdfast.stores import apply
 from holdfast.stores.apply import Found, Prepared, Ruling
 from holdfast.stores.postgres import besides
 from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
-from holdfast.stores.postgres.connection import UNPREPARED, Connection, Connections, Q, many, outlasting, passing, translate
+from holdfast.stores.postgres.connection import UNPREPARED, Connection, Connections, Held, Q, many, outlasting, passing, translate
 from holdfast.stores.postgres.outbox import put_intents
 
 GROUP = 256
@@ -169,7 +170,7 @@ class _Rows:
 class Committer:
     """The way in for commits. ``keys``: the runs that are driven here; ``fences``: under which fence the caller knows that it holds them.
     ``given`` is a clock that tests move; ``judge`` says why an owner is lost, by its name, boot and what is
-    left of its lease; ``tell`` is called when others may have something to do."""
+    left of its lease; ``tell`` is called with the kinds of news when others may have something to do."""
 
     def __init__(
         self,
@@ -178,7 +179,7 @@ class Committer:
         patience: float,
         given: Callable[[], int | None],
         judge: Callable[[str, str | None, int | None], str | None],
-        tell: Callable[[], None],
+        tell: Callable[[int], None],
     ) -> None:
         self.keys: dict[str, Key] = {}
         self.fences: dict[str, int] = {}
@@ -192,7 +193,7 @@ class Committer:
         self._others: list[_Waiting] = []
         self._busy = 0
         self._armed = False
-        self._under_way: set[asyncio.Task[None]] = set()
+        self._under_way: set[asyncio.Future[None]] = set()
 
     async def commit(self, p: Prepared) -> Tip:
         if p.step is not None:
@@ -239,7 +240,7 @@ class Committer:
         while self._busy < WRITERS and (self._steps or self._others):
             if self._steps:
                 steps, self._steps = _apart(self._steps, STEPS)
-                if steps:
+                if steps and not self._step_at_once(steps):
                     self._send(len(steps), self._write_steps(steps))
             else:
                 others, self._others = _apart(self._others, GROUP)
@@ -254,12 +255,59 @@ class Committer:
         if meters.METERS:
             task.add_done_callback(functools.partial(_metered, size, time.perf_counter()))
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Future[None]) -> None:
         self._under_way.discard(task)
         self._busy -= 1
         self._arm()
 
     # -- steps --------------------------------------------------------------------------------------
+
+    def _step_at_once(self, batch: list[_Stepping]) -> bool:
+        """Sends steps in this turn of the loop and answers them in that in which the server has answered, where a connection is at rest: a task and
+        its turns would be a good part of what one step takes. Gives whether it did."""
+        if meters.METERS or (held := self._pool.taken()) is None:
+            return False
+        asked, names = self._steps_of([w.step for w in batch])
+        if asked is None:
+            self._pool.give_back(held)
+            return False
+        loop = asyncio.get_running_loop()
+        ended: asyncio.Future[None] = loop.create_future()
+
+        def over(error: BaseException | None = None) -> None:
+            late.cancel()
+            try:
+                if error is not None:
+                    raise error
+                (answer,) = exchange.answers()
+                left = _told(batch, _written(held[1], answer, names))
+            except (psycopg.Error, OSError) as e:
+                self._send(len(batch), self._step_again(batch, held, e))
+            else:
+                self._pool.give_back(held)
+                if left:
+                    self._send(len(left), self._look_into(left))
+            ended.set_result(None)
+            self._ended(ended)
+
+        def too_late() -> None:
+            exchange.leave()
+            over(TimeoutError())
+
+        try:
+            exchange = held[1].begin((asked,), over)
+        except (psycopg.Error, OSError) as e:
+            self._send(len(batch), self._step_again(batch, held, e))
+            return True
+        self._busy += 1
+        self._under_way.add(ended)
+        late = loop.call_later(self._patience, too_late)
+        return True
+
+    async def _step_again(self, batch: list[_Stepping], held: Held, error: psycopg.Error | OSError) -> None:
+        """Steps whose answer was an error, or did not come."""
+        await self._pool.give_back_broken(held, error)
+        await self._failed_steps(batch, error)
 
     async def _write_steps(self, batch: list[_Stepping]) -> None:
         """One statement for all; what became of those that were not written is looked into."""
@@ -267,37 +315,39 @@ class Committer:
             async with asyncio.timeout(self._patience), self._pool.held() as db:
                 written = await self._step(db, [w.step for w in batch])
         except (psycopg.Error, OSError) as e:
-            if not passing(e) and not isinstance(e, UNPREPARED):
-                for w in batch:
-                    _fail(w, translate(e, self._url))
-                return
+            await self._failed_steps(batch, e)
+            return
+        if left := _told(batch, written):
+            await self._look_into(left)
+
+    async def _failed_steps(self, batch: list[_Stepping], error: psycopg.Error | OSError) -> None:
+        if not passing(error) and not isinstance(error, UNPREPARED):
             for w in batch:
-                w.sent = True
-            written = set()
-        left = []
+                _fail(w, translate(error, self._url))
+            return
         for w in batch:
-            if w.step.run_id in written:
-                _answer(w, w.step.tip(w.step.after.row + 1))
-            elif not w.future.done():
-                left.append(w)
-        if left:
+            w.sent = True
+        if left := [w for w in batch if not w.future.done()]:
             await self._look_into(left)
 
     async def _step(self, db: Connection, steps: Sequence[Step]) -> set[str]:
-        """Gives the runs whose step was written: those that are driven here, under this fence, and whose log ends where the step says."""
+        """Gives the runs whose step was written."""
+        asked, names = self._steps_of(steps)
+        if asked is None:
+            return set()
+        return _written(db, await db.answer(asked), names)
+
+    def _steps_of(self, steps: Sequence[Step]) -> tuple[Statement | None, dict[int, str]]:
+        """The statement that writes those whose runs are driven here, under this fence, and whose log ends where the step says; and their names."""
         names: dict[int, str] = {}
         rows: list[tuple[Any, ...]] = []
         for s in steps:
             if (key := self.keys.get(s.run_id)) is not None:
                 names[key.id] = s.run_id
                 rows.append((key.bucket, key.id, s.fence, s.seq, s.since, s.after.whole, s.version, s.step, s.head, s.hash, s.data, s.after.row, s.after.hash))
-        if not rows:
-            return set()
-        if len(rows) == 1:
-            cursor = await db.execute(Q.step, rows[0])
-            return {names[rows[0][1]]} if cursor.rowcount == 1 else set()
-        cursor = await db.execute(Q.steps, _columns(_STEPPED, sorted(rows)))
-        return {names[run] for (run,) in await cursor.fetchall()}
+        if len(rows) > 1:
+            return (Q.steps, _columns(_STEPPED, sorted(rows))), names
+        return ((Q.step, rows[0]) if rows else None), names
 
     async def _look_into(self, batch: Sequence[_Stepping]) -> None:
         """Writes steps of runs that were not known to be driven here, and settles those whose answer was lost; the others are told why not."""
@@ -345,7 +395,7 @@ class Committer:
             else:
                 outcomes[s.run_id] = error
         written = await self._step(db, steps)
-        await db.execute(Q.commit)
+        await db.ask((Q.commit, None))
         for s in steps:
             stale = VersionConflict(f"the log of {s.run_id} has new events since it was read", hint="load it again")
             outcomes[s.run_id] = s.tip(s.after.row + 1) if s.run_id in written else stale
@@ -386,21 +436,22 @@ class Committer:
             raise AssertionError("the last attempt gives an outcome")
 
         outcomes = await outlasting(work, self._url, self._patience)
-        news = False
+        moved, news = False, 0
         for w, outcome in zip(batch, outcomes, strict=True):
             c = w.prepared.commit
             if isinstance(outcome, Tip):
-                if apply.owner_after(c, "") is None:
+                if free := apply.owner_after(c, "") is None:
                     self.fences.pop(c.run.run_id, None)
                 elif isinstance(c.lease, Take):
                     self.fences[c.run.run_id] = c.fence
                 _answer(w, outcome)
-                news = news or w.prepared.sealed.doc is not None or not w.prepared.plain
+                moved = moved or w.prepared.sealed.doc is not None or not w.prepared.plain
+                news |= apply.news_of(w.prepared, not free)
             else:
                 self.keys.pop(c.run.run_id, None)
                 _fail(w, outcome)
-        if news:
-            self._tell()
+        if moved:
+            self._tell(news)
 
     async def _transaction(self, db: Connection, batch: Sequence[_Waiting]) -> list[Tip | HoldfastError]:
         seen = await self._look(db, [w.prepared for w in batch])
@@ -431,7 +482,7 @@ class Committer:
         await _application(db, application)
         writes = rows.statements()
         answers = await many(db, [*writes, *beside, (Q.commit, None)])
-        born = dict(answers[len(writes) - 1]) if rows.born else {}
+        born: dict[str, int] = dict(answers[len(writes) - 1]) if rows.born else {}
         for run_id in begun:
             self.keys[run_id] = Key(ids.bucket_number(run_id), born[run_id])
         return outcomes
@@ -488,7 +539,7 @@ class Committer:
         besides.hold(map(besides.of_claim_row, there), [row[6:] for row in more[3] if row[6] is not None])
         taken = [DedupClaim(*row) for row in there]
         over = sorted({m.run_id for m in taken if not apply.still_taken(m, None, now)})
-        statuses = dict((await many(db, [(Q.see_statuses, {"b": [ids.bucket_number(r) for r in over], "run": over})]))[0]) if over else {}
+        statuses: dict[str, str] = dict((await many(db, [(Q.see_statuses, {"b": [ids.bucket_number(r) for r in over], "run": over})]))[0]) if over else {}
         if {id for id, *_ in more[5]} < {id for _, _, id, *_ in more[7]}:  # one was made between the two looks: it is there now
             (more[5],) = await many(db, [(Q.see_schedules, {"ids": moves})])
         besides.hold(map(vouch.of_schedule_row, more[5]), more[7])
@@ -682,6 +733,24 @@ def _touched(p: Prepared) -> tuple[set[object], set[object]]:
 
 def _metered(size: int, began: float, _: asyncio.Task[None]) -> None:
     meters.group(size, time.perf_counter() - began)
+
+
+def _written(db: Connection, answer: PGresult, names: dict[int, str]) -> set[str]:
+    """The runs whose step was written: all there are where the statement was that for one."""
+    if not answer.nfields:
+        return set(names.values()) if answer.command_tuples else set()
+    return {names[run] for (run,) in db.rows(answer)}
+
+
+def _told(batch: Sequence[_Stepping], written: set[str]) -> list[_Stepping]:
+    """Answers the steps that were written, and gives those that were not."""
+    left = []
+    for w in batch:
+        if w.step.run_id in written:
+            _answer(w, w.step.tip(w.step.after.row + 1))
+        elif not w.future.done():
+            left.append(w)
+    return left
 
 
 def _answer(w: _Waiting | _Stepping, tip: Tip) -> None:

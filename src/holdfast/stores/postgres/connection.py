@@ -38,6 +38,7 @@ from holdfast.core.errors import (
 from holdfast.core.lease import AT_ONCE
 from holdfast.machine import note_error
 from holdfast.stores.postgres.arrays import taught
+from holdfast.stores.postgres.wire import Connection, Rows, Statement
 from holdfast.stores.statements import named, numbered
 
 MOST = 3  # connections for verbs and commits; one more renews leases, one more listens
@@ -47,8 +48,9 @@ FULL_WAIT = 0.2  # each try at a server without a connection to give costs it a 
 LAST_ANSWER = 1.0  # so long a store that is closed waits for what was asked before
 ANSWER_SECONDS = 20.0  # a server that says nothing for so long is left
 SPREAD = 64  # the partitions of the partitioned profile are few: hash buckets over them
-Connection = psycopg.AsyncConnection[tuple[Any, ...]]
 T = TypeVar("T")
+Held = tuple[int, Connection]
+"""A connection, and the generation it is of."""
 
 # The store's clock is the database's: the wall clock at the statement. A clock that a test moves stands in for it.
 _NOW = "coalesce(%(now)s::bigint, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint)"
@@ -244,7 +246,7 @@ def _violated(error: psycopg.Error) -> HoldfastError:
 
 async def connect(place: Place, *, prepared: bool = True, conninfo: str | None = None) -> Connection:
     """A connection on which each statement is a transaction of its own until one is begun."""
-    db = await psycopg.AsyncConnection.connect(
+    db = await Connection.connect(
         conninfo or place.conninfo,
         autocommit=True,
         row_factory=tuple_row,
@@ -255,7 +257,8 @@ async def connect(place: Place, *, prepared: bool = True, conninfo: str | None =
         tcp_user_timeout=10_000,
         application_name="holdfast",
     )
-    db.prepare_threshold = 1 if prepared and not place.pooled else None
+    db.prepares = prepared and not place.pooled
+    db.prepare_threshold = 1 if db.prepares else None
     taught(db)
     return db
 
@@ -268,8 +271,10 @@ class Connections:
     def __init__(self, place: Place, *, check: Callable[[Connection], Awaitable[None]], most: int = MOST) -> None:
         self._place = place
         self._check = check
-        self._idle: list[tuple[int, Connection]] = []
-        self._room = asyncio.Semaphore(most)
+        self._idle: list[Held] = []
+        self._room: asyncio.Queue[None] = asyncio.Queue()
+        for _ in range(most):
+            self._room.put_nowait(None)
         self._prepared = True
         self._generation = 0
         self._closed = False
@@ -293,22 +298,58 @@ class Connections:
     @contextlib.asynccontextmanager
     async def held(self) -> AsyncIterator[Connection]:
         """One connection, at rest. One that comes back with an error in it is closed."""
-        async with self._room, self._alone if self.crowded else contextlib.nullcontext():
-            generation, db = await self._one()
-            try:
-                yield db
-            except BaseException as error:
-                await self._after(error, generation, db)
-                raise
-            if self._closed or generation != self._generation or db.closed:
-                await db.close()
-            else:
-                spare, self._idle = (self._idle, []) if self.crowded else ([], self._idle)
-                self._idle.append((generation, db))
-                for _, other in spare:
-                    await other.close()
+        await self._room.get()
+        try:
+            async with self._alone if self.crowded else contextlib.nullcontext():
+                held = await self._one()
+                try:
+                    yield held[1]
+                except BaseException as error:
+                    await self._after(error, *held)
+                    raise
+                await self._kept(*held)
+        finally:
+            self._room.put_nowait(None)
 
-    async def _one(self) -> tuple[int, Connection]:
+    def taken(self) -> Held | None:
+        """A connection that is there and at rest, without waiting for one; None where there is none. It is to be given back."""
+        if not self._idle or self.crowded or self._room.empty():
+            return None
+        generation, db = self._idle.pop()
+        if generation != self._generation or db.closed or db.broken:
+            self._idle.append((generation, db))
+            return None
+        self._room.get_nowait()
+        return generation, db
+
+    def give_back(self, held: Held) -> None:
+        """Gives back what was ``taken``, at rest as it was."""
+        generation, db = held
+        if self._closed or generation != self._generation or db.closed or self.crowded:
+            task = asyncio.ensure_future(self._kept(*held))
+            self._asked.add(task)
+            task.add_done_callback(self._asked.discard)
+        else:
+            self._idle.append(held)
+        self._room.put_nowait(None)
+
+    async def give_back_broken(self, held: Held, error: BaseException) -> None:
+        """The same, with the error that it met."""
+        try:
+            await self._after(error, *held)
+        finally:
+            self._room.put_nowait(None)
+
+    async def _kept(self, generation: int, db: Connection) -> None:
+        if self._closed or generation != self._generation or db.closed:
+            await db.close()
+        else:
+            spare, self._idle = (self._idle, []) if self.crowded else ([], self._idle)
+            self._idle.append((generation, db))
+            for _, other in spare:
+                await other.close()
+
+    async def _one(self) -> Held:
         while self._idle:
             generation, db = self._idle.pop()
             if not db.closed and not db.broken:
@@ -398,15 +439,9 @@ async def outlasting(work: Callable[[int], Awaitable[T]], url: str, patience: fl
             wait = min(wait * 2, LONGEST_WAIT)
 
 
-async def many(db: Connection, asked: Sequence[tuple[str, Any]]) -> list[list[tuple[Any, ...]]]:
+async def many(db: Connection, asked: Sequence[Statement]) -> list[Rows]:
     """Several statements in one round trip; gives the rows of each."""
-    if not asked:
-        return []
-    cursors = []
-    async with db.pipeline():
-        for text, values in asked:
-            cursors.append(await db.execute(text, values))
-    return [await c.fetchall() if c.description is not None else [] for c in cursors]
+    return await db.ask(*asked)
 
 
 __all__ = ["LAST_ANSWER", "MIGRATIONS", "PATIENCE", "UNPREPARED", "Connection", "Connections", "Place", "Q", "connect", "leaving", "many", "outlasting", "passing", "place", "schema_of", "too_many", "translate", "unreachable"]

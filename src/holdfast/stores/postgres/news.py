@@ -2,8 +2,9 @@
 
 Whoever waits makes one task of this store poll for all: a number that moves with every write of the server, asked often for a second
 after news and seldom after that. Where the URL leads to the server itself, a connection listens besides; whoever writes something others
-may wait for says so at most every ``QUIET`` seconds, in a statement of its own. A listener that is cut or half-open costs nothing but
-its hints; it proves that it is heard by a heartbeat in its own session, and is made anew when it is not.
+may wait for says of which kind it is, at most every ``QUIET`` seconds, in a statement of its own that waits for no disk. While it listens, whoever waits for
+one kind only is not woken by every write of the server: what the number says concerns such a one four times a second. A listener that is cut or half-open
+costs nothing but its hints; it proves that it is heard by a heartbeat in its own session, and is made anew when it is not.
 """
 
 from __future__ import annotations
@@ -11,23 +12,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import random
+import secrets
 import time
 from collections.abc import Awaitable, Callable
 
 import psycopg
 
 from holdfast.core.errors import HoldfastError
-from holdfast.ports import News
+from holdfast.ports import ANYTHING, News
 from holdfast.stores.changes import Changes
 from holdfast.stores.postgres.connection import LAST_ANSWER, Connections, Place, connect
 
 ACTIVE_POLL, IDLE_POLL = 0.010, 0.040
 CROWDED_POLL, LONGEST_POLL = 0.2, 0.5
+HEARD_POLL = 0.25  # for those who are told of their kind of news by a listener
 SHARE = 10  # on a crowded server: looks take at most so small a part of the time
 ACTIVE_FOR = 1.0
 QUIET = 0.020
 HEARTBEAT = 5.0
 CHANNEL = "holdfast_news"
+OTHER = int(News.OTHER)
 
 
 class Hearing:
@@ -43,14 +47,20 @@ class Hearing:
         self._wanted = asyncio.Event()
         self._asking = asyncio.Lock()
         self._waiting = 0
+        self._curious = 0
+        self._hurried = asyncio.Event()
+        self._heard = False
         self._moved_at = 0.0
+        self._name = secrets.token_hex(4)
+        self._owed = 0
         self._saying: asyncio.Task[None] | None = None
 
     def open(self, pool: Connections) -> None:
         self._pool = pool
         self._changes.reopen()
-        self._wanted = asyncio.Event()
+        self._wanted, self._hurried = asyncio.Event(), asyncio.Event()
         self._asking = asyncio.Lock()
+        self._owed = 0
 
     async def close(self) -> None:
         """Lets everybody go. A question that is under way is answered first: to break it off costs its connection, and a warning."""
@@ -68,23 +78,34 @@ class Hearing:
         if here:  # a question that was broken off closes its connection, which takes a moment
             await asyncio.wait(here, timeout=LAST_ANSWER)
 
-    def tell(self) -> None:
-        """Something of interest to others was written here: those who wait here are woken, others are told once it is quiet."""
+    def tell(self, news: int = int(ANYTHING)) -> None:
+        """Something of these kinds was written here: those who wait here are woken, others are told once it is quiet. What is of no kind they poll for."""
         self._moved_at = time.monotonic()
-        self._changes.tell()
-        if self._place.listen is not None and self._pool is not None and (self._saying is None or self._saying.done()):
-            self._saying = asyncio.ensure_future(self._say(self._pool))
+        self._changes.tell(news)
+        if self._place.listen is not None and self._pool is not None:
+            self._owed |= news & ~OTHER
+            if self._owed and (self._saying is None or self._saying.done()):
+                self._saying = asyncio.ensure_future(self._say(self._pool))
 
     async def _say(self, pool: Connections) -> None:
         await asyncio.sleep(0)
+        kinds, self._owed = self._owed, 0
         try:
             async with self._asking, pool.held() as db:
-                await db.execute(f"NOTIFY {CHANNEL}")
+                # What it tells of is on the disk. That somebody was told need not be: after a crash everybody looks anyway.
+                await db.execute(f"SET LOCAL synchronous_commit = off; NOTIFY {CHANNEL}, '{kinds} {self._name}'", prepare=False)
         except (psycopg.Error, OSError):
             return  # a hint that was not given: polling finds it
         await asyncio.sleep(QUIET)
-        if self._moved_at > time.monotonic() - QUIET and self._pool is pool:
+        if self._owed and self._pool is pool:
             self._saying = asyncio.ensure_future(self._say(pool))
+
+    def _hear(self, payload: str) -> None:
+        """Wakes those whom a notification concerns; all of them where it is not one of ours."""
+        kinds, _, name = payload.partition(" ")
+        if name != self._name:  # what was written here was told here
+            self._moved_at = time.monotonic()
+            self._changes.tell(int(kinds) & int(ANYTHING) if kinds.isdecimal() and len(kinds) < 4 else int(ANYTHING))
 
     async def wait(self, timeout: float, about: News) -> News:
         """Returns at once if anything of it changed since this task's last return, else at the next change or the timeout; gives what changed."""
@@ -92,20 +113,30 @@ class Hearing:
             self._tasks.append(asyncio.ensure_future(self._poll()))
             if self._place.listen is not None:
                 self._tasks.append(asyncio.ensure_future(self._listen(self._place.listen)))
+        curious = bool(about & OTHER)
         self._waiting += 1
+        self._curious += curious
         self._wanted.set()
+        if curious:
+            self._hurried.set()
         try:
             return await self._changes.wait(timeout, about)
         finally:
             self._waiting -= 1
+            self._curious -= curious
+            if not self._curious:
+                self._hurried.clear()
 
     async def _poll(self) -> None:
         last: int | None = None
-        took = 0.0
+        took, all_told, owed = 0.0, 0.0, False
         while True:
             if not self._waiting:
                 self._wanted.clear()
                 await self._wanted.wait()
+            if self._heard and not self._curious:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(self._hurried.wait(), HEARD_POLL)
             await asyncio.sleep(self._pause(took))
             began = time.monotonic()
             try:
@@ -117,10 +148,13 @@ class Hearing:
                 last = None
                 self._changes.tell()  # whoever waits looks for itself, and meets the error
                 continue
-            if number != last:
-                first, last = last is None, number
-                if not first:
-                    self._changes.tell()
+            moved = number != last and last is not None
+            last, owed = number, owed or moved
+            if owed and (not self._heard or began - all_told >= HEARD_POLL):
+                all_told, owed = began, False
+                self._changes.tell()
+            elif moved:
+                self._changes.tell(OTHER)
 
     def _pause(self, took: float) -> float:
         """Seconds to the next look. Many processes share a crowded server: what one of them writes is news to all, so each looks seldom."""
@@ -142,20 +176,20 @@ class Hearing:
                 wait = min(wait * 2, 5.0)
                 continue
             try:
-                await db.execute(f"LISTEN {CHANNEL}")
-                wait = 0.1
+                await db.ask((f"LISTEN {CHANNEL}", None))
+                wait, self._heard = 0.1, True
+                self._changes.tell()  # of what was written before it listened nobody told
                 while True:
-                    async for _ in db.notifies(timeout=HEARTBEAT, stop_after=1):
-                        self._moved_at = time.monotonic()
-                        self._changes.tell()
+                    await db.hear(self._hear, HEARTBEAT)
                     async with asyncio.timeout(HEARTBEAT), self._asking:
-                        if await (await db.execute("SELECT WHERE current_setting('transaction_read_only') = 'on'")).fetchone() is not None:
+                        if (await db.ask(("SELECT WHERE current_setting('transaction_read_only') = 'on'", None)))[0]:
                             break  # a server that was demoted tells nothing any more
                         if self._crowded():
                             break
             except (psycopg.Error, OSError):
                 pass  # made anew; polling goes on meanwhile
             finally:
+                self._heard = False
                 await db.close()
 
 

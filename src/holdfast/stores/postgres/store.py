@@ -392,7 +392,7 @@ class PostgresStore:
                             return await work(db, sent)
                         await many(db, [(Q.begin, None), (Q.bounded, None)])
                         done = await work(db, sent)
-                        await db.execute(Q.commit)
+                        await db.ask((Q.commit, None))
                         return done
                 except RACED:
                     if attempt == TRIES - 1:
@@ -441,7 +441,7 @@ class PostgresStore:
             return _mine(await self._put(db, item), item, sent)
 
         kept = await self._do(work, whole=True)
-        self._news.tell()
+        self._news.tell(News.DUE | News.INBOX)
         return kept
 
     async def _missing(self, error: RunNotFound, *run_ids: str) -> RunNotFound:
@@ -473,7 +473,7 @@ class PostgresStore:
             "seal": vouch.of_effect(effect, data).seal,
         }  # fmt: skip
         done = await self._change(Q.effect_settle, values, mine)
-        self._news.tell()
+        self._news.tell(News.OTHER)
         return done
 
     # -- leases and lanes ---------------------------------------------------------------------------
@@ -736,7 +736,7 @@ class PostgresStore:
         self._mine.pop(owner, None)
         self._commits().forget()
         self._proofs().release(owner)
-        self._news.tell()
+        self._news.tell(News.DUE | News.FREED)
 
     def abandon(self, owner: str) -> None:
         """Ends an owner's life without handing anything back, as a crash does: from now on it is proven dead."""
@@ -790,7 +790,7 @@ class PostgresStore:
             return sent > 0 and rule in bounds.decoded(await _all(db, Q.rules))
 
         done = await self._do(work)
-        self._news.tell()
+        self._news.tell(News.DUE)
         return done
 
     async def usage(self) -> Usage:
@@ -815,7 +815,7 @@ class PostgresStore:
             await bounds.leave(db, self._clock(), owner, places)
 
         await self._do(work)
-        self._news.tell()
+        self._news.tell(News.DUE)
 
     # -- reading ------------------------------------------------------------------------------------
 
@@ -909,7 +909,7 @@ class PostgresStore:
             await many(db, [s for e in emitted if fences.get(e.run_id) == e.fence for s in emitting(e, self._clock())])
 
         await self._do(work)
-        self._news.tell()
+        self._news.tell(News.OTHER)
 
     async def chunks(self, run_id: str, after: int = 0, limit: int = 1000) -> list[Stored]:
         (found,) = await self._ask((Q.chunks, (run_id, after, limit)))
@@ -1108,7 +1108,7 @@ class PostgresStore:
             return await outbox.settle(db, settlements, lambda item: self._put(db, item), keep_blob, sent=sent > 0)
 
         done = await self._do(work, whole=True)
-        self._news.tell()
+        self._news.tell(News.OUTBOX | News.DUE | News.INBOX if any(s.puts for s in settlements) else News.OUTBOX)
         return done
 
     async def drop_payloads(self, before: int, limit: int) -> int:
@@ -1419,11 +1419,12 @@ def _row(found: Sequence[Any]) -> Row:
 
 
 async def _all(db: Connection, text: str, values: Any = None) -> list[tuple[Any, ...]]:
-    return await (await db.execute(text, values)).fetchall()
+    return (await db.ask((text, values)))[0]
 
 
 async def _first(db: Connection, text: str, values: Any = None) -> tuple[Any, ...] | None:
-    return await (await db.execute(text, values)).fetchone()
+    found = await _all(db, text, values)
+    return found[0] if found else None
 
 
 async def _one(db: Connection, text: str, values: Any = None) -> tuple[Any, ...]:

@@ -1,0 +1,279 @@
+"""Statements over one connection, at the level of libpq: sent together, answered together.
+
+psycopg makes a cursor for each statement, describes each column of its answer and watches the socket by a timer: more work than most of the
+statements here are for their client. So the one way in which this store asks is written out. Values, rows and errors are psycopg's own: it dumps,
+loads and names them. Whatever else there is to do (connecting, listening, rolling back, closing) stays with its connections.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import psycopg
+from psycopg import errors as sql
+from psycopg.abc import Transformer as Adapts
+from psycopg.adapt import PyFormat, Transformer
+from psycopg.pq import ExecStatus, TransactionStatus
+from psycopg.pq.abc import PGconn, PGresult
+from psycopg.rows import tuple_row
+
+Statement = tuple[str, Any]
+Rows = list[tuple[Any, ...]]
+CANCEL_SECONDS = 1.0
+MOST_PREPARED = 500  # by one connection; the statements of this store are fewer
+_PLACE = re.compile(r"%(?:(%)|(?:\((\w+)\))?([sb]))")
+_FORMATS = {"s": PyFormat.AUTO, "b": PyFormat.BINARY}
+_WENT_WELL = frozenset((ExecStatus.TUPLES_OK, ExecStatus.COMMAND_OK))
+_Key = tuple[bytes, tuple[int, ...]]
+
+
+class _Sent:
+    """A statement on its way, or the preparation of the one behind it."""
+
+    __slots__ = ("prepares", "send")
+
+    def __init__(self, send: Callable[[], None], prepares: _Key | None = None) -> None:
+        self.send = send
+        self.prepares = prepares
+
+
+class _Prepared:
+    """The statements that a connection was asked once, and the names of those that it has prepared since."""
+
+    def __init__(self) -> None:
+        self.once: set[_Key] = set()
+        self.names: dict[_Key, bytes] = {}
+        self.number = 0
+
+
+class Connection(psycopg.AsyncConnection[tuple[Any, ...]]):
+    """One of psycopg's that can be asked in this way. ``prepares`` is to be false behind a transaction pooler, where the next transaction is in another session."""
+
+    def __init__(self, pgconn: PGconn, row_factory: Any = tuple_row) -> None:
+        super().__init__(pgconn, row_factory)
+        self.prepares = True
+        self._statements = _Prepared()
+        self._adapts: Adapts | None = None
+
+    async def ask(self, *asked: Statement) -> list[Rows]:
+        """The rows of each of these statements, in one round trip. Unless the first of them begins a transaction, they are one.
+
+        Raises:
+            psycopg.Error: of the first that failed, after which none was executed; or of the connection.
+        """
+        return [self.rows(answer) for answer in await self._asked(asked)]
+
+    async def answer(self, asked: Statement) -> PGresult:
+        """What the server answers to one statement.
+
+        Raises:
+            psycopg.Error: as ``ask``.
+        """
+        (answer,) = await self._asked((asked,))
+        return answer
+
+    def begin(self, asked: Sequence[Statement], over: Callable[[], None]) -> Exchange:
+        """Sends statements at once, in the turn of the loop in which it is called; ``over`` is called when all are answered, or the connection is lost.
+
+        Raises:
+            psycopg.Error: nothing can be sent.
+        """
+        sent: list[_Sent] = []
+        for text, values in asked:
+            self._plan(text, values, sent)
+        return Exchange(self, sent, over)
+
+    async def hear(self, told: Callable[[str], None], seconds: float) -> None:
+        """Calls ``told`` with the payload of each notification, for so long.
+
+        Raises:
+            psycopg.Error: the connection was lost.
+        """
+        pg, loop = self.pgconn, asyncio.get_running_loop()
+        lost: asyncio.Future[None] = loop.create_future()
+
+        def ready() -> None:
+            try:
+                pg.consume_input()
+                while (notice := pg.notifies()) is not None:
+                    told(notice.extra.decode("utf-8", "replace"))
+            except psycopg.Error as e:
+                loop.remove_reader(socket)
+                if not lost.done():
+                    lost.set_exception(e)
+
+        socket = pg.socket
+        loop.add_reader(socket, ready)
+        ready()  # of what came beside the last answer
+        try:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(seconds):
+                    await lost
+        finally:
+            loop.remove_reader(socket)
+
+    async def _asked(self, asked: Sequence[Statement]) -> list[PGresult]:
+        """Whoever is broken off before the answer leaves a connection that is of no use any more."""
+        if not asked:
+            return []
+        answered: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        exchange = self.begin(asked, lambda: None if answered.done() else answered.set_result(None))
+        try:
+            await answered
+        except asyncio.CancelledError:
+            exchange.leave()
+            if self.pgconn.transaction_status == TransactionStatus.ACTIVE:
+                with contextlib.suppress(psycopg.Error, OSError):  # a server that is gone has nothing to break off
+                    await self.cancel_safe(timeout=CANCEL_SECONDS)
+            raise
+        return exchange.answers()
+
+    def rows(self, answer: PGresult) -> Rows:
+        """The rows of an answer."""
+        if not answer.nfields:
+            return []
+        adapter = self._adapter()
+        adapter.set_pgresult(answer)
+        return adapter.load_rows(0, answer.ntuples, tuple)
+
+    def _adapter(self) -> Adapts:
+        """Made when it is first needed: by then the connection knows which values it takes."""
+        if self._adapts is None:
+            self._adapts = Transformer.from_context(self)
+        return self._adapts
+
+    def forget(self, key: _Key) -> None:
+        """A statement that could not be prepared."""
+        self._statements.names.pop(key, None)
+
+    def _plan(self, text: str, values: Any, sent: list[_Sent]) -> None:
+        """How a statement is sent: prepared where it was sent before. It is prepared with its second use: most of what is asked once is not asked again."""
+        given: Sequence[Any] | None = None
+        types: tuple[int, ...] = ()
+        kinds: Sequence[Any] | None = None
+        if values is None:
+            query = text.encode()  # as it stands: a percent sign is one
+        else:
+            query, formats, names = _understood(text)
+            adapter = self._adapter()
+            given = adapter.dump_sequence(values if names is None else [values[name] for name in names], formats)
+            types, kinds = adapter.types or (), adapter.formats
+        key = (query, types)
+        known = self._statements
+        name = known.names.get(key)
+        if name is None and self.prepares and len(known.names) < MOST_PREPARED:
+            if key in known.once:
+                known.number += 1
+                name = known.names[key] = b"holdfast_%d" % known.number
+                sent.append(_Sent(functools.partial(self.pgconn.send_prepare, name, query, types), key))
+            else:
+                known.once.add(key)
+        if name is None:
+            sent.append(_Sent(functools.partial(self.pgconn.send_query_params, query, given, types, kinds)))
+        else:
+            sent.append(_Sent(functools.partial(self.pgconn.send_query_prepared, name, given, kinds)))
+
+
+class Exchange:
+    """What was sent over a connection, until all of it is answered. Nothing else may be sent over it meanwhile."""
+
+    def __init__(self, db: Connection, sent: Sequence[_Sent], over: Callable[[], None]) -> None:
+        self._db = db
+        self._pg = pg = db.pgconn
+        self._sent = sent
+        self._over = over
+        self._found: list[PGresult] = []
+        self._error: psycopg.Error | None = None
+        self._loop, self._socket = asyncio.get_running_loop(), pg.socket
+        self._piped = len(sent) > 1
+        if self._piped:
+            pg.enter_pipeline_mode()
+        for each in sent:
+            each.send()
+        if self._piped:
+            pg.pipeline_sync()
+        self._writing = pg.flush() != 0
+        self._loop.add_reader(self._socket, self._ready)
+        if self._writing:
+            self._loop.add_writer(self._socket, self._ready)
+
+    def answers(self) -> list[PGresult]:
+        """The answers to the statements.
+
+        Raises:
+            psycopg.Error: of the first that failed, or of the connection.
+        """
+        if self._error is not None:
+            raise self._error
+        found: list[PGresult] = []
+        failed: PGresult | None = None
+        for each, answer in zip(self._sent, self._found, strict=True):
+            well = answer.status in _WENT_WELL
+            if not well and failed is None:
+                failed = answer
+            if each.prepares is None:
+                found.append(answer)
+            elif not well:
+                self._db.forget(each.prepares)
+        if failed is not None:
+            raise sql.error_from_result(failed, self._db.info.encoding)
+        return found
+
+    def leave(self) -> None:
+        """Waits for no answer any more. The connection is of no use after that."""
+        self._loop.remove_reader(self._socket)
+        if self._writing:
+            self._writing = False
+            self._loop.remove_writer(self._socket)
+
+    def _ready(self) -> None:
+        pg = self._pg
+        try:
+            if self._writing and pg.flush() == 0:
+                self._writing = False
+                self._loop.remove_writer(self._socket)
+            pg.consume_input()  # also while there is more to write: a server that waits to be read reads nothing itself
+            while not pg.is_busy():
+                answer = pg.get_result()
+                if answer is None:
+                    if not self._piped:
+                        break
+                elif answer.status == ExecStatus.PIPELINE_SYNC:
+                    pg.exit_pipeline_mode()
+                    break
+                else:
+                    self._found.append(answer)
+            else:
+                return
+        except psycopg.Error as e:
+            self._error = e
+        self.leave()
+        self._over()
+
+
+@functools.lru_cache(1024)
+def _understood(text: str) -> tuple[bytes, list[PyFormat], list[str] | None]:
+    """A statement in the words of the server, the formats of its values, and their names where they have any."""
+    formats: list[PyFormat] = []
+    names: list[str] = []
+
+    def place(found: re.Match[str]) -> str:
+        percent, name, format = found.groups()
+        if percent:
+            return "%"
+        if name is None:
+            formats.append(_FORMATS[format])
+        elif name not in names:
+            names.append(name)
+            formats.append(_FORMATS[format])
+        return f"${len(formats) if name is None else names.index(name) + 1}"
+
+    return _PLACE.sub(place, text).encode(), formats, names or None
+
+
+__all__ = ["Connection", "Exchange", "Rows", "Statement"]

@@ -1,0 +1,153 @@
+"""Statements over one connection to PostgreSQL, at the level of libpq (stores/postgres/wire.py)."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+
+import psycopg
+import pytest
+from psycopg import errors as sql
+from psycopg.pq import TransactionStatus
+from tests.postgres.proxy import Proxy
+from tests.postgres.server import shared
+
+from holdfast.stores.postgres.arrays import Blobs, Numbers, Texts
+from holdfast.stores.postgres.connection import connect, place
+from holdfast.stores.postgres.wire import MOST_PREPARED, Connection
+
+PREPARED = "SELECT count(*) FROM pg_prepared_statements WHERE name LIKE 'holdfast%'"
+
+
+WAITS = "SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock' AND query LIKE 'UPDATE t SET n = 2%'"
+
+
+async def until(so: Callable[[], bool]) -> None:
+    for _ in iter(so, True):
+        await asyncio.sleep(0)
+
+
+@pytest.fixture
+async def db() -> AsyncIterator[Connection]:
+    made = await connect(place(shared().fresh("wire")))
+    yield made
+    await made.close()
+
+
+async def test_values_and_rows_are_those_of_psycopg(db: Connection) -> None:
+    """Whatever goes there comes back, by place and by name, once and prepared."""
+    values = {"text": "ä%s", "number": 2**40, "bytes": b"\0%b", "none": None, "yes": True, "texts": Texts(["a", None]), "numbers": Numbers([1, None]), "blobs": Blobs([b"\1"])}
+    text = (
+        "SELECT %(text)s::text, %(number)s::bigint, %(bytes)s::bytea, %(none)s::text, %(yes)s::boolean, %(texts)s::text[], %(numbers)s::bigint[], "
+        "%(blobs)s::bytea[], %(text)s::text, '100%%'"
+    )
+    expected = ("ä%s", 2**40, b"\0%b", None, True, ["a", None], [1, None], [b"\1"], "ä%s", "100%")
+    cursor = await db.execute(text, values)
+    assert await cursor.fetchall() == [expected]
+    for _ in range(3):
+        assert await db.ask((text, values)) == [[expected]]
+    assert await db.ask(("SELECT %s::int, %b::bytea", (7, b"\2")), ("SELECT '%s'", None)) == [[(7, b"\2")], [("%s",)]]
+    assert await db.ask() == []
+
+
+async def test_a_statement_is_prepared_when_it_is_sent_again(db: Connection) -> None:
+    for n in range(4):
+        assert (await db.ask(("SELECT %s::int", (n,))))[0] == [(n,)]
+        assert (await db.ask((PREPARED, None)))[0][0][0] == (2 if n else 0)
+    twice = ("SELECT %s::text", ("a",))
+    assert await db.ask(twice, twice, twice) == [[("a",)]] * 3, "the second of three prepares it, and the third uses it"
+    db.prepares = False
+    again = ("SELECT %s::bigint", (1,))
+    for _ in range(3):
+        await db.ask(again)
+    assert (await db.ask((PREPARED, None)))[0] == [(3,)], "behind a pooler none is"
+
+
+async def test_a_connection_keeps_a_bounded_number_of_statements(db: Connection) -> None:
+    asked = [(f"SELECT {n}", None) for n in range(MOST_PREPARED + 20)]
+    for _ in range(2):
+        assert [rows[0][0] for rows in await db.ask(*asked)] == list(range(MOST_PREPARED + 20))
+    assert (await db.ask((PREPARED, None)))[0] == [(MOST_PREPARED,)]
+
+
+async def test_the_first_error_of_several_is_raised_and_nothing_of_them_is_done(db: Connection) -> None:
+    """Together they are one transaction; a statement that could not be prepared because of another is prepared the next time."""
+    await db.ask(("CREATE TEMP TABLE t (n int PRIMARY KEY)", None))
+    insert = "INSERT INTO t VALUES (%s)"
+    await db.ask((insert, (0,)))
+    later = ("SELECT 'later'", None)
+    await db.ask(later)
+    with pytest.raises(sql.UniqueViolation) as caught:
+        await db.ask((insert, (1,)), (insert, (0,)), ("SELECT 1/0", None), later)
+    assert caught.value.diag.table_name == "t"
+    assert db.pgconn.transaction_status == TransactionStatus.IDLE
+    assert (await db.ask(("SELECT n FROM t", None), later)) == [[(0,)], [("later",)]]
+    with pytest.raises(sql.DivisionByZero):
+        await db.ask(("BEGIN", None), (insert, (5,)), ("SELECT 1/0", None), ("COMMIT", None))
+    assert db.pgconn.transaction_status == TransactionStatus.INERROR
+    await db.rollback()
+    answer = await db.answer(("UPDATE t SET n = n + %s", (1,)))
+    assert answer.command_tuples == 1
+
+
+async def test_more_than_the_socket_takes_at_once_goes_through(db: Connection) -> None:
+    """While the server writes answers that nobody reads it reads nothing: what is sent and what comes must be looked after together."""
+    large = "x" * 3_000_000
+    found = await db.ask(*[("SELECT %s::text", (large,)) for _ in range(8)])
+    assert all(rows == [(large,)] for rows in found)
+
+
+async def test_whoever_is_broken_off_breaks_off_the_statement_too(db: Connection) -> None:
+    """A statement that waits for a lock would be executed after its caller has gone."""
+    await db.ask(("DROP TABLE IF EXISTS t", None), ("CREATE TABLE t (n int)", None), ("INSERT INTO t VALUES (0)", None))
+    with shared().admin("wire") as other:
+        other.autocommit = False
+        other.execute("UPDATE t SET n = 1")
+        asking = asyncio.ensure_future(db.ask(("UPDATE t SET n = 2", None)))
+        async with asyncio.timeout(30):
+            with shared().admin("wire") as look:
+                await until(lambda: look.execute(WAITS).fetchone() is not None)
+                asking.cancel()
+                with pytest.raises(asyncio.CancelledError):
+                    await asking
+                await until(lambda: look.execute(WAITS).fetchone() is None)
+        other.commit()
+        assert other.execute("SELECT n FROM t").fetchone() == (1,)
+
+
+async def test_a_connection_that_is_cut_says_so() -> None:
+    shared().fresh()
+    async with Proxy(shared().folder) as proxy:
+        db = await connect(place(proxy.url))
+        assert await db.ask(("SELECT 1", None)) == [[(1,)]]
+        asking = asyncio.ensure_future(db.ask(("SELECT pg_sleep(60)", None)))
+        heard = asyncio.ensure_future((listening := await connect(place(proxy.url))).hear(lambda _: None, 60))
+        await asyncio.sleep(0)
+        with shared().admin() as admin:
+            admin.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'holdfast'")
+        with pytest.raises(psycopg.OperationalError):
+            await asking
+        with pytest.raises(psycopg.OperationalError):
+            await heard
+        assert db.closed
+        with pytest.raises(psycopg.OperationalError):
+            await db.ask(("SELECT 1", None))
+        await db.close()
+        await listening.close()
+
+
+async def test_what_is_told_while_a_statement_is_answered_is_heard(db: Connection) -> None:
+    told: list[str] = []
+    await db.ask(("LISTEN a", None))
+    with shared().admin("wire") as other:
+        other.execute("NOTIFY a, 'one'")
+    await db.ask(("SELECT pg_notify('a', 'two')", None))
+    hearing = asyncio.ensure_future(db.hear(told.append, 60))
+    with shared().admin("wire") as other:
+        other.execute("NOTIFY a, 'three'")
+    async with asyncio.timeout(30):
+        await until(lambda: len(told) == 3)
+    hearing.cancel()
+    await asyncio.wait([hearing])
+    assert told == ["one", "two", "three"]
+    assert await db.ask(("SELECT 1", None)) == [[(1,)]], "whoever listened no more may ask"
